@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all a new user needs: each target makes its own .venv if there is none.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format bench bench-quick fuzz torture clean help
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   compare methods on embedded data, write report.html"
+	@echo "make test   the whole test suite"
+	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
+	@echo "make bench  speed against peers  make bench-quick  without peers"
+
+# torch first, so that nothing else decides which build of it is taken
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/hansa demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

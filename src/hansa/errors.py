@@ -1,0 +1,74 @@
+"""Errors that name the thing, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class HansaError(ValueError):
+    """Something the caller can mend: the message names the value and the remedy."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A clause naming the near matches of an unknown name, or all that is known.
+
+    >>> near("fedadm", ["fedadam", "fedavg", "scaffold"])
+    'Did you mean fedadam?'
+    >>> near("zzz", ["b", "a"])
+    'Known: a, b.'
+    """
+    options = sorted(known)
+    matches = difflib.get_close_matches(name, options, n=3, cutoff=0.6)
+    return f"Did you mean {' or '.join(matches)}?" if matches else f"Known: {', '.join(options)}."
+
+
+def refuse(part: str, argument: str, value: object, expected: str, remedy: str = "") -> HansaError:
+    """The error for one wrong argument of one part.
+
+    >>> refuse("top_k", "ratio", 2, "0 < ratio <= 1", "1/64 keeps one entry in 64.")
+    HansaError('top_k(ratio=2): expected 0 < ratio <= 1. 1/64 keeps one entry in 64.')
+    """
+    return HansaError(f"{part}({argument}={value!r}): expected {expected}.{' ' + remedy if remedy else ''}")
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def positive(part: str, argument: str, value: object, remedy: str = "") -> None:
+    """Refuse anything but a finite number above zero."""
+    number = _number(value)
+    if number is None or number <= 0:
+        raise refuse(part, argument, value, f"{argument} > 0", remedy)
+
+
+def non_negative(part: str, argument: str, value: object, remedy: str = "") -> None:
+    """Refuse anything but a finite number of at least zero."""
+    number = _number(value)
+    if number is None or number < 0:
+        raise refuse(part, argument, value, f"{argument} >= 0", remedy)
+
+
+def fraction(part: str, argument: str, value: object, remedy: str = "", *, above_zero: bool = True) -> None:
+    """Refuse anything but a number in (0, 1], or [0, 1] with ``above_zero=False``."""
+    number = _number(value)
+    if number is None or number > 1 or number < 0 or (above_zero and number == 0):
+        low = "0 <" if above_zero else "0 <="
+        raise refuse(part, argument, value, f"{low} {argument} <= 1", remedy)
+
+
+def decay(part: str, argument: str, value: object, remedy: str = "") -> None:
+    """Refuse anything but a number in [0, 1): a memory that forgets."""
+    number = _number(value)
+    if number is None or not 0 <= number < 1:
+        raise refuse(part, argument, value, f"0 <= {argument} < 1", remedy)
+
+
+def whole(part: str, argument: str, value: object, remedy: str = "", *, least: int = 1) -> None:
+    """Refuse anything but a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refuse(part, argument, value, f"a whole number >= {least}", remedy)
