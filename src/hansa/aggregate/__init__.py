@@ -1,0 +1,23 @@
+"""Aggregators: what the server makes of the updates of a round."""
+
+from hansa.aggregate.base import Aggregator, Combined, diversity, normalise
+from hansa.aggregate.mean import mean, nova
+from hansa.aggregate.mgda import mgda
+from hansa.aggregate.min_norm import MinNorm, min_norm
+from hansa.aggregate.robust import clipped, krum, median, trimmed_mean
+
+__all__ = [
+    "Aggregator",
+    "Combined",
+    "MinNorm",
+    "clipped",
+    "diversity",
+    "krum",
+    "mean",
+    "median",
+    "mgda",
+    "min_norm",
+    "normalise",
+    "nova",
+    "trimmed_mean",
+]

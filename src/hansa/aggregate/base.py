@@ -1,0 +1,107 @@
+"""The protocol of aggregators, and the one place where weights are normalised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from hansa.errors import HansaError, near, refuse
+from hansa.types import RoundContext, State, Update, Vector
+
+Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ...]
+"""How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
+
+
+class Combined(NamedTuple):
+    """An aggregate, the state after it, and what is worth reporting of it."""
+
+    vector: Vector
+    state: State
+    info: dict[str, Any]
+
+
+class Aggregator(Protocol):
+    """Individual updates in, one vector out. Arrival order never matters."""
+
+    cites: ClassVar[tuple[str, ...]]
+
+    def init(self, dim: int, population: int) -> State: ...
+
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined: ...
+
+
+def check_weights(part: str, weights: object) -> Weights:
+    """The weights as a part keeps them, or an error that names what is wrong."""
+    if isinstance(weights, str):
+        if weights not in ("uniform", "samples", "clusters"):
+            raise refuse(
+                part, "weights", weights, "a known rule", near(weights, ["uniform", "samples", "clusters", "a list"])
+            )
+        return weights  # type: ignore[return-value]
+    if not isinstance(weights, Sequence) and not isinstance(weights, torch.Tensor):
+        raise refuse(part, "weights", weights, "'uniform', 'samples', 'clusters' or one number a client")
+    numbers = tuple(float(w) for w in weights)
+    for client, number in enumerate(numbers):
+        if not math.isfinite(number) or number < 0:
+            raise HansaError(f"{part}(weights): client {client} has weight {number}: expected a finite number >= 0.")
+    return numbers
+
+
+def normalise(weights: Weights, updates: Sequence[Update]) -> list[float]:
+    """The weight of each update, summing to one: the only place where weights are normalised."""
+    if weights == "uniform":
+        raw = [1.0] * len(updates)
+    elif weights == "samples":
+        raw = [float(update.samples) for update in updates]
+    elif weights == "clusters":
+        members: dict[int, int] = {}
+        for update in updates:
+            members[update.cohort] = members.get(update.cohort, 0) + 1
+        raw = [1.0 / members[update.cohort] for update in updates]
+    else:
+        raw = [_given(weights, update.client) for update in updates]
+    total = math.fsum(raw)
+    if not total > 0:
+        raise HansaError(
+            f"the weights of clients {[u.client for u in updates]} sum to {total}: expected a positive sum. "
+            "Give every client that may take part alone a weight above 0."
+        )
+    return [w / total for w in raw]
+
+
+def _given(weights: Sequence[float] | str, client: int) -> float:
+    if client >= len(weights):
+        raise HansaError(f"weights: {len(weights)} numbers given, none for client {client}. Give one number a client.")
+    return float(weights[client])
+
+
+def weighted_sum(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
+    """sum w_i u_i, folded left to right."""
+    total = updates[0].vector * weights[0]
+    for update, weight in zip(updates[1:], weights[1:], strict=True):
+        total.add_(update.vector, alpha=weight)
+    return total
+
+
+def gram(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:
+    """The Gram matrix in float64, block by block of coordinates so that no second copy of the rows exists."""
+    n, dim = len(vectors), vectors[0].numel()
+    total = torch.zeros(n, n, dtype=torch.float64)
+    for start in range(0, dim, block):
+        rows = torch.stack([v[start : start + block] for v in vectors]).to(torch.float64)
+        total.addmm_(rows, rows.T)
+    return total
+
+
+def diversity(squared_norms: Sequence[float], weights: Sequence[float], combined: float) -> float:
+    """Gradient diversity D = sqrt(sum w_i ||g_i||^2 / ||sum w_i g_i||^2), at least 1 (Zeng et al.).
+
+    >>> round(diversity([1.0, 1.0], [0.5, 0.5], 0.5), 6)
+    1.414214
+    """
+    if combined <= 0:
+        return math.inf if any(squared_norms) else 1.0
+    return math.sqrt(math.fsum(w * s for w, s in zip(weights, squared_norms, strict=True)) / combined)

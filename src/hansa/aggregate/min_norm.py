@@ -1,0 +1,368 @@
+"""The shortest vector in a convex hull, from inner products alone: Frank-Wolfe first, then an exact finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hansa.errors import HansaError, positive, refuse
+
+Array: TypeAlias = Tensor | npt.NDArray[Any]
+
+EPS = torch.finfo(torch.float64).eps
+FRANK_WOLFE_STEPS = 32
+INTERIOR_STEPS = 50
+FIRST_ROUNDS = 6  # Newton rounds tried from Frank-Wolfe's point before the interior point is asked
+PATIENCE = 6  # rounds without progress after which rounding error is all that is left
+INDEFINITE = "min_norm: not a Gram matrix: it has a negative eigenvalue. Expected G_ij = <v_i, v_j>."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MinNorm:
+    """Weights lambda and their certificate: with x = sum lambda_i v_i and the shortest vector x*,
+    ``|x - x*|^2 <= gap`` and ``|x|^2 - |x*|^2 <= 2 gap``.
+    """
+
+    weights: Tensor
+    value: float
+    gap: float
+    iterations: int
+
+    @property
+    def relative_gap(self) -> float:
+        """``gap / value``; infinite when the shortest vector is zero to rounding and the gap is not."""
+        return self.gap / self.value if self.value > 0 else (0.0 if self.gap == 0 else float("inf"))
+
+
+def min_norm(
+    gram: Array, *, lower: float | Array = 0.0, upper: float | Array = 1.0, tolerance: float = 1e-12
+) -> MinNorm:
+    """lambda = argmin lambda' G lambda, sum lambda = 1, lower <= lambda <= upper, for G_ij = <v_i, v_j>.
+
+    Frank-Wolfe with exact line search (as FedAWARE), then Newton steps on the active set, started anew from a
+    primal-dual interior point if the first guess of the support is poor. Stops at a duality gap
+    max_s (G lambda)'(lambda - s) <= tolerance * value, or at rounding error. The point sum lambda_i v_i is unique;
+    the weights need not be. Wolfe, *Finding the nearest point in a polytope*, 1976; Mehrotra, 1992.
+
+    >>> answer = min_norm(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
+    >>> answer.weights.tolist(), round(answer.value, 12)
+    ([0.8, 0.2], 0.8)
+    >>> min_norm(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), lower=0.4, upper=0.6).weights.tolist()
+    [0.6, 0.4]
+    """
+    positive("min_norm", "tolerance", tolerance)
+    matrix = _checked(gram)
+    size = len(matrix)
+    low, high = _bound("lower", lower, size), _bound("upper", upper, size)
+    if bool((low < 0).any()) or bool((low > high).any()):
+        raise HansaError("min_norm: expected 0 <= lower <= upper for every weight.")
+    if float(low.sum()) > 1 + 1e-9 or float(high.sum()) < 1 - 1e-9:
+        raise HansaError(
+            f"min_norm: no weights within the bounds have sum 1: lower sums to {float(low.sum()):g}, upper to "
+            f"{float(high.sum()):g}. Widen them."
+        )
+    scale = float(matrix.diagonal().max())
+    with _one_thread():
+        problem = _Problem(matrix / scale if scale > 0 else matrix, low, high, tolerance)
+        answer = problem.solve()
+    if answer.value < -1e-5:  # of the largest G_ii: more than float32 sums can explain
+        raise HansaError(INDEFINITE)
+    return MinNorm(answer.weights, scale * max(answer.value, 0.0), scale * max(answer.gap, 0.0), problem.iterations)
+
+
+def _checked(gram: Array) -> Tensor:
+    """G in float64, symmetric to the last bit."""
+    matrix = torch.as_tensor(gram).detach().to(device="cpu", dtype=torch.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
+        raise refuse("min_norm", "gram", tuple(matrix.shape), "a square matrix of at least one row")
+    if not bool(torch.isfinite(matrix).all()):
+        row = int((~torch.isfinite(matrix)).any(1).nonzero()[0])
+        raise HansaError(f"min_norm: row {row} of the Gram matrix is not finite. Leave that vector out.")
+    diagonal = matrix.diagonal()
+    scale = float(diagonal.abs().max())
+    if float((matrix - matrix.T).abs().max()) > 1e-6 * scale:
+        raise HansaError("min_norm: the Gram matrix is not symmetric. Expected G_ij = <v_i, v_j>.")
+    length = diagonal.clamp(min=0).sqrt()
+    # Cauchy-Schwarz, with room for inner products that were summed in float32
+    if bool((diagonal < 0).any()) or bool((matrix.abs() > torch.outer(length, length) + 1e-5 * scale).any()):
+        raise HansaError("min_norm: not a Gram matrix: expected G_ii >= 0 and |G_ij| <= sqrt(G_ii G_jj).")
+    return (matrix + matrix.T) / 2
+
+
+def _bound(name: str, value: float | Array, size: int) -> Tensor:
+    bound = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+    if bound.ndim > 1 or (bound.ndim == 1 and len(bound) != size) or not bool(torch.isfinite(bound).all()):
+        raise refuse("min_norm", name, value, f"one finite number, or one for each of the {size} rows")
+    return bound.expand(size).contiguous()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The number of threads changes the last bits, and here the last bits choose the support."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Point:
+    """A feasible lambda, its gradient G lambda, lambda' G lambda and the duality gap."""
+
+    weights: Tensor
+    gradient: Tensor
+    value: float
+    gap: float
+    optimal: bool  # the gap is within the tolerance
+    settled: bool  # ... or within the rounding error of the gradient
+
+
+class _Problem:
+    """min lambda' G lambda over {sum lambda = 1, low <= lambda <= high}, rows scaled so that max G_ii = 1."""
+
+    def __init__(self, matrix: Tensor, low: Tensor, high: Tensor, tolerance: float) -> None:
+        self.matrix, self.low, self.high, self.tolerance = matrix, low, high, tolerance
+        self.size = len(matrix)
+        self.rounding = EPS * (8 + self.size**0.5)
+        self.length = matrix.diagonal().clamp(min=0).sqrt()
+        self.movable = low < high
+        self.iterations = 0
+
+    def solve(self) -> _Point:
+        """Equal weights where they are optimal already; else Frank-Wolfe, then the finish, then the same again
+        from an interior point."""
+        best = self.at(project(torch.full_like(self.low, 1 / self.size), self.low, self.high, 1.0))
+        for start, patient in ((self.frank_wolfe, False), (self.interior_point, True)):
+            if best.settled:
+                break
+            point = self.active_set(start(), patient)
+            best = point if point.gap < best.gap else best
+        return best
+
+    def at(self, weights: Tensor) -> _Point:
+        gradient = self.matrix @ weights
+        value = float(weights @ gradient)
+        vertex = self.vertex(gradient)
+        gap = value - float(vertex @ gradient)
+        length = float(self.length @ weights)
+        noise = self.rounding * length * max(length, float(self.length @ vertex))
+        optimal = gap <= self.tolerance * value
+        return _Point(weights, gradient, value, gap, optimal, optimal or gap <= noise)
+
+    def vertex(self, cost: Tensor) -> Tensor:
+        """argmin cost's over the feasible set: fill the cheapest weights first, the first of equals first."""
+        order = torch.argsort(cost, stable=True)
+        room = (self.high - self.low)[order]
+        before = room.cumsum(0) - room
+        vertex = self.low.clone()
+        vertex[order] += torch.minimum(room, (1 - float(self.low.sum()) - before).clamp(min=0))
+        return vertex
+
+    def frank_wolfe(self) -> Tensor:
+        """lambda <- lambda + a (s - lambda) with the exact a, from the vertex of the shortest rows."""
+        weights = self.vertex(self.matrix.diagonal())
+        gradient = self.matrix @ weights
+        for _ in range(FRANK_WOLFE_STEPS):
+            step = self.vertex(gradient) - weights
+            slope = -float(gradient @ step)
+            if slope <= self.tolerance * float(weights @ gradient):
+                break
+            along = self.matrix @ step
+            curvature = float(step @ along)
+            size = slope / curvature if curvature > slope else 1.0
+            weights = weights + size * step
+            gradient = gradient + size * along
+            self.iterations += 1
+        return torch.minimum(torch.maximum(weights, self.low), self.high)
+
+    def active_set(self, weights: Tensor, patient: bool) -> _Point:
+        """Exact minimisation over the weights between their bounds, until no other weight wants to move.
+
+        All that want to move do so at once while that descends. Where it does not, the impatient give up; the
+        patient free one more weight at a time and stop at the first bound, which cannot cycle.
+        """
+        point = best = self.at(weights)
+        waited, lowest = 0, point.value
+        for _ in range(4 * self.size + 50 if patient else FIRST_ROUNDS):
+            if point.optimal or waited > (0 if best.settled else PATIENCE):
+                break
+            self.iterations += 1
+            moved = self.leap(point)
+            if moved is None and not patient:
+                break
+            point = self.at(self.pace(point) if moved is None else moved)
+            progress = point.value < lowest - 1e-14 * abs(lowest) or point.gap < 0.5 * best.gap
+            waited = 0 if progress else waited + 1
+            lowest = min(lowest, point.value)
+            best = point if point.gap < best.gap else best
+        return best
+
+    def leap(self, point: _Point) -> Tensor | None:
+        """Newton's step on the weights inside their bounds and all that wish to leave one, projected; None unless
+        it descends."""
+        weights, gradient = point.weights, point.gradient
+        inside = (weights > self.low) & (weights < self.high)
+        free = (inside | (self.wish(point, inside) > 0)).nonzero()[:, 0]
+        target = weights[free] + self.newton(gradient, free)
+        moved = weights.clone()
+        moved[free] = project(target, self.low[free], self.high[free], float(weights[free].sum()))
+        descent = float(gradient @ (moved - weights))
+        return moved if descent < 0 and float(moved @ (self.matrix @ moved)) <= point.value + 0.1 * descent else None
+
+    def pace(self, point: _Point) -> Tensor:
+        """Newton's step on the weights inside, and on the one most eager to join once these agree, to the first
+        bound."""
+        weights, gradient = point.weights, point.gradient
+        inside = (weights > self.low) & (weights < self.high)
+        wish = self.wish(point, inside)
+        if not bool(inside.any()):  # a vertex: the dearest weight gives to the cheapest
+            inside[int(torch.where(weights < self.high, gradient, torch.inf).argmin())] = True
+            inside[int(torch.where(weights > self.low, gradient, -torch.inf).argmax())] = True
+        elif float(gradient[inside].max() - gradient[inside].min()) <= float(wish.max()):
+            inside[int(wish.argmax())] = True
+        free = inside.nonzero()[:, 0]
+        low, high, start = self.low[free], self.high[free], weights[free]
+        step = self.newton(gradient, free)
+        room = torch.where(step < 0, (low - start) / step, torch.where(step > 0, (high - start) / step, torch.inf))
+        reach = min(1.0, max(0.0, float(room.min())))
+        stopped = torch.where(room <= reach, torch.where(step < 0, low, high), start + reach * step)
+        moved = weights.clone()
+        moved[free] = torch.minimum(torch.maximum(stopped, low), high)
+        return moved
+
+    def wish(self, point: _Point, inside: Tensor) -> Tensor:
+        """How much a weight at a bound would lower the value by leaving it; at most zero where it would not."""
+        weights, gradient = point.weights, point.gradient
+        if bool(inside.any()):
+            middle = float(gradient[inside].mean())
+        else:
+            rising = torch.where(weights < self.high, gradient, torch.inf).min()
+            falling = torch.where(weights > self.low, gradient, -torch.inf).max()
+            middle = float(rising + falling) / 2
+        wish = torch.where(weights <= self.low, middle - gradient, gradient - middle)
+        return torch.where(self.movable & ~inside, wish, -torch.inf)
+
+    def newton(self, gradient: Tensor, free: Tensor) -> Tensor:
+        """The step to the minimum over sum = const of the free weights. A ridge near rounding error makes a
+        rank-deficient block solvable; steps are taken from the true gradient, so repeating them removes its trace."""
+        block = self.matrix if len(free) == self.size else self.matrix[free][:, free]
+        uneven = gradient[free] - gradient[free].mean()  # centred first: what remains is small, and so is its error
+        right = torch.stack((uneven, torch.ones_like(uneven)), 1)
+        ridge = self.length[free].square().clamp(min=1e-30) * (4 * self.size * EPS)
+        for _ in range(12):
+            shifted = block.clone()
+            shifted.diagonal().add_(ridge)
+            factor, failed = torch.linalg.cholesky_ex(shifted)
+            if not int(failed):
+                first, second = torch.cholesky_solve(right, factor).unbind(1)
+                step = second * (first.sum() / second.sum()) - first
+                return step - step.mean()  # the sum is zero up to rounding; now to the last bit of it
+            ridge = ridge * 10
+        raise HansaError(INDEFINITE)
+
+    def interior_point(self) -> Tensor:
+        """Mehrotra's predictor-corrector: about ten factorisations at any rank, then bounds that look active are set.
+
+        Slacks and duals are [2, n]: below ``sides * (weights - bounds) >= 0`` with sides +1 (lower) and -1 (upper).
+        """
+        free = self.movable.nonzero()[:, 0]
+        held = torch.where(self.movable, 0.0, self.low)
+        matrix, shift = self.matrix[free][:, free], self.matrix[free] @ held
+        low, high, total = self.low[free], self.high[free], 1 - float(held.sum())
+        implied = total - (low.sum() - low)
+        sides = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+        # an upper bound that the sum implies is moved out of the way, or its dual would not be unique
+        bounds = torch.stack((low, torch.where(high < implied, high, implied + 1)))
+        width = torch.minimum(high, implied) - low
+        centre = low + width * ((total - low.sum()) / width.sum())
+        short = 1 / self.length[free].square().clamp(min=1e-30)  # the answer for orthogonal rows
+        weights = 0.9 * project(short * (total / short.sum()), low, high, total) + 0.1 * centre
+        gradient = matrix @ weights + shift
+        value = level = float(weights @ gradient)
+        slack = sides * (weights - bounds)
+        dual = (sides * (gradient - level)).clamp(min=0) + value
+        work = torch.empty_like(matrix)
+
+        for _ in range(INTERIOR_STEPS):
+            gradient = matrix @ weights + shift
+            value = float(weights @ gradient)
+            residual = gradient - level - (sides * dual).sum(0)
+            product = float((slack * dual).sum())
+            # the residual starts at zero and stays there, to rounding
+            if product <= max(1e-10 * value, self.rounding * float(self.length[free] @ weights) ** 2):
+                break
+            work.copy_(matrix).diagonal().add_((dual / slack).sum(0))
+            factor, failed = torch.linalg.cholesky_ex(work)
+            if int(failed):
+                break
+            self.iterations += 1
+            unit = torch.cholesky_solve(torch.ones_like(residual)[:, None], factor)[:, 0]
+            newton = _Newton(factor, unit, residual, slack, dual, sides, total - float(weights.sum()))
+            step, rise, dual_step = newton.toward(-slack * dual)
+            reach = min(1.0, _reach(slack, sides * step), _reach(dual, dual_step))
+            after = float(((slack + reach * sides * step) * (dual + reach * dual_step)).sum())
+            centring = (after / product) ** 3 * product / slack.numel()
+            step, rise, dual_step = newton.toward(centring - slack * dual - sides * step * dual_step)
+            reach = min(1.0, 0.995 * _reach(slack, sides * step), 0.995 * _reach(dual, dual_step))
+            weights, level, dual = weights + reach * step, level + reach * rise, dual + reach * dual_step
+            slack = slack + reach * sides * step
+
+        tied = slack * self.length[free].square() * len(free) < dual
+        loose = ~tied.any(0)
+        if bool(loose.any()):  # at a shortest vector of zero there is no telling, and no need
+            weights = torch.where(tied[0], low, torch.where(tied[1], high, weights))
+            weights[loose] = project(weights[loose], low[loose], high[loose], total - float(weights[~loose].sum()))
+        answer = self.low.clone()
+        answer[free] = weights
+        return answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Newton:
+    """The linear system of one interior-point iteration, factored once and solved twice."""
+
+    factor: Tensor
+    unit: Tensor
+    residual: Tensor
+    slack: Tensor
+    dual: Tensor
+    sides: Tensor
+    missing: float
+
+    def toward(self, target: Tensor) -> tuple[Tensor, float, Tensor]:
+        right = (self.sides * (target / self.slack)).sum(0) - self.residual
+        solved = torch.cholesky_solve(right[:, None], self.factor)[:, 0]
+        rise = float((self.missing - solved.sum()) / self.unit.sum())
+        step = solved + rise * self.unit
+        return step, rise, (target - self.dual * (self.sides * step)) / self.slack
+
+
+def _reach(value: Tensor, step: Tensor) -> float:
+    """How far a positive vector can go along a step before an entry reaches zero."""
+    return float(torch.where(step < 0, -value / step, torch.inf).min())
+
+
+def project(x: Tensor, low: Tensor, high: Tensor, total: float) -> Tensor:
+    """The nearest point to x with sum ``total`` within the bounds: clip(x - t, low, high) for the one t that fits."""
+    turns = torch.cat((x - high, x - low))
+    order = torch.argsort(turns, stable=True)
+    turns = turns[order]
+    falling = torch.cat((torch.ones_like(x), -torch.ones_like(x)))[order].cumsum(0)
+    fallen = torch.zeros_like(turns)
+    fallen[1:] = (falling[:-1] * turns.diff()).cumsum(0)
+    wanted = float(high.sum()) - total
+    at = min(max(int(torch.searchsorted(fallen, wanted, right=True)) - 1, 0), len(turns) - 1)
+    shift = turns[at] + ((wanted - fallen[at]) / falling[at] if float(falling[at]) > 0 else 0.0)
+    nearest = torch.minimum(torch.maximum(x - shift, low), high)
+    inside = (nearest > low) & (nearest < high)
+    if bool(inside.any()):  # what rounding left of the sum
+        nearest = nearest + torch.where(inside, (total - nearest.sum()) / inside.sum(), 0.0)
+    return torch.minimum(torch.maximum(nearest, low), high)

@@ -1,0 +1,124 @@
+"""Robust aggregators: what users expect against a few bad clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from hansa.aggregate.base import Aggregator, Combined, gram, weighted_sum
+from hansa.errors import HansaError, positive, refuse, whole
+from hansa.types import RoundContext, State, Update, Vector, in_client_order
+
+_BLOCK = 1 << 18
+
+
+def _by_coordinate(updates: Sequence[Update], reduce: Callable[[torch.Tensor], torch.Tensor]) -> Vector:
+    """Reduce the sorted values of each coordinate, block by block to bound memory."""
+    vectors = [update.vector for update in updates]
+    out = torch.empty_like(vectors[0])
+    for start in range(0, out.numel(), _BLOCK):
+        stacked = torch.stack([v[start : start + _BLOCK] for v in vectors])
+        out[start : start + _BLOCK] = reduce(stacked.sort(dim=0).values)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class median:
+    """The median of each coordinate; of an even number, the mean of the two middle values (Yin 2018)."""
+
+    cites: ClassVar[tuple[str, ...]] = ("yin2018",)
+
+    def init(self, dim: int, population: int) -> State:
+        return {}
+
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        n = len(updates)
+        middle = slice((n - 1) // 2, n // 2 + 1)
+        return Combined(_by_coordinate(in_client_order(updates), lambda s: s[middle].mean(dim=0)), state, {})
+
+
+@dataclass(frozen=True, slots=True)
+class trimmed_mean:
+    """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018)."""
+
+    trim: float = 0.1
+    cites: ClassVar[tuple[str, ...]] = ("yin2018",)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trim, (int, float)) or not 0 <= self.trim < 0.5:
+            raise refuse("trimmed_mean", "trim", self.trim, "0 <= trim < 0.5", "0.1 drops a tenth at either end.")
+
+    def init(self, dim: int, population: int) -> State:
+        return {}
+
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        cut = math.floor(self.trim * len(updates))
+        kept = slice(cut, len(updates) - cut)
+        return Combined(_by_coordinate(in_client_order(updates), lambda s: s[kept].mean(dim=0)), state, {})
+
+
+@dataclass(frozen=True, slots=True)
+class krum:
+    """The mean of the ``keep`` updates with the smallest sums of squared distances to their M - f - 2 nearest others
+    (Krum with keep = 1, Multi-Krum above; Blanchard 2017)."""
+
+    byzantine: int = 1
+    keep: int = 1
+    cites: ClassVar[tuple[str, ...]] = ("blanchard2017",)
+
+    def __post_init__(self) -> None:
+        whole("krum", "byzantine", self.byzantine, least=0)
+        whole("krum", "keep", self.keep)
+
+    def init(self, dim: int, population: int) -> State:
+        return {}
+
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        ordered = in_client_order(updates)
+        n = len(ordered)
+        nearest = n - self.byzantine - 2
+        if nearest < 1 or self.keep > n:
+            raise HansaError(
+                f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least "
+                f"{max(self.byzantine + 3, self.keep)} updates, this round has {n}: sample more clients or expect fewer "
+                "bad ones."
+            )
+        products = gram([update.vector for update in ordered])
+        squared = products.diagonal()
+        distances = (squared[:, None] + squared[None, :] - 2 * products).clamp_(min=0)
+        distances.fill_diagonal_(math.inf)
+        scores = distances.sort(dim=1).values[:, :nearest].sum(dim=1)
+        chosen = sorted(torch.argsort(scores, stable=True)[: self.keep].tolist())
+        picked = [ordered[i] for i in chosen]
+        vector = weighted_sum(picked, [1 / self.keep] * self.keep)
+        return Combined(vector, state, {"chosen": [update.client for update in picked]})
+
+
+@dataclass(frozen=True, slots=True)
+class clipped:
+    """Every update is scaled down to at most ``norm`` before the wrapped aggregator sees it."""
+
+    inner: Aggregator
+    norm: float
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        positive("clipped", "norm", self.norm)
+
+    def init(self, dim: int, population: int) -> State:
+        return self.inner.init(dim, population)
+
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        bounded, count = [], 0
+        for update in in_client_order(updates):
+            length = float(torch.linalg.vector_norm(update.vector, dtype=torch.float64))
+            if length > self.norm:
+                update = replace(update, vector=update.vector * (self.norm / length))
+                count += 1
+            bounded.append(update)
+        combined = self.inner.combine(bounded, state, ctx)
+        return combined._replace(info={**combined.info, "clipped": count})

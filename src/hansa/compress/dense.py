@@ -1,0 +1,169 @@
+"""Compressors that send something for every entry: identity, half precision, scaled sign."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.compress import kernels
+from hansa.compress.base import Coder, exactly
+from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, not_finite
+from hansa.errors import refuse
+from hansa.keys import Key
+
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class identity(Coder):
+    """C(x) = x, q = 0: every entry as it is."""
+
+    kind: ClassVar[str] = "identity"
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def payload(self, x: Array, key: Key) -> list[Buffer]:
+        finite(x, "identity.encode")
+        return [x.data]
+
+    def max_payload(self, dim: int, itemsize: int) -> int:
+        return dim * itemsize
+
+    def contraction(self, dim: int) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A payload of plain numbers."""
+
+    values: Array
+
+    @classmethod
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Values:
+        values = np.frombuffer(exactly(view, dim * dtype.itemsize, "identity"), dtype)
+        for start in range(0, dim, CHUNK):
+            if not np.isfinite(values[start : start + CHUNK]).all():
+                raise PacketError("packet: it carries NaN or infinite values.")
+        return cls(values)
+
+    def write(self, out: Array) -> None:
+        out[:] = self.values
+
+    def add(self, out: Array, alpha: float) -> None:
+        for start in range(0, out.size, CHUNK):
+            out[start : start + CHUNK] += self.values[start : start + CHUNK] * out.dtype.type(alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class cast(Coder):
+    """Every entry in 16 bits, x = 2^e (x / 2^e) with the largest magnitude brought below 1 so that none overflows or fades.
+
+    float16 keeps 11 significant bits, bfloat16 keeps 8: q is about 2^-11 or 2^-8.
+    """
+
+    to: str = "float16"
+    kind: ClassVar[str] = "cast"
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.to not in HALVES:
+            raise refuse("cast", "to", self.to, "float16 or bfloat16")
+
+    def payload(self, x: Array, key: Key) -> list[Buffer]:
+        finite(x, "cast.encode")
+        _, exponent = math.frexp(np.abs(x).max(initial=0))
+        half = HALVES[self.to]
+        below_one = 1 - torch.finfo(half).eps / 2
+        unit = torch.from_numpy(np.clip(np.ldexp(x, -exponent), -below_one, below_one))
+        codes = unit.to(half).view(torch.int16).numpy()
+        return [bytes([list(HALVES).index(self.to)]), exponent.to_bytes(2, "little", signed=True), codes.data]
+
+    def max_payload(self, dim: int, itemsize: int) -> int:
+        return 3 + 2 * dim
+
+    def contraction(self, dim: int) -> float:
+        info = torch.finfo(HALVES[self.to])
+        return min(1.0, math.sqrt(info.eps**2 + dim * info.smallest_normal**2 * info.eps**2 * 4))
+
+
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def parse_cast(view: memoryview, dim: int, dtype: np.dtype[Any]) -> Values:
+    """The numbers of a `cast` payload."""
+    exactly(view, 3 + 2 * dim, "cast")
+    exponent = int.from_bytes(view[1:3], "little", signed=True)
+    info = np.finfo(dtype)
+    if view[0] >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
+        raise PacketError(f"packet: no 16-bit format {view[0]} with exponent {exponent}.")
+    codes = torch.from_numpy(np.frombuffer(view[3:], "<i2").astype(np.int16))
+    unit = codes.view(list(HALVES.values())[view[0]]).to(torch.float32).numpy()
+    if not (np.abs(unit) < 1).all():
+        raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
+    return Values(np.ldexp(unit.astype(dtype), exponent))
+
+
+@dataclass(frozen=True, slots=True)
+class sign(Coder):
+    """Scaled sign: C(x) = (||x||_1 / d) sign(x) at 1 bit an entry; sign(0) is sent as +1 and the residual knows it.
+
+    q = sqrt(1 - ||x||_1^2 / (d ||x||_2^2)) (Karimireddy 2019; [CAMS] Remark 4.16); at worst sqrt(1 - 1/d).
+
+    >>> from hansa.compress import decode
+    >>> decode(sign().encode(torch.tensor([3.0, -1.0, 0.0, 2.0]), Key(0)))
+    tensor([ 1.5000, -1.5000,  1.5000,  1.5000])
+    """
+
+    kind: ClassVar[str] = "sign"
+    cites: ClassVar[tuple[str, ...]] = ("karimireddy2019",)
+
+    def payload(self, x: Array, key: Key) -> list[Buffer]:
+        scale = kernels.absolute_sum(x) / x.size
+        if not math.isfinite(scale):
+            raise not_finite(x, "sign.encode")
+        return [np.asarray(scale, x.dtype).tobytes(), kernels.pack_signs(x).data]
+
+    def max_payload(self, dim: int, itemsize: int) -> int:
+        return itemsize + -(-dim // 8)
+
+    def contraction(self, dim: int) -> float:
+        return math.sqrt(1 - 1 / dim)
+
+    @staticmethod
+    def q(x: Tensor) -> float:
+        """The paper's q for this x; a vector of equal magnitudes has q = 0, and so has the zero vector."""
+        array = flat(x, "sign.q")
+        squares = float(np.square(array, dtype=np.float64).sum())
+        share = kernels.absolute_sum(array) ** 2 / (array.size * squares) if squares else 1.0
+        return math.sqrt(max(0.0, 1 - share))
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """A payload of a scale and a bit an entry."""
+
+    scale: Any
+    bits: Array
+
+    @classmethod
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Signs:
+        exactly(view, dtype.itemsize + -(-dim // 8), "sign")
+        scale = np.frombuffer(view[: dtype.itemsize], dtype)[0]
+        if not (np.isfinite(scale) and scale >= 0):
+            raise PacketError(f"packet: a sign packet with scale {scale}, expected a finite number >= 0.")
+        bits = np.frombuffer(view[dtype.itemsize :], np.uint8)
+        if dim % 8 and bits[-1] >> (dim % 8):
+            raise PacketError("packet: the padding after the signs is not zero.")
+        return cls(scale, bits)
+
+    def write(self, out: Array) -> None:
+        kernels.put_signs(self.bits, self.scale, out)
+
+    def add(self, out: Array, alpha: float) -> None:
+        kernels.add_signs(self.bits, self.scale * out.dtype.type(alpha), out)
+

@@ -1,0 +1,152 @@
+"""Stochastic quantization in the manner of QSGD, packed at the few bits that its levels need."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hansa.compress.base import Coder, exactly
+from hansa.compress.bits import pack, packed_size, unpack
+from hansa.compress.packet import Array, Buffer, PacketError, finite
+from hansa.errors import refuse, whole
+from hansa.keys import Key
+
+HEAD = struct.Struct("<BI")
+ROUNDINGS = ("stochastic", "nearest", "unbiased")
+CHUNK = 1 << 16
+
+
+def fitting(bucket: int, dim: int) -> int:
+    """The bucket really used: no longer than the vector, in whole groups of eight."""
+    return min(bucket, -(-dim // 8) * 8)
+
+
+@dataclass(frozen=True, slots=True)
+class quantize(Coder):
+    """Each entry becomes M l/s with l in -s..s, M the largest magnitude of its bucket (Alistarh 2017, with max norms).
+
+    ``rounding`` says how |x| s/M becomes a whole number, with omega = min((b-1)/(4 s^2), sqrt(b)/s) for buckets of b:
+
+    - ``stochastic``: up or down at random so that the mean is right, then divided by 1 + omega, which makes it a
+      contraction in mean square, q^2 = omega / (1 + omega): the form that error feedback needs.
+    - ``nearest``: to the nearest level; a contraction always, q^2 = w / (1 + w) with w = (b-1)/(4 s^2).
+    - ``unbiased``: plain QSGD, E C(x) = x, q^2 = omega, for links without memory; may exceed 1.
+
+    A code takes ceil(log2(2 s + 1)) bits, so 1, 3, 7, 15, 31, 63 and 127 levels fill theirs.
+    """
+
+    levels: int = 16
+    bucket: int = 512
+    rounding: str = "stochastic"
+    kind: ClassVar[str] = "quantize"
+    cites: ClassVar[tuple[str, ...]] = ("alistarh2017",)
+
+    def __post_init__(self) -> None:
+        whole("quantize", "levels", self.levels, "16 levels take 6 bits an entry.")
+        if self.levels > 127:
+            raise refuse("quantize", "levels", self.levels, "at most 127 levels", 'cast("float16") takes 16 bits.')
+        whole("quantize", "bucket", self.bucket, least=8)
+        if self.bucket % 8 or self.bucket >= 1 << 32:
+            raise refuse("quantize", "bucket", self.bucket, "a multiple of 8 below 2^32", "512 is usual.")
+        if self.rounding not in ROUNDINGS:
+            raise refuse("quantize", "rounding", self.rounding, " or ".join(ROUNDINGS))
+
+    @property
+    def width(self) -> int:
+        """Bits a code."""
+        return (2 * self.levels).bit_length()
+
+    def omega(self, dim: int) -> float:
+        """E||Q(x) - x||^2 <= omega ||x||^2 for the unbiased Q: the largest entry of a bucket is exact, the others err by
+        at most half a step in root mean square."""
+        bucket = min(self.bucket, dim)
+        even = (bucket - 1) / (4 * self.levels**2)
+        return even if self.rounding == "nearest" else min(even, math.sqrt(bucket) / self.levels)
+
+    def contraction(self, dim: int) -> float:
+        omega = self.omega(dim)
+        return math.sqrt(omega) if self.rounding == "unbiased" else math.sqrt(omega / (1 + omega))
+
+    def payload(self, x: Array, key: Key) -> list[Buffer]:
+        finite(x, "quantize.encode")
+        draw = None if self.rounding == "nearest" else key.numpy()
+        bucket = fitting(self.bucket, x.size)
+        norms = np.empty(-(-x.size // bucket), x.dtype)
+        codes = np.empty(x.size, np.uint8)
+        rows = max(1, CHUNK // bucket)
+        for first in range(0, norms.size, rows):
+            piece = x[first * bucket : (first + rows) * bucket]
+            count = min(rows, norms.size - first)
+            grid = np.zeros((count, bucket), x.dtype)
+            grid.reshape(-1)[: piece.size] = piece
+            size = np.abs(grid)
+            highest = norms[first : first + count] = size.max(axis=1)
+            size /= np.where(highest > 0, highest, 1)[:, None]
+            size *= self.levels
+            if draw is None:
+                np.rint(size, out=size)
+            else:
+                size += draw.random(size.shape, dtype=x.dtype)
+                np.floor(size, out=size)
+            np.minimum(size, self.levels, out=size)
+            np.copysign(size, grid, out=size)
+            size += self.levels
+            codes[first * bucket : first * bucket + piece.size] = size.reshape(-1)[: piece.size]
+        if self.rounding == "stochastic":
+            norms /= x.dtype.type(1 + self.omega(x.size))
+        return [HEAD.pack(self.levels, bucket), norms.data, pack(codes, self.width)]
+
+    def max_payload(self, dim: int, itemsize: int) -> int:
+        return HEAD.size + -(-dim // self.bucket) * itemsize + packed_size(dim, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A payload of a norm a bucket and a code an entry."""
+
+    levels: int
+    bucket: int
+    norms: Array
+    codes: Array
+
+    @classmethod
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Levels:
+        if len(view) < HEAD.size:
+            raise PacketError("packet: a quantize payload is truncated before its levels.")
+        levels, bucket = HEAD.unpack_from(view)
+        if not 1 <= levels <= 127 or bucket < 8 or bucket % 8 or bucket != fitting(bucket, dim):
+            raise PacketError(f"packet: no quantizer has {levels} levels and buckets of {bucket}.")
+        like = quantize(levels, bucket)
+        exactly(view, like.max_payload(dim, dtype.itemsize), "quantize")
+        count = -(-dim // bucket)
+        norms = np.frombuffer(view[HEAD.size :], dtype, count)
+        if not (np.isfinite(norms) & (norms >= 0)).all():
+            raise PacketError("packet: the norm of a bucket is negative, NaN or infinite.")
+        codes = unpack(view[HEAD.size + norms.nbytes :], like.width, dim)
+        if codes.max(initial=0) > 2 * levels:
+            raise PacketError(f"packet: code {codes.max()} is beyond the {levels} levels.")
+        return cls(levels, bucket, norms, codes)
+
+    def pieces(self, dtype: np.dtype[Any]) -> Iterator[tuple[slice, Array]]:
+        """The decoded vector in chunks, with where each belongs."""
+        table = (np.arange(-self.levels, self.levels + 1) / self.levels).astype(dtype)
+        rows = max(1, CHUNK // self.bucket)
+        for first in range(0, self.norms.size, rows):
+            where = slice(first * self.bucket, min((first + rows) * self.bucket, self.codes.size))
+            units = np.take(table, self.codes[where], mode="clip")
+            units *= np.repeat(self.norms[first : first + rows], self.bucket)[: units.size]
+            yield where, units
+
+    def write(self, out: Array) -> None:
+        for where, piece in self.pieces(out.dtype):
+            out[where] = piece
+
+    def add(self, out: Array, alpha: float) -> None:
+        for where, piece in self.pieces(out.dtype):
+            piece *= out.dtype.type(alpha)
+            out[where] += piece

@@ -1,0 +1,235 @@
+"""Compressors that send few entries: the largest (top-k), or a random choice that a seed names (random-k)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hansa.compress import indices as index_code
+from hansa.compress import kernels
+from hansa.compress.base import Body, Coder, Parser
+from hansa.compress.dense import Signs, Values, cast, identity, parse_cast, sign
+from hansa.compress.indices import Coded
+from hansa.compress.packet import KINDS, Array, Buffer, PacketError, finite
+from hansa.compress.quantize import Levels, quantize
+from hansa.errors import fraction, refuse
+from hansa.keys import Key
+
+TOP = struct.Struct("<IIBBB")
+RANDOM = struct.Struct("<QIB")
+CHUNK = 1 << 16
+FORMATS: dict[str, Coder] = {"float32": identity(), "float16": cast("float16"), "bfloat16": cast("bfloat16")}
+DENSE: dict[int, Parser] = {
+    KINDS.index("identity"): Values.parse,
+    KINDS.index("cast"): parse_cast,
+    KINDS.index("sign"): Signs.parse,
+    KINDS.index("quantize"): Levels.parse,
+}
+_ADVICE = "1/64 keeps one entry in 64."
+
+
+def kept(ratio: float, dim: int) -> int:
+    """k = max(1, floor(r d)).
+
+    >>> kept(1 / 64, 11_173_962), kept(1 / 64, 10)
+    (174593, 1)
+    """
+    return max(1, math.floor(ratio * dim))
+
+
+def value_coder(part: str, values: object) -> Coder:
+    """The dense compressor that the kept values go through."""
+    if isinstance(values, str) and values in FORMATS:
+        return FORMATS[values]
+    if isinstance(values, identity | cast | sign | quantize):
+        return values
+    raise refuse(part, "values", values, "float32, float16, bfloat16, sign() or quantize(...)")
+
+
+def _parse_values(kind: int, view: memoryview, count: int, dtype: np.dtype[Any]) -> Array:
+    if kind not in DENSE:
+        raise PacketError(f"packet: kept values cannot be of kind {kind}.")
+    body: Body = DENSE[kind](view, count, dtype)
+    values = np.empty(count, dtype)
+    body.write(values)
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class top_k(Coder):
+    """C(x) keeps the k = max(1, floor(r d)) largest magnitudes, ties to the lower index; q = sqrt(1 - k/d) (Stich 2018).
+
+    ``values`` says how the kept entries travel: ``float32`` (a float64 vector's as float64), ``float16``, ``bfloat16``, or
+    through another compressor, e.g. ``top_k(1/64, values=quantize(7))``; then q = sqrt(1 - (k/d)(1 - q_values^2)).
+
+    >>> import torch
+    >>> from hansa.compress import decode
+    >>> decode(top_k(0.5).encode(torch.tensor([1.0, -4.0, 0.0, 2.0]), Key(0)))
+    tensor([ 0., -4.,  0.,  2.])
+    """
+
+    ratio: float
+    values: str | Coder = "float32"
+    kind: ClassVar[str] = "top_k"
+    cites: ClassVar[tuple[str, ...]] = ("stich2018",)
+
+    def __post_init__(self) -> None:
+        fraction("top_k", "ratio", self.ratio, _ADVICE)
+        value_coder("top_k", self.values)
+
+    def payload(self, x: Array, key: Key) -> list[Buffer]:
+        k = kept(self.ratio, x.size)
+        if k >= 1 << 32:
+            raise refuse("top_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
+        chosen = kernels.largest(x, k, "top_k.encode")
+        coder = value_coder("top_k", self.values)
+        values = coder.payload(x[chosen], key) if chosen.size else []
+        coded = index_code.encode(chosen, x.size) if chosen.size else Coded(index_code.VARINT, 0, b"")
+        head = TOP.pack(chosen.size, len(coded.data), coded.code, coded.width, KINDS.index(coder.kind))
+        return [head, coded.data, *values]
+
+    def max_payload(self, dim: int, itemsize: int) -> int:
+        return TOP.size + -(-dim // 8) + value_coder("top_k", self.values).max_payload(kept(self.ratio, dim), itemsize)
+
+    def contraction(self, dim: int) -> float:
+        return _sparse_contraction(kept(self.ratio, dim), dim, value_coder("top_k", self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A payload of indices and their values."""
+
+    indices: Array
+    values: Array
+
+    @classmethod
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Sparse:
+        if len(view) < TOP.size:
+            raise PacketError("packet: a top_k payload is truncated before its counts.")
+        count, length, code, width, kind = TOP.unpack_from(view)
+        rest = view[TOP.size :]
+        if count > dim or length > len(rest):
+            raise PacketError(f"packet: {count} entries and {length} bytes of indices cannot be in a vector of {dim}.")
+        if not count:
+            if len(rest) or code != index_code.VARINT or width or kind not in DENSE:
+                raise PacketError("packet: bytes follow a top_k payload without entries.")
+            return cls(np.empty(0, np.int64), np.empty(0, dtype))
+        values = _parse_values(kind, rest[length:], count, dtype)
+        return cls(index_code.decode(Coded(code, width, rest[:length]), count, dim), values)
+
+    def write(self, out: Array) -> None:
+        out[:] = 0
+        out[self.indices] = self.values
+
+    def add(self, out: Array, alpha: float) -> None:
+        out[self.indices] += self.values * out.dtype.type(alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class random_k(Coder):
+    """C(x) keeps k = max(1, floor(r d)) entries chosen uniformly by a seed that travels instead of their indices.
+
+    The values are not scaled up: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction that error feedback needs, in the mean
+    (Stich 2018). ``values`` as in `top_k`.
+    """
+
+    ratio: float
+    values: str | Coder = "float32"
+    kind: ClassVar[str] = "random_k"
+    cites: ClassVar[tuple[str, ...]] = ("stich2018",)
+
+    def __post_init__(self) -> None:
+        fraction("random_k", "ratio", self.ratio, _ADVICE)
+        value_coder("random_k", self.values)
+
+    def payload(self, x: Array, key: Key) -> list[Buffer]:
+        finite(x, "random_k.encode")
+        k = kept(self.ratio, x.size)
+        if k >= 1 << 32:
+            raise refuse("random_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
+        seed = int.from_bytes(key.child("random_k").digest(8), "little")
+        chosen = np.empty(k, x.dtype)
+        for where, places in shuffled(seed, x.size, k):
+            chosen[where] = x[places]
+        coder = value_coder("random_k", self.values)
+        return [RANDOM.pack(seed, k, KINDS.index(coder.kind)), *coder.payload(chosen, key)]
+
+    def max_payload(self, dim: int, itemsize: int) -> int:
+        return RANDOM.size + value_coder("random_k", self.values).max_payload(kept(self.ratio, dim), itemsize)
+
+    def contraction(self, dim: int) -> float:
+        return _sparse_contraction(kept(self.ratio, dim), dim, value_coder("random_k", self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffled:
+    """A payload of a seed and the values at the places it names."""
+
+    seed: int
+    values: Array
+
+    @classmethod
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Shuffled:
+        if len(view) < RANDOM.size:
+            raise PacketError("packet: a random_k payload is truncated before its seed.")
+        seed, count, kind = RANDOM.unpack_from(view)
+        if not 1 <= count <= dim:
+            raise PacketError(f"packet: {count} entries kept of {dim}.")
+        return cls(seed, _parse_values(kind, view[RANDOM.size :], count, dtype))
+
+    def write(self, out: Array) -> None:
+        out[:] = 0
+        for where, places in shuffled(self.seed, out.size, self.values.size):
+            out[places] = self.values[where]
+
+    def add(self, out: Array, alpha: float) -> None:
+        for where, places in shuffled(self.seed, out.size, self.values.size):
+            out[places] += self.values[where] * out.dtype.type(alpha)
+
+
+def _sparse_contraction(k: int, dim: int, values: Any) -> float:
+    return math.sqrt(max(0.0, 1 - k / dim * (1 - min(1.0, values.contraction(k)) ** 2)))
+
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 8
+
+
+def shuffled(seed: int, dim: int, count: int) -> Iterator[tuple[slice, Array]]:
+    """The first ``count`` places of a pseudo-random permutation of range(dim), in chunks: no place comes twice.
+
+    A Feistel network over the next power of two, walked until it lands below ``dim``. Its arithmetic is written out here
+    because it is part of the wire format: no library's sampler may change it.
+    """
+    bits = (dim - 1).bit_length()
+    low = np.uint64(bits - bits // 2)
+    masks = ((1 << int(low)) - 1, (1 << (bits // 2)) - 1)
+    keys = [np.uint64((seed + (turn + 1) * 0x9E3779B97F4A7C15) & _MASK) for turn in range(_ROUNDS)]
+
+    def permute(places: Array) -> Array:
+        right, left = places & np.uint64(masks[0]), places >> low
+        for turn in range(0, _ROUNDS, 2):
+            left ^= _mix(right + keys[turn]) & np.uint64(masks[1])
+            right ^= _mix(left + keys[turn + 1]) & np.uint64(masks[0])
+        return left << low | right
+
+    for start in range(0, count, CHUNK):
+        where = slice(start, min(start + CHUNK, count))
+        places = permute(np.arange(where.start, where.stop, dtype=np.uint64))
+        outside = np.flatnonzero(places >= dim)
+        while outside.size:
+            places[outside] = permute(places[outside])
+            outside = outside[places[outside] >= dim]
+        yield where, places.astype(np.int64)
+
+
+def _mix(z: Array) -> Array:
+    """The finaliser of SplitMix64 (Steele 2014): every bit of the result depends on every bit of z."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,242 @@
+"""Bring your own: arrays, a torch Dataset, a Hugging Face dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from hansa.data.federated import Dataset, FederatedData, partition, with_clients
+from hansa.data.partitions import Partition, iid, natural
+from hansa.data.split import Split
+from hansa.errors import HansaError, near
+
+Clients: TypeAlias = "int | Split | Sequence[Any] | np.ndarray[Any, Any] | torch.Tensor"
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    *,
+    clients: Clients,
+    how: Partition | None = None,
+    seed: int = 0,
+    test: tuple[Any, Any] | None = None,
+    classes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    name: str = "arrays",
+) -> FederatedData:
+    """Federated data from a pair of arrays, NumPy or torch.
+
+    ``clients`` is a number of clients dealt to by ``how`` (iid by default), the owner of every row as a 1-D array, or
+    one sequence of row numbers a client. uint8 becomes ``dtype`` / 255, floats ``dtype``, other integers int64.
+
+    >>> from_arrays(np.zeros((6, 2)), np.array([0, 1, 0, 1, 0, 1]), clients=[[0, 1], [2, 3, 4]]).sizes.tolist()
+    [2, 3]
+    """
+    data = dataset(x, y, test=test, classes=classes, dtype=dtype, name=name)
+    return _dealt(data, clients, how, seed)
+
+
+def dataset(
+    x: Any,
+    y: Any,
+    *,
+    test: tuple[Any, Any] | None = None,
+    groups: Any = None,
+    classes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    name: str = "arrays",
+) -> Dataset:
+    """A data set from a pair of arrays, checked: equal lengths, finite numbers, labels from 0."""
+    inputs, targets = _inputs(name, "x", x, dtype), _targets(name, "y", y, dtype)
+    held = (None, None) if test is None else test
+    test_inputs = None if held[0] is None else _inputs(name, "test x", held[0], dtype)
+    test_targets = None if held[1] is None else _targets(name, "test y", held[1], dtype)
+    if classes is None and targets.ndim == 1 and not targets.is_floating_point() and len(targets):
+        both = [targets] if test_targets is None else [targets, test_targets]
+        classes = max(int(found.max()) for found in both) + 1
+    owners = None if groups is None else torch.as_tensor(np.asarray(groups), dtype=torch.int64)
+    return Dataset(name, inputs, targets, test_inputs, test_targets, classes, owners)
+
+
+def from_dataset(
+    data: Any,
+    *,
+    clients: Clients,
+    how: Partition | None = None,
+    seed: int = 0,
+    test: Any = None,
+    classes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    name: str | None = None,
+) -> FederatedData:
+    """Federated data from a ``torch.utils.data.Dataset`` of (input, target) pairs, read once and kept as tensors.
+
+    Transforms are applied now, once: a random one is frozen. Images (PIL, or uint8 [H, W, C]) become [C, H, W] / 255.
+    """
+    title = name if name is not None else type(data).__name__
+    x, y = _columns(title, data)
+    held = None if test is None else _columns(f"{title} (test)", test)
+    return from_arrays(x, y, clients=clients, how=how, seed=seed, test=held, classes=classes, dtype=dtype, name=title)
+
+
+def from_hf(
+    data: Any,
+    input_column: str,
+    label_column: str,
+    *,
+    clients: Clients | None = None,
+    client_column: str | None = None,
+    how: Partition | None = None,
+    seed: int = 0,
+    test: Any = None,
+    classes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    name: str = "hf",
+) -> FederatedData:
+    """Federated data from a Hugging Face dataset, or anything with named columns.
+
+    A dict of splits gives its ``train`` and, unless ``test`` is given, its ``test``. With ``client_column`` each value
+    of that column is a client. Inputs are numbers, arrays or images of one shape: tokenize and pad text first.
+    """
+    if hasattr(data, "keys") and "train" in data:
+        held = data["test"] if test is None and "test" in data else test
+        data = data["train"]
+    else:
+        held = test
+    x, y = _hf_column(name, data, input_column), np.asarray(_hf_column(name, data, label_column))
+    if y.dtype.kind in "UO":
+        raise HansaError(f"{name}: column {label_column!r} holds {y[0]!r}: expected numbers. Use class_encode_column first.")
+    pair = None
+    if held is not None:
+        pair = (
+            _stack(name, _hf_column(name, held, input_column)),
+            np.asarray(_hf_column(name, held, label_column)),
+        )
+    feature = getattr(data, "features", None) or {}
+    classes = classes if classes is not None else getattr(feature.get(label_column), "num_classes", None)
+    groups = None
+    if client_column is not None:
+        _, groups = np.unique(np.asarray(_hf_column(name, data, client_column)), return_inverse=True)
+        how = natural() if how is None else how
+    elif clients is None:
+        raise HansaError("from_hf: expected clients=, or client_column= where a column says who owns a row.")
+    found = dataset(_stack(name, x), y, test=pair, groups=groups, classes=classes, dtype=dtype, name=name)
+    return partition(found, natural(), None, seed) if clients is None else _dealt(found, clients, how, seed)
+
+
+def _dealt(data: Dataset, clients: Clients, how: Partition | None, seed: int) -> FederatedData:
+    if isinstance(clients, int):
+        return partition(data, iid() if how is None else how, clients, seed)
+    if how is not None:
+        raise HansaError(f"{data.name}: clients already say who holds what; give their number to deal by {how!r}.")
+    if isinstance(clients, Split):
+        return with_clients(data, clients)
+    if isinstance(clients, (np.ndarray, torch.Tensor)):
+        owners = np.asarray(clients)
+        if owners.shape != (len(data.targets),) or owners.dtype.kind not in "iu":
+            raise HansaError(
+                f"{data.name}: owners are {owners.dtype} of shape {owners.shape}: "
+                f"expected one whole number a row, ({len(data.targets)},)."
+            )
+        return with_clients(data, Split.of_owners(owners.astype(np.int64), int(owners.max()) + 1))
+    return with_clients(data, Split.of_rows(clients))
+
+
+def _inputs(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
+    found = _tensor(name, which, values)
+    if found.dtype == torch.uint8:
+        return found.to(dtype).div_(255)
+    if not found.is_floating_point():
+        return found.to(dtype if found.dtype == torch.bool else torch.int64)
+    return _finite(name, which, found.to(dtype))
+
+
+def _targets(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
+    found = _tensor(name, which, values)
+    if found.is_floating_point():
+        return _finite(name, which, found.to(dtype))
+    found = found.to(torch.int64)
+    if found.numel() and int(found.min()) < 0:
+        raise HansaError(f"{name}: {which} holds the label {int(found.min())}: expected labels from 0.")
+    return found
+
+
+def _tensor(name: str, which: str, values: Any) -> torch.Tensor:
+    if isinstance(values, torch.Tensor):
+        return values.detach().cpu()
+    found = np.asarray(values)
+    if found.dtype.kind not in "biuf":
+        raise HansaError(f"{name}: {which} is an array of {found.dtype}: expected numbers, all rows of one shape.")
+    return torch.from_numpy(np.ascontiguousarray(found))
+
+
+def _finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
+    if not bool(torch.isfinite(values).all()):
+        row = int(torch.nonzero(~torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else ~torch.isfinite(values))[0])
+        raise HansaError(f"{name}: {which}, row {row}, holds a number that is NaN or infinite. Mend or drop it.")
+    return values
+
+
+def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """All items of a dataset of pairs as two tensors."""
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        return data.tensors[0], data.tensors[1]
+    inputs, targets = [], []
+    for position, item in enumerate(_items(data)):
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise HansaError(f"{name}: item {position} is a {type(item).__name__}: expected a pair (input, target).")
+        inputs.append(item[0])
+        targets.append(item[1])
+    if not inputs:
+        raise HansaError(f"{name}: is empty.")
+    return _stack(name, inputs), torch.stack([torch.as_tensor(target) for target in targets])
+
+
+def _items(data: Any) -> Iterator[Any]:
+    if hasattr(data, "__len__"):
+        return (data[i] for i in range(len(data)))
+    return iter(data)
+
+
+def _stack(name: str, values: Iterable[Any]) -> torch.Tensor:
+    """Rows of one shape as one tensor; images become channels first."""
+    if isinstance(values, (np.ndarray, torch.Tensor)):
+        return _tensor(name, "x", values)
+    rows = [_row(name, position, value) for position, value in enumerate(values)]
+    for position, row in enumerate(rows):
+        if row.shape != rows[0].shape:
+            raise HansaError(
+                f"{name}: input {position} has shape {tuple(row.shape)}, the first {tuple(rows[0].shape)}: "
+                "expected one shape. Resize or pad first."
+            )
+    return torch.stack(rows)
+
+
+def _row(name: str, position: int, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    image = hasattr(value, "getbands")  # PIL, without importing it
+    found = np.array(value)
+    if found.dtype.kind not in "biuf":
+        raise HansaError(f"{name}: input {position} is {value!r}: expected numbers or an image. Tokenize text first.")
+    if image and found.ndim == 2:
+        found = found[None]
+    elif found.dtype == np.uint8 and found.ndim == 3 and (image or found.shape[-1] in (1, 3)):
+        found = np.ascontiguousarray(found.transpose(2, 0, 1))
+    return torch.from_numpy(found)
+
+
+def _hf_column(name: str, data: Any, column: str) -> Any:
+    known = getattr(data, "column_names", None)
+    if known is not None and column not in known:
+        raise HansaError(f"{name}: no column {column!r}. {near(column, known)}")
+    try:
+        found = data[column]
+    except KeyError as problem:
+        raise HansaError(f"{name}: no column {column!r}.") from problem
+    return found if isinstance(found, (np.ndarray, torch.Tensor)) else list(found)

@@ -1,0 +1,171 @@
+"""Federated data: one tensor of inputs, one of targets, and each client's rows of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hansa.data.partitions import Partition
+from hansa.data.split import Split, saved
+from hansa.data.summary import Summary, label_counts, summarize
+from hansa.errors import HansaError
+from hansa.keys import Key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """A data set before anyone owns it. ``groups`` are the natural owners of the rows, -1 for rows that are nobody's.
+
+    Images are float32 of logical shape [n, C, H, W] that lie channels-last in memory.
+    """
+
+    name: str
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    test_inputs: torch.Tensor | None = None
+    test_targets: torch.Tensor | None = None
+    classes: int | None = None
+    groups: torch.Tensor | None = None
+    group_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
+        _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
+        if self.groups is not None and self.groups.shape != self.targets.shape[:1]:
+            raise HansaError(f"{self.name}: {len(self.groups)} owners for {len(self.targets)} rows.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FederatedData:
+    """What a task trains on. Client i holds the rows ``index[offsets[i]:offsets[i + 1]]`` of inputs and targets.
+
+    >>> data = FederatedData(torch.randn(4, 2), torch.tensor([0, 1, 1, 0]), torch.tensor([3, 0, 1]),
+    ...                      torch.tensor([0, 2, 3]), classes=2, name="tiny")
+    >>> data.population, data.samples(0), data.rows(1).tolist(), data.label_counts().tolist()
+    (2, 2, [1], [[2, 0], [0, 1]])
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    index: torch.Tensor
+    offsets: torch.Tensor
+    test_inputs: torch.Tensor | None = None
+    test_targets: torch.Tensor | None = None
+    classes: int | None = None
+    name: str = "data"
+
+    def __post_init__(self) -> None:
+        _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
+        _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
+        rows = self.split.index
+        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < len(self.inputs)):
+            raise HansaError(
+                f"{self.name}: clients hold rows {int(rows.min())} to {int(rows.max())}, "
+                f"but the data has rows 0 to {len(self.inputs) - 1}."
+            )
+
+    @property
+    def split(self) -> Split:
+        """Who holds which rows."""
+        return Split(self.index, self.offsets)
+
+    @property
+    def population(self) -> int:
+        """How many clients there are."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """Samples held by each client, [population]."""
+        return self.offsets.diff()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    def rows(self, client: int) -> torch.Tensor:
+        """The row numbers of one client: a view, never a copy."""
+        if not 0 <= client < self.population:
+            raise HansaError(f"{self.name}: client {client}: there are {self.population}, numbered from 0.")
+        return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def samples(self, client: int) -> int:
+        """How many samples one client holds."""
+        return len(self.rows(client))
+
+    def label_counts(self) -> torch.Tensor:
+        """How many samples of each label each client holds, [population, classes]."""
+        if self.classes is None:
+            raise HansaError(f"{self.name}: has no classes to count.")
+        return label_counts(self.split, self.targets, self.classes)
+
+    def summary(self) -> Summary:
+        """Sizes, label entropy, effective number of clients a label."""
+        labelled = self.classes is not None and self.targets.ndim == 1
+        return summarize(self.split, self.label_counts() if labelled else None)
+
+
+def partition(data: Dataset, how: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
+    """Deal a data set to clients. Nothing is copied: the clients share its tensors."""
+    key = Key(seed).child("partition")
+    if isinstance(how, saved) or data.groups is None or bool((data.groups >= 0).all()):
+        split = how.split(data.targets, clients, key, data.groups)
+    else:
+        rows = torch.nonzero(data.groups >= 0).squeeze(1)
+        dealt = how.split(data.targets[rows], clients, key, data.groups[rows])
+        split = Split(rows[dealt.index], dealt.offsets)
+    return with_clients(data, split)
+
+
+def with_clients(data: Dataset, split: Split) -> FederatedData:
+    """A data set under a given split."""
+    return FederatedData(
+        inputs=data.inputs,
+        targets=data.targets,
+        index=split.index,
+        offsets=split.offsets,
+        test_inputs=data.test_inputs,
+        test_targets=data.test_targets,
+        classes=data.classes,
+        name=data.name,
+    )
+
+
+def _check_pair(
+    name: str, inputs_are: str, inputs: torch.Tensor, targets_are: str, targets: torch.Tensor, classes: int | None
+) -> None:
+    if inputs.ndim < 1 or targets.ndim < 1 or len(inputs) != len(targets) or not len(inputs):
+        raise HansaError(
+            f"{name}: {inputs_are} of shape {tuple(inputs.shape)} and {targets_are} of shape {tuple(targets.shape)}: "
+            "expected one target a row, and at least one row."
+        )
+    if classes is not None and not targets.is_floating_point():
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= classes:
+            raise HansaError(f"{name}: {targets_are} run from {low} to {high}: expected 0 to {classes - 1}.")
+
+
+def _check_test(
+    name: str,
+    inputs: torch.Tensor,
+    test_inputs: torch.Tensor | None,
+    test_targets: torch.Tensor | None,
+    classes: int | None,
+) -> None:
+    if test_inputs is None and test_targets is None:
+        return
+    if test_inputs is None or test_targets is None:
+        raise HansaError(f"{name}: a test set needs both inputs and targets.")
+    _check_pair(name, "test inputs", test_inputs, "test targets", test_targets, classes)
+    if test_inputs.shape[1:] != inputs.shape[1:]:
+        raise HansaError(
+            f"{name}: test inputs are {tuple(test_inputs.shape[1:])} each, training inputs {tuple(inputs.shape[1:])}."
+        )

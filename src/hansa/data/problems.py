@@ -1,0 +1,29 @@
+"""Errors about data files: the file, what was expected, what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hansa.errors import HansaError
+
+
+class DataError(HansaError):
+    """A data file, folder or array that is not what it should be."""
+
+
+def damaged(path: Path | str, expected: object, found: object, remedy: str = "") -> DataError:
+    """The error for one wrong file.
+
+    >>> damaged("raw/train", "60000 images", "12")
+    DataError('raw/train: expected 60000 images, found 12.')
+    """
+    return DataError(f"{path}: expected {expected}, found {found}.{' ' + remedy if remedy else ''}")
+
+
+def missing(path: Path | str, remedy: str) -> DataError:
+    """The error for a file that is not there; the remedy says where it comes from.
+
+    >>> missing("raw/train", "Run `hansa data get mnist`.")
+    DataError('raw/train: no such file. Run `hansa data get mnist`.')
+    """
+    return DataError(f"{path}: no such file. {remedy}")

@@ -1,0 +1,167 @@
+"""Who holds which rows, as one index and its offsets: ten thousand clients cost two tensors, not ten thousand."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from hansa.data.problems import DataError, damaged, missing
+from hansa.errors import HansaError
+from hansa.keys import Key
+
+_FORMAT = "hansa partition 1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Client i holds the rows ``index[offsets[i]:offsets[i + 1]]``.
+
+    >>> Split.of_rows([[4, 2], [], [0]]).rows(0).tolist()
+    [4, 2]
+    """
+
+    index: torch.Tensor
+    offsets: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for name, tensor in (("index", self.index), ("offsets", self.offsets)):
+            if tensor.dtype != torch.int64 or tensor.ndim != 1:
+                raise HansaError(f"Split({name}): expected int64 of one axis, found {tensor.dtype} of {tensor.ndim}.")
+        ends = self.offsets
+        if len(ends) < 2 or int(ends[0]) != 0 or int(ends[-1]) != len(self.index) or bool((ends[1:] < ends[:-1]).any()):
+            raise HansaError(
+                f"Split(offsets): expected to rise from 0 to the {len(self.index)} rows, found {_short(ends)}."
+            )
+
+    @property
+    def population(self) -> int:
+        """How many clients there are."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """Rows held by each client, [population]."""
+        return self.offsets.diff()
+
+    def rows(self, client: int) -> torch.Tensor:
+        """The row numbers of one client: a view, never a copy."""
+        if not 0 <= client < self.population:
+            raise HansaError(f"client {client}: there are {self.population}, numbered from 0.")
+        return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def owners(self) -> torch.Tensor:
+        """The client of each entry of ``index``."""
+        return torch.repeat_interleave(torch.arange(self.population), self.sizes)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Any]) -> Split:
+        """From one sequence of row numbers a client, kept in the order given."""
+        parts = [torch.as_tensor(part, dtype=torch.int64).reshape(-1) for part in rows]
+        if not parts:
+            raise HansaError("Split.of_rows: expected at least one client.")
+        sizes = torch.tensor([0, *(len(part) for part in parts)])
+        return cls(torch.cat(parts), sizes.cumsum(0))
+
+    @classmethod
+    def of_owners(cls, owners: npt.NDArray[np.int64], clients: int) -> Split:
+        """From the client of every row, -1 for nobody's; a client's rows come in rising order.
+
+        >>> split = Split.of_owners(np.array([1, 0, -1, 1]), 2)
+        >>> split.rows(0).tolist(), split.rows(1).tolist()
+        ([1], [0, 3])
+        """
+        if len(owners) and not (-1 <= int(owners.min()) and int(owners.max()) < clients):
+            raise HansaError(f"owners run from {owners.min()} to {owners.max()}: expected 0 to {clients - 1}, or -1.")
+        nobody = int((owners < 0).sum())
+        order = np.argsort(owners, kind="stable")[nobody:]
+        ends = np.concatenate([[0], np.cumsum(np.bincount(owners[owners >= 0], minlength=clients))])
+        return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(ends.astype(np.int64)))
+
+
+def fingerprint(targets: torch.Tensor) -> str:
+    """SHA-256 of a data set's targets: what a saved partition belongs to."""
+    state = hashlib.sha256(f"{targets.dtype} {tuple(targets.shape)}".encode())
+    state.update(targets.detach().cpu().contiguous().view(torch.uint8).numpy().data if targets.numel() else b"")
+    return state.hexdigest()
+
+
+def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: str = "") -> None:
+    """Write a split to one safetensors file, whole or not at all, bound to the targets it was made for."""
+    path = Path(path)
+    facts = {
+        "format": _FORMAT,
+        "targets_sha256": fingerprint(targets),
+        "split_sha256": _digest(split),
+        "rows": str(len(targets)),
+        "made_by": made_by,
+    }
+    payload = save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()}, facts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def load_split(path: Path | str, targets: torch.Tensor) -> Split:
+    """Read a split back; one made for other targets, or changed since it was written, is refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise missing(path, "A partition file is written by save_split, or kept with every run.")
+    try:
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            facts = file.metadata() or {}
+            names = sorted(file.keys())
+            if facts.get("format") != _FORMAT or names != ["index", "offsets"]:
+                raise damaged(path, f"a {_FORMAT!r} file", f"format {facts.get('format')!r} holding {names}")
+            split = Split(file.get_tensor("index"), file.get_tensor("offsets"))
+    except DataError:
+        raise
+    except (SafetensorError, HansaError) as problem:
+        raise damaged(path, f"a {_FORMAT!r} file", str(problem).rstrip(".")) from problem
+    if _digest(split) != facts.get("split_sha256"):
+        raise damaged(path, f"rows of SHA-256 {facts.get('split_sha256')}", _digest(split))
+    if fingerprint(targets) != facts.get("targets_sha256"):
+        raise damaged(
+            path,
+            f"a partition of these {len(targets)} targets (SHA-256 {fingerprint(targets)})",
+            f"one of {facts.get('rows')} others (SHA-256 {facts.get('targets_sha256')})",
+            "Load the data set it was made for, or partition anew.",
+        )
+    return split
+
+
+@dataclass(frozen=True, slots=True)
+class saved:
+    """The partition kept in a file: exactly the split of an earlier run, whatever the seed."""
+
+    path: str
+
+    def split(
+        self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
+    ) -> Split:
+        found = load_split(self.path, labels)
+        if clients is not None and clients != found.population:
+            raise damaged(self.path, f"a partition among {clients} clients", f"one among {found.population}")
+        return found
+
+
+def _digest(split: Split) -> str:
+    return hashlib.sha256(split.index.numpy().tobytes() + split.offsets.numpy().tobytes()).hexdigest()
+
+
+def _short(tensor: torch.Tensor) -> str:
+    values = tensor.tolist()
+    return str(values) if len(values) <= 6 else f"[{values[0]}, ..., {values[-1]}]"

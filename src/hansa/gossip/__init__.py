@@ -1,0 +1,3 @@
+"""x"""
+from hansa.gossip.topology import *
+from hansa.gossip.spectral import *

@@ -1,0 +1,173 @@
+"""Activity: who computes a gradient at a local step. Those who do not still gossip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import ClassVar, Protocol, runtime_checkable
+
+from hansa.errors import HansaError, fraction, refuse, whole
+from hansa.keys import Key
+
+
+@runtime_checkable
+class Activity(Protocol):
+    """A rule for who computes, as a function of (round, step, cohort, key)."""
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Refuse clusters, or a number of local steps, that the rule cannot serve."""
+        ...
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """The computing clients of one cohort at one step, in ascending order."""
+        ...
+
+
+def size_of(part: str, argument: str, value: float, clients: int) -> int:
+    """How many of a group a count or a fraction means: a whole number counts, 0 < value <= 1 with a point takes a share.
+
+    >>> size_of("resample", "m", 2, 8), size_of("resample", "m", 0.25, 10)
+    (2, 3)
+    """
+    if isinstance(value, float):
+        fraction(part, argument, value, "0.25 takes a quarter; for a count give a whole number.")
+        return max(1, math.floor(value * clients + 0.5))
+    whole(part, argument, value)
+    if value > clients:
+        raise refuse(part, argument, value, f"at most the {clients} clients of the cluster")
+    return value
+
+
+def as_activity(active: float | Activity) -> Activity:
+    """A part as it is; a count m means ``resample(m)``, a chance p ``bernoulli(p)``, and 1.0 everyone.
+
+    >>> as_activity(2), as_activity(0.5), as_activity(1.0)
+    (resample(m=2), bernoulli(p=0.5), everyone())
+    """
+    if isinstance(active, bool) or not isinstance(active, (int, float)):
+        if isinstance(active, Activity):
+            return active
+        raise refuse("gossip", "active", active, "a count, a chance or a part such as resample(2)")
+    if isinstance(active, int):
+        return resample(active)
+    return everyone() if active == 1 else bernoulli(active)
+
+
+@dataclass(frozen=True, slots=True)
+class everyone:
+    """All clients of the cohort at every step ([HAFED] Alg. 1 and 2)."""
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Any clusters will do."""
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """The cohort itself."""
+        return sorted(clients)
+
+
+@dataclass(frozen=True, slots=True)
+class resample:
+    """m clients of the cohort drawn afresh at every step, a count or a share ([AFGA] Alg. 1 and 2).
+
+    >>> len(resample(2).draw(0, 0, [4, 5, 6, 7], Key(0)))
+    2
+    """
+
+    m: float
+    cites: ClassVar[tuple[str, ...]] = ("afga2024",)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.m, float):
+            fraction("resample", "m", self.m, "0.25 takes a quarter; for a count give a whole number.")
+        else:
+            whole("resample", "m", self.m)
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """No cluster may be smaller than m."""
+        for place, cohort in enumerate(cohorts):
+            if not isinstance(self.m, float) and self.m > len(cohort):
+                raise refuse("resample", "m", self.m, f"at most the {len(cohort)} clients of cluster {place}")
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """m of the cohort, without replacement."""
+        cohort = sorted(clients)
+        m = size_of("resample", "m", self.m, len(cohort))
+        if m == len(cohort):
+            return cohort
+        chance = _address(key, round, step, cohort).numpy()
+        return sorted(cohort[i] for i in chance.choice(len(cohort), m, replace=False, shuffle=False).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class bernoulli:
+    """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3)."""
+
+    p: float
+    cites: ClassVar[tuple[str, ...]] = ("hafed2023",)
+
+    def __post_init__(self) -> None:
+        fraction("bernoulli", "p", self.p)
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Any clusters will do."""
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """A coin for each client of the cohort."""
+        cohort = sorted(clients)
+        coins = _address(key, round, step, cohort).numpy().random(len(cohort))
+        return [client for client, coin in zip(cohort, coins.tolist(), strict=True) if coin < self.p]
+
+
+@dataclass(frozen=True, slots=True)
+class replay:
+    """The given computing clients, per round and step, of all clusters together; rounds start again when they run out.
+
+    >>> replay([[[0, 5], [1, 4]]]).draw(7, 1, [4, 5, 6, 7], Key(0))
+    [4]
+    """
+
+    rounds: Sequence[Sequence[Sequence[int]]]
+
+    def __post_init__(self) -> None:
+        try:
+            kept = tuple(tuple(tuple(sorted(map(index, step))) for step in steps) for steps in self.rounds)
+        except TypeError:
+            raise refuse("replay", "rounds", self.rounds, "for each round, for each step, a list of client ids") from None
+        if not kept or not all(kept):
+            raise refuse("replay", "rounds", self.rounds, "at least one round, and at least one step in each")
+        for at, steps in enumerate(kept):
+            for step, clients in enumerate(steps):
+                if len(set(clients)) != len(clients):
+                    twice = next(a for a, b in zip(clients, clients[1:], strict=False) if a == b)
+                    raise HansaError(f"replay: round {at}, step {step} names client {twice} twice.")
+        object.__setattr__(self, "rounds", kept)
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Every client named must be in some cluster, and every round must be long enough."""
+        known = {client for cohort in cohorts for client in cohort}
+        for at, recorded in enumerate(self.rounds):
+            if steps is not None and len(recorded) < steps:
+                raise HansaError(f"replay: round {at} has {len(recorded)} steps, but {steps} local steps are to be done.")
+            for step, clients in enumerate(recorded):
+                for client in clients:
+                    if client not in known:
+                        raise HansaError(f"replay: round {at}, step {step} names client {client}, which is in no cluster.")
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """Those of the recorded clients that are in the cohort."""
+        recorded = self.rounds[round % len(self.rounds)]
+        if step >= len(recorded):
+            at = round % len(self.rounds)
+            raise HansaError(f"replay: round {at} has {len(recorded)} steps, step {step} was asked for (counted from 0).")
+        cohort = set(clients)
+        return [client for client in recorded[step] if client in cohort]
+
+
+ACTIVITIES: dict[str, type[Activity]] = {kind.__name__: kind for kind in (everyone, resample, bernoulli, replay)}
+
+
+def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:
+    """A cohort is known by its first client, so clusters draw apart and a lost client elsewhere changes nothing here."""
+    return key.child("active", round, cohort[0], step)

@@ -1,0 +1,240 @@
+"""Clusters: how a population is cut into groups that gossip among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from hansa.errors import HansaError, refuse, whole
+from hansa.keys import Key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hansa.gossip.weights import Array
+
+    Integers = NDArray[np.int64]
+
+ROUNDS = 50  # of k-means at most: it settles in a handful
+
+
+@runtime_checkable
+class Clustering(Protocol):
+    """A rule that gives every client of a population one cluster."""
+
+    def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
+        """The clusters, as lists of client ids; ``labels`` counts [clients, classes] where known."""
+        ...
+
+
+def resolve(
+    clusters: int | Sequence[Sequence[int]] | Clustering, population: int, key: Key, labels: Any = None
+) -> list[list[int]]:
+    """The clusters of a population: disjoint and covering, whatever rule or list they come from.
+
+    A number k means ``equal(k)``, a list of lists ``given(...)``.
+
+    >>> resolve(2, 6, Key(0))
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    whole("clusters", "population", population)
+    if isinstance(clusters, int):
+        clusters = equal(clusters)
+    elif not isinstance(clusters, Clustering):
+        clusters = given(clusters)
+    groups = clusters.assign(population, key, None if labels is None else _counts(labels, population))
+    _check(groups, population, clusters)
+    return groups
+
+
+def common_size(groups: Sequence[Sequence[int]], part: str) -> int:
+    """The size that all clusters share, or an error naming the one that differs."""
+    for place, group in enumerate(groups):
+        if len(group) != len(groups[0]):
+            raise HansaError(
+                f"{part} needs clusters of equal size: cluster 0 has {len(groups[0])} clients, "
+                f"cluster {place} has {len(group)}. gossip.equal(k) cuts evenly when k divides the population."
+            )
+    return len(groups[0])
+
+
+@dataclass(frozen=True, slots=True)
+class equal:
+    """k clusters of neighbouring ids; sizes differ by one where k does not divide the population.
+
+    >>> equal(3).assign(7, Key(0), None)
+    [[0, 1, 2], [3, 4], [5, 6]]
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        whole("equal", "k", self.k)
+
+    def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
+        """Cut the line of ids into k runs."""
+        return _cut(np.arange(population), self.k, "equal")
+
+
+@dataclass(frozen=True, slots=True)
+class random:
+    """k clusters of random clients, as even as can be; ids ascend within a cluster."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        whole("random", "k", self.k)
+
+    def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
+        """Shuffle the ids, then cut."""
+        return _cut(key.child("clusters").numpy().permutation(population), self.k, "random")
+
+
+@dataclass(frozen=True, slots=True)
+class given:
+    """The clusters as listed; the order within a cluster is the order around its ring.
+
+    >>> given([[0, 2], [1, 3]])
+    given(groups=((0, 2), (1, 3)))
+    """
+
+    groups: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        try:
+            groups = tuple(tuple(group) for group in self.groups)
+        except TypeError:
+            raise refuse("given", "groups", self.groups, "a list of lists of client ids") from None
+        object.__setattr__(self, "groups", groups)
+
+    def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
+        """The list, as given."""
+        return [list(group) for group in self.groups]
+
+
+@dataclass(frozen=True, slots=True)
+class by_labels:
+    """k clusters of clients with like label proportions (k-means on sqrt(p): the Hellinger distance).
+
+    ``diverse`` does the opposite, spreading labels so that every cluster looks like the whole population; ``even`` keeps sizes
+    within one of each other (always so when diverse). No chance in it: equal labels give equal clusters.
+    """
+
+    k: int
+    diverse: bool = False
+    even: bool = True
+
+    def __post_init__(self) -> None:
+        whole("by_labels", "k", self.k)
+        if self.diverse and not self.even:
+            raise refuse("by_labels", "even", self.even, "even=True with diverse=True", "Like clusters have like sizes.")
+
+    def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
+        """Cluster the rows of the label counts."""
+        if labels is None:
+            raise HansaError(f"{self!r} needs the label counts of every client. Give labels=[clients, classes] counts.")
+        room = np.array([len(group) for group in _cut(np.arange(population), self.k, "by_labels")])
+        total = labels.sum(axis=1, keepdims=True)
+        share = np.divide(labels, total, out=np.zeros_like(labels), where=total > 0)
+        # a client without data says nothing about itself: place it as the average client
+        share[total[:, 0] == 0] = share[total[:, 0] > 0].mean(axis=0) if total.any() else 0.0
+        owner = _spread(share, room) if self.diverse else _alike(np.sqrt(share), room, self.even)
+        return sorted([np.flatnonzero(owner == k).tolist() for k in range(self.k)])
+
+
+CLUSTERINGS: dict[str, type[Clustering]] = {kind.__name__: kind for kind in (equal, random, by_labels, given)}
+
+
+def _cut(order: Integers, k: int, part: str) -> list[list[int]]:
+    if k > len(order):
+        raise refuse(part, "k", k, f"at most one cluster a client, and there are {len(order)} clients")
+    return [sorted(piece.tolist()) for piece in np.array_split(order, k)]
+
+
+def _counts(labels: Any, population: int) -> Array:
+    counts = np.array(labels, dtype=np.float64)
+    if counts.ndim != 2 or len(counts) != population:
+        raise HansaError(f"labels has shape {counts.shape}: expected one row of label counts for each of {population} clients.")
+    bad = ~np.isfinite(counts) | (counts < 0)
+    if bad.any():
+        client, label = np.argwhere(bad)[0]
+        raise HansaError(f"labels[{client}, {label}] = {counts[client, label]:g}: expected counts >= 0.")
+    return counts
+
+
+def _check(groups: Sequence[Sequence[int]], population: int, clusters: Clustering) -> None:
+    owner: dict[int, int] = {}
+    for place, group in enumerate(groups):
+        if not group:
+            raise HansaError(f"clusters: cluster {place} is empty. Leave it out or give it clients.")
+        for client in group:
+            if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < population:
+                raise HansaError(
+                    f"clusters: cluster {place} names client {client!r}, but the population is 0 to {population - 1}."
+                )
+            if client in owner:
+                twice = f"clusters {owner[client]} and {place}" if owner[client] != place else f"cluster {place} twice"
+                raise HansaError(f"clusters: client {client} is in {twice}. Every client has one cluster.")
+            owner[client] = place
+    if len(owner) < population:
+        missing = next(client for client in range(population) if client not in owner)
+        raise HansaError(f"clusters: client {missing} is in no cluster ({population - len(owner)} are not). Every client needs one.")
+
+
+def _alike(points: Array, room: Integers, even: bool) -> Integers:
+    """Lloyd's k-means from farthest-first centres, until the cost no longer falls. No BLAS: its last bits vary with threads."""
+    chosen: list[int] = []
+    nearest = _squared(points, points.mean(axis=0))
+    while len(chosen) < len(room):
+        chosen.append(int(np.argmax(nearest)))
+        newest = _squared(points, points[chosen[-1]])
+        nearest = newest if len(chosen) == 1 else np.minimum(nearest, newest)
+        nearest[chosen] = -1.0  # never the same client twice, however many are alike
+    centres, best, least = points[chosen], np.zeros(len(points), dtype=np.int64), np.inf
+    for _ in range(ROUNDS):
+        apart = np.stack([_squared(points, centre) for centre in centres], axis=1)
+        owner = _fill(apart, room if even else np.full(len(room), len(points)))
+        centres = np.stack([points[owner == k].mean(axis=0) for k in range(len(room))])
+        cost = float(np.square(points - centres[owner]).sum())
+        if cost >= least - 1e-12:
+            break
+        best, least = owner, cost
+    return best
+
+
+def _fill(apart: Array, room: Integers) -> Integers:
+    """Everyone to the nearest centre that still has room; a crowded centre takes its closest. No cluster stays empty."""
+    owner = np.full(len(apart), -1, dtype=np.int64)
+    left, apart = room.copy(), apart.copy()
+    while (waiting := np.flatnonzero(owner < 0)).size:
+        wish = apart[waiting].argmin(axis=1)
+        for k in np.unique(wish):
+            hopeful = waiting[wish == k]
+            taken = hopeful[np.argsort(apart[hopeful, k], kind="stable")][: left[k]]
+            owner[taken], left[k] = k, left[k] - len(taken)
+            if left[k] == 0:
+                apart[:, k] = np.inf
+    for k in np.flatnonzero(np.bincount(owner, minlength=len(room)) == 0):
+        spare = np.bincount(owner, minlength=len(room))[owner] > 1
+        own = np.take_along_axis(apart, owner[:, None], axis=1)[:, 0]
+        owner[int(np.argmax(np.where(spare, own, -1.0)))] = k
+    return owner
+
+
+def _spread(share: Array, room: Integers) -> Integers:
+    """The most unusual clients first, each to the cluster whose sum of deviations from the average it leaves smallest."""
+    deviation = share - share.mean(axis=0)
+    owner = np.zeros(len(share), dtype=np.int64)
+    total, left = np.zeros((len(room), share.shape[1])), room.copy()
+    for client in np.argsort(-np.square(deviation).sum(axis=1), kind="stable"):
+        worse = np.square(total + deviation[client]).sum(axis=1) - np.square(total).sum(axis=1)
+        k = int(np.argmin(np.where(left > 0, worse, np.inf)))
+        owner[client], total[k], left[k] = k, total[k] + deviation[client], left[k] - 1
+    return owner
+
+
+def _squared(points: Array, centre: Array) -> Array:
+    return np.asarray(np.square(points - centre).sum(axis=1))

@@ -1,0 +1,295 @@
+"""Topologies: who hears whom, as functions from a number of clients to a doubly stochastic matrix."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from hansa.errors import HansaError, fraction, near, refuse, whole
+from hansa.gossip.weights import as_sparse, check, circulant, identity, metropolis, reroute, sinkhorn
+from hansa.keys import Key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hansa.gossip.weights import Matrix, Sparse
+
+DRAWS = 100  # of a random graph, before we say that it will not be connected
+
+
+class Topology(ABC):
+    """A rule for the mixing matrix W of n clients: row i holds the weights with which client i hears the others.
+
+    ``topology(n)`` is a float64 tensor; ``topology.sparse(n)`` the same matrix as CSR, never dense on the way.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def weights(self, n: int) -> Sparse:
+        """The matrix for n >= 1 clients, not yet checked."""
+
+    def sparse(self, n: int) -> Sparse:
+        """The checked matrix for n clients, in CSR form."""
+        whole(type(self).__name__, "n", n, "A cluster has at least one client.")
+        W = self.weights(n)
+        check(W, connected=not isinstance(self, isolated), name=f"{self!r} over {n} clients")
+        return W
+
+    def __call__(self, n: int) -> Tensor:
+        """The checked matrix for n clients."""
+        return torch.from_numpy(self.sparse(n).toarray())
+
+
+@dataclass(frozen=True, slots=True)
+class ring(Topology):
+    """Self and two neighbours, 1/3 each (n = 2: 1/2). rho = (1 + 2 cos(2 pi / n)) / 3 for n >= 4.
+
+    >>> (ring()(4)[0] * 3).tolist()
+    [1.0, 1.0, 0.0, 1.0]
+    """
+
+    def weights(self, n: int) -> Sparse:
+        return circulant(n, (1, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class complete(Topology):
+    """Everyone hears everyone: W = 11'/n, rho = 0. The sparse form holds n^2 weights."""
+
+    def weights(self, n: int) -> Sparse:
+        return circulant(n, range(n))
+
+
+@dataclass(frozen=True, slots=True)
+class unbalanced_complete(Topology):
+    """Everyone hears everyone with random weights: entries uniform on 1 -+ ``spread``, then Sinkhorn. rho grows with spread."""
+
+    seed: int = 0
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        whole("unbalanced_complete", "seed", self.seed, least=0)
+        fraction("unbalanced_complete", "spread", self.spread, "complete() has no spread.")
+
+    def weights(self, n: int) -> Sparse:
+        draw = Key(self.seed).child("unbalanced_complete", n).numpy().random((n, n))
+        return as_sparse(sinkhorn(1 + self.spread * (2 * draw - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class erdos_renyi(Topology):
+    """Each pair is joined with probability p, re-drawn until connected; Metropolis-Hastings weights."""
+
+    p: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        fraction("erdos_renyi", "p", self.p)
+        whole("erdos_renyi", "seed", self.seed, least=0)
+
+    def weights(self, n: int) -> Sparse:
+        for draw in range(DRAWS):
+            pairs = _random_pairs(n, self.p, Key(self.seed).child("erdos_renyi", n, draw).numpy())
+            W = metropolis(n, pairs)
+            if connected_components(W, directed=False, return_labels=False) == 1:
+                return W
+        raise HansaError(
+            f"{self!r}: none of {DRAWS} graphs over {n} clients was connected. "
+            f"They become so above p = ln(n)/n = {math.log(n) / n:.3g}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class torus(Topology):
+    """A grid of ``rows`` x n/rows clients that wraps around; self and four neighbours, 1/5 each (fewer where sides are short).
+
+    By default the grid nearest to a square; a prime n leaves one row, which is a ring.
+    """
+
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            whole("torus", "rows", self.rows)
+
+    def weights(self, n: int) -> Sparse:
+        rows = self.rows or max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
+        if n % rows:
+            raise refuse("torus", "rows", rows, f"a divisor of the {n} clients", "torus() finds one by itself.")
+        at = np.arange(n).reshape(rows, -1)
+        down, right = np.roll(at, -1, axis=0), np.roll(at, -1, axis=1)
+        return metropolis(n, np.stack([np.tile(at.ravel(), 2), np.concatenate([down.ravel(), right.ravel()])], axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class star(Topology):
+    """Client 0 hears everyone, everyone hears client 0; Metropolis-Hastings weights, rho = 1 - 1/n."""
+
+    def weights(self, n: int) -> Sparse:
+        return metropolis(n, ((0, leaf) for leaf in range(1, n)))
+
+
+@dataclass(frozen=True, slots=True)
+class exponential(Topology):
+    """Client i hears itself and clients i + 1, 2, 4, ... with weight 1/(1 + ceil(log2 n)). Directed.
+
+    rho = 1 - 2/(1 + ceil(log2 n)) for even n. Ying et al. (2021), Exponential Graph is Provably Efficient.
+    """
+
+    def weights(self, n: int) -> Sparse:
+        return circulant(n, (2**k for k in range((n - 1).bit_length())))
+
+
+@dataclass(frozen=True, slots=True)
+class hypercube(Topology):
+    """Clients whose numbers differ in one bit hear each other, 1/(1 + log2 n) each; rho = 1 - 2/(1 + log2 n)."""
+
+    def weights(self, n: int) -> Sparse:
+        if n & (n - 1):
+            low = 1 << (n.bit_length() - 1)
+            raise refuse("hypercube", "n", n, f"a power of two, such as {low} or {2 * low}", "exponential() takes any n.")
+        corners = np.arange(n)
+        pairs = [np.stack([corners, corners ^ (1 << bit)], axis=1) for bit in range(n.bit_length() - 1)]
+        return metropolis(n, np.concatenate(pairs) if pairs else [])
+
+
+@dataclass(frozen=True, slots=True)
+class isolated(Topology):
+    """Nobody talks: W = I. The one disconnected topology, for baselines and reductions."""
+
+    def weights(self, n: int) -> Sparse:
+        return identity(n)
+
+
+@dataclass(frozen=True, slots=True)
+class edges(Topology):
+    """The graph of the given pairs of places in a cluster, with Metropolis-Hastings weights.
+
+    >>> edges([(0, 1), (1, 2)])
+    edges(pairs=((0, 1), (1, 2)))
+    >>> import networkx
+    >>> edges(networkx.petersen_graph().edges)(10).diagonal().tolist()[:3]
+    [0.25, 0.25, 0.25]
+    """
+
+    pairs: Iterable[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs", tuple(_pair(pair) for pair in self.pairs))
+
+    def weights(self, n: int) -> Sparse:
+        ends = np.array(self.pairs, dtype=np.int64).reshape(-1, 2)
+        if ends.max(initial=0) >= n:
+            pair = tuple(ends[int(np.argmax(ends.max(axis=1)))].tolist())
+            raise refuse("edges", "pair", pair, f"places 0 to {n - 1}, for there are {n} clients")
+        return metropolis(n, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class matrix(Topology):
+    """The given matrix, for exactly as many clients as it has rows.
+
+    >>> matrix([[0.5, 0.5], [0.5, 0.5]])
+    matrix(rows=((0.5, 0.5), (0.5, 0.5)))
+    """
+
+    rows: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        W = as_sparse(self.rows, "matrix")
+        check(self.rows, name="matrix")
+        object.__setattr__(self, "rows", tuple(tuple(row) for row in W.toarray().tolist()))
+
+    def weights(self, n: int) -> Sparse:
+        if n != len(self.rows):
+            raise refuse("matrix", "n", n, f"the {len(self.rows)} clients of the given {len(self.rows)} x {len(self.rows)} matrix")
+        return as_sparse(self.rows, "matrix")
+
+
+def _pair(pair: object) -> tuple[int, int]:
+    try:
+        first, second = (index(end) for end in pair)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        first = second = -1
+    if min(first, second) < 0:
+        raise refuse("edges", "pair", pair, "two whole numbers >= 0, the places of two clients in their cluster")
+    if first == second:
+        raise refuse("edges", "pair", pair, "two different clients", "Everyone keeps a weight of its own anyway.")
+    return first, second
+
+
+def _random_pairs(n: int, p: float, chance: np.random.Generator) -> NDArray[np.int64]:
+    """Each of the n(n-1)/2 pairs with probability p, by geometric leaps from one chosen pair to the next."""
+    total = n * (n - 1) // 2
+    chunk = int(total * p + 6 * math.sqrt(total * p)) + 8
+    leaps = [np.full(1, -1)]
+    while leaps[-1][-1] < total:
+        leaps.append(leaps[-1][-1] + np.cumsum(np.minimum(chance.geometric(p, chunk), total + 1)))
+    place = np.concatenate(leaps)[1:]
+    place = place[place < total]
+    # pair (i, j), i < j, stands at place j(j-1)/2 + i
+    j = np.floor((1 + np.sqrt(1 + 8.0 * place)) / 2).astype(np.int64)
+    j -= j * (j - 1) // 2 > place
+    return np.stack([place - j * (j - 1) // 2, j], axis=1)
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    kind.__name__: kind
+    for kind in (
+        ring, complete, unbalanced_complete, erdos_renyi, torus, star, exponential, hypercube, isolated, edges, matrix,
+    )
+}  # fmt: skip
+
+
+def by_name(name: str, **options: Any) -> Topology:
+    """The topology of that name, as a command line or a file would say it.
+
+    >>> by_name("erdos-renyi", p=0.5, seed=3)
+    erdos_renyi(p=0.5, seed=3)
+    >>> by_name("rign")
+    Traceback (most recent call last):
+    hansa.errors.HansaError: topology 'rign' is not known. Did you mean ring?
+    """
+    kind = TOPOLOGIES.get(name.strip().lower().replace("-", "_").replace(" ", "_"))
+    if kind is None:
+        raise HansaError(f"topology {name!r} is not known. {near(name, TOPOLOGIES)}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for option in options:
+        if option not in fields:
+            takes = near(option, fields) if fields else "It takes none."
+            raise HansaError(f"topology {kind.__name__} has no option {option!r}. {takes}")
+    for field in fields.values():
+        if field.default is dataclasses.MISSING and field.name not in options:
+            raise HansaError(f"topology {kind.__name__} needs {field.name}.")
+    return kind(**options)
+
+
+def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Sparse:
+    """W over the clients still alive, in their order: doubly stochastic and connected.
+
+    A topology that has a graph of that many clients is applied to the survivors (a ring closes up, a star whose hub is lost gets
+    another); otherwise, and for a given matrix, weights that went through lost clients are re-routed between their neighbours.
+
+    >>> over_survivors(ring(), [True, True, False, True]).toarray().round(3).tolist()[0]
+    [0.333, 0.333, 0.333]
+    """
+    if not isinstance(topology, Topology):
+        return reroute(topology, alive)
+    n, left = len(alive), sum(map(bool, alive))
+    if left == 0:
+        raise HansaError(f"over_survivors: none of {n} clients is alive. A graph needs at least one.")
+    try:
+        return topology.sparse(left)
+    except HansaError:  # a fixed graph, a hypercube of seven, a random graph too thin to be connected again
+        return reroute(topology.sparse(n), alive)

@@ -1,0 +1,195 @@
+"""Mixing matrices: what makes one valid, and how to make one from a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import networkx as nx
+import numpy as np
+import torch
+from scipy.sparse import coo_array, csc_array, csr_array, issparse
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import splu
+from torch import Tensor
+
+from hansa.errors import HansaError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.float64]
+    Sparse: TypeAlias = csr_array[np.float64, tuple[int, int]]
+    Matrix: TypeAlias = Tensor | NDArray[np.floating] | Sparse | Sequence[Sequence[float]]
+
+
+def as_sparse(W: Matrix, name: str = "W") -> Sparse:
+    """Any form of a square matrix as float64 CSR, without stored zeros.
+
+    >>> as_sparse([[0.5, 0.5], [0.5, 0.5]]).nnz
+    4
+    """
+    if isinstance(W, Tensor):
+        W = W.detach().cpu().to(torch.float64).to_dense().numpy()
+    if not issparse(W):
+        try:
+            W = np.asarray(W, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise HansaError(f"{name}: expected a matrix of numbers with rows of equal length ({error}).") from error
+    if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] == 0:
+        raise HansaError(f"{name} has shape {' x '.join(map(str, W.shape))}: expected a square matrix.")
+    S: Sparse = csr_array(W, dtype=np.float64)
+    S.sum_duplicates()
+    S.eliminate_zeros()
+    return S
+
+
+def dense(W: Matrix) -> Tensor:
+    """The matrix as a float64 tensor."""
+    return torch.from_numpy(as_sparse(W).toarray())
+
+
+def check(W: Matrix, *, connected: bool = True, name: str = "W") -> None:
+    """Refuse a matrix that is not doubly stochastic, or under which clients never agree.
+
+    W must be square and finite, W_ij >= 0, W 1 = 1, 1'W = 1', and W^t -> 11'/n: connected and not periodic. Sums may be
+    off by what the given dtype cannot say.
+
+    >>> check([[0.5, 0.5], [0.4, 0.6]])
+    Traceback (most recent call last):
+    hansa.errors.HansaError: W: column 0 sums to 0.9, expected 1. gossip.sinkhorn(W) makes it doubly stochastic.
+    """
+    S = as_sparse(W, name)
+    tolerance = _tolerance(W)
+    if S.nnz == 0:
+        raise HansaError(f"{name}: row 0 sums to 0, expected 1.")
+    for kind, wrong in (("finite", ~np.isfinite(S.data)), ("non-negative", S.data < 0)):
+        if wrong.any():
+            rows, columns = S.nonzero()
+            at = int(np.argmax(wrong))
+            raise HansaError(f"{name}[{rows[at]}, {columns[at]}] = {S.data[at]:g}: expected {kind} weights.")
+    for axis, line in ((1, "row"), (0, "column")):
+        sums = np.asarray(S.sum(axis=axis))
+        worst = int(np.argmax(np.abs(sums - 1)))
+        if abs(sums[worst] - 1) > tolerance:
+            shown = f"{sums[worst]:.6g}" if abs(sums[worst] - 1) > 1e-5 else repr(float(sums[worst]))
+            raise HansaError(
+                f"{name}: {line} {worst} sums to {shown}, expected 1. gossip.sinkhorn(W) makes it doubly stochastic."
+            )
+    if connected:
+        _check_agreement(S, name)
+
+
+def _tolerance(W: Matrix) -> float:
+    """Half the digits the numbers came with, doubled in size: 1e-9 for float64, 1e-5 for float32, 1e-2 below."""
+    if isinstance(W, Tensor):
+        digits = torch.finfo(W.dtype).eps if W.dtype.is_floating_point else 0.0
+    else:
+        kind = getattr(W, "dtype", np.dtype(np.float64))
+        digits = float(np.finfo(kind).eps) if np.issubdtype(kind, np.floating) else 0.0
+    return 1e-9 if digits < 1e-12 else 1e-5 if digits < 1e-6 else 1e-2
+
+
+def _check_agreement(S: Sparse, name: str) -> None:
+    parts, label = connected_components(S, directed=True, connection="strong")
+    if parts > 1:
+        away = int(np.argmax(label != label[0]))
+        raise HansaError(
+            f"{name} is disconnected: {parts} parts, client {away} never hears client 0. "
+            "Add an edge between them, or say gossip.isolated() if nobody is meant to talk."
+        )
+    if not S.diagonal().any() and not nx.is_aperiodic(nx.from_scipy_sparse_array(S, create_using=nx.DiGraph)):
+        raise HansaError(
+            f"{name} is periodic: models go round and never agree (rho = 1). Give every client some weight of its own."
+        )
+
+
+def metropolis(n: int, pairs: Iterable[tuple[int, int]] | NDArray[np.integer]) -> Sparse:
+    """Metropolis-Hastings weights: w_ij = 1/(1 + max(d_i, d_j)) on edges, the rest on the diagonal.
+
+    Symmetric, so doubly stochastic on any graph; on a regular graph uniform, 1/(1 + d). Xiao, Boyd and Kim (2007).
+
+    >>> metropolis(3, [(0, 1), (1, 2)]).toarray().round(3).tolist()
+    [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
+    """
+    ends = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.int64).reshape(-1, 2)
+    once = np.unique(ends.min(axis=1) * n + ends.max(axis=1))  # an edge told twice, or both ways, is one edge
+    low, high = np.divmod(once, n)
+    low, high = low[low != high], high[low != high]
+    i, j = np.concatenate([low, high]), np.concatenate([high, low])
+    own = 1.0 / (1 + np.bincount(i, minlength=n))
+    w = np.minimum(own[i], own[j])
+    # 1 - sum_j w_ij, written as a sum of non-negative terms: exact 1/(1 + d) on regular graphs
+    kept = own + np.bincount(i, weights=own[i] - w, minlength=n)
+    every = np.arange(n)
+    return csr_array(
+        coo_array((np.concatenate([w, kept]), (np.concatenate([i, every]), np.concatenate([j, every]))), shape=(n, n))
+    )
+
+
+def circulant(n: int, offsets: Iterable[int]) -> Sparse:
+    """Every client hears itself and those ``offsets`` places on, all with the same weight.
+
+    >>> circulant(4, (1,)).toarray().tolist()[0]
+    [0.5, 0.5, 0.0, 0.0]
+    """
+    shifts = np.array(sorted({0, *(offset % n for offset in offsets)}))
+    columns = (np.arange(n)[:, None] + shifts) % n
+    start = np.arange(0, n * len(shifts) + 1, len(shifts))
+    W: Sparse = csr_array((np.full(columns.size, 1 / len(shifts)), columns.ravel(), start), shape=(n, n))
+    W.sort_indices()
+    return W
+
+
+def sinkhorn(A: Matrix, sweeps: int = 10_000) -> Tensor:
+    """D_1 A D_2 with unit row and column sums: rows and columns are scaled in turn. Sinkhorn and Knopp (1967).
+
+    >>> sinkhorn([[1.0, 2.0], [2.0, 1.0]])[0].mul(3).round().tolist()
+    [1.0, 2.0]
+    """
+    P = as_sparse(A, "sinkhorn").toarray()
+    if not np.isfinite(P).all() or (P < 0).any() or not (P.any(axis=0).all() and P.any(axis=1).all()):
+        raise HansaError("sinkhorn: expected finite numbers >= 0 with a positive one in every row and column.")
+    for _ in range(sweeps):
+        P /= P.sum(axis=1, keepdims=True)
+        P /= P.sum(axis=0, keepdims=True)
+        off = float(np.abs(P.sum(axis=1) - 1).max())
+        if off < 1e-13:
+            return torch.from_numpy(P)
+    raise HansaError(
+        f"sinkhorn: rows are still off by {off:.2g} after {sweeps} sweeps: the zeros of the matrix leave no doubly "
+        "stochastic matrix of that pattern. Fill some of them, or use Metropolis weights: gossip.edges([...])."
+    )
+
+
+def reroute(W: Matrix, alive: Sequence[bool]) -> Sparse:
+    """W over the survivors s when clients d are lost: W_ss + W_sd (I - W_dd)^-1 W_ds, the stochastic complement.
+
+    What went through a lost client now goes straight between its neighbours. Doubly stochastic and connected whenever W
+    is, and the order of losses does not matter. Meyer (1989), SIAM Review 31.
+
+    >>> reroute([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]], [True, False, True]).toarray().tolist()
+    [[0.75, 0.25], [0.25, 0.75]]
+    """
+    S = as_sparse(W)
+    check(W)
+    keep = np.flatnonzero(np.asarray(alive, dtype=bool))
+    if len(alive) != S.shape[0] or len(keep) == 0:
+        raise HansaError(
+            f"over_survivors: {len(keep)} alive of {len(alive)} told, for a graph of {S.shape[0]} clients. "
+            "Give one True or False a client, at least one True."
+        )
+    lost = np.setdiff1d(np.arange(len(alive)), keep)
+    W_ss, W_sd, W_ds = S[keep][:, keep], S[keep][:, lost], S[lost][:, keep]
+    if len(lost) == 0 or W_ds.nnz == 0:
+        return csr_array(W_ss)
+    touched = np.unique(W_ds.indices)
+    through = splu(csc_array(identity(len(lost)) - S[lost][:, lost])).solve(W_ds[:, touched].toarray())
+    rows, columns = np.nonzero(through)
+    detour = csr_array((through[rows, columns], (rows, touched[columns])), shape=W_ds.shape)
+    return csr_array(W_ss + W_sd @ detour)
+
+
+def identity(n: int) -> Sparse:
+    """Everyone keeps what it has."""
+    return csr_array((np.ones(n), np.arange(n), np.arange(n + 1)), shape=(n, n))

@@ -1,0 +1,135 @@
+"""Module <-> flat vector. Parameters are views of the vector, so a training step copies nothing.
+
+Convolution weights lie in the vector in channels-last order, so that their channels-last form is a free view.
+Persistent buffers (BatchNorm statistics, ...) lie in a vector of their own. Frozen parameters never travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hansa.errors import HansaError
+from hansa.types import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a module: where it lies in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    dtype: torch.dtype
+
+    def view(self, flat: Vector) -> torch.Tensor:
+        """The tensor as a view of the flat vector."""
+        piece = flat[self.offset : self.offset + self.size]
+        if len(self.shape) == 4:
+            o, i, h, w = self.shape
+            return piece.view(o, h, w, i).permute(0, 3, 1, 2)
+        if len(self.shape) == 5:
+            o, i, t, h, w = self.shape
+            return piece.view(o, t, h, w, i).permute(0, 4, 1, 2, 3)
+        return piece.view(self.shape)
+
+
+def _entries(named: list[tuple[str, torch.Tensor]]) -> tuple[Entry, ...]:
+    entries, offset = [], 0
+    for name, tensor in named:
+        entries.append(Entry(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype))
+        offset += tensor.numel()
+    return tuple(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where every trainable parameter and persistent buffer of a module lies.
+
+    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> layout.dim, layout.buffer_dim, [entry.name for entry in layout.parameters]
+    (8, 0, ['weight', 'bias'])
+    """
+
+    parameters: tuple[Entry, ...]
+    buffers: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise HansaError(f"{type(module).__name__} has no trainable parameter: nothing to optimize.")
+        for name, parameter in trainable:
+            if not parameter.is_floating_point():
+                raise HansaError(
+                    f"parameter {name} is {parameter.dtype}: only real floating-point ones can be trained."
+                )
+        persistent = module.state_dict(keep_vars=True)
+        buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
+        return cls(_entries(trainable), _entries(buffers))
+
+    @property
+    def dim(self) -> int:
+        return sum(entry.size for entry in self.parameters)
+
+    @property
+    def buffer_dim(self) -> int:
+        return sum(entry.size for entry in self.buffers)
+
+    def pack(self, module: nn.Module, dtype: torch.dtype) -> tuple[Vector, Vector]:
+        """Copies of the module's parameters and of its buffers as two flat vectors."""
+        with torch.no_grad():
+            flat, rest = torch.empty(self.dim, dtype=dtype), torch.empty(self.buffer_dim, dtype=dtype)
+            for vector, entries in ((flat, self.parameters), (rest, self.buffers)):
+                tensors = _tensors(module)
+                for entry in entries:
+                    entry.view(vector).copy_(tensors[entry.name])
+        return flat, rest
+
+    def bind(self, module: nn.Module, flat: Vector) -> list[nn.Parameter]:
+        """Make the module's parameters views of ``flat``; they are returned in the vector's order."""
+        self._check(flat, self.dim, "parameters")
+        named = dict(module.named_parameters())
+        for entry in self.parameters:
+            named[entry.name].data = entry.view(flat)
+        return [named[entry.name] for entry in self.parameters]
+
+    def write_buffers(self, module: nn.Module, rest: Vector) -> None:
+        """Copy a flat vector into the module's buffers; whole-numbered ones are rounded."""
+        self._check(rest, self.buffer_dim, "buffers")
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for entry in self.buffers:
+                value = entry.view(rest)
+                tensors[entry.name].copy_(value if entry.dtype.is_floating_point else value.round())
+
+    def read_buffers(self, module: nn.Module, rest: Vector) -> Vector:
+        """Copy the module's buffers into a flat vector."""
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for entry in self.buffers:
+                entry.view(rest).copy_(tensors[entry.name])
+        return rest
+
+    def named(self, flat: Vector, rest: Vector | None = None) -> dict[str, torch.Tensor]:
+        """The vectors as named tensors, in the shapes of the module's ``state_dict``."""
+        self._check(flat, self.dim, "parameters")
+        out = {entry.name: entry.view(flat) for entry in self.parameters}
+        if rest is not None:
+            for entry in self.buffers:
+                value = entry.view(rest)
+                out[entry.name] = value if entry.dtype.is_floating_point else value.round().to(entry.dtype)
+        return out
+
+    @staticmethod
+    def _check(flat: Vector, dim: int, what: str) -> None:
+        if flat.shape != (dim,):
+            raise HansaError(f"a vector of shape {tuple(flat.shape)} for {what}: expected ({dim},).")
+
+
+def _tensors(module: nn.Module) -> dict[str, Any]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -1,0 +1,135 @@
+"""Local solvers: y <- y - lr (g + a (y - x) + s). The scalar a and the vector s are all that differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from hansa.errors import non_negative, positive
+from hansa.types import CONTROL, Vector, Vectors
+
+
+class Correction(NamedTuple):
+    """The affine term a (y - x) + s, fixed for the round; ``s`` is None where it would be zero."""
+
+    a: float = 0.0
+    s: Vector | None = None
+
+
+class Finished(NamedTuple):
+    """What a solver reports on its own channels, and what the client remembers."""
+
+    reports: Vectors
+    memory: Vectors
+
+
+class Solver(Protocol):
+    """``channels``: what it receives and reports beside the model; ``memory``: rows each client keeps;
+    ``pull``: the scalar a, a fact of the method that the server knows too."""
+
+    cites: ClassVar[tuple[str, ...]]
+    channels: ClassVar[tuple[str, ...]]
+    memory: ClassVar[tuple[str, ...]]
+    uniform_only: ClassVar[bool]
+
+    @property
+    def pull(self) -> float: ...
+
+    def correction(self, got: Vectors, memory: Vectors) -> Correction: ...
+
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished: ...
+
+
+@dataclass(frozen=True, slots=True)
+class sgd:
+    """a = 0, s = 0: plain stochastic gradient descent."""
+
+    cites: ClassVar[tuple[str, ...]] = ()
+    channels: ClassVar[tuple[str, ...]] = ()
+    memory: ClassVar[tuple[str, ...]] = ()
+    uniform_only: ClassVar[bool] = False
+
+    @property
+    def pull(self) -> float:
+        return 0.0
+
+    def correction(self, got: Vectors, memory: Vectors) -> Correction:
+        return Correction()
+
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
+        return Finished({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class prox:
+    """a = mu: the proximal pull towards the received model (FedProx, Li 2020)."""
+
+    mu: float
+    cites: ClassVar[tuple[str, ...]] = ("li2020",)
+    channels: ClassVar[tuple[str, ...]] = ()
+    memory: ClassVar[tuple[str, ...]] = ()
+    uniform_only: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        non_negative("prox", "mu", self.mu, "0.01 to 10 were tried in the papers; 0 is plain SGD.")
+
+    @property
+    def pull(self) -> float:
+        return float(self.mu)
+
+    def correction(self, got: Vectors, memory: Vectors) -> Correction:
+        return Correction(a=self.pull)
+
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
+        return Finished({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class scaffold:
+    """s = c - c_i; then c_i' = c_i - c + (x - y)/(tau lr), and c_i' - c_i is reported (SCAFFOLD option II,
+    Karimireddy 2020)."""
+
+    cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
+    channels: ClassVar[tuple[str, ...]] = (CONTROL,)
+    memory: ClassVar[tuple[str, ...]] = (CONTROL,)
+    uniform_only: ClassVar[bool] = True
+
+    @property
+    def pull(self) -> float:
+        return 0.0
+
+    def correction(self, got: Vectors, memory: Vectors) -> Correction:
+        own = memory.get(CONTROL)
+        return Correction(s=got[CONTROL] - own if own is not None else got[CONTROL])
+
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
+        difference = change / (-steps * lr) - got[CONTROL]
+        own = memory.get(CONTROL)
+        return Finished({CONTROL: difference}, {CONTROL: difference if own is None else own + difference})
+
+
+@dataclass(frozen=True, slots=True)
+class dyn:
+    """a = alpha, s = -h_i; then h_i <- h_i - alpha (y - x) (FedDyn, Acar 2021). Goes with `hansa.server.dyn`."""
+
+    alpha: float
+    cites: ClassVar[tuple[str, ...]] = ("acar2021",)
+    channels: ClassVar[tuple[str, ...]] = ()
+    memory: ClassVar[tuple[str, ...]] = ("dual",)
+    uniform_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
+
+    @property
+    def pull(self) -> float:
+        return float(self.alpha)
+
+    def correction(self, got: Vectors, memory: Vectors) -> Correction:
+        h = memory.get("dual")
+        return Correction(a=self.pull, s=None if h is None else -h)
+
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
+        h = memory.get("dual")
+        moved = change * -self.alpha
+        return Finished({}, {"dual": moved if h is None else h + moved})

@@ -1,0 +1,124 @@
+/* Convolution of stride one over padded NHWC images, one image at a time.
+ *
+ * A tile holds P neighbouring output positions of V output vectors in registers and walks the window once:
+ * every input is broadcast against V weight vectors. ReLU and the 2x2 pool work on two fresh rows in the first cache. */
+#ifndef HANSA_CONV_H
+#define HANSA_CONV_H
+
+#include "vector.h"
+
+#define TILE_POSITIONS (WIDE_REGISTERS ? 14 : 6)
+
+/* Where the values of one window lie: `rows` rows `row` floats apart, each of `runs` runs `run_step` floats apart, each
+ * of `length` contiguous floats. Where channels need no padding a window's row is a single run. */
+typedef struct {
+    ptrdiff_t rows, row, runs, run_step, length;
+} window_t;
+
+INLINE void conv_tile(const int P, const int V, const float *x, ptrdiff_t position, window_t window, const float *weight,
+                      const float *bias, float *out, ptrdiff_t out_step) {
+    vf sum[14 * 2];
+    ptrdiff_t odd[7]; /* odd multiples of the step between positions, in bytes; x86 addressing doubles them */
+    UNROLL for (int i = 0; i < P / 2; i++) {
+        odd[i] = (2 * i + 1) * position * (ptrdiff_t)sizeof(float);
+        OPAQUE(odd[i]);
+    }
+    UNROLL for (int v = 0; v < V; v++) {
+        vf b = load(bias + v * VL);
+        UNROLL for (int p = 0; p < P; p++) sum[p * V + v] = b;
+    }
+    for (ptrdiff_t row = 0; row < window.rows; row++) {
+        for (ptrdiff_t run = 0; run < window.runs; run++) {
+            const char *at = (const char *)(x + row * window.row + run * window.run_step);
+            const char *end = at + window.length * (ptrdiff_t)sizeof(float);
+            for (; at < end; at += sizeof(float), weight += V * VL) {
+                vf w[2];
+                UNROLL for (int v = 0; v < V; v++) w[v] = load(weight + v * VL);
+                UNROLL for (int p = 0; p < P; p++) {
+                    const int low = p ? p & -p : 1; /* p = odd number times a power of two */
+                    vf value = splat(*(const float *)(p ? at + odd[p / low / 2] * low : at));
+                    UNROLL for (int v = 0; v < V; v++) sum[p * V + v] = madd(value, w[v], sum[p * V + v]);
+                }
+            }
+        }
+    }
+    UNROLL for (int p = 0; p < P; p++) {
+        UNROLL for (int v = 0; v < V; v++) store(out + p * out_step + v * VL, sum[p * V + v]);
+    }
+}
+
+typedef void (*conv_tile_t)(const float *, ptrdiff_t, window_t, const float *, const float *, float *, ptrdiff_t);
+
+#define CONV_TILE(P, V)                                                                                             \
+    static void conv_tile_##P##_##V(const float *x, ptrdiff_t position, window_t window, const float *weight,      \
+                                    const float *bias, float *out, ptrdiff_t out_step) {                           \
+        conv_tile(P, V, x, position, window, weight, bias, out, out_step);                                         \
+    }
+#define CONV_TILES(P) CONV_TILE(P, 1) CONV_TILE(P, 2)
+CONV_TILES(1) CONV_TILES(2) CONV_TILES(3) CONV_TILES(4) CONV_TILES(5) CONV_TILES(6)
+#if WIDE_REGISTERS
+CONV_TILES(7) CONV_TILES(8) CONV_TILES(9) CONV_TILES(10) CONV_TILES(11) CONV_TILES(12) CONV_TILES(13) CONV_TILES(14)
+#endif
+#define CONV_PAIR(P) {conv_tile_##P##_1, conv_tile_##P##_2}
+static const conv_tile_t conv_tiles[][2] = {
+    CONV_PAIR(1), CONV_PAIR(2), CONV_PAIR(3), CONV_PAIR(4), CONV_PAIR(5), CONV_PAIR(6),
+#if WIDE_REGISTERS
+    CONV_PAIR(7), CONV_PAIR(8), CONV_PAIR(9), CONV_PAIR(10), CONV_PAIR(11), CONV_PAIR(12), CONV_PAIR(13), CONV_PAIR(14),
+#endif
+};
+
+/* One row of `count` output positions, all output vectors. `weight` is packed by pack_forward. */
+static void conv_row(const float *x, ptrdiff_t position, window_t window, const float *weight, const float *bias,
+                     float *out, ptrdiff_t out_step, ptrdiff_t count) {
+    ptrdiff_t taps = window.rows * window.runs * window.length;
+    ptrdiff_t tiles = (count + TILE_POSITIONS - 1) / TILE_POSITIONS;
+    for (ptrdiff_t o = 0; o < out_step; o += 2 * VL) {
+        int pair = out_step - o >= 2 * VL;
+        for (ptrdiff_t t = 0, p = 0; t < tiles; t++) {
+            ptrdiff_t width = (count - p + tiles - t - 1) / (tiles - t);
+            conv_tiles[width - 1][pair](x + p * position, position, window, weight + o * taps, bias + o,
+                                        out + p * out_step + o, out_step);
+            p += width;
+        }
+    }
+}
+
+/* Weights of `out` filters of `taps` values, filter-major, into the order in which conv_tile walks: pairs of output
+ * vectors (the last may be single), each [taps][one or two vectors], filters beyond `out` zero. */
+static void pack_forward(const float *weight, ptrdiff_t out, ptrdiff_t taps, float *packed) {
+    ptrdiff_t padded = round_up(out, VL);
+    for (ptrdiff_t o = 0; o < padded; o += 2 * VL) {
+        ptrdiff_t width = at_most(2 * VL, padded - o), present = at_most(width, out - o);
+        float *block = packed + o * taps;
+        transpose(weight + o * taps, taps, block, width, present, taps);
+        if (present < width)
+            for (ptrdiff_t t = 0; t < taps; t++) memset(block + t * width + present, 0, sizeof(float) * (width - present));
+    }
+}
+
+/* ReLU (if asked) over `count` vectors' worth of values. */
+static void relu_row(const float *from, float *to, ptrdiff_t floats, int relu) {
+    for (ptrdiff_t i = 0; i < floats; i += VL) {
+        vf v = load(from + i);
+        store(to + i, relu ? where_positive(v, v) : v);
+    }
+}
+
+/* 2x2 maximum of two rows, then ReLU if asked; `which` gets 0..3, the first of equals, as torch's max_pool2d. */
+static void pool_rows(const float *upper, const float *lower, ptrdiff_t channels, ptrdiff_t count, int relu, float *to,
+                      int32_t *which) {
+    for (ptrdiff_t p = 0; p < count; p++) {
+        for (ptrdiff_t c = 0; c < channels; c += VL) {
+            const float *a = upper + 2 * p * channels + c, *b = lower + 2 * p * channels + c;
+            vf best = load(a);
+            vi index = splat_int(0);
+            challenge(&best, &index, load(a + channels), 1);
+            challenge(&best, &index, load(b), 2);
+            challenge(&best, &index, load(b + channels), 3);
+            store(to + p * channels + c, relu ? where_positive(best, best) : best);
+            store_int(which + p * channels + c, index);
+        }
+    }
+}
+
+#endif

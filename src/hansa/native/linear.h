@@ -1,0 +1,197 @@
+/* Linear layers and the local step.
+ *
+ * Forward: dot products of rows, 4 x 4 at a time. Backward: sums of outer products, a tile of rows times vectors in
+ * registers; the gradient of a weight tile can be applied to the weights at once, without ever being stored. */
+#ifndef HANSA_LINEAR_H
+#define HANSA_LINEAR_H
+
+#include "vector.h"
+
+/* y <- y - lr (g + decay y + pull (y - anchor) + shift), through the momentum buffer if there is one:
+ * b <- mu b + (...), y <- y - lr b. All pointers are to whole flat vectors; those not used are null. */
+typedef struct {
+    float *y, *momentum;
+    const float *anchor, *shift;
+    float lr, pull, decay, mu;
+} step_t;
+
+INLINE int plain(const step_t *step) { return !step->momentum && !step->shift && step->pull == 0 && step->decay == 0; }
+
+INLINE vf stepped(const step_t *step, ptrdiff_t at, ptrdiff_t count, vf g) {
+    vf y = load_part(step->y + at, count);
+    if (step->decay != 0) g = madd(splat(step->decay), y, g);
+    if (step->pull != 0) g = madd(splat(step->pull), y - load_part(step->anchor + at, count), g);
+    if (step->shift) g = g + load_part(step->shift + at, count);
+    if (step->momentum) {
+        g = madd(splat(step->mu), load_part(step->momentum + at, count), g);
+        store_part(step->momentum + at, g, count);
+    }
+    return madd(splat(-step->lr), g, y);
+}
+
+/* The step on `count` parameters from `at`, gradient times `scale` (clipping). */
+static void step_span(const step_t *step, ptrdiff_t at, const float *gradient, ptrdiff_t count, float scale) {
+    for (ptrdiff_t i = 0; i < count; i += VL) {
+        vf g = load_part(gradient + i, count - i) * splat(scale);
+        store_part(step->y + at + i, stepped(step, at + i, count - i, g), count - i);
+    }
+}
+
+/* Forward: y[b][o] += x[b] . w[o] ----------------------------------------------------------------------------------- */
+
+#define DOT_ROWS 4
+#define DOT_FILTERS (WIDE_REGISTERS ? 4 : 2)
+
+INLINE void sum_tile(const vf *sum, float *totals) {
+#if VL == 16
+    vf quad[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        const vf *s = sum + 4 * i;
+        vf a = _mm512_unpacklo_ps(s[0], s[1]) + _mm512_unpackhi_ps(s[0], s[1]);
+        vf b = _mm512_unpacklo_ps(s[2], s[3]) + _mm512_unpackhi_ps(s[2], s[3]);
+        quad[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))) +
+                  _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+    }
+    vf low = _mm512_shuffle_f32x4(quad[0], quad[1], 0x88) + _mm512_shuffle_f32x4(quad[0], quad[1], 0xdd);
+    vf high = _mm512_shuffle_f32x4(quad[2], quad[3], 0x88) + _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd);
+    store(totals, _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd));
+#else
+    for (int i = 0; i < DOT_ROWS * DOT_FILTERS; i++) totals[i] = sum_lanes(sum[i]);
+#endif
+}
+
+/* `rows` and `filters` may be fewer than the tile's: the last is then repeated and its sums are dropped. */
+INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, ptrdiff_t w_row, ptrdiff_t filters,
+                     ptrdiff_t length, float *y, ptrdiff_t y_row) {
+    const float *xs[DOT_ROWS], *ws[DOT_FILTERS];
+    vf sum[DOT_ROWS * DOT_FILTERS];
+    UNROLL for (int b = 0; b < DOT_ROWS; b++) xs[b] = x + at_most(b, rows - 1) * x_row;
+    UNROLL for (int o = 0; o < DOT_FILTERS; o++) ws[o] = w + at_most(o, filters - 1) * w_row;
+    UNROLL for (int i = 0; i < DOT_ROWS * DOT_FILTERS; i++) sum[i] = zero();
+    ptrdiff_t i = 0;
+    for (; i + VL <= length; i += VL) {
+        vf weights[DOT_FILTERS];
+        UNROLL for (int o = 0; o < DOT_FILTERS; o++) weights[o] = load(ws[o] + i);
+        UNROLL for (int b = 0; b < DOT_ROWS; b++) {
+            vf value = load(xs[b] + i);
+            UNROLL for (int o = 0; o < DOT_FILTERS; o++)
+                sum[b * DOT_FILTERS + o] = madd(value, weights[o], sum[b * DOT_FILTERS + o]);
+        }
+    }
+    if (i < length) {
+        UNROLL for (int b = 0; b < DOT_ROWS; b++) UNROLL for (int o = 0; o < DOT_FILTERS; o++)
+            sum[b * DOT_FILTERS + o] =
+                madd(load_part(xs[b] + i, length - i), load_part(ws[o] + i, length - i), sum[b * DOT_FILTERS + o]);
+    }
+    float totals[DOT_ROWS * DOT_FILTERS];
+    sum_tile(sum, totals);
+    for (ptrdiff_t b = 0; b < at_most(DOT_ROWS, rows); b++)
+        for (ptrdiff_t o = 0; o < at_most(DOT_FILTERS, filters); o++) y[b * y_row + o] += totals[b * DOT_FILTERS + o];
+}
+
+/* y = bias + x w'. Inputs are cut so that a block of them stays in the first cache while the weights stream past once. */
+static void linear_forward(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, const float *bias,
+                           ptrdiff_t in, ptrdiff_t out, float *y, ptrdiff_t y_row) {
+    for (ptrdiff_t b = 0; b < rows; b++) {
+        if (bias) memcpy(y + b * y_row, bias, sizeof(float) * out);
+        else memset(y + b * y_row, 0, sizeof(float) * out);
+    }
+    ptrdiff_t blocks = (rows + 23) / 24;
+    for (ptrdiff_t block = 0, b0 = 0; block < blocks; block++) {
+        ptrdiff_t some = (rows - b0 + blocks - block - 1) / (blocks - block);
+        ptrdiff_t cuts = (in * some + 7167) / 7168, cut = round_up((in + cuts - 1) / cuts, VL);
+        for (ptrdiff_t i = 0; i < in; i += cut)
+            for (ptrdiff_t o = 0; o < out; o += DOT_FILTERS)
+                for (ptrdiff_t b = b0; b < b0 + some; b += DOT_ROWS)
+                    dot_tile(x + b * x_row + i, x_row, at_most(DOT_ROWS, b0 + some - b), w + o * in + i, in,
+                             out - o, at_most(cut, in - i), y + b * y_row + o, y_row);
+        b0 += some;
+    }
+}
+
+/* Backward: c[m][n] = sum over k of a(m, k) b[k][n] ------------------------------------------------------------------ */
+
+#define OUTER_ROWS (WIDE_REGISTERS ? 6 : 4)
+#define OUTER_VECTORS (WIDE_REGISTERS ? 4 : 2)
+
+typedef struct {
+    const float *a; /* a(m, k) = a[m * a_m + k * a_k] */
+    ptrdiff_t a_m, a_k;
+    const float *b;
+    ptrdiff_t b_row, depth;
+    float *c; /* where the sums go, or null: then `step` is taken at parameter `at` + m * c_row + n */
+    ptrdiff_t c_row;
+    const step_t *step;
+    ptrdiff_t at;
+} outer_t;
+
+INLINE void outer_tile(const int M, const int N, const int PART, const outer_t *job, ptrdiff_t m, ptrdiff_t n,
+                       ptrdiff_t lanes) {
+    vf sum[6 * 4];
+    const float *a = job->a + m * job->a_m, *b = job->b + n;
+    ptrdiff_t a_m = job->a_m, a_k = job->a_k, b_row = job->b_row;
+    float *c = (job->c ? job->c : job->step->y + job->at) + m * job->c_row + n;
+    UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {
+        __builtin_prefetch(c + i * job->c_row + j * VL, 1);
+        sum[i * N + j] = zero();
+    }
+    for (ptrdiff_t k = 0; k < job->depth; k++, a += a_k, b += b_row) {
+        vf row[4];
+        UNROLL for (int j = 0; j < N; j++) row[j] = PART ? load_part(b + j * VL, lanes) : load(b + j * VL);
+        UNROLL for (int i = 0; i < M; i++) {
+            vf value = splat(a[i * a_m]);
+            UNROLL for (int j = 0; j < N; j++) sum[i * N + j] = madd(value, row[j], sum[i * N + j]);
+        }
+    }
+    if (job->c) {
+        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++)
+            store_part(c + i * job->c_row + j * VL, sum[i * N + j], PART ? lanes : VL);
+    } else if (plain(job->step)) {
+        vf rate = splat(-job->step->lr);
+        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {
+            float *to = c + i * job->c_row + j * VL;
+            store_part(to, madd(rate, sum[i * N + j], load_part(to, PART ? lanes : VL)), PART ? lanes : VL);
+        }
+    } else {
+        float tile[6 * 4 * VL];
+        UNROLL for (int i = 0; i < M * N; i++) store(tile + i * VL, sum[i]);
+        for (int i = 0; i < M; i++)
+            step_span(job->step, job->at + (m + i) * job->c_row + n, tile + i * N * VL, PART ? lanes : N * VL, 1.0f);
+    }
+}
+
+#define OUTER_CASE(M, N)                                                                                            \
+    case 8 * M + N: outer_tile(M, N, 0, job, m, n, VL); break;
+#define OUTER_CASES(M)                                                                                              \
+    OUTER_CASE(M, 1)                                                                                               \
+    OUTER_CASE(M, 2)                                                                                               \
+    case 8 * M: outer_tile(M, 1, 1, job, m, n, lanes); break;
+
+static void outer_tiles(const outer_t *job, ptrdiff_t M, ptrdiff_t N, ptrdiff_t m, ptrdiff_t n, ptrdiff_t lanes) {
+    switch (8 * M + N) {
+        OUTER_CASES(1) OUTER_CASES(2) OUTER_CASES(3) OUTER_CASES(4)
+#if WIDE_REGISTERS
+        OUTER_CASES(5) OUTER_CASES(6)
+        OUTER_CASE(1, 3) OUTER_CASE(2, 3) OUTER_CASE(3, 3) OUTER_CASE(4, 3) OUTER_CASE(5, 3) OUTER_CASE(6, 3)
+        OUTER_CASE(1, 4) OUTER_CASE(2, 4) OUTER_CASE(3, 4) OUTER_CASE(4, 4) OUTER_CASE(5, 4) OUTER_CASE(6, 4)
+#endif
+    }
+}
+
+static void outer(const outer_t *job, ptrdiff_t rows, ptrdiff_t columns) {
+    ptrdiff_t whole = columns / VL, blocks = (whole + OUTER_VECTORS - 1) / OUTER_VECTORS;
+    ptrdiff_t bands = (rows + OUTER_ROWS - 1) / OUTER_ROWS;
+    for (ptrdiff_t block = 0, v = 0; block <= blocks; block++) {
+        int part = block == blocks; /* the last, incomplete vector is a block of its own */
+        ptrdiff_t N = part ? 0 : (whole - v + blocks - block - 1) / (blocks - block);
+        if (part && columns == whole * VL) break;
+        for (ptrdiff_t band = 0, m = 0; band < bands; band++) {
+            ptrdiff_t M = (rows - m + bands - band - 1) / (bands - band);
+            outer_tiles(job, M, N, m, v * VL, columns - whole * VL);
+            m += M;
+        }
+        v += N;
+    }
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* What the Python side and the three instruction sets agree on. */
+#ifndef HANSA_NATIVE_H
+#define HANSA_NATIVE_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define HANSA_EXPORT __declspec(dllexport)
+#else
+#define HANSA_EXPORT __attribute__((visibility("default")))
+#endif
+
+#define HANSA_ABI 1
+
+enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
+
+/* One stage: convolution (stride 1) [ReLU] [2x2 max-pool], or linear [ReLU]. A linear stage has kernel = padding = 0,
+ * and channels, height, width say what shape was flattened, in torch's C, H, W order. */
+typedef struct {
+    int64_t kind, channels, height, width, out, kernel, padding, relu, pool, bias;
+} hansa_stage;
+
+/* Rows of examples: float32, or uint8 with `table`[channel][256] giving the value of each byte. `planar` says that a row
+ * is stored C, H, W; otherwise it is H, W, C. */
+typedef struct {
+    const void *values;
+    const float *table;
+    const int64_t *labels;
+    int64_t rows, planar;
+} hansa_data;
+
+/* `steps` batches of `batch` rows; `sizes` (may be null) gives each step's own, smaller batch. */
+typedef struct {
+    const int64_t *index, *sizes;
+    int64_t steps, batch;
+} hansa_batches;
+
+/* y <- y - lr (clipped g + decay y + pull (y - anchor) + shift), through momentum if that is not null. */
+typedef struct {
+    float *momentum;
+    const float *anchor, *shift;
+    double lr, pull, decay, mu, clip; /* clip: the greatest norm of g, infinity for none */
+} hansa_update;
+
+typedef struct {
+    double loss;
+    int64_t correct;
+} hansa_score;
+
+enum { HANSA_OK = 0, HANSA_NO_MEMORY = 1, HANSA_BAD_ROW = 2, HANSA_BAD_LABEL = 3, HANSA_BAD_SIZE = 4 };
+
+/* What a server step needs to know; `kind` is one of the six. Corrections are factors: 1 / (1 - beta^t), or 1. */
+enum { HANSA_MOMENTUM, HANSA_ADAGRAD, HANSA_ADAM, HANSA_YOGI, HANSA_AMSGRAD, HANSA_AMS };
+
+typedef struct {
+    int64_t kind, eps_inside;
+    double beta1, beta2, eps, rate, correct1, correct2;
+} hansa_rule;
+
+typedef struct hansa_stack hansa_stack;
+
+/* The kernels of one instruction set. */
+typedef struct {
+    const char *name;
+    hansa_stack *(*stack_new)(const hansa_stage *, int64_t stages, int64_t batch);
+    void (*stack_free)(hansa_stack *);
+    int64_t (*train)(hansa_stack *, float *y, const hansa_data *, const hansa_batches *, const hansa_update *,
+                     float *losses);
+    int64_t (*gradient)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *g, float *loss);
+    int64_t (*evaluate)(hansa_stack *, const float *y, const hansa_data *, int64_t from, int64_t to, hansa_score *);
+    int64_t (*logits)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *out);
+    void (*server32)(const hansa_rule *, int64_t n, const float *delta, const float *m, const float *v,
+                     const float *vhat, float *step, float *m_out, float *v_out, float *vhat_out, float *x);
+    void (*server64)(const hansa_rule *, int64_t n, const double *delta, const double *m, const double *v,
+                     const double *vhat, double *step, double *m_out, double *v_out, double *vhat_out, double *x);
+    void (*mean32)(const float *rows, int64_t row, int64_t count, int64_t n, const double *weights, float *out);
+    void (*mean64)(const double *rows, int64_t row, int64_t count, int64_t n, const double *weights, double *out);
+    double (*squares32)(const float *x, int64_t n, int64_t *finite);
+    double (*squares64)(const double *x, int64_t n, int64_t *finite);
+    double (*sign_pack)(const float *x, int64_t n, uint8_t *bits);
+    void (*sign_add)(const uint8_t *const *bits, const float *scales, int64_t packets, int64_t n, float *out);
+    int64_t (*above_count)(const float *x, int64_t n, float threshold);
+    int64_t (*above_take)(const float *x, int64_t n, float threshold, int64_t room, int32_t *index, float *value);
+} hansa_kernels;
+
+extern const hansa_kernels hansa_avx512, hansa_avx2, hansa_base;
+
+#endif

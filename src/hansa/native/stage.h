@@ -1,0 +1,171 @@
+/* A stage of a stack: its shapes, its buffers, and forward and backward of a convolution stage for one image. */
+#ifndef HANSA_STAGE_H
+#define HANSA_STAGE_H
+
+#include "convback.h"
+#include "linear.h"
+#include "native.h"
+
+/* How a convolution stage finds its weight gradient. */
+enum { SPARSE, FEW, DENSE };
+
+typedef struct {
+    hansa_stage is;
+    int plan;
+    ptrdiff_t weight, bias;       /* offsets into the flat parameters; bias is -1 where there is none */
+    ptrdiff_t features;           /* linear: inputs */
+    ptrdiff_t in_step, out_step;  /* convolution: channels as stored; linear: length of a stored row */
+    ptrdiff_t padded_h, padded_w; /* convolution: the input with its border */
+    ptrdiff_t conv_h, conv_w;     /* before the pool */
+    ptrdiff_t out_h, out_w;       /* after it */
+    ptrdiff_t border;             /* of the dense output gradient, so that its convolution is the input gradient */
+    window_t window;
+    float *in;                           /* [batch][padded_h][padded_w][in_step] or [batch][in_step] */
+    float *out;                          /* the next stage's `in`, or logits, or what is to be flattened */
+    ptrdiff_t out_image, out_row, out_0; /* steps of `out` between images and rows, and where its inside starts */
+    float *out_gradient;                 /* [batch][out_step] of a linear stage */
+    float *in_gradient;                  /* one padded image of a convolution stage, [batch][in_step] of a linear one */
+    int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
+    int32_t *base;                       /* [positions], the window's place in the padded image */
+    float *forward_weight, *backward_weight, *padded_bias;
+    float *dw, *db;
+} stage_t;
+
+/* Buffers that stages share, each as large as the largest need. */
+typedef struct {
+    float *rows, *masked, *turned, *dense, *weights;
+    int32_t *turned_which;
+    sparse_t list;
+} scratch_t;
+
+INLINE ptrdiff_t positions(const stage_t *s) { return s->out_h * s->out_w; }
+INLINE ptrdiff_t taps(const stage_t *s) { return s->is.kernel * s->is.kernel * s->is.channels; }
+INLINE ptrdiff_t image(const stage_t *s) { return s->padded_h * s->padded_w * s->in_step; }
+INLINE ptrdiff_t dense_w(const stage_t *s) { return s->conv_w + 2 * s->border; }
+INLINE ptrdiff_t dense_h(const stage_t *s) { return s->conv_h + 2 * s->border; }
+
+/* How the window of the transposed convolution lies in the dense output gradient. */
+INLINE window_t dense_window(const stage_t *s) {
+    ptrdiff_t K = s->is.kernel, row = dense_w(s) * s->out_step;
+    if (s->out_step == s->is.out) return (window_t){K, row, 1, 0, K * s->is.out};
+    return (window_t){K, row, K, s->out_step, s->is.out};
+}
+
+/* Weights change every step: put them in the order the kernels walk, and clear the gradient sums. */
+static void conv_prepare(const stage_t *s, const float *y, int backward, int first, const scratch_t *scratch) {
+    const hansa_stage *is = &s->is;
+    pack_forward(y + s->weight, is->out, taps(s), s->forward_weight);
+    if (s->bias >= 0) memcpy(s->padded_bias, y + s->bias, sizeof(float) * is->out);
+    if (!backward) return;
+    ptrdiff_t sums = s->plan == SPARSE ? is->out * is->kernel * is->kernel * s->in_step : taps(s) * s->out_step;
+    memset(s->dw, 0, sizeof(float) * sums);
+    memset(s->db, 0, sizeof(float) * s->out_step);
+    if (first) return;
+    if (s->plan == SPARSE) pack_sparse(y + s->weight, is->out, is->kernel, is->channels, s->backward_weight);
+    else pack_dense(y + s->weight, is->out, is->kernel, is->channels, scratch->weights, s->backward_weight);
+}
+
+static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
+    const float *x = s->in + n * image(s);
+    float *out = s->out + n * s->out_image + s->out_0;
+    ptrdiff_t row = s->padded_w * s->in_step, line = s->out_w * s->out_step;
+    for (ptrdiff_t y = 0; y < s->out_h; y++) {
+        if (s->is.pool) {
+            float *upper = scratch->rows, *lower = upper + 2 * line;
+            conv_row(x + 2 * y * row, s->in_step, s->window, s->forward_weight, s->padded_bias, upper, s->out_step,
+                     2 * s->out_w);
+            conv_row(x + (2 * y + 1) * row, s->in_step, s->window, s->forward_weight, s->padded_bias, lower, s->out_step,
+                     2 * s->out_w);
+            pool_rows(upper, lower, s->out_step, s->out_w, s->is.relu != 0, out + y * s->out_row,
+                      s->which + (n * s->out_h + y) * line);
+        } else {
+            conv_row(x + y * row, s->in_step, s->window, s->forward_weight, s->padded_bias, scratch->rows, s->out_step,
+                     s->out_w);
+            relu_row(scratch->rows, out + y * s->out_row, line, s->is.relu != 0);
+        }
+    }
+}
+
+/* The gradient after ReLU's mask, [positions][out_step], and its sums for the bias. */
+static void conv_mask(const stage_t *s, const float *g, ptrdiff_t g_row, const float *out, float *masked) {
+    for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
+        vf sum = load(s->db + c);
+        for (ptrdiff_t y = 0; y < s->out_h; y++) {
+            for (ptrdiff_t x = 0; x < s->out_w; x++) {
+                vf v = load(g + y * g_row + x * s->out_step + c);
+                if (s->is.relu) v = where_positive(load(out + y * s->out_row + x * s->out_step + c), v);
+                store(masked + (y * s->out_w + x) * s->out_step + c, v);
+                sum = sum + v;
+            }
+        }
+        store(s->db + c, sum);
+    }
+}
+
+/* The gradient before the pool, zeros and all, with a border; rows and columns that the pool dropped stay zero. */
+static void conv_spread(const stage_t *s, const float *masked, const int32_t *which, float *dense) {
+    ptrdiff_t row = dense_w(s) * s->out_step;
+    float *inside = dense + s->border * (row + s->out_step);
+    memset(dense, 0, sizeof(float) * dense_h(s) * row);
+    for (ptrdiff_t y = 0; y < s->out_h; y++) {
+        if (!s->is.pool) {
+            memcpy(inside + y * row, masked + y * s->out_w * s->out_step, sizeof(float) * s->out_w * s->out_step);
+            continue;
+        }
+        for (ptrdiff_t x = 0; x < s->out_w; x++) {
+            for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
+                ptrdiff_t at = (y * s->out_w + x) * s->out_step + c;
+                for (int32_t q = 0; q < 4; q++)
+                    store(inside + (2 * y + (q >> 1)) * row + (2 * x + (q & 1)) * s->out_step + c,
+                          where_equal(load_int(which + at), splat_int(q), load(masked + at)));
+            }
+        }
+    }
+}
+
+/* Adds image n to dw and db and, unless this is the first stage, leaves dX in in_gradient. */
+static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff_t g_row, int first,
+                          const scratch_t *scratch) {
+    const float *x = s->in + n * image(s);
+    const int32_t *which = s->is.pool ? s->which + n * positions(s) * s->out_step : NULL;
+    ptrdiff_t row = s->padded_w * s->in_step, K = s->is.kernel;
+    conv_mask(s, g, g_row, s->out + n * s->out_image + s->out_0, scratch->masked);
+    if (s->plan == FEW) {
+        few(K, s->is.channels, x, row, scratch->masked, which, s->out_h, s->out_w, s->out_step, s->dw);
+        return; /* only ever the first stage */
+    }
+    if (s->plan == SPARSE) {
+        list_by_filter(scratch->masked, which, positions(s), s->out_step, s->is.out, s->base, s->in_step, row,
+                       scratch->turned, scratch->turned_which, scratch->list);
+        if (K == 3) sparse_filters_3(x, row, s->in_step, scratch->list, s->is.out, s->dw);
+        else sparse_filters_5(x, row, s->in_step, scratch->list, s->is.out, s->dw);
+        if (first) return;
+        list_by_position(scratch->masked, which, positions(s), s->out_step, scratch->list);
+        memset(s->in_gradient, 0, sizeof(float) * image(s));
+        sparse_inputs(K, s->backward_weight, scratch->list, s->is.out, s->out_h, s->out_w, s->in_gradient, row,
+                      s->in_step);
+        return;
+    }
+    ptrdiff_t dense_row = dense_w(s) * s->out_step;
+    conv_spread(s, scratch->masked, which, scratch->dense);
+    dense_filters(x, s->in_step, s->window, scratch->dense + s->border * (dense_row + s->out_step), dense_row,
+                  s->out_step, s->conv_h, s->conv_w, s->dw);
+    if (first) return;
+    for (ptrdiff_t y = 0; y < s->is.height; y++)
+        conv_row(scratch->dense + y * dense_row, s->out_step, dense_window(s), s->backward_weight, scratch->rows + 0,
+                 s->in_gradient + ((y + s->is.padding) * s->padded_w + s->is.padding) * s->in_step, s->in_step,
+                 s->is.width);
+}
+
+/* The sums over the batch, in the order of the flat parameters. */
+static void conv_gradient(const stage_t *s, float *gradient) {
+    const hansa_stage *is = &s->is;
+    ptrdiff_t cells = is->out * is->kernel * is->kernel;
+    if (s->plan != SPARSE) transpose(s->dw, s->out_step, gradient + s->weight, taps(s), taps(s), is->out);
+    else
+        for (ptrdiff_t i = 0; i < cells; i++)
+            memcpy(gradient + s->weight + i * is->channels, s->dw + i * s->in_step, sizeof(float) * is->channels);
+    if (s->bias >= 0) memcpy(gradient + s->bias, s->db, sizeof(float) * is->out);
+}
+
+#endif

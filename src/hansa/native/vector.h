@@ -1,0 +1,183 @@
+/* One vocabulary of vectors for three instruction sets.
+ *
+ * Each isa_*.c sets HANSA_LANES and includes the kernel headers, so that every kernel is compiled once an instruction
+ * set and the choice between them is made once, at run time (dispatch.c). No kernel depends on the alignment of its
+ * pointers, so a result depends on the values alone. */
+#ifndef HANSA_VECTOR_H
+#define HANSA_VECTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define UNROLL PRAGMA(clang loop unroll(full))
+#define INDEPENDENT PRAGMA(clang loop vectorize(assume_safety))
+#else
+#define UNROLL PRAGMA(GCC unroll 64)
+#define INDEPENDENT PRAGMA(GCC ivdep)
+#endif
+
+/* Hides a stride from the optimiser, which otherwise turns "base + stride * 4" into a pointer a position and spills. */
+#define OPAQUE(value) __asm__("" : "+r"(value))
+
+#define VL HANSA_LANES
+
+INLINE ptrdiff_t at_most(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+INLINE ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t unit) { return (n + unit - 1) / unit * unit; }
+
+#if VL == 16 /* AVX-512 -------------------------------------------------------------------------------------------- */
+#include <immintrin.h>
+#define WIDE_REGISTERS 1
+typedef __m512 vf;
+typedef __m512i vi;
+INLINE vf load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void store(float *p, vf v) { _mm512_storeu_ps(p, v); }
+INLINE vf splat(float s) { return _mm512_set1_ps(s); }
+INLINE vf zero(void) { return _mm512_setzero_ps(); }
+INLINE vf madd(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE __mmask16 first(ptrdiff_t n) { return (__mmask16)((1u << n) - 1u); }
+INLINE vf load_part(const float *p, ptrdiff_t n) { return n < VL ? _mm512_maskz_loadu_ps(first(n), p) : load(p); }
+INLINE void store_part(float *p, vf v, ptrdiff_t n) {
+    if (n < VL) _mm512_mask_storeu_ps(p, first(n), v);
+    else store(p, v);
+}
+INLINE vi load_int(const int32_t *p) { return _mm512_loadu_si512(p); }
+INLINE void store_int(int32_t *p, vi v) { _mm512_storeu_si512(p, v); }
+INLINE vi splat_int(int32_t s) { return _mm512_set1_epi32(s); }
+INLINE vf where_equal(vi a, vi b, vf v) { return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(a, b), v); }
+INLINE vf where_positive(vf test, vf v) { /* v where test > 0 or test is NaN, else 0 */
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, zero(), _CMP_NLE_UQ), v);
+}
+INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) { /* torch's rule: greater, or NaN, wins */
+    __mmask16 wins = _mm512_cmp_ps_mask(rival, *best, _CMP_GT_OQ) | _mm512_cmp_ps_mask(rival, rival, _CMP_UNORD_Q);
+    *best = _mm512_mask_mov_ps(*best, wins, rival);
+    *which = _mm512_mask_mov_epi32(*which, wins, splat_int(index));
+}
+INLINE float sum_lanes(vf v) {
+    float lanes[VL];
+    store(lanes, v);
+    for (int half = VL / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+#elif VL == 8 /* AVX2 with FMA -------------------------------------------------------------------------------------- */
+#include <immintrin.h>
+#define WIDE_REGISTERS 0
+typedef __m256 vf;
+typedef __m256i vi;
+INLINE vf load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void store(float *p, vf v) { _mm256_storeu_ps(p, v); }
+INLINE vf splat(float s) { return _mm256_set1_ps(s); }
+INLINE vf zero(void) { return _mm256_setzero_ps(); }
+INLINE vf madd(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vi first(ptrdiff_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INLINE vf load_part(const float *p, ptrdiff_t n) { return n < VL ? _mm256_maskload_ps(p, first(n)) : load(p); }
+INLINE void store_part(float *p, vf v, ptrdiff_t n) {
+    if (n < VL) _mm256_maskstore_ps(p, first(n), v);
+    else store(p, v);
+}
+INLINE vi load_int(const int32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void store_int(int32_t *p, vi v) { _mm256_storeu_si256((__m256i *)p, v); }
+INLINE vi splat_int(int32_t s) { return _mm256_set1_epi32(s); }
+INLINE vf where_equal(vi a, vi b, vf v) { return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)), v); }
+INLINE vf where_positive(vf test, vf v) { return _mm256_and_ps(_mm256_cmp_ps(test, zero(), _CMP_NLE_UQ), v); }
+INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
+    vf wins = _mm256_or_ps(_mm256_cmp_ps(rival, *best, _CMP_GT_OQ), _mm256_cmp_ps(rival, rival, _CMP_UNORD_Q));
+    *best = _mm256_blendv_ps(*best, rival, wins);
+    *which = _mm256_blendv_epi8(*which, splat_int(index), _mm256_castps_si256(wins));
+}
+INLINE float sum_lanes(vf v) {
+    float lanes[VL];
+    store(lanes, v);
+    for (int half = VL / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+#else /* any machine, by the compiler's own vectors ---------------------------------------------------------------- */
+#define WIDE_REGISTERS 0
+typedef float vf __attribute__((vector_size(4 * VL)));
+typedef int32_t vi __attribute__((vector_size(4 * VL)));
+INLINE vf load(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vf splat(float s) { return (vf){s, s, s, s}; }
+INLINE vf zero(void) { return (vf){0}; }
+INLINE vf madd(vf a, vf b, vf c) { return a * b + c; }
+INLINE vf load_part(const float *p, ptrdiff_t n) {
+    float lanes[VL] = {0};
+    for (int i = 0; i < VL && i < n; i++) lanes[i] = p[i];
+    return load(lanes);
+}
+INLINE void store_part(float *p, vf v, ptrdiff_t n) {
+    for (int i = 0; i < VL && i < n; i++) p[i] = v[i];
+}
+INLINE vi load_int(const int32_t *p) {
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store_int(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
+INLINE vi splat_int(int32_t s) { return (vi){s, s, s, s}; }
+INLINE vf where_equal(vi a, vi b, vf v) { return (vf)((vi)(a == b) & (vi)v); }
+INLINE vf where_positive(vf test, vf v) { return (vf)(~(vi)(test <= zero()) & (vi)v); }
+INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
+    vi wins = (vi)(rival > *best) | (vi)(rival != rival);
+    *best = (vf)((wins & (vi)rival) | (~wins & (vi)*best));
+    *which = (wins & splat_int(index)) | (~wins & *which);
+}
+INLINE float sum_lanes(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+#endif
+
+/* 32-bit matrix transpose: to[c][r] = from[r][c] ------------------------------------------------------------------- */
+
+#if VL == 16
+INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, ptrdiff_t to_row) {
+    vf a[16], b[16];
+    UNROLL for (int i = 0; i < 16; i++) a[i] = load(from + i * from_row);
+    UNROLL for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+        a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i + j]), _mm512_castps_pd(b[i + j + 2])));
+        a[i + 2 * j + 1] =
+            _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i + j]), _mm512_castps_pd(b[i + j + 2])));
+    }
+    UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 4; j++) {
+        b[i + j] = _mm512_shuffle_f32x4(a[i + j], a[i + j + 4], 0x88);
+        b[i + j + 4] = _mm512_shuffle_f32x4(a[i + j], a[i + j + 4], 0xdd);
+    }
+    UNROLL for (int j = 0; j < 8; j++) {
+        store(to + j * to_row, _mm512_shuffle_f32x4(b[j], b[j + 8], 0x88));
+        store(to + (j + 8) * to_row, _mm512_shuffle_f32x4(b[j], b[j + 8], 0xdd));
+    }
+}
+#else
+INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, ptrdiff_t to_row) {
+    for (int c = 0; c < VL; c++)
+        for (int r = 0; r < VL; r++) to[c * to_row + r] = from[r * from_row + c];
+}
+#endif
+
+static void transpose(const float *from, ptrdiff_t from_row, float *to, ptrdiff_t to_row, ptrdiff_t rows,
+                      ptrdiff_t columns) {
+    ptrdiff_t whole_rows = rows - rows % VL, whole_columns = columns - columns % VL;
+    for (ptrdiff_t c = 0; c < whole_columns; c += VL)
+        for (ptrdiff_t r = 0; r < whole_rows; r += VL)
+            transpose_block(from + r * from_row + c, from_row, to + c * to_row + r, to_row);
+    for (ptrdiff_t c = 0; c < columns; c++)
+        for (ptrdiff_t r = c < whole_columns ? whole_rows : 0; r < rows; r++)
+            to[c * to_row + r] = from[r * from_row + c];
+}
+
+#endif

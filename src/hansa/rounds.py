@@ -1,0 +1,333 @@
+"""The story of a round: ``open_round`` makes orders, ``client_round`` turns an order into a report, ``close_round`` folds
+the reports. The three are pure: engines only carry orders and reports between them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from hansa.admit import Expected, Lost, Refused, admit
+from hansa.aggregate import diversity, mean
+from hansa.aggregate.base import weighted_sum
+from hansa.algorithm import Algorithm
+from hansa.compress import Packet
+from hansa.keys import Key
+from hansa.local import Descent, Shell, Work, descend, effective_steps
+from hansa.types import BUFFERS, MODEL, Population, RoundContext, State, Update, Vector, Vectors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerState:
+    """All that the server knows between rounds, as plain trees. States are keyed by channel."""
+
+    round: int
+    vectors: Vectors
+    server: State
+    aggregate: State
+    downlink: State
+
+    @classmethod
+    def start(cls, algorithm: Algorithm, vectors: Vectors, population: int) -> ServerState:
+        """The state before the first round; channels that a solver adds start at zero."""
+        x = vectors[MODEL]
+        vectors = {name: vectors.get(name, torch.zeros_like(x)) for name in algorithm.channels}
+        parts = algorithm.channels.items()
+        return cls(
+            round=0,
+            vectors=vectors,
+            server={name: channel.server.init(vectors[name]) for name, channel in parts},
+            aggregate={name: channel.aggregate.init(vectors[name].numel(), population) for name, channel in parts},
+            downlink={name: channel.downlink.init(vectors[name]) for name, channel in parts},
+        )
+
+    def tree(self) -> State:
+        """The state as one plain tree, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """A cohort's work of one round, as data: who trains, who reports, what they received, what they remember."""
+
+    run: str
+    round: int
+    cohort: int
+    clients: tuple[int, ...]
+    reporters: tuple[int, ...]
+    work: Work
+    base: bytes
+    got: Vectors
+    key: Key
+    memory: Mapping[int, Vectors] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """What one client sends: a packet a channel, and the few facts the server checks it by."""
+
+    run: str
+    round: int
+    base: bytes
+    client: int
+    packets: Mapping[str, Packet]
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """A cohort's answer. The memory in it counts only once the round has closed with the client's upload admitted."""
+
+    cohort: int
+    uploads: tuple[Upload, ...] = ()
+    memory: Mapping[int, Vectors] = field(default_factory=dict)
+    lost: tuple[Lost, ...] = ()
+
+
+class Opened(NamedTuple):
+    """Orders, the server's state with the broadcast made, and the bytes each client was sent."""
+
+    orders: tuple[Order, ...]
+    state: ServerState
+    down_bytes: dict[int, int]
+
+
+class Closed(NamedTuple):
+    """The state after a round, the client memory to commit with it, and what is worth reporting."""
+
+    state: ServerState
+    memory: dict[int, Vectors]
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What happened in a round. ``moved`` is False where fewer than the quorum survived: then nothing changed."""
+
+    round: int
+    moved: bool
+    admitted: tuple[int, ...]
+    lost: tuple[Lost, ...]
+    up_bytes: dict[int, int]
+    train_loss: float
+    update_norm: float
+    diversity: float
+    info: dict[str, Any]
+
+
+def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> Opened:
+    """Choose the participants, draw their work, make the broadcast."""
+    clients = algorithm.sampler.select(state.round, population, key)
+    got, after, sent = {}, {}, dict.fromkeys(clients, 0)
+    for name, channel in algorithm.channels.items():
+        broadcast, after[name] = channel.downlink.broadcast(
+            state.vectors[name], state.downlink[name], clients, state.round, key.child("downlink", name, state.round)
+        )
+        got[name] = broadcast.vector
+        for client in clients:
+            sent[client] += broadcast.nbytes(client)
+    base = fingerprint(got[MODEL])
+    phase = algorithm.local
+    orders = []
+    for cohort, client in enumerate(clients):
+        draw = key.child("work", state.round, client)
+        work = phase.steps.draw(client, population.samples[client], phase.batch_size, draw)
+        orders.append(Order(run, state.round, cohort, (client,), (client,), work, base, got, key))
+    return Opened(tuple(orders), replace(state, downlink=after), sent)
+
+
+def client_round(algorithm: Algorithm, order: Order, shell: Shell) -> Report:
+    """Train a cohort and make its report. A client whose model is no longer finite is lost, not reported."""
+    uploads, memory, lost = [], {}, []
+    for client in order.clients:
+        trained = _train_alone(algorithm, order, client, shell)
+        if trained.lost is not None:
+            lost.append(trained.lost)
+            continue
+        upload, memory[client] = _upload(algorithm, order, client, trained)
+        uploads.append(upload)
+    return Report(order.cohort, tuple(uploads), memory, tuple(lost))
+
+
+def close_round(
+    algorithm: Algorithm,
+    state: ServerState,
+    orders: Sequence[Order],
+    reports: Iterable[Report],
+    population: Population,
+    quorum: int = 1,
+) -> Closed:
+    """Admit what came back, aggregate it in client order, let each channel's server step, commit the memories.
+
+    ``state`` is the one `open_round` gave. If fewer than ``quorum`` updates are admitted nothing moves: same model,
+    same moments, same memories.
+    """
+    reports = sorted(reports, key=lambda report: report.cohort)
+    door = _Door(algorithm, state, orders)
+    for report in reports:
+        door.take(report)
+    admitted = tuple(sorted(door.vectors))
+    if len(admitted) < max(1, quorum):
+        door.lost += [Lost(client, "quorum", f"{len(admitted)} of {quorum} needed") for client in admitted]
+        return Closed(replace(state, round=state.round + 1), {}, door.outcome((), math.nan, {}))
+
+    ctx = RoundContext(state.round, population, admitted)
+    vectors, server, aggregate, downlink, info = {}, {}, {}, {}, {}
+    spread = math.nan
+    for name, channel in algorithm.channels.items():
+        updates = door.updates(name, admitted, population)
+        combined = channel.aggregate.combine(updates, state.aggregate[name], ctx)
+        step, server[name] = channel.server.update(combined.vector, state.server[name], ctx)
+        vectors[name] = state.vectors[name] + step
+        aggregate[name] = combined.state
+        downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
+        if name == MODEL:
+            info = combined.info
+            average = (
+                combined.vector
+                if channel.aggregate == mean()
+                else weighted_sum(updates, [1 / len(updates)] * len(updates))
+            )
+            spread = _diversity(door, admitted, average)
+    memory = {client: door.memory[client] for client in admitted if door.memory.get(client)}
+    after = ServerState(state.round + 1, vectors, server, aggregate, downlink)
+    return Closed(after, memory, door.outcome(admitted, spread, info))
+
+
+def fingerprint(vector: Vector) -> bytes:
+    """A digest of a model, so that an update made from another one is noticed."""
+    return hashlib.blake2b(memoryview(vector.detach().cpu().numpy()).cast("B"), digest_size=16).digest()
+
+
+class _Trained(NamedTuple):
+    change: Vector
+    buffers: Vector | None
+    losses: torch.Tensor
+    steps: int
+    lost: Lost | None = None
+
+
+def _train_alone(algorithm: Algorithm, order: Order, client: int, shell: Shell) -> _Trained:
+    """A cohort of one: plain local training from the received model."""
+    phase, x, buffers = algorithm.local, order.got[MODEL], order.got.get(BUFFERS)
+    shell.load(x, buffers)
+    correction = phase.solver.correction(order.got, scoped(order.memory.get(client, {}), "solver"))
+    descent = Descent(phase.lr_at(order.round), x, correction, phase.momentum, phase.weight_decay, phase.clip)
+    losses = descend(shell, client, order.work, descent, order.key.child("local", order.round, client))
+    change = shell.y - x
+    lost = None
+    if not bool(torch.isfinite(change).all()):
+        broken = (~torch.isfinite(losses)).nonzero()
+        when = (
+            f"the loss was {float(losses[broken[0, 0]])} at step {int(broken[0, 0])}" if len(broken) else "an overflow"
+        )
+        lost = Lost(client, "non-finite", f"{when}; a smaller local rate or clip= may help")
+    return _Trained(change, None if buffers is None else shell.read_buffers() - buffers, losses, order.work.steps, lost)  # type: ignore[operator]
+
+
+def _upload(algorithm: Algorithm, order: Order, client: int, trained: _Trained) -> tuple[Upload, Vectors]:
+    """Finish the solver's round and send each channel's vector through its uplink."""
+    before = order.memory.get(client, {})
+    phase = algorithm.local
+    finished = phase.solver.finish(
+        trained.change, trained.steps, phase.lr_at(order.round), order.got, scoped(before, "solver")
+    )
+    outgoing = {MODEL: trained.change, **finished.reports}
+    if trained.buffers is not None:
+        outgoing[BUFFERS] = trained.buffers
+    memory = {f"solver/{name}": row for name, row in finished.memory.items()}
+    packets = {}
+    for name, channel in algorithm.channels.items():
+        scope = f"uplink/{name}"
+        key = order.key.child("uplink", name, order.round, client)
+        packets[name], kept = channel.uplink.send(outgoing[name], scoped(before, scope), key)
+        memory.update({f"{scope}/{row}": value for row, value in kept.items()})
+    loss = float(trained.losses.double().mean())
+    return Upload(order.run, order.round, order.base, client, packets, loss), memory
+
+
+def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:
+    """The rows of a client's memory that belong to one part.
+
+    >>> sorted(scoped({"solver/control": torch.zeros(1), "uplink/model/residual": torch.zeros(1)}, "solver"))
+    ['control']
+    """
+    prefix = scope + "/"
+    return {name[len(prefix) :]: row for name, row in memory.items() if name.startswith(prefix)}
+
+
+class _Door:
+    """Where reports arrive: what was admitted of them, and who was lost."""
+
+    def __init__(self, algorithm: Algorithm, state: ServerState, orders: Sequence[Order]) -> None:
+        self.algorithm, self.state = algorithm, state
+        self.orders = {client: order for order in orders for client in order.reporters}
+        first = orders[0]
+        self.expected = Expected(
+            first.run,
+            first.round,
+            first.base,
+            frozenset(self.orders),
+            {name: channel.uplink for name, channel in algorithm.channels.items()},
+            state.vectors,
+        )
+        self.vectors: dict[int, Vectors] = {}
+        self.norms: dict[int, float] = {}
+        self.losses: dict[int, float] = {}
+        self.memory: dict[int, Vectors] = {}
+        self.up_bytes: dict[int, int] = {}
+        self.lost: list[Lost] = []
+
+    def take(self, report: Report) -> None:
+        self.lost += report.lost
+        senders = Counter(upload.client for upload in report.uploads)
+        for upload in report.uploads:
+            client = upload.client
+            try:
+                if senders[client] > 1 or client in self.vectors:
+                    self.vectors.pop(client, None)
+                    raise Refused("duplicate", f"client {client} sent more than one update this round")
+                vectors, norms = admit(upload, self.expected)
+            except Refused as refusal:
+                self.lost.append(Lost(client, refusal.reason, refusal.detail))
+                continue
+            self.vectors[client], self.norms[client], self.losses[client] = vectors, norms[MODEL], upload.loss
+            self.memory[client] = report.memory.get(client, {})
+            self.up_bytes[client] = sum(packet.nbytes for packet in upload.packets.values())
+
+    def updates(self, name: str, admitted: Sequence[int], population: Population) -> list[Update]:
+        phase = self.algorithm.local
+        lr = phase.lr_at(self.state.round)
+        found = []
+        for client in admitted:
+            order = self.orders[client]
+            steps = effective_steps(order.work.steps, lr, phase.momentum, phase.solver.pull)
+            vector = self.vectors[client][name]
+            found.append(Update(client, order.cohort, vector, population.samples[client], steps))
+        return found
+
+    def outcome(self, admitted: tuple[int, ...], spread: float, info: dict[str, Any]) -> Outcome:
+        count = len(admitted)
+        return Outcome(
+            round=self.state.round,
+            moved=count > 0,
+            admitted=admitted,
+            lost=tuple(sorted(self.lost, key=lambda lost: (lost.client, lost.reason))),
+            up_bytes=self.up_bytes,
+            train_loss=math.fsum(self.losses[c] for c in admitted) / count if count else math.nan,
+            update_norm=math.fsum(self.norms[c] for c in admitted) / count if count else math.nan,
+            diversity=spread,
+            info=info,
+        )
+
+
+def _diversity(door: _Door, admitted: Sequence[int], average: Vector) -> float:
+    """D of the reported updates with equal weights."""
+    squares = [door.norms[client] ** 2 for client in admitted]
+    combined = float(torch.linalg.vector_norm(average)) ** 2
+    return diversity(squares, [1 / len(squares)] * len(squares), combined)

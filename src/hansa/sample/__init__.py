@@ -1,0 +1,210 @@
+"""Samplers: who takes part in a round. Each is a function of (round, population, key), so a resume needs no state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+
+from hansa.errors import HansaError, fraction, refuse, whole
+from hansa.keys import Key
+from hansa.types import Population
+
+__all__ = ["Sampler", "availability", "everyone", "explore", "replay", "uniform", "weighted"]
+
+
+class Sampler(Protocol):
+    """Participants in ascending order. ``check`` refuses a population it cannot serve."""
+
+    cites: ClassVar[tuple[str, ...]]
+
+    def check(self, population: int) -> None: ...
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]: ...
+
+
+def _check_size(part: str, participation: float | None, count: int | None) -> None:
+    if (participation is None) == (count is None):
+        raise HansaError(
+            f"{part}(participation={participation!r}, count={count!r}): expected one of the two. "
+            "participation=0.1 takes a tenth, count=10 takes ten."
+        )
+    if participation is not None:
+        fraction(part, "participation", participation, "0.1 takes a tenth of the clients; for a number use count.")
+    else:
+        whole(part, "count", count)
+
+
+def _size(part: str, participation: float | None, count: int | None, population: int) -> int:
+    if count is not None:
+        if count > population:
+            raise refuse(part, "count", count, f"at most the population of {population} clients")
+        return count
+    assert participation is not None
+    return max(1, math.floor(participation * population + 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class uniform:
+    """M clients uniformly, without replacement.
+
+    >>> len(uniform(0.1).select(0, Population((1,) * 50), Key(0)))
+    5
+    """
+
+    participation: float | None = None
+    count: int | None = None
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("uniform", self.participation, self.count)
+
+    def check(self, population: int) -> None:
+        _size("uniform", self.participation, self.count, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("uniform", self.participation, self.count, population.count)
+        if size == population.count:
+            return tuple(range(size))
+        drawn = key.child("sample", round).numpy().choice(population.count, size, replace=False, shuffle=False)
+        return tuple(sorted(drawn.tolist()))
+
+
+def everyone() -> uniform:
+    """Full participation."""
+    return uniform(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class weighted:
+    """M clients without replacement, drawn with chances proportional to sample counts or to given numbers."""
+
+    weights: Literal["samples"] | tuple[float, ...] = "samples"
+    participation: float | None = None
+    count: int | None = None
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("weighted", self.participation, self.count)
+        if self.weights != "samples":
+            if isinstance(self.weights, str):
+                raise refuse("weighted", "weights", self.weights, "'samples' or one number a client")
+            numbers = tuple(float(w) for w in self.weights)
+            for client, number in enumerate(numbers):
+                if not math.isfinite(number) or number < 0:
+                    raise HansaError(f"weighted(weights): client {client} has {number}: expected a number >= 0.")
+            object.__setattr__(self, "weights", numbers)
+
+    def check(self, population: int) -> None:
+        size = _size("weighted", self.participation, self.count, population)
+        if isinstance(self.weights, tuple):
+            if len(self.weights) != population:
+                raise HansaError(f"weighted(weights): {len(self.weights)} numbers for {population} clients.")
+            able = sum(w > 0 for w in self.weights)
+            if able < size:
+                raise HansaError(f"weighted: {size} clients a round, but only {able} have a weight above 0.")
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("weighted", self.participation, self.count, population.count)
+        raw = np.asarray(population.samples if self.weights == "samples" else self.weights, dtype=np.float64)
+        drawn = key.child("sample", round).numpy().choice(len(raw), size, replace=False, p=raw / raw.sum())
+        return tuple(sorted(drawn.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class explore:
+    """Every client once, M a round in a random order, before anybody is asked again; then a new order
+    (``then="again"``) or uniform sampling (``then="uniform"``)."""
+
+    participation: float | None = None
+    count: int | None = None
+    then: Literal["again", "uniform"] = "again"
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("explore", self.participation, self.count)
+        if self.then not in ("again", "uniform"):
+            raise refuse("explore", "then", self.then, "'again' or 'uniform'")
+
+    def check(self, population: int) -> None:
+        _size("explore", self.participation, self.count, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("explore", self.participation, self.count, population.count)
+        rounds_a_lap = -(-population.count // size)
+        lap, turn = divmod(round, rounds_a_lap)
+        if lap and self.then == "uniform":
+            return uniform(count=size).select(round, population, key)
+        order = key.child("explore", lap).numpy().permutation(population.count)
+        return tuple(sorted(order[turn * size : (turn + 1) * size].tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class availability:
+    """M clients uniformly among those a trace says are there in the round (the trace is cycled); all of them where
+    fewer than M are there."""
+
+    trace: tuple[tuple[int, ...], ...]
+    participation: float | None = None
+    count: int | None = None
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("availability", self.participation, self.count)
+        object.__setattr__(self, "trace", _rounds("availability", "trace", self.trace))
+
+    def check(self, population: int) -> None:
+        _size("availability", self.participation, self.count, population)
+        _check_clients("availability", self.trace, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("availability", self.participation, self.count, population.count)
+        there = self.trace[round % len(self.trace)]
+        if len(there) <= size:
+            return there
+        drawn = key.child("sample", round).numpy().choice(len(there), size, replace=False, shuffle=False)
+        return tuple(sorted(there[i] for i in drawn.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class replay:
+    """The given participants, round by round, then from the start again.
+
+    >>> sampler = replay([[0, 2], [3, 1]])
+    >>> sampler.select(3, Population((1,) * 4), Key(0))
+    (1, 3)
+    """
+
+    rounds: tuple[tuple[int, ...], ...]
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", _rounds("replay", "rounds", self.rounds))
+
+    def check(self, population: int) -> None:
+        _check_clients("replay", self.rounds, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        return self.rounds[round % len(self.rounds)]
+
+
+def _rounds(part: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    kept = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
+    if not kept or not all(kept):
+        raise refuse(part, argument, rounds, "at least one round, and at least one client in each")
+    for position, clients in enumerate(kept):
+        if len(set(clients)) != len(clients):
+            raise HansaError(f"{part}({argument}): a client stands twice in round {position}: {list(clients)}.")
+    return kept
+
+
+def _check_clients(part: str, rounds: tuple[tuple[int, ...], ...], population: int) -> None:
+    for position, clients in enumerate(rounds):
+        if clients[0] < 0 or clients[-1] >= population:
+            wrong = clients[0] if clients[0] < 0 else clients[-1]
+            raise HansaError(
+                f"{part}: round {position} names client {wrong}, the population has clients 0 to {population - 1}."
+            )

@@ -1,0 +1,134 @@
+"""Learning rates by round. A plain number is a constant rate; these parts are the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from hansa.errors import non_negative, positive, refuse, whole
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A rate as a function of the round, counted from 0."""
+
+    def at(self, round: int) -> float: ...
+
+
+Rate: TypeAlias = float | Schedule
+
+
+def rate_at(rate: Rate, round: int) -> float:
+    """The rate in force in a round."""
+    return rate.at(round) if isinstance(rate, Schedule) else float(rate)
+
+
+def check_rate(part: str, argument: str, rate: object) -> None:
+    """Refuse anything but a positive number or a schedule."""
+    if not isinstance(rate, Schedule):
+        positive(part, argument, rate, "Use a small positive rate such as 0.05, or a schedule.")
+
+
+@dataclass(frozen=True, slots=True)
+class step_decay:
+    """lr * factor ** (round // every).
+
+    >>> step_decay(0.1, every=10, factor=0.5).at(25)
+    0.025
+    """
+
+    lr: float
+    every: int
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive("step_decay", "lr", self.lr)
+        whole("step_decay", "every", self.every)
+        positive("step_decay", "factor", self.factor)
+
+    def at(self, round: int) -> float:
+        return self.lr * self.factor ** (round // self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class inverse_sqrt:
+    """lr / sqrt(1 + round / scale): the decay under which SGD's theory is usually stated.
+
+    >>> inverse_sqrt(0.2, scale=1).at(3)
+    0.1
+    """
+
+    lr: float
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("inverse_sqrt", "lr", self.lr)
+        positive("inverse_sqrt", "scale", self.scale)
+
+    def at(self, round: int) -> float:
+        return self.lr / math.sqrt(1 + round / self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class cosine:
+    """From lr down to floor over the given rounds along half a cosine, then floor.
+
+    >>> cosine(1.0, rounds=10).at(5)
+    0.5
+    """
+
+    lr: float
+    rounds: int
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive("cosine", "lr", self.lr)
+        whole("cosine", "rounds", self.rounds)
+        non_negative("cosine", "floor", self.floor)
+        if self.floor > self.lr:
+            raise refuse("cosine", "floor", self.floor, f"floor <= lr = {self.lr}")
+
+    def at(self, round: int) -> float:
+        phase = min(round / self.rounds, 1.0)
+        return self.floor + (self.lr - self.floor) * (0.5 * (1 + math.cos(math.pi * phase)))
+
+
+@dataclass(frozen=True, slots=True)
+class warmup:
+    """A linear rise over the first rounds, then the given rate or schedule.
+
+    >>> warmup(0.4, rounds=4).at(0), warmup(0.4, rounds=4).at(9)
+    (0.1, 0.4)
+    """
+
+    lr: Rate
+    rounds: int
+
+    def __post_init__(self) -> None:
+        check_rate("warmup", "lr", self.lr)
+        whole("warmup", "rounds", self.rounds)
+
+    def at(self, round: int) -> float:
+        return rate_at(self.lr, round) * min((round + 1) / self.rounds, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class piecewise:
+    """The given rates, one a round; the last one stays.
+
+    >>> [piecewise((0.3, 0.2)).at(r) for r in range(3)]
+    [0.3, 0.2, 0.2]
+    """
+
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", tuple(self.rates))
+        if not self.rates:
+            raise refuse("piecewise", "rates", self.rates, "at least one rate")
+        for rate in self.rates:
+            positive("piecewise", "rates", rate)
+
+    def at(self, round: int) -> float:
+        return self.rates[min(round, len(self.rates) - 1)]

@@ -1,0 +1,19 @@
+"""Server transforms: what the server does with an aggregate before adding it."""
+
+from hansa.server.adaptive import adagrad, adam, ams, amsgrad, momentum, yogi
+from hansa.server.base import ServerTransform, chain, dyn, participation_scale, scale, sgd
+
+__all__ = [
+    "ServerTransform",
+    "adagrad",
+    "adam",
+    "ams",
+    "amsgrad",
+    "chain",
+    "dyn",
+    "momentum",
+    "participation_scale",
+    "scale",
+    "sgd",
+    "yogi",
+]

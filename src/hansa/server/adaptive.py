@@ -1,0 +1,158 @@
+"""The adaptive servers: one update and a table of differences.
+
+All keep m <- b1 m + (1-b1) Delta and step eta m / (a root of v); they differ in v and in where eps stands. Compose
+with a rate: ``chain(adam(), scale(0.1))``. Others' code differs under the same names: here the bias correction is off,
+v starts at 0 and eps is outside the root unless the flags say otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hansa.errors import decay, non_negative
+from hansa.types import RoundContext, State, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class momentum:
+    """m <- beta m + Delta; step m (FedAvgM, Hsu 2019)."""
+
+    beta: float = 0.9
+    cites: ClassVar[tuple[str, ...]] = ("hsu2019",)
+
+    def __post_init__(self) -> None:
+        decay("momentum", "beta", self.beta, "0.9 is usual.")
+
+    def init(self, x: Vector) -> State:
+        return {"m": x.new_zeros(x.shape)}
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        m = state["m"] * self.beta + delta
+        return m, {"m": m}
+
+
+@dataclass(frozen=True, slots=True)
+class _Adaptive:
+    """The common update; the leaves below say what v is and what divides m."""
+
+    b1: float = 0.9
+    b2: float = 0.99
+    eps: float = 1e-3
+    bias_correction: bool = False
+    v0: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        decay(name, "b1", self.b1, "0.9 is usual.")
+        decay(name, "b2", self.b2, "0.99 is usual.")
+        non_negative(name, "eps", self.eps)
+        non_negative(name, "v0", self.v0, "Reddi et al. start v at tau squared, with tau their eps.")
+
+    def init(self, x: Vector) -> State:
+        state: State = {"t": 0, "m": x.new_zeros(x.shape), "v": x.new_full(x.shape, self.v0)}
+        if self.keeps_maximum():
+            state["vhat"] = x.new_zeros(x.shape)
+        return state
+
+    def keeps_maximum(self) -> bool:
+        return False
+
+    def second(self, v: Vector, squared: Vector) -> Vector:
+        return v.mul(self.b2).add_(squared, alpha=1 - self.b2)
+
+    def corrects_second(self) -> bool:
+        return True
+
+    def denominator(self, v: Vector) -> Vector:
+        raise NotImplementedError
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        t = state["t"] + 1
+        m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)
+        v = self.second(state["v"], delta * delta)
+        after: State = {"t": t, "m": m, "v": v}
+        if self.keeps_maximum():
+            v = after["vhat"] = self.maximum(state["vhat"], v)
+        if self.bias_correction:
+            m = m / (1 - self.b1**t)
+            v = v / (1 - self.b2**t) if self.corrects_second() else v
+        root = self.denominator(v)
+        if self.eps == 0:  # where nothing has ever moved m and v are both 0, and so is the step
+            root = torch.where(root == 0, torch.ones_like(root), root)
+        return m / root, after
+
+    def maximum(self, vhat: Vector, v: Vector) -> Vector:
+        return torch.maximum(vhat, v)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rooted(_Adaptive):
+    """sqrt(v) + eps, or sqrt(v + eps) with ``eps_inside``."""
+
+    eps_inside: bool = False
+
+    def denominator(self, v: Vector) -> Vector:
+        return (v + self.eps).sqrt_() if self.eps_inside else v.sqrt().add_(self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class adagrad(_Rooted):
+    """v <- v + Delta^2; step m/(sqrt v + eps), with b1 = 0 unless given (FedAdagrad, Reddi 2020)."""
+
+    b1: float = 0.0
+    cites: ClassVar[tuple[str, ...]] = ("reddi2021",)
+
+    def second(self, v: Vector, squared: Vector) -> Vector:
+        return v + squared
+
+    def corrects_second(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class adam(_Rooted):
+    """v <- b2 v + (1-b2) Delta^2; step m/(sqrt v + eps) (FedAdam, Reddi 2020)."""
+
+    cites: ClassVar[tuple[str, ...]] = ("reddi2021",)
+
+
+@dataclass(frozen=True, slots=True)
+class yogi(_Rooted):
+    """v <- v - (1-b2) Delta^2 sign(v - Delta^2); step m/(sqrt v + eps) (FedYogi, Reddi 2020)."""
+
+    cites: ClassVar[tuple[str, ...]] = ("reddi2021",)
+
+    def second(self, v: Vector, squared: Vector) -> Vector:
+        return v.sub(squared * torch.sign(v - squared), alpha=1 - self.b2)
+
+
+@dataclass(frozen=True, slots=True)
+class amsgrad(_Rooted):
+    """v as adam; vhat <- max(vhat, v); step m/(sqrt vhat + eps) (FedAMSGrad, Tong 2020).
+
+    The maximum runs over the uncorrected v; with ``bias_correction`` m and vhat are corrected where the step is formed.
+    """
+
+    cites: ClassVar[tuple[str, ...]] = ("tong2020",)
+
+    def keeps_maximum(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ams(_Adaptive):
+    """v as adam; vhat <- max(vhat, v, eps) entry by entry; step m/sqrt vhat (FedAMS, Wang 2022, option 1)."""
+
+    cites: ClassVar[tuple[str, ...]] = ("wang2022",)
+
+    def keeps_maximum(self) -> bool:
+        return True
+
+    def maximum(self, vhat: Vector, v: Vector) -> Vector:
+        return torch.maximum(vhat, v).clamp_(min=self.eps)
+
+    def denominator(self, v: Vector) -> Vector:
+        return v.sqrt()

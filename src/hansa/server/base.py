@@ -1,0 +1,102 @@
+"""The protocol of server transforms: an aggregate in, a step out; the server adds the step to its vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from hansa.errors import positive, refuse
+from hansa.schedule import Rate, check_rate, rate_at
+from hansa.types import RoundContext, State, Vector
+
+
+class ServerTransform(Protocol):
+    """Delta in, delta out. ``init`` gives the state for a vector; ``update`` never changes what it is given."""
+
+    cites: ClassVar[tuple[str, ...]]
+
+    def init(self, x: Vector) -> State: ...
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class scale:
+    """step = lr * delta; with lr = 1 this is FedAvg's server (McMahan 2017)."""
+
+    lr: Rate = 1.0
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_rate("scale", "lr", self.lr)
+
+    def init(self, x: Vector) -> State:
+        return {}
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        lr = rate_at(self.lr, ctx.round)
+        return (delta if lr == 1.0 else delta * lr), state
+
+
+def sgd(lr: Rate = 1.0) -> scale:
+    """Another name for `scale`: the server's plain gradient step."""
+    return scale(lr)
+
+
+@dataclass(frozen=True, slots=True)
+class participation_scale:
+    """step = (M/N) delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020)."""
+
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, x: Vector) -> State:
+        return {}
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        return delta * ctx.fraction, state
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class chain:
+    """Transforms applied one after the other: ``chain(ams(), scale(0.1))``."""
+
+    parts: tuple[ServerTransform, ...]
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *parts: ServerTransform) -> None:
+        if not parts:
+            raise refuse("chain", "parts", parts, "at least one transform", "chain(ams(), scale(0.1)).")
+        object.__setattr__(self, "parts", tuple(parts))
+
+    def __repr__(self) -> str:
+        return f"chain({', '.join(map(repr, self.parts))})"
+
+    def init(self, x: Vector) -> State:
+        return {str(i): part.init(x) for i, part in enumerate(self.parts)}
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        after: State = {}
+        for i, part in enumerate(self.parts):
+            delta, after[str(i)] = part.update(delta, state[str(i)], ctx)
+        return delta, after
+
+
+@dataclass(frozen=True, slots=True)
+class dyn:
+    """FedDyn's server: h <- h - (alpha/N) sum_S Delta_i; step = Delta - h/alpha (Acar 2021).
+
+    The server's h stays the mean of the clients' duals h_i.
+    """
+
+    alpha: float
+    cites: ClassVar[tuple[str, ...]] = ("acar2021",)
+
+    def __post_init__(self) -> None:
+        positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
+
+    def init(self, x: Vector) -> State:
+        return {"h": x.new_zeros(x.shape)}
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        h = state["h"] - (self.alpha * ctx.fraction) * delta
+        return delta - h / self.alpha, {"h": h}

@@ -1,0 +1,209 @@
+"""The usual task: any ``nn.Module``, any loss, on federated data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from hansa.errors import HansaError
+from hansa.keys import Key
+from hansa.layout import Layout
+from hansa.local.work import Work
+from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+_EVALUATION_BATCH = 500
+
+
+class ClientData(Protocol):
+    """What a task asks of federated data: one tensor of inputs, one of targets, and each client's rows of them."""
+
+    @property
+    def inputs(self) -> torch.Tensor: ...
+    @property
+    def targets(self) -> torch.Tensor: ...
+    @property
+    def test_inputs(self) -> torch.Tensor | None: ...
+    @property
+    def test_targets(self) -> torch.Tensor | None: ...
+    @property
+    def population(self) -> int: ...
+    def rows(self, client: int) -> torch.Tensor: ...
+    def samples(self, client: int) -> int: ...
+
+
+class Store:
+    """Inputs as a worker keeps them: images lie channels-last, so that a gathered batch is channels-last for free."""
+
+    def __init__(self, inputs: torch.Tensor, dtype: torch.dtype, device: torch.device) -> None:
+        if inputs.is_floating_point():
+            inputs = inputs.to(dtype)
+        self.image = inputs.ndim == 4
+        if self.image:
+            inputs = inputs.permute(0, 2, 3, 1)
+        self.values = inputs.contiguous().to(device)
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        batch = self.values.index_select(0, rows)
+        return batch.permute(0, 3, 1, 2) if self.image else batch
+
+
+class Task:
+    """A model factory (or module class), a loss of (output, target), and federated data.
+
+    ``model`` is called without arguments; equal seeds give equal first models. ``metric`` maps (output, target) to the
+    number of hits, by default classification accuracy where targets are class numbers.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        loss: Loss,
+        data: ClientData,
+        *,
+        metric: Callable[[Any, torch.Tensor], torch.Tensor] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if isinstance(model, nn.Module):
+            raise HansaError(
+                f"Task(model={type(model).__name__} object): expected a function that makes the model, so that every "
+                f"worker has its own. Pass the class, or lambda: {type(model).__name__}(...)."
+            )
+        self.model, self.loss, self.data = model, loss, data
+        self.metric = metric if metric is not None else default_metric(data.targets)
+        self.dtype = torch.float32
+        self.population = Population(tuple(data.samples(i) for i in range(data.population)))
+        for client, samples in enumerate(self.population.samples):
+            if samples < 1:
+                raise HansaError(f"client {client} holds no samples: give it some, or leave it out of the data.")
+        self._seeded = _fresh(model, Key(0))
+        self.layout = Layout.of(self._seeded)
+        self.name = name if name is not None else type(self._seeded).__name__
+
+    def start(self, key: Key, dtype: torch.dtype) -> Vectors:
+        model, buffers = self.layout.pack(_fresh(self.model, key.child("init")), dtype)
+        return {MODEL: model, BUFFERS: buffers} if self.layout.buffer_dim else {MODEL: model}
+
+    def shell(self, dtype: torch.dtype, device: torch.device) -> ModuleShell:
+        return ModuleShell(self, dtype, device)
+
+    def evaluate(self, shell: ModuleShell, vectors: Vectors) -> dict[str, float]:
+        """Mean test loss and accuracy of the given vectors, or nothing where there is no test set."""
+        if self.data.test_inputs is None or self.data.test_targets is None:
+            return {}
+        total = len(self.data.test_targets)
+        loss, hits = shell.evaluate(vectors, 0, total)
+        found = {"test_loss": loss / total}
+        return found if hits is None else {**found, "test_accuracy": hits / total}
+
+    def module(self, vectors: Vectors) -> nn.Module:
+        """A module of its own holding the given vectors, ready to use or to save."""
+        module = _fresh(self.model, Key(0))
+        module.load_state_dict(self.layout.named(vectors[MODEL].float(), vectors.get(BUFFERS)), strict=False)
+        return module
+
+
+class ModuleShell:
+    """One model whose parameters are views of one flat vector."""
+
+    def __init__(self, task: Task, dtype: torch.dtype, device: torch.device) -> None:
+        self.task, self.layout, self.device = task, task.layout, device
+        self.module = _fresh(task.model, Key(0)).to(device=device, dtype=dtype)
+        self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
+        self.parameters = self.layout.bind(self.module, self.y)
+        self.buffers = (
+            torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
+        )
+        self.dtype = dtype
+        self.inputs = Store(task.data.inputs, dtype, device)
+        self.targets = _cast(task.data.targets, dtype, device)
+        self._test: tuple[Store, torch.Tensor] | None = None
+        self.module.train()
+
+    def load(self, model: Vector, buffers: Vector | None) -> None:
+        self.y.copy_(model)
+        if self.buffers is not None and buffers is not None:
+            self.layout.write_buffers(self.module, buffers)
+
+    def read_buffers(self) -> Vector | None:
+        return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
+
+    def rows(self, client: int, work: Work, key: Key) -> torch.Tensor:
+        """The batches of a round as a matrix [steps, batch]: pass after pass over the client's rows, each shuffled."""
+        own = self.task.data.rows(client)
+        stream = batch_stream(own.numel(), work.steps * work.batch_size, key)
+        return own[torch.from_numpy(stream)].view(work.steps, work.batch_size).to(self.device)
+
+    def seed(self, key: Key) -> None:
+        torch.manual_seed(int.from_bytes(key.digest(8), "little") >> 1)
+
+    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        assert rows is not None
+        with torch.enable_grad():
+            loss = self.task.loss(self.module(self.inputs[rows]), self.targets.index_select(0, rows))
+            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        return loss.detach(), gradients
+
+    @torch.no_grad()
+    def evaluate(self, vectors: Vectors, start: int, stop: int) -> tuple[float, float | None]:
+        """Summed loss and hits over a range of test rows."""
+        data = self.task.data
+        if self._test is None:
+            assert data.test_inputs is not None and data.test_targets is not None
+            self._test = (
+                Store(data.test_inputs, self.dtype, self.device),
+                _cast(data.test_targets, self.dtype, self.device),
+            )
+        inputs, targets = self._test
+        self.load(vectors[MODEL], vectors.get(BUFFERS))
+        self.module.eval()
+        losses, hits = [], []
+        for first in range(start, stop, _EVALUATION_BATCH):
+            rows = torch.arange(first, min(first + _EVALUATION_BATCH, stop), device=self.device)
+            output, target = self.module(inputs[rows]), targets.index_select(0, rows)
+            losses.append(float(self.task.loss(output, target)) * len(rows))
+            if self.task.metric is not None:
+                hits.append(float(self.task.metric(output, target)))
+        self.module.train()
+        return math.fsum(losses), math.fsum(hits) if self.task.metric is not None else None
+
+
+def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """``length`` positions: permutations of 0..samples-1 one after the other, as many as are needed.
+
+    >>> sorted(batch_stream(3, 6, Key(0))[:3].tolist())
+    [0, 1, 2]
+    """
+    draw = key.numpy()
+    passes = [draw.permutation(samples) for _ in range(-(-length // samples))]
+    return (passes[0] if len(passes) == 1 else np.concatenate(passes))[:length]
+
+
+def default_metric(targets: torch.Tensor) -> Callable[[Any, torch.Tensor], torch.Tensor] | None:
+    """Hits of the most likely class where targets are class numbers; nothing for other targets."""
+    return None if targets.is_floating_point() else accuracy_hits
+
+
+def accuracy_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """How many rows have their target as the largest output; for targets with more axes, a mean over a row's own."""
+    found = (output.argmax(dim=1) == target).double()
+    return found.flatten(1).mean(dim=1).sum() if found.ndim > 1 else found.sum()
+
+
+def _cast(targets: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return (targets.to(dtype) if targets.is_floating_point() else targets).contiguous().to(device)
+
+
+def _fresh(model: Callable[[], nn.Module], key: Key) -> nn.Module:
+    """A new module, its first weights a function of the key alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(key.digest(8), "little") >> 1)
+        module = model()
+    if not isinstance(module, nn.Module):
+        raise HansaError(f"Task(model): the function gave {type(module).__name__}, expected an nn.Module.")
+    return module

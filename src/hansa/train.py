@@ -1,0 +1,221 @@
+"""The driver: round after round, with evaluation, metrics and callbacks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from hansa.admit import Lost
+from hansa.algorithm import Algorithm
+from hansa.comm import Ledger
+from hansa.engine import Engine, Serial
+from hansa.errors import HansaError, refuse, whole
+from hansa.keys import Key
+from hansa.rounds import Closed, Opened, Outcome, ServerState, close_round, open_round
+from hansa.store import ClientStore, RamStore
+from hansa.tasks import TaskLike
+from hansa.types import BUFFERS, MODEL, Vector
+
+if TYPE_CHECKING:
+    import pandas
+
+log = logging.getLogger("hansa")
+
+Record: TypeAlias = dict[str, Any]
+Callback: TypeAlias = Callable[["Run", Record], bool | None]
+"""Called after every round with the run and its newest record; a true answer stops the run there."""
+
+
+class Run:
+    """A run, living or finished: the server's state, the clients' memory, and the record of every round."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: TaskLike,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        quorum: int = 1,
+        keep_params: bool = False,
+        evaluate_every: int = 1,
+        store: ClientStore | None = None,
+        engine: Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine] = Serial,
+    ) -> None:
+        whole("run", "quorum", quorum)
+        whole("run", "evaluate_every", evaluate_every, "0 evaluates after the last round only.", least=0)
+        self.task, self.key = task, Key(seed)
+        self.dtype = task.dtype if dtype is None else dtype
+        if self.dtype not in (torch.float32, torch.float64):
+            raise refuse("run", "dtype", dtype, "torch.float32 or torch.float64")
+        self.device = torch.device(device)
+        algorithm.check(task.population.count)
+        start = {name: vector.to(self.device) for name, vector in task.start(self.key, self.dtype).items()}
+        self.algorithm = algorithm.with_buffers() if BUFFERS in start else algorithm
+        self.state = ServerState.start(self.algorithm, start, task.population.count)
+        self.store: ClientStore = RamStore() if store is None else store
+        self.ledger = Ledger()
+        self.quorum, self.evaluate_every = quorum, evaluate_every
+        self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
+        self.history: list[Record] = []
+        self.lost: list[tuple[int, Lost]] = []
+        self._kept: list[Vector] | None = [] if keep_params else None
+        self._engine = engine
+
+    @property
+    def params(self) -> Vector:
+        """The model as one flat vector."""
+        return self.state.vectors[MODEL]
+
+    @property
+    def trajectory(self) -> torch.Tensor:
+        """The model after each round, [rounds, d]; needs ``keep_params=True``."""
+        if self._kept is None:
+            raise HansaError("the trajectory was not kept: run with keep_params=True.")
+        return torch.stack(self._kept) if self._kept else self.params.new_empty(0, self.params.numel())
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model as a module of its own."""
+        if not hasattr(self.task, "module"):
+            raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.params.")
+        module: nn.Module = self.task.module(self.state.vectors)
+        return module
+
+    def frame(self) -> pandas.DataFrame:
+        """The history as a pandas frame, one row a round."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise HansaError("run.frame() needs pandas: pip install 'hansa[report]'.") from error
+        return pandas.DataFrame(self.history)
+
+    def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
+        """Run this many more rounds."""
+        whole("run", "rounds", rounds, least=0)
+        last = self.state.round + rounds
+        with _exact_arithmetic():
+            engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
+            try:
+                while self.state.round < last:
+                    record = self._round(engine, final=self.state.round + 1 == last)
+                    if any([callback(self, record) for callback in callbacks]):
+                        break
+            finally:
+                engine.close()
+        self._say_who_was_lost()
+        return self
+
+    def _round(self, engine: Engine, final: bool) -> Record:
+        began = time.perf_counter()
+        opened = open_round(self.algorithm, self.state, self.task.population, self.id, self.key)
+        orders = [
+            replace(order, memory={client: self.store.read(client) for client in order.reporters})
+            for order in opened.orders
+        ]
+        reports = engine.run(orders)
+        closed = close_round(self.algorithm, opened.state, orders, reports, self.task.population, self.quorum)
+        self.store.commit(self.state.round, closed.memory)
+        self.state = closed.state
+        if self._kept is not None:
+            self._kept.append(self.params.clone())
+        record = self._record(opened, closed)
+        if final or (self.evaluate_every and self.state.round % self.evaluate_every == 0):
+            record.update(engine.evaluate(self.state.vectors))
+        record["seconds"] = time.perf_counter() - began
+        self.history.append(record)
+        return record
+
+    def _record(self, opened: Opened, closed: Closed) -> Record:
+        outcome: Outcome = closed.outcome
+        self.lost += [(self.state.round, lost) for lost in outcome.lost]
+        self.ledger.record(self.state.round, up=outcome.up_bytes, down=opened.down_bytes)
+        return {
+            "round": self.state.round,
+            "train_loss": outcome.train_loss,
+            "update_norm": outcome.update_norm,
+            "diversity": outcome.diversity,
+            "participants": len(outcome.admitted),
+            "clients": list(outcome.admitted),
+            "lost": len(outcome.lost),
+            "reasons": dict(Counter(lost.reason for lost in outcome.lost)),
+            "moved": outcome.moved,
+            "up_bytes": sum(outcome.up_bytes.values()),
+            "down_bytes": sum(opened.down_bytes.values()),
+            "peer_bytes": 0,
+            **{name: value for name, value in outcome.info.items() if isinstance(value, (int, float))},
+        }
+
+    def _say_who_was_lost(self) -> None:
+        if not self.lost:
+            return
+        reasons = Counter(lost.reason for _, lost in self.lost)
+        round, example = self.lost[-1]
+        log.warning(
+            "%d client updates were left out of %d rounds (%s); the last: client %d in round %d, %s",
+            len(self.lost),
+            len({round for round, _ in self.lost}),
+            ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())),
+            example.client,
+            round,
+            example.detail,
+        )
+
+
+def run(
+    algorithm: Algorithm,
+    task: TaskLike,
+    *,
+    rounds: int,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    workers: int = 1,
+    quorum: int = 1,
+    keep_params: bool = False,
+    evaluate_every: int = 1,
+    callbacks: Sequence[Callback] = (),
+    store: ClientStore | None = None,
+) -> Run:
+    """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
+
+    Equal seeds give bit-identical results, whatever the number of ``workers``. ``dtype`` float64 or float32 runs through
+    everything. Fewer than ``quorum`` surviving updates leave a round without effect.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
+    whole("run", "rounds", rounds)
+    whole("run", "workers", workers)
+    living = Run(
+        algorithm,
+        task,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        quorum=quorum,
+        keep_params=keep_params,
+        evaluate_every=evaluate_every,
+        store=store,
+    )
+    return living.advance(rounds, callbacks)
+
+
+@contextmanager
+def _exact_arithmetic() -> Iterator[None]:
+    """One intra-op thread, since the number of threads changes the last bits; torch's own generator is left as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,64 @@
+"""The words every part shares: vectors, states, the frozen facts of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+Vector: TypeAlias = torch.Tensor
+Vectors: TypeAlias = dict[str, torch.Tensor]
+State: TypeAlias = dict[str, Any]
+"""A plain tree of tensors, numbers, words, lists and dicts, so that a checkpoint can write it without pickle."""
+
+MODEL = "model"
+CONTROL = "control"
+BUFFERS = "buffers"
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """The server's own table: how many clients there are and how many samples each holds."""
+
+    samples: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundContext:
+    """What a server-side part may know of the round it closes."""
+
+    round: int
+    population: Population
+    clients: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many updates were admitted."""
+        return len(self.clients)
+
+    @property
+    def fraction(self) -> float:
+        """Admitted updates over the population, M/N."""
+        return len(self.clients) / self.population.count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """One admitted vector, with its owner: identity travels with the update."""
+
+    client: int
+    cohort: int
+    vector: torch.Tensor
+    samples: int
+    steps: float
+
+
+def in_client_order(updates: Sequence[Update]) -> list[Update]:
+    """The one order in which updates are folded, so that arrival order never matters."""
+    return sorted(updates, key=lambda update: update.client)

@@ -1,0 +1,143 @@
+"""Each preset against a reference written from the papers that shares no code with it: 1e-10 over 50 rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from exactness.laboratory import (
+    LOCAL_LR,
+    ROUNDS,
+    STEPS,
+    WEIGHTS,
+    assert_agree,
+    participants,
+    problem,
+    trajectory,
+    words,
+    zeros,
+)
+from oracle import local, server
+
+import hansa
+from hansa import presets
+
+ALL_WEIGHTS = ["uniform", "samples", WEIGHTS]
+
+
+@pytest.mark.parametrize("weights", ALL_WEIGHTS, ids=["uniform", "samples", "given"])
+@pytest.mark.parametrize(
+    ("preset", "reference", "mine", "theirs"),
+    [
+        (presets.fedavg, server.fedavg, {"server_lr": 0.7}, {"eta": 0.7}),
+        (presets.fedavgm, server.fedavgm, {"server_lr": 0.5, "momentum": 0.8}, {"eta": 0.5, "beta": 0.8}),
+        (presets.fedprox, local.fedprox, {"mu": 0.7, "server_lr": 0.9}, {"mu": 0.7, "eta": 0.9}),
+        (presets.fednova, local.fednova, {"server_lr": 0.8}, {"eta": 0.8}),
+    ],
+    ids=["fedavg", "fedavgm", "fedprox", "fednova"],
+)
+def test_averaging_methods_follow_the_reference(preset, reference, mine, theirs, weights):
+    lab = problem()
+    expected, _ = reference(lab, zeros(), participants(), STEPS, LOCAL_LR, weights=weights, **theirs)
+    assert_agree(trajectory(preset(**words(weights=weights, **mine)), lab), expected)
+
+
+FLAGS = [
+    {},
+    {"bias_correction": True},
+    {"v0": 0.05},
+    {"eps_inside": True},
+    {"bias_correction": True, "v0": 0.01, "eps_inside": True},
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda f: "+".join(f) or "plain")
+@pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi", "fedamsgrad", "fedams"])
+def test_adaptive_servers_follow_the_reference_with_every_flag(name, flags):
+    if name == "fedams":
+        flags = {k: v for k, v in flags.items() if k != "eps_inside"}
+    numbers = {"b1": 0.8, "b2": 0.95, "eps": 0.02, **flags}
+    if name == "fedadagrad":
+        del numbers["b2"]
+    lab = problem()
+    expected, _ = getattr(server, name)(
+        lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.3, weights="samples", **numbers
+    )
+    run = trajectory(getattr(presets, name)(**words(server_lr=0.3, weights="samples", **numbers)), lab)
+    assert_agree(run, expected)
+
+
+@pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi", "fedamsgrad", "fedams"])
+def test_adaptive_defaults_are_those_of_the_papers(name):
+    lab = problem()
+    expected, state = getattr(server, name)(lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.3)
+    run = trajectory(getattr(presets, name)(**words(server_lr=0.3)), lab)
+    assert_agree(run, expected)
+    kept = run.state.server["model"]["0"]
+    for moment in state:
+        np.testing.assert_allclose(kept[moment].numpy(), state[moment], rtol=1e-9, atol=1e-12)
+
+
+def test_scaffold_follows_the_reference_with_its_control_variates():
+    lab = problem()
+    expected, state = local.scaffold(lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.9)
+    run = trajectory(presets.scaffold(**words(server_lr=0.9)), lab)
+    assert_agree(run, expected)
+    np.testing.assert_allclose(run.state.vectors["control"].numpy(), state["c"], atol=1e-9)
+    for client, row in enumerate(state["c_i"]):
+        np.testing.assert_allclose(run.store.read(client)["solver/control"].numpy(), row, atol=1e-9)
+
+
+def test_feddyn_follows_the_reference_with_its_duals():
+    lab = problem()
+    expected, state = local.feddyn(lab, zeros(), participants(), STEPS, LOCAL_LR, alpha=0.9)
+    run = trajectory(presets.feddyn(**words(alpha=0.9)), lab)
+    assert_agree(run, expected)
+    np.testing.assert_allclose(run.state.server["model"]["h"].numpy(), state["h"], atol=1e-9)
+    for client, row in enumerate(state["h_i"]):
+        np.testing.assert_allclose(run.store.read(client)["solver/dual"].numpy(), row, atol=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 0.15, 0.0])
+def test_fedmgda_follows_the_reference(epsilon):
+    lab = problem()
+    expected, _ = local.fedmgda(lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.05, epsilon=epsilon)
+    assert_agree(trajectory(presets.fedmgda(**words(server_lr=0.05, epsilon=epsilon)), lab), expected, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"local_momentum": 0.6}, {"momentum": 0.6}),
+        ({"weight_decay": 0.3}, {"weight_decay": 0.3}),
+        ({"clip": 1.5}, {"clip": 1.5}),
+        (
+            {"local_momentum": 0.4, "weight_decay": 0.2, "clip": 2.0},
+            {"momentum": 0.4, "weight_decay": 0.2, "clip": 2.0},
+        ),
+    ],
+    ids=["momentum", "decay", "clip", "all"],
+)
+def test_local_options_follow_the_reference(mine, theirs):
+    lab = problem()
+    expected, _ = local.fedavg_local_options(lab, zeros(), participants(), STEPS, LOCAL_LR, **theirs)
+    assert_agree(trajectory(presets.fedavg(**words(**mine)), lab), expected)
+
+
+def test_a_learning_rate_schedule_follows_the_reference():
+    lab = problem()
+    rates = [0.08 * 0.5 ** (t // 10) for t in range(ROUNDS)]
+    expected, _ = server.fedavg(lab, zeros(), participants(), STEPS, rates)
+    schedule = hansa.local.step_decay(0.08, every=10, factor=0.5)
+    assert_agree(trajectory(presets.fedavg(**words(local_lr=schedule)), lab), expected)
+
+
+def test_float32_runs_in_float32_throughout_and_near_the_float64_run():
+    lab = problem()
+    from exactness.laboratory import task
+
+    run = hansa.run(presets.scaffold(**words()), task(lab), rounds=20, dtype=torch.float32, keep_params=True)
+    expected, _ = local.scaffold(lab, zeros(), participants()[:20], STEPS, LOCAL_LR)
+    assert run.trajectory.dtype == torch.float32
+    assert all(row.dtype == torch.float32 for row in run.store.read(0).values())
+    np.testing.assert_allclose(run.trajectory.numpy(), expected, rtol=1e-3, atol=1e-4)
