@@ -1,7 +1,8 @@
 """The catalogue: each famous name is a composition of parts.
 
-All share one vocabulary (`Common`), then have words of their own. ``steps`` counts local steps (a number, or a part such
-as ``hansa.local.fixed([1, 2, 4])``); ``epochs`` counts passes; ``participation`` is a fraction, ``sampler`` any sampler.
+All share one vocabulary (`Common`), then have words of their own. ``steps`` counts local steps (a number, or a part
+such as ``hansa.local.fixed([1, 2, 4])``); ``epochs`` counts passes; ``participation`` is a fraction, ``sampler`` any
+sampler.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from hansa.aggregate import mean, mgda, nova
 from hansa.aggregate.base import Weights
 from hansa.algorithm import Algorithm, Channel, LocalPhase
 from hansa.errors import HansaError, near, refuse
-from hansa.local import LocalWork, fixed
+from hansa.local import LocalWork, fixed, prox, sgd
 from hansa.local import dyn as dyn_solver
 from hansa.local import epochs as passes
-from hansa.local import prox, sgd
 from hansa.local import scaffold as scaffold_solver
 from hansa.local.solvers import Solver
 from hansa.sample import Sampler, uniform
@@ -217,6 +217,7 @@ def _work(name: str, common: Common) -> LocalWork:
 def _sampler(name: str, common: Common) -> Sampler:
     if "sampler" in common and "participation" in common:
         raise HansaError(
-            f"{name}(sampler={common['sampler']!r}, participation={common['participation']!r}): expected one of the two."
+            f"{name}(sampler={common['sampler']!r}, participation={common['participation']!r}): expected one of the "
+            "two."
         )
     return common["sampler"] if "sampler" in common else uniform(common.get("participation", 1.0))

@@ -1,5 +1,5 @@
-"""The story of a round: ``open_round`` makes orders, ``client_round`` turns an order into a report, ``close_round`` folds
-the reports. The three are pure: engines only carry orders and reports between them."""
+"""The story of a round: ``open_round`` makes orders, ``client_round`` turns an order into a report, ``close_round``
+folds the reports. The three are pure: engines only carry orders and reports between them."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ class Run:
             try:
                 while self.state.round < last:
                     record = self._round(engine, final=self.state.round + 1 == last)
-                    if any([callback(self, record) for callback in callbacks]):
+                    answers = [callback(self, record) for callback in callbacks]
+                    if any(answers):
                         break
             finally:
                 engine.close()
@@ -188,8 +189,8 @@ def run(
 ) -> Run:
     """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
 
-    Equal seeds give bit-identical results, whatever the number of ``workers``. ``dtype`` float64 or float32 runs through
-    everything. Fewer than ``quorum`` surviving updates leave a round without effect.
+    Equal seeds give bit-identical results, whatever the number of ``workers``. ``dtype`` float64 or float32 runs
+    through everything. Fewer than ``quorum`` surviving updates leave a round without effect.
     """
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
@@ -211,7 +212,7 @@ def run(
 
 @contextmanager
 def _exact_arithmetic() -> Iterator[None]:
-    """One intra-op thread, since the number of threads changes the last bits; torch's own generator is left as it was."""
+    """One intra-op thread, since their number changes the last bits; torch's own generator is left as it was."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from oracle.quadratic import Quadratics, heterogeneous
 
 import hansa
+from oracle.quadratic import Quadratics, heterogeneous
 
 CLIENTS, DIM, ROUNDS = 7, 5, 50
 ROWS = [3, 4, 6, 6, 8, 9, 14]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
+import hansa
 from exactness.laboratory import (
     LOCAL_LR,
     ROUNDS,
@@ -17,10 +19,8 @@ from exactness.laboratory import (
     words,
     zeros,
 )
-from oracle import local, server
-
-import hansa
 from hansa import presets
+from oracle import local, server
 
 ALL_WEIGHTS = ["uniform", "samples", WEIGHTS]
 

@@ -84,8 +84,8 @@ class krum:
         if nearest < 1 or self.keep > n:
             raise HansaError(
                 f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least "
-                f"{max(self.byzantine + 3, self.keep)} updates, this round has {n}: sample more clients or expect fewer "
-                "bad ones."
+                f"{max(self.byzantine + 3, self.keep)} updates, this round has {n}: sample more clients or expect "
+                "fewer bad ones."
             )
         products = gram([update.vector for update in ordered])
         squared = products.diagonal()

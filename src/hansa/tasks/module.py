@@ -154,7 +154,8 @@ class ModuleShell:
         """Summed loss and hits over a range of test rows."""
         data = self.task.data
         if self._test is None:
-            assert data.test_inputs is not None and data.test_targets is not None
+            assert data.test_inputs is not None
+            assert data.test_targets is not None
             self._test = (
                 Store(data.test_inputs, self.dtype, self.device),
                 _cast(data.test_targets, self.dtype, self.device),
