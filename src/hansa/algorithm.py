@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from hansa.aggregate import Aggregator, mean
+from hansa.aggregate.base import Weights
 from hansa.compress import Downlink, Uplink, direct
 from hansa.errors import HansaError, decay, near, non_negative, positive, refuse, whole
 from hansa.local import LocalWork, Solver, epochs
@@ -122,7 +123,7 @@ class Algorithm:
         """The same algorithm with a channel for buffers: averaged as the model's updates are, never optimized."""
         if BUFFERS in self.channels:
             return self
-        weights = getattr(self.channels[MODEL].aggregate, "weights", "uniform")
+        weights: Weights = getattr(self.channels[MODEL].aggregate, "weights", "uniform")
         return replace(self, channels={**self.channels, BUFFERS: Channel(aggregate=mean(weights))})
 
     def parts(self) -> Iterator[Any]:

@@ -7,7 +7,7 @@ sampler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, Unpack
 
@@ -31,7 +31,7 @@ class Common(TypedDict, total=False):
     """The words every preset understands."""
 
     local_lr: Rate
-    steps: int | LocalWork
+    steps: int | Sequence[int] | LocalWork
     epochs: float
     batch_size: int | None
     participation: float
@@ -210,7 +210,7 @@ def _work(name: str, common: Common) -> LocalWork:
         )
     if "steps" in common:
         steps = common["steps"]
-        return steps if hasattr(steps, "draw") else fixed(steps)
+        return fixed(steps) if isinstance(steps, (int, Sequence)) else steps
     return passes(common.get("epochs", 1))
 
 

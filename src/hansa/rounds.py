@@ -201,7 +201,7 @@ def close_round(
 
 def fingerprint(vector: Vector) -> bytes:
     """A digest of a model, so that an update made from another one is noticed."""
-    return hashlib.blake2b(memoryview(vector.detach().cpu().numpy()).cast("B"), digest_size=16).digest()
+    return hashlib.blake2b(vector.detach().cpu().numpy().tobytes(), digest_size=16).digest()
 
 
 class _Trained(NamedTuple):

@@ -43,8 +43,10 @@ def unpack(data: Buffer, width: int, count: int) -> Array:
     """The codes of :func:`pack`: uint8 up to 8 bits, int64 above. Set bits after the last code are refused."""
     raw = np.frombuffer(data, np.uint8)
     if raw.size != packed_size(count, width):
-        raise PacketError(f"packet: {raw.size} bytes of packed codes, {count} codes of {width} bits take another number.")
-    codes = np.zeros(count, np.uint8 if width <= 8 else np.int64)
+        raise PacketError(
+            f"packet: {raw.size} bytes of packed codes, {count} codes of {width} bits take another number."
+        )
+    codes: Array = np.zeros(count, np.uint8 if width <= 8 else np.int64)
     whole = width // 8
     for plane in range(whole):
         codes |= raw[plane * count : (plane + 1) * count].astype(codes.dtype) << (8 * plane)

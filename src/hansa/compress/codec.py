@@ -1,4 +1,4 @@
-"""From bytes back to vectors, or straight onto a vector. What is not certainly a packet is refused, and nothing is touched."""
+"""From bytes back to vectors, or straight onto one. What is not surely a packet is refused, and nothing is touched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hansa.compress.base import Body, Parser
 from hansa.compress.dense import Signs, Values, parse_cast
-from hansa.compress.packet import LIMIT, Buffer, Packet, PacketError, floats
+from hansa.compress.packet import LIMIT, Buffer, Packet, PacketError, flat, floats
 from hansa.compress.quantize import Levels
 from hansa.compress.sparse import Shuffled, Sparse
 from hansa.errors import refuse
@@ -29,8 +29,9 @@ def decode(
 ) -> Tensor:
     """The vector that the sender's compressor made, to the bit.
 
-    Give ``dim``, ``dtype`` and ``kind`` where they are known: a packet that says otherwise is refused. Without ``dim`` a
-    packet may declare at most 2^28 entries. A packet that holds a tensor gives that tensor: do not change it in place.
+    Give ``dim``, ``dtype`` and ``kind`` where they are known: a packet that says otherwise is refused. Without
+    ``dim`` a packet may declare at most 2^28 entries. A packet that holds a tensor gives that very tensor: do not
+    change it in place.
 
     >>> from hansa.compress import sign
     >>> from hansa.keys import Key
@@ -59,8 +60,6 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0) -> Tensor
     ``accumulate(packet, x, -1.0)`` leaves exactly ``x - decode(packet)``. A refused packet leaves ``out`` as it was.
     """
     packet = (data if isinstance(data, Packet) else Packet.parse(data)).expect(dim=out.numel(), dtype=out.dtype)
-    if isinstance(packet.content, Tensor):
-        return out.add_(packet.content, alpha=alpha)
     if out.ndim != 1 or not out.is_contiguous() or out.requires_grad:
         raise refuse("accumulate", "out", tuple(out.shape), "a contiguous flat vector without gradient")
     body = _body(packet)
@@ -73,6 +72,8 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0) -> Tensor
 
 
 def _body(packet: Packet) -> Body:
-    if not packet.dim:
+    if isinstance(packet.content, Tensor):
+        return Values(flat(packet.content, "decode"))
+    if not packet.dim and packet.kind not in ("identity", "whole"):
         raise PacketError("packet: a vector without entries.")
     return PARSERS[packet.kind](packet.payload(), packet.dim, floats(packet.dtype))

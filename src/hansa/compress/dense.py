@@ -61,7 +61,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class cast(Coder):
-    """Every entry in 16 bits, x = 2^e (x / 2^e) with the largest magnitude brought below 1 so that none overflows or fades.
+    """Every entry in 16 bits, as 2^e (x / 2^e) with the largest magnitude below 1: none overflows, few fade.
 
     float16 keeps 11 significant bits, bfloat16 keeps 8: q is about 2^-11 or 2^-8.
     """
@@ -166,4 +166,3 @@ class Signs:
 
     def add(self, out: Array, alpha: float) -> None:
         kernels.add_signs(self.bits, self.scale * out.dtype.type(alpha), out)
-

@@ -34,7 +34,7 @@ def encode(indices: Array, dim: int) -> Coded:
     widths = range(int(gaps.mean() if gaps.size else 0).bit_length() + 2)
     width = min(widths, key=lambda width: rice_size(gaps, width))
     sizes = [-(-dim // 8), int(varint_lengths(gaps).sum()), rice_size(gaps, width)]
-    shortest = min((VARINT, RICE, BITMAP), key=lambda code: sizes[code])
+    shortest = min((BITMAP, VARINT, RICE), key=lambda code: sizes[code])
     if shortest == BITMAP:
         return Coded(BITMAP, 0, bitmap(indices, dim))
     return Coded(VARINT, 0, varints(gaps)) if shortest == VARINT else Coded(RICE, width, rice(gaps, width))

@@ -45,7 +45,8 @@ def pack_signs(x: Array) -> Array:
 def sign_table(scale: Any) -> Array:
     """The eight entries that each byte of signs stands for."""
     up = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
-    return np.where(up, scale, -scale).astype(scale.dtype)
+    table: Array = np.where(up, scale, -scale).astype(scale.dtype)
+    return table
 
 
 def put_signs(bits: Array, scale: Any, out: Array) -> None:
@@ -71,8 +72,8 @@ def add_signs(bits: Array, scale: Any, out: Array) -> None:
 def largest(x: Array, k: int, part: str) -> Array:
     """The indices, rising, of the k largest magnitudes; ties go to the lower index, zeros are never listed.
 
-    A threshold that a little more than k entries should pass is read off a sample; the exact k are then chosen among those
-    that pass. Should too few pass, the exact threshold is found from the whole vector and the pass repeated.
+    A threshold that a little more than k entries should pass is read off a sample; the exact k are then chosen among
+    those that pass. Should too few pass, the exact threshold is found from the whole vector and the pass repeated.
     """
     least = np.finfo(x.dtype).smallest_subnormal
     exact = x.size <= SAMPLE
@@ -90,7 +91,8 @@ def largest(x: Array, k: int, part: str) -> Array:
     keep = magnitudes > bar
     level = np.flatnonzero(magnitudes == bar)
     keep[level[: k - int(keep.sum())]] = True
-    return passed[keep]
+    chosen: Array = passed[keep]
+    return chosen
 
 
 def _kth(x: Array, k: int) -> Any:

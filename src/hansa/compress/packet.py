@@ -35,7 +35,7 @@ Buffer = bytes | bytearray | memoryview
 MAGIC, VERSION = b"hP", 1
 HEADER = struct.Struct("<2sBBQQI")
 KINDS = ("identity", "whole", "cast", "sign", "quantize", "top_k", "random_k")
-FLOATS = {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
+FLOATS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
 DTYPES = tuple(FLOATS)
 
 #: The largest vector a sparse packet may declare when the reader names no ``dim``: 1 GiB of float32.
@@ -159,5 +159,9 @@ def finite(x: Array, part: str) -> None:
 def not_finite(x: Array, part: str) -> HansaError:
     """The error for a diverged vector: how many entries, and where the first is."""
     bad = np.flatnonzero(~np.isfinite(x))
-    where = f"{bad.size} of {x.size} entries are NaN or infinite, the first at {bad[0]}" if bad.size else "its sum overflows"
+    where = (
+        f"{bad.size} of {x.size} entries are NaN or infinite, the first at {bad[0]}"
+        if bad.size
+        else "its sum overflows"
+    )
     return HansaError(f"{part}: cannot send this vector: {where}. The sender diverged; lower its learning rate.")

@@ -62,8 +62,8 @@ class quantize(Coder):
         return (2 * self.levels).bit_length()
 
     def omega(self, dim: int) -> float:
-        """E||Q(x) - x||^2 <= omega ||x||^2 for the unbiased Q: the largest entry of a bucket is exact, the others err by
-        at most half a step in root mean square."""
+        """E||Q(x) - x||^2 <= omega ||x||^2 for the unbiased Q: the largest entry of a bucket is exact, the others err
+        by at most half a step in root mean square."""
         bucket = min(self.bucket, dim)
         even = (bucket - 1) / (4 * self.levels**2)
         return even if self.rounding == "nearest" else min(even, math.sqrt(bucket) / self.levels)

@@ -62,10 +62,12 @@ def _parse_values(kind: int, view: memoryview, count: int, dtype: np.dtype[Any])
 
 @dataclass(frozen=True, slots=True)
 class top_k(Coder):
-    """C(x) keeps the k = max(1, floor(r d)) largest magnitudes, ties to the lower index; q = sqrt(1 - k/d) (Stich 2018).
+    """C(x) keeps the k = max(1, floor(r d)) largest magnitudes, ties to the lower index; q = sqrt(1 - k/d)
+    (Stich 2018; [CAMS] Remark 4.15).
 
-    ``values`` says how the kept entries travel: ``float32`` (a float64 vector's as float64), ``float16``, ``bfloat16``, or
-    through another compressor, e.g. ``top_k(1/64, values=quantize(7))``; then q = sqrt(1 - (k/d)(1 - q_values^2)).
+    ``values`` says how the kept entries travel: ``float32`` (a float64 vector's as float64), ``float16``,
+    ``bfloat16``, or through another compressor, as in ``top_k(1/64, values=quantize(7))``; then
+    q = sqrt(1 - (k/d)(1 - q_values^2)).
 
     >>> import torch
     >>> from hansa.compress import decode
@@ -134,8 +136,8 @@ class Sparse:
 class random_k(Coder):
     """C(x) keeps k = max(1, floor(r d)) entries chosen uniformly by a seed that travels instead of their indices.
 
-    The values are not scaled up: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction that error feedback needs, in the mean
-    (Stich 2018). ``values`` as in `top_k`.
+    The values are not scaled up: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction that error feedback needs, in the
+    mean (Stich 2018). ``values`` as in `top_k`.
     """
 
     ratio: float
@@ -203,8 +205,8 @@ _ROUNDS = 8
 def shuffled(seed: int, dim: int, count: int) -> Iterator[tuple[slice, Array]]:
     """The first ``count`` places of a pseudo-random permutation of range(dim), in chunks: no place comes twice.
 
-    A Feistel network over the next power of two, walked until it lands below ``dim``. Its arithmetic is written out here
-    because it is part of the wire format: no library's sampler may change it.
+    A Feistel network over the next power of two, walked until it lands below ``dim``. Its arithmetic is written out
+    here because it is part of the wire format: no library's sampler may change it.
     """
     bits = (dim - 1).bit_length()
     low = np.uint64(bits - bits // 2)
@@ -232,4 +234,5 @@ def _mix(z: Array) -> Array:
     """The finaliser of SplitMix64 (Steele 2014): every bit of the result depends on every bit of z."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    mixed: Array = z ^ (z >> np.uint64(31))
+    return mixed

@@ -1,0 +1,51 @@
+"""Data: sets by name, partitions, federated views, and whatever a user brings."""
+
+from hansa.data.bring import dataset, from_arrays, from_dataset, from_hf
+from hansa.data.download import download
+from hansa.data.federated import Dataset, FederatedData, partition, with_clients
+from hansa.data.folder import data_folder
+from hansa.data.load import FileState, check, federate, load, names, present
+from hansa.data.partitions import Partition, dirichlet, iid, natural, quantity_skew, shards
+from hansa.data.problems import DataError, MissingError
+from hansa.data.sources import SOURCES, Source, source
+from hansa.data.split import Split, load_split, save_split, saved
+from hansa.data.summary import Summary, label_counts
+from hansa.data.synthetic import synthetic, two_gaussians
+
+__all__ = [
+    "SOURCES",
+    "DataError",
+    "Dataset",
+    "FederatedData",
+    "FileState",
+    "MissingError",
+    "Partition",
+    "Source",
+    "Split",
+    "Summary",
+    "check",
+    "data_folder",
+    "dataset",
+    "dirichlet",
+    "download",
+    "federate",
+    "from_arrays",
+    "from_dataset",
+    "from_hf",
+    "iid",
+    "label_counts",
+    "load",
+    "load_split",
+    "names",
+    "natural",
+    "partition",
+    "present",
+    "quantity_skew",
+    "save_split",
+    "saved",
+    "shards",
+    "source",
+    "synthetic",
+    "two_gaussians",
+    "with_clients",
+]

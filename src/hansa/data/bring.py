@@ -110,7 +110,9 @@ def from_hf(
         held = test
     x, y = _hf_column(name, data, input_column), np.asarray(_hf_column(name, data, label_column))
     if y.dtype.kind in "UO":
-        raise HansaError(f"{name}: column {label_column!r} holds {y[0]!r}: expected numbers. Use class_encode_column first.")
+        raise HansaError(
+            f"{name}: column {label_column!r} holds {y[0]!r}: expected numbers. Use class_encode_column first."
+        )
     pair = None
     if held is not None:
         pair = (
@@ -177,7 +179,9 @@ def _tensor(name: str, which: str, values: Any) -> torch.Tensor:
 
 def _finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
     if not bool(torch.isfinite(values).all()):
-        row = int(torch.nonzero(~torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else ~torch.isfinite(values))[0])
+        row = int(
+            torch.nonzero(~torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else ~torch.isfinite(values))[0]
+        )
         raise HansaError(f"{name}: {which}, row {row}, holds a number that is NaN or infinite. Mend or drop it.")
     return values
 

@@ -65,7 +65,7 @@ class FederatedData:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         rows = self.split.index
-        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < len(self.inputs)):
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(self.inputs)):
             raise HansaError(
                 f"{self.name}: clients hold rows {int(rows.min())} to {int(rows.max())}, "
                 f"but the data has rows 0 to {len(self.inputs) - 1}."

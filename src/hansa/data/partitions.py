@@ -33,9 +33,7 @@ class iid:
     [3, 2, 2]
     """
 
-    def split(
-        self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
-    ) -> Split:
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, rows = _clients("iid", clients), len(labels)
         _room("iid", number, rows, f"{rows} samples")
         owners = np.empty(rows, np.int64)
@@ -62,9 +60,7 @@ class shards:
         whole("shards", "shards", self.shards)
         whole("shards", "per_client", self.per_client)
 
-    def split(
-        self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
-    ) -> Split:
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _clients("shards", clients), _classes("shards", labels)
         if self.shards > len(classes):
             raise refuse("shards", "shards", self.shards, f"at most one a sample, {len(classes)}")
@@ -101,9 +97,7 @@ class dirichlet:
         positive("dirichlet", "alpha", self.alpha, "0.1 is very uneven, 100 nearly iid.")
         whole("dirichlet", "min_size", self.min_size, least=0)
 
-    def split(
-        self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
-    ) -> Split:
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _clients("dirichlet", clients), _classes("dirichlet", labels)
         _room_for_sizes("dirichlet", number, len(classes), self.min_size)
         draw = key.numpy()
@@ -112,7 +106,7 @@ class dirichlet:
             rows = draw.permutation(np.flatnonzero(classes == label))
             shares = np.cumsum(_simplex(self.alpha, number, draw))
             shares[-1] = 1.0
-            # systematic rounding: each count is its share of the rows, up or down to a whole number, in expectation exact
+            # systematic rounding: a count is its share of the rows rounded up or down, exact in expectation
             ends = np.minimum(np.floor(shares * len(rows) + draw.random()), len(rows)).astype(np.int64)
             owners[rows] = np.repeat(np.arange(number), np.diff(ends, prepend=0))
         _top_up(owners, classes, number, self.min_size, draw)
@@ -121,7 +115,7 @@ class dirichlet:
 
 @dataclass(frozen=True, slots=True)
 class quantity_skew:
-    """Labels iid, sizes uneven: shares ~ Dirichlet(``alpha``), or proportional to rank^(-``power``). Every row is dealt.
+    """Labels iid, sizes uneven: shares ~ Dirichlet(``alpha``), or falling as rank^(-``power``). Every row is dealt.
 
     >>> quantity_skew(power=1.0, min_size=0).split(torch.zeros(110), 3, Key(0)).sizes.sort().values.tolist()
     [20, 30, 60]
@@ -143,9 +137,7 @@ class quantity_skew:
             non_negative("quantity_skew", "power", self.power)
         whole("quantity_skew", "min_size", self.min_size, least=0)
 
-    def split(
-        self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
-    ) -> Split:
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, rows = _clients("quantity_skew", clients), len(labels)
         _room_for_sizes("quantity_skew", number, rows, self.min_size)
         draw = key.numpy()
@@ -162,18 +154,18 @@ class quantity_skew:
 
 @dataclass(frozen=True, slots=True)
 class natural:
-    """One client for each writer, role or user with at least ``min_size`` rows; asked for fewer, a random choice of them."""
+    """A client for each writer, role or user of at least ``min_size`` rows; asked for fewer, some chosen at random."""
 
     min_size: int = 1
 
     def __post_init__(self) -> None:
         whole("natural", "min_size", self.min_size)
 
-    def split(
-        self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
-    ) -> Split:
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         if groups is None:
-            raise HansaError("natural: this data set has no natural owners. Use iid, shards, dirichlet or quantity_skew.")
+            raise HansaError(
+                "natural: this data set has no natural owners. Use iid, shards, dirichlet or quantity_skew."
+            )
         owners = groups.numpy()
         sizes = np.bincount(owners[owners >= 0])
         able = np.flatnonzero(sizes >= self.min_size)
@@ -219,8 +211,8 @@ def _equal(rows: int, parts: int) -> Integers:
 
 
 def _simplex(alpha: float, size: int, draw: np.random.Generator) -> Floats:
-    """One draw of a symmetric Dirichlet. For alpha < 1 in logarithms, where Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha):
-    the plain draw underflows to 0/0 for small alpha."""
+    """One draw of a symmetric Dirichlet; for alpha < 1 in logarithms, as Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha),
+    because the plain draw underflows to 0/0."""
     if alpha >= 1:
         weights = draw.standard_gamma(alpha, size)
         weights /= weights.max()

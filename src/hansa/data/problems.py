@@ -11,6 +11,10 @@ class DataError(HansaError):
     """A data file, folder or array that is not what it should be."""
 
 
+class MissingError(DataError):
+    """A data file that is not there."""
+
+
 def damaged(path: Path | str, expected: object, found: object, remedy: str = "") -> DataError:
     """The error for one wrong file.
 
@@ -20,10 +24,10 @@ def damaged(path: Path | str, expected: object, found: object, remedy: str = "")
     return DataError(f"{path}: expected {expected}, found {found}.{' ' + remedy if remedy else ''}")
 
 
-def missing(path: Path | str, remedy: str) -> DataError:
+def missing(path: Path | str, remedy: str) -> MissingError:
     """The error for a file that is not there; the remedy says where it comes from.
 
     >>> missing("raw/train", "Run `hansa data get mnist`.")
-    DataError('raw/train: no such file. Run `hansa data get mnist`.')
+    MissingError('raw/train: no such file. Run `hansa data get mnist`.')
     """
-    return DataError(f"{path}: no such file. {remedy}")
+    return MissingError(f"{path}: no such file. {remedy}")

@@ -80,7 +80,7 @@ class Split:
         >>> split.rows(0).tolist(), split.rows(1).tolist()
         ([1], [0, 3])
         """
-        if len(owners) and not (-1 <= int(owners.min()) and int(owners.max()) < clients):
+        if len(owners) and not (int(owners.min()) >= -1 and int(owners.max()) < clients):
             raise HansaError(f"owners run from {owners.min()} to {owners.max()}: expected 0 to {clients - 1}, or -1.")
         nobody = int((owners < 0).sum())
         order = np.argsort(owners, kind="stable")[nobody:]
@@ -121,7 +121,7 @@ def load_split(path: Path | str, targets: torch.Tensor) -> Split:
     if not path.is_file():
         raise missing(path, "A partition file is written by save_split, or kept with every run.")
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
             names = sorted(file.keys())
             if facts.get("format") != _FORMAT or names != ["index", "offsets"]:
@@ -149,9 +149,7 @@ class saved:
 
     path: str
 
-    def split(
-        self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
-    ) -> Split:
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         found = load_split(self.path, labels)
         if clients is not None and clients != found.population:
             raise damaged(self.path, f"a partition among {clients} clients", f"one among {found.population}")

@@ -34,9 +34,10 @@ class Summary:
         ]
         if self.label_entropy is not None and self.effective_clients:
             spread = self.effective_clients
+            mean = sum(spread) / len(spread)
             lines.append(
                 f"mean label entropy {self.label_entropy:.2f} bits; "
-                f"effective clients a label {min(spread):.1f} to {max(spread):.1f}, mean {sum(spread) / len(spread):.1f}"
+                f"effective clients a label {min(spread):.1f} to {max(spread):.1f}, mean {mean:.1f}"
             )
         return "\n".join(lines)
 

@@ -1,3 +1,37 @@
-"""x"""
-from hansa.gossip.topology import *
-from hansa.gossip.spectral import *
+"""Gossip: who hears whom, how fast that averages, who computes, and how a population is clustered."""
+
+from __future__ import annotations
+
+from hansa.gossip.active import ACTIVITIES, Activity, as_activity, bernoulli, everyone, replay, resample
+from hansa.gossip.clusters import CLUSTERINGS, Clustering, by_labels, common_size, equal, given, random, resolve
+from hansa.gossip.describe import Description, describe
+from hansa.gossip.draw import svg, text
+from hansa.gossip.spectral import edge_count, messages, rho, rho_max, step_bytes
+from hansa.gossip.theory import Change, Corollary, changes, corollary
+from hansa.gossip.topology import (
+    TOPOLOGIES,
+    Topology,
+    by_name,
+    complete,
+    edges,
+    erdos_renyi,
+    exponential,
+    hypercube,
+    isolated,
+    matrix,
+    over_survivors,
+    ring,
+    star,
+    torus,
+    unbalanced_complete,
+)
+from hansa.gossip.weights import check, dense, metropolis, sinkhorn
+
+__all__ = [
+    "ACTIVITIES", "CLUSTERINGS", "TOPOLOGIES", "Activity", "Change", "Clustering", "Corollary", "Description",
+    "Topology", "as_activity", "bernoulli", "by_labels", "by_name", "changes", "check", "common_size", "complete",
+    "corollary", "dense", "describe", "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential",
+    "given", "hypercube", "isolated", "matrix", "messages", "metropolis", "over_survivors", "random", "replay",
+    "resample", "resolve", "rho", "rho_max", "ring", "sinkhorn", "star", "step_bytes", "svg", "text", "torus",
+    "unbalanced_complete",
+]  # fmt: skip

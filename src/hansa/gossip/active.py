@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import index
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -26,7 +27,7 @@ class Activity(Protocol):
 
 
 def size_of(part: str, argument: str, value: float, clients: int) -> int:
-    """How many of a group a count or a fraction means: a whole number counts, 0 < value <= 1 with a point takes a share.
+    """How many of a group are meant: a whole number counts, a number with a point takes a share.
 
     >>> size_of("resample", "m", 2, 8), size_of("resample", "m", 0.25, 10)
     (2, 3)
@@ -75,7 +76,7 @@ class resample:
     2
     """
 
-    m: float
+    m: int | float
     cites: ClassVar[tuple[str, ...]] = ("afga2024",)
 
     def __post_init__(self) -> None:
@@ -91,10 +92,10 @@ class resample:
                 raise refuse("resample", "m", self.m, f"at most the {len(cohort)} clients of cluster {place}")
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """m of the cohort, without replacement."""
+        """m of the cohort, without replacement; all of it where losses have left no more."""
         cohort = sorted(clients)
-        m = size_of("resample", "m", self.m, len(cohort))
-        if m == len(cohort):
+        m = size_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
+        if m >= len(cohort):
             return cohort
         chance = _address(key, round, step, cohort).numpy()
         return sorted(cohort[i] for i in chance.choice(len(cohort), m, replace=False, shuffle=False).tolist())
@@ -116,6 +117,8 @@ class bernoulli:
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """A coin for each client of the cohort."""
         cohort = sorted(clients)
+        if not cohort:
+            return []
         coins = _address(key, round, step, cohort).numpy().random(len(cohort))
         return [client for client, coin in zip(cohort, coins.tolist(), strict=True) if coin < self.p]
 
@@ -134,13 +137,15 @@ class replay:
         try:
             kept = tuple(tuple(tuple(sorted(map(index, step))) for step in steps) for steps in self.rounds)
         except TypeError:
-            raise refuse("replay", "rounds", self.rounds, "for each round, for each step, a list of client ids") from None
+            raise refuse(
+                "replay", "rounds", self.rounds, "for each round, for each step, a list of client ids"
+            ) from None
         if not kept or not all(kept):
             raise refuse("replay", "rounds", self.rounds, "at least one round, and at least one step in each")
         for at, steps in enumerate(kept):
             for step, clients in enumerate(steps):
                 if len(set(clients)) != len(clients):
-                    twice = next(a for a, b in zip(clients, clients[1:], strict=False) if a == b)
+                    twice = next(a for a, b in pairwise(clients) if a == b)
                     raise HansaError(f"replay: round {at}, step {step} names client {twice} twice.")
         object.__setattr__(self, "rounds", kept)
 
@@ -149,18 +154,24 @@ class replay:
         known = {client for cohort in cohorts for client in cohort}
         for at, recorded in enumerate(self.rounds):
             if steps is not None and len(recorded) < steps:
-                raise HansaError(f"replay: round {at} has {len(recorded)} steps, but {steps} local steps are to be done.")
+                raise HansaError(
+                    f"replay: round {at} has {len(recorded)} steps, but {steps} local steps are to be done."
+                )
             for step, clients in enumerate(recorded):
                 for client in clients:
                     if client not in known:
-                        raise HansaError(f"replay: round {at}, step {step} names client {client}, which is in no cluster.")
+                        raise HansaError(
+                            f"replay: round {at}, step {step} names client {client}, which is in no cluster."
+                        )
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """Those of the recorded clients that are in the cohort."""
         recorded = self.rounds[round % len(self.rounds)]
         if step >= len(recorded):
             at = round % len(self.rounds)
-            raise HansaError(f"replay: round {at} has {len(recorded)} steps, step {step} was asked for (counted from 0).")
+            raise HansaError(
+                f"replay: round {at} has {len(recorded)} steps, step {step} was asked for (counted from 0)."
+            )
         cohort = set(clients)
         return [client for client in recorded[step] if client in cohort]
 
@@ -169,5 +180,5 @@ ACTIVITIES: dict[str, type[Activity]] = {kind.__name__: kind for kind in (everyo
 
 
 def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:
-    """A cohort is known by its first client, so clusters draw apart and a lost client elsewhere changes nothing here."""
+    """A cohort is known by its first client: clusters draw apart, whatever happens in the others."""
     return key.child("active", round, cohort[0], step)

@@ -119,8 +119,8 @@ class given:
 class by_labels:
     """k clusters of clients with like label proportions (k-means on sqrt(p): the Hellinger distance).
 
-    ``diverse`` does the opposite, spreading labels so that every cluster looks like the whole population; ``even`` keeps sizes
-    within one of each other (always so when diverse). No chance in it: equal labels give equal clusters.
+    ``diverse`` does the opposite: it spreads labels so that every cluster looks like the whole population. ``even``
+    keeps sizes within one of each other (always so when diverse). No chance in it: equal labels give equal clusters.
     """
 
     k: int
@@ -130,7 +130,9 @@ class by_labels:
     def __post_init__(self) -> None:
         whole("by_labels", "k", self.k)
         if self.diverse and not self.even:
-            raise refuse("by_labels", "even", self.even, "even=True with diverse=True", "Like clusters have like sizes.")
+            raise refuse(
+                "by_labels", "even", self.even, "even=True with diverse=True", "Like clusters have like sizes."
+            )
 
     def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
         """Cluster the rows of the label counts."""
@@ -157,7 +159,9 @@ def _cut(order: Integers, k: int, part: str) -> list[list[int]]:
 def _counts(labels: Any, population: int) -> Array:
     counts = np.array(labels, dtype=np.float64)
     if counts.ndim != 2 or len(counts) != population:
-        raise HansaError(f"labels has shape {counts.shape}: expected one row of label counts for each of {population} clients.")
+        raise HansaError(
+            f"labels has shape {counts.shape}: expected one row of label counts for each of {population} clients."
+        )
     bad = ~np.isfinite(counts) | (counts < 0)
     if bad.any():
         client, label = np.argwhere(bad)[0]
@@ -181,11 +185,13 @@ def _check(groups: Sequence[Sequence[int]], population: int, clusters: Clusterin
             owner[client] = place
     if len(owner) < population:
         missing = next(client for client in range(population) if client not in owner)
-        raise HansaError(f"clusters: client {missing} is in no cluster ({population - len(owner)} are not). Every client needs one.")
+        raise HansaError(
+            f"clusters: client {missing} is in no cluster ({population - len(owner)} are not). Every client needs one."
+        )
 
 
 def _alike(points: Array, room: Integers, even: bool) -> Integers:
-    """Lloyd's k-means from farthest-first centres, until the cost no longer falls. No BLAS: its last bits vary with threads."""
+    """Lloyd's k-means from farthest-first centres, while the cost falls. No BLAS: its last bits vary with threads."""
     chosen: list[int] = []
     nearest = _squared(points, points.mean(axis=0))
     while len(chosen) < len(room):
@@ -206,7 +212,7 @@ def _alike(points: Array, room: Integers, even: bool) -> Integers:
 
 
 def _fill(apart: Array, room: Integers) -> Integers:
-    """Everyone to the nearest centre that still has room; a crowded centre takes its closest. No cluster stays empty."""
+    """Everyone to the nearest centre with room left; a crowded centre takes its closest; no cluster stays empty."""
     owner = np.full(len(apart), -1, dtype=np.int64)
     left, apart = room.copy(), apart.copy()
     while (waiting := np.flatnonzero(owner < 0)).size:
@@ -225,7 +231,7 @@ def _fill(apart: Array, room: Integers) -> Integers:
 
 
 def _spread(share: Array, room: Integers) -> Integers:
-    """The most unusual clients first, each to the cluster whose sum of deviations from the average it leaves smallest."""
+    """The most unusual clients first, each to the cluster that it brings nearest to the average."""
     deviation = share - share.mean(axis=0)
     owner = np.zeros(len(share), dtype=np.int64)
     total, left = np.zeros((len(room), share.shape[1])), room.copy()

@@ -95,7 +95,7 @@ def _second(S: Sparse, squared: bool = False) -> float:
         y = T @ y if squared else y
         return np.asarray(y - y.mean())
 
-    operator = LinearOperator((n, n), matvec=beyond_mean, dtype=np.dtype(np.float64))  # type: ignore[call-arg]
+    operator = LinearOperator((n, n), matvec=beyond_mean, dtype=np.dtype(np.float64))
     try:
         found = eigsh(operator, k=1, which="LM", v0=start, maxiter=40, tol=1e-12, return_eigenvectors=False)
         return min(1.0, float(abs(found[0])))

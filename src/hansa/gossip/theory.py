@@ -14,6 +14,7 @@ from hansa.gossip.topology import Topology, complete, exponential, hypercube, ri
 
 CANDIDATES: tuple[Topology, ...] = (ring(), torus(), hypercube(), exponential(), complete())
 SLACK = 1e-9  # rho and its bound often meet exactly (hypercube of 8: 1/2), one of them a rounding error above
+SEARCH_UP_TO = 4096  # clients a cluster: beyond, trying out graphs takes minutes and nobody clusters so
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Cor
 def changes(found: Corollary, reporters: float) -> tuple[Change, ...]:
     """The smallest change of each kind that makes the corollary hold: more reporters, a denser graph, fewer clusters.
 
-    ``reporters`` is what was asked for: a count stays a count and a share a share as clusters grow. Where no single change is
-    enough, fewer clusters come together with another.
+    ``reporters`` is what was asked for: a count stays a count and a share a share as clusters grow. Where no single
+    change is enough, fewer clusters come together with another.
 
     >>> for change in changes(corollary(ring(), [8] * 4, 2), 2):
     ...     print(change.words)
@@ -114,3 +115,58 @@ def _more_reporters(found: Corollary, prefix: str = "") -> Iterator[Change]:
             words = f"{prefix}{m} reporters a cluster instead of {max(found.reporters)}"
             yield Change("reporters", found.topology, found.clusters, m, words)
             return
+
+
+def _denser(found: Corollary, prefix: str = "") -> Iterator[Change]:
+    """Of the known graphs that are dense enough, the one with the fewest messages."""
+    if not found.few_enough:
+        return
+    suited: list[tuple[int, int, float]] = []
+    for place, topology in enumerate(CANDIDATES):
+        try:
+            sent = sum(messages(topology.sparse(n)) for n in set(found.sizes))
+            value = rho_max(topology, found.sizes)
+        except HansaError:  # no hypercube of that size
+            continue
+        if Corollary(topology, found.sizes, found.reporters, value).holds:
+            suited.append((sent, place, value))
+    if suited:
+        _, place, value = min(suited)
+        words = f"{prefix}{CANDIDATES[place]!r} instead of {found.topology}: rho {value:.3f}"
+        yield Change("graph", CANDIDATES[place], found.clusters, max(found.reporters), words)
+
+
+def _fewer(found: Corollary, reporters: float) -> Iterator[Change]:
+    """The largest number of clusters below K that cuts the clients evenly and holds as it is."""
+    for fewer in _cuts(found):
+        try:
+            again = corollary(found.topology, [found.clients // fewer] * fewer, reporters)
+        except HansaError:  # the graph does not come in that size
+            continue
+        if again.holds:
+            words = f"{fewer} clusters of {again.sizes[0]} instead of {found.clusters}"
+            yield Change("clusters", found.topology, fewer, again.reporters[0], words)
+            return
+
+
+def _combined(found: Corollary, reporters: float) -> Iterator[Change]:
+    """The largest K with K < n, and then what that still lacks."""
+    for fewer in _cuts(found):
+        sizes = [found.clients // fewer] * fewer
+        prefix = f"{fewer} clusters of {sizes[0]} instead of {found.clusters}, and "
+        try:
+            again = corollary(found.topology, sizes, reporters)
+            yield from _more_reporters(again, prefix)
+        except HansaError:
+            m = size_of("corollary", "reporters", reporters, sizes[0])
+            again = Corollary(found.topology, tuple(sizes), (m,) * fewer, 1.0)
+        yield from _denser(again, prefix)
+        return
+
+
+def _cuts(found: Corollary) -> Iterator[int]:
+    """Numbers of clusters below K that divide N evenly into clusters larger than their number."""
+    for fewer in range(found.clusters - 1, 0, -1):
+        size, rest = divmod(found.clients, fewer)
+        if rest == 0 and fewer < size <= SEARCH_UP_TO:
+            yield fewer

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from hansa.errors import HansaError, fraction, near, refuse, whole
-from hansa.gossip.weights import as_sparse, check, circulant, identity, metropolis, reroute, sinkhorn
+from hansa.gossip.weights import as_sparse, check, circulant, dense, identity, metropolis, reroute, sinkhorn
 from hansa.keys import Key
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Topology(ABC):
     """
 
     __slots__ = ()
+    connected: ClassVar[bool] = True
 
     @abstractmethod
     def weights(self, n: int) -> Sparse:
@@ -43,12 +44,17 @@ class Topology(ABC):
         """The checked matrix for n clients, in CSR form."""
         whole(type(self).__name__, "n", n, "A cluster has at least one client.")
         W = self.weights(n)
-        check(W, connected=not isinstance(self, isolated), name=f"{self!r} over {n} clients")
+        check(W, connected=self.connected, name=f"{type(self).__name__} over {n} clients")
         return W
 
     def __call__(self, n: int) -> Tensor:
         """The checked matrix for n clients."""
         return torch.from_numpy(self.sparse(n).toarray())
+
+    def __str__(self) -> str:
+        """The call that made it, shortened where it holds a whole graph."""
+        whole_call = repr(self)
+        return whole_call if len(whole_call) <= 60 else f"{type(self).__name__}(...)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class complete(Topology):
 
 @dataclass(frozen=True, slots=True)
 class unbalanced_complete(Topology):
-    """Everyone hears everyone with random weights: entries uniform on 1 -+ ``spread``, then Sinkhorn. rho grows with spread."""
+    """Everyone hears everyone, with random weights: uniform on 1 -+ ``spread``, made doubly stochastic by Sinkhorn."""
 
     seed: int = 0
     spread: float = 1.0
@@ -102,7 +108,7 @@ class erdos_renyi(Topology):
         for draw in range(DRAWS):
             pairs = _random_pairs(n, self.p, Key(self.seed).child("erdos_renyi", n, draw).numpy())
             W = metropolis(n, pairs)
-            if connected_components(W, directed=False, return_labels=False) == 1:
+            if connected_components(W, directed=False)[0] == 1:
                 return W
         raise HansaError(
             f"{self!r}: none of {DRAWS} graphs over {n} clients was connected. "
@@ -112,9 +118,9 @@ class erdos_renyi(Topology):
 
 @dataclass(frozen=True, slots=True)
 class torus(Topology):
-    """A grid of ``rows`` x n/rows clients that wraps around; self and four neighbours, 1/5 each (fewer where sides are short).
+    """A grid of ``rows`` x n/rows clients that wraps around: self and four neighbours, 1/5 each.
 
-    By default the grid nearest to a square; a prime n leaves one row, which is a ring.
+    By default the grid nearest to a square; a prime n leaves one row, which is a ring. A side of two has one neighbour.
     """
 
     rows: int | None = None
@@ -158,7 +164,9 @@ class hypercube(Topology):
     def weights(self, n: int) -> Sparse:
         if n & (n - 1):
             low = 1 << (n.bit_length() - 1)
-            raise refuse("hypercube", "n", n, f"a power of two, such as {low} or {2 * low}", "exponential() takes any n.")
+            raise refuse(
+                "hypercube", "n", n, f"a power of two, such as {low} or {2 * low}", "exponential() takes any n."
+            )
         corners = np.arange(n)
         pairs = [np.stack([corners, corners ^ (1 << bit)], axis=1) for bit in range(n.bit_length() - 1)]
         return metropolis(n, np.concatenate(pairs) if pairs else [])
@@ -167,6 +175,8 @@ class hypercube(Topology):
 @dataclass(frozen=True, slots=True)
 class isolated(Topology):
     """Nobody talks: W = I. The one disconnected topology, for baselines and reductions."""
+
+    connected: ClassVar[bool] = False
 
     def weights(self, n: int) -> Sparse:
         return identity(n)
@@ -207,13 +217,15 @@ class matrix(Topology):
     rows: Sequence[Sequence[float]]
 
     def __post_init__(self) -> None:
-        W = as_sparse(self.rows, "matrix")
         check(self.rows, name="matrix")
-        object.__setattr__(self, "rows", tuple(tuple(row) for row in W.toarray().tolist()))
+        W = dense(self.rows)
+        if torch.stack([W.sum(0), W.sum(1)]).sub(1).abs().max() > 1e-12:
+            W = sinkhorn(W)  # it came in single precision: the rest of its digits are ours to choose
+        object.__setattr__(self, "rows", tuple(map(tuple, W.tolist())))
 
     def weights(self, n: int) -> Sparse:
         if n != len(self.rows):
-            raise refuse("matrix", "n", n, f"the {len(self.rows)} clients of the given {len(self.rows)} x {len(self.rows)} matrix")
+            raise refuse("matrix", "n", n, f"{len(self.rows)}, the size of the given matrix")
         return as_sparse(self.rows, "matrix")
 
 
@@ -278,8 +290,9 @@ def by_name(name: str, **options: Any) -> Topology:
 def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Sparse:
     """W over the clients still alive, in their order: doubly stochastic and connected.
 
-    A topology that has a graph of that many clients is applied to the survivors (a ring closes up, a star whose hub is lost gets
-    another); otherwise, and for a given matrix, weights that went through lost clients are re-routed between their neighbours.
+    A topology that comes in that size is applied to the survivors: a ring closes up, a star that lost its hub gets
+    another. Otherwise, and for a given matrix, weight that went through lost clients goes straight between their
+    neighbours (the stochastic complement).
 
     >>> over_survivors(ring(), [True, True, False, True]).toarray().round(3).tolist()[0]
     [0.333, 0.333, 0.333]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -13,13 +12,17 @@ from hansa.local.solvers import Correction
 from hansa.local.work import Work
 from hansa.types import Vector
 
+Tensors: TypeAlias = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
 
 class Shell(Protocol):
     """A worker's own place to train one model at a time. ``parameters`` are views of ``y``: a step copies nothing."""
 
     y: Vector
     buffers: Vector | None
-    parameters: Sequence[torch.Tensor]
+
+    @property
+    def parameters(self) -> Tensors: ...
 
     def load(self, model: Vector, buffers: Vector | None) -> None: ...
 
@@ -29,7 +32,7 @@ class Shell(Protocol):
 
     def seed(self, key: Key) -> None: ...
 
-    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Sequence[torch.Tensor]]: ...
+    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Tensors]: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class Descent:
     clip: float | None = None
     velocity: Vector | None = field(default=None)
 
-    def step(self, y: Vector, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         """One step in place; no pass over y is made for a term that is absent."""
         if self.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
@@ -64,7 +67,7 @@ class Descent:
             y.sub_(s, alpha=self.lr)
         torch._foreach_add_(parameters, gradients, alpha=-self.lr)
 
-    def _with_momentum(self, y: Vector, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def _with_momentum(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         if self.velocity is None:
             self.velocity = torch.zeros_like(y)
         a, s = self.correction

@@ -45,7 +45,7 @@ class fixed:
     Work(steps=2, batch_size=10)
     """
 
-    steps: int | tuple[int, ...]
+    steps: int | Sequence[int]
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class fixed:
             )
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        steps = self.steps[client] if isinstance(self.steps, tuple) else self.steps
+        steps = self.steps if isinstance(self.steps, int) else self.steps[client]
         return Work(steps, _batch(batch_size, samples))
 
 

@@ -97,7 +97,10 @@ INLINE void sparse_filter(const int K, const int R, const int CV, const float *x
     vf sum[27];
     ptrdiff_t column = channels * (ptrdiff_t)sizeof(float), column3 = 3 * column;
     ptrdiff_t row1 = row * (ptrdiff_t)sizeof(float), row3 = 3 * row1;
-    OPAQUE(column), OPAQUE(column3), OPAQUE(row1), OPAQUE(row3);
+    OPAQUE(column);
+    OPAQUE(column3);
+    OPAQUE(row1);
+    OPAQUE(row3);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int k = 0; k < K; k++) UNROLL for (int c = 0; c < CV; c++)
         sum[(r * K + k) * CV + c] = load(dw + (r * K + k) * channels + c * VL);
     for (ptrdiff_t i = 0; i < count; i++) {

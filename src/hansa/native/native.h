@@ -11,6 +11,7 @@
 #endif
 
 #define HANSA_ABI 1
+#define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
 
@@ -73,14 +74,14 @@ typedef struct {
                      const float *vhat, float *step, float *m_out, float *v_out, float *vhat_out, float *x);
     void (*server64)(const hansa_rule *, int64_t n, const double *delta, const double *m, const double *v,
                      const double *vhat, double *step, double *m_out, double *v_out, double *vhat_out, double *x);
-    void (*mean32)(const float *rows, int64_t row, int64_t count, int64_t n, const double *weights, float *out);
-    void (*mean64)(const double *rows, int64_t row, int64_t count, int64_t n, const double *weights, double *out);
+    void (*mean32)(const float *const *rows, const double *weights, int64_t count, int64_t n, float *out);
+    void (*mean64)(const double *const *rows, const double *weights, int64_t count, int64_t n, double *out);
     double (*squares32)(const float *x, int64_t n, int64_t *finite);
     double (*squares64)(const double *x, int64_t n, int64_t *finite);
-    double (*sign_pack)(const float *x, int64_t n, uint8_t *bits);
-    void (*sign_add)(const uint8_t *const *bits, const float *scales, int64_t packets, int64_t n, float *out);
-    int64_t (*above_count)(const float *x, int64_t n, float threshold);
-    int64_t (*above_take)(const float *x, int64_t n, float threshold, int64_t room, int32_t *index, float *value);
+    void (*sign_pack)(const float *x, int64_t n, uint8_t *bits, double *lanes);
+    void (*sign_add)(const uint8_t *const *bits, const float *scales, int64_t packets, int64_t n, int64_t fresh,
+                     float *out);
+    int64_t (*reaching)(const float *x, int64_t n, float threshold, int64_t room, int64_t *index, float *value);
 } hansa_kernels;
 
 extern const hansa_kernels hansa_avx512, hansa_avx2, hansa_base;

@@ -33,7 +33,7 @@ typedef struct {
 
 /* Buffers that stages share, each as large as the largest need. */
 typedef struct {
-    float *rows, *masked, *turned, *dense, *weights;
+    float *rows, *masked, *turned, *dense, *weights, *zeros;
     int32_t *turned_which;
     sparse_t list;
 } scratch_t;
@@ -152,7 +152,7 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
                   s->out_step, s->conv_h, s->conv_w, s->dw);
     if (first) return;
     for (ptrdiff_t y = 0; y < s->is.height; y++)
-        conv_row(scratch->dense + y * dense_row, s->out_step, dense_window(s), s->backward_weight, scratch->rows + 0,
+        conv_row(scratch->dense + y * dense_row, s->out_step, dense_window(s), s->backward_weight, scratch->zeros,
                  s->in_gradient + ((y + s->is.padding) * s->padded_w + s->is.padding) * s->in_step, s->in_step,
                  s->is.width);
 }

@@ -37,7 +37,7 @@ class FunctionShell:
     def seed(self, key: Key) -> None:
         return None
 
-    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         loss, gradient = self._gradient(client, self.y)
         return loss, (gradient,)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,7 +115,7 @@ class ModuleShell:
         self.task, self.layout, self.device = task, task.layout, device
         self.module = _fresh(task.model, Key(0)).to(device=device, dtype=dtype)
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
-        self.parameters = self.layout.bind(self.module, self.y)
+        self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -142,7 +142,7 @@ class ModuleShell:
     def seed(self, key: Key) -> None:
         torch.manual_seed(int.from_bytes(key.digest(8), "little") >> 1)
 
-    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         assert rows is not None
         with torch.enable_grad():
             loss = self.task.loss(self.module(self.inputs[rows]), self.targets.index_select(0, rows))

@@ -1,0 +1,40 @@
+"""The wire: packets with their exact size, compressors that make them, links that remember what was not sent.
+
+>>> import torch
+>>> from hansa.keys import Key
+>>> packet = sign().encode(torch.tensor([0.5, -1.5, 1.0, -1.0]), Key(0))
+>>> packet.nbytes, decode(packet)
+(29, tensor([ 1., -1.,  1., -1.]))
+"""
+
+from __future__ import annotations
+
+from hansa.compress.base import Compressor
+from hansa.compress.codec import accumulate, decode
+from hansa.compress.dense import cast, identity, sign
+from hansa.compress.downlink import Broadcast, Downlink, replica
+from hansa.compress.links import Uplink, direct, error_feedback, memoryless
+from hansa.compress.packet import Packet, PacketError
+from hansa.compress.quantize import quantize
+from hansa.compress.sparse import random_k, top_k
+
+__all__ = [
+    "Broadcast",
+    "Compressor",
+    "Downlink",
+    "Packet",
+    "PacketError",
+    "Uplink",
+    "accumulate",
+    "cast",
+    "decode",
+    "direct",
+    "error_feedback",
+    "identity",
+    "memoryless",
+    "quantize",
+    "random_k",
+    "replica",
+    "sign",
+    "top_k",
+]

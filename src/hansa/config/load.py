@@ -1,0 +1,157 @@
+"""Reading a configuration: every problem at once, each with its line and the near match."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from hansa.config import words
+from hansa.config.model import Config
+from hansa.config.slots import Misfit
+from hansa.config.text import ConfigError, Document, Keys, Problem, dump, parse, read
+from hansa.errors import near
+
+
+def load(path: Path | str, changes: Iterable[str] = ()) -> Config:
+    """The configuration in a file, with changes such as ``local.lr=0.1`` applied to it."""
+    return check(read(path), changes)
+
+
+def from_text(text: str, changes: Iterable[str] = (), source: str = "config") -> Config:
+    """The configuration in YAML text.
+
+    >>> from_text("algorithm: fedams\\nlocal: {lr: 0.1}", ["local.steps=24"]).local.steps
+    24
+    """
+    return check(parse(text, source), changes)
+
+
+def from_preset(name: str, changes: Iterable[str] = ()) -> Config:
+    """A preset on the embedded data, everything else by default."""
+    return check(Document({"algorithm": {"preset": name}}, f"--preset {name}"), changes)
+
+
+def check(document: Document, changes: Iterable[str] = ()) -> Config:
+    """The checked configuration of a document, or `ConfigError` with all that is wrong with it."""
+    for change in changes:
+        document.change(change)
+    try:
+        config = Config.model_validate(document.data)
+    except ValidationError as error:
+        raise ConfigError(_problems(document, error)) from error
+    try:
+        wrong = list(words.misfits(config))
+        if not wrong:
+            words.algorithm(config)
+    except Misfit as misfit:
+        wrong = [misfit]
+    if wrong:
+        raise ConfigError([document.problem(misfit.keys, misfit.message) for misfit in wrong])
+    return config
+
+
+def to_data(config: Config) -> dict[str, Any]:
+    """What was said or has a fixed default, as plain data; sections that say nothing are left out."""
+    data = config.model_dump(exclude_none=True)
+    return {key: value for key, value in data.items() if value != {}}
+
+
+def to_text(config: Config, remarks: Sequence[str] = ()) -> str:
+    """The resolved configuration as YAML, with remarks on top."""
+    return "".join(f"# {line}\n" for line in remarks) + dump(to_data(config))
+
+
+def _problems(document: Document, error: ValidationError) -> list[Problem]:
+    found: dict[Keys, list[str]] = {}
+    inputs: dict[Keys, Any] = {}
+    for item in error.errors():
+        keys = _real(document.data, item["loc"])
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, Misfit):
+            keys = (*keys, *cause.keys)
+        said = _said(item, keys, cause)
+        if said not in found.setdefault(keys, []):
+            found[keys].append(said)
+        inputs[keys] = item.get("input")
+    problems = []
+    for keys, said in found.items():
+        expected = [text.removeprefix("expected ") for text in said if text.startswith("expected ")]
+        whole = [text for text in said if not text.startswith("expected ")]
+        if expected:
+            whole.append(f"expected {' or '.join(expected)}, found {inputs[keys]!r}.")
+        problems.append(document.problem(keys, " ".join(whole)))
+    order = {keys: line for line, keys in enumerate(document.lines)}
+    return sorted(problems, key=lambda problem: order.get(problem.keys, len(order)))
+
+
+def _real(data: Any, location: Sequence[str | int]) -> Keys:
+    """The part of pydantic's location that is in the file: the rest names members of unions."""
+    kept: list[str | int] = []
+    for key in location:
+        if isinstance(data, Mapping) and key in data:
+            data = data[key]
+        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
+            data = data[key]
+        else:
+            break
+        kept.append(key)
+    return tuple(kept)
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a word",
+    "list_type": "a list",
+    "dict_type": "keys and values",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "literal_error": "{expected}",
+}
+
+
+def _said(item: Mapping[str, Any], keys: Keys, cause: Any) -> str:
+    kind, context = item["type"], item.get("ctx", {})
+    if isinstance(cause, Misfit):
+        return cause.message
+    if cause is not None:
+        return str(cause)
+    if kind == "extra_forbidden":
+        return f"no such key. {_suggest(keys)}"
+    if kind in ("model_type", "model_attributes_type"):
+        return f"expected keys such as {', '.join(list(_fields(keys))[:3])}"
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind].format(**context)}"
+    return str(item["msg"])
+
+
+def _fields(keys: Keys) -> Mapping[str, Any]:
+    """The keys that a section knows."""
+    model: Any = Config
+    for key in keys:
+        model = model.model_fields[str(key)].annotation
+    return dict(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else {}
+
+
+def _suggest(keys: Keys) -> str:
+    """A near match in the same section, else the same word in another, else all that is known here."""
+    here, word = _fields(keys[:-1]), str(keys[-1])
+    if difflib.get_close_matches(word, here, n=1, cutoff=0.6):
+        return near(word, here)
+    dotted = {
+        f"{section}.{key}": key
+        for section in Config.model_fields
+        for key in _fields((section,))
+        if (section,) != keys[:-1]
+    }
+    same = [place for place, key in dotted.items() if key == word] or [
+        place for place, key in dotted.items() if difflib.SequenceMatcher(None, key, word).ratio() > 0.8
+    ]
+    return f"Did you mean {' or '.join(same[:3])}?" if same else near(word, here)

@@ -1,0 +1,38 @@
+"""JSON Schema of a configuration file, for editors: completion and checks while typing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hansa import presets
+from hansa.config import slots
+from hansa.config.model import Config
+from hansa.config.slots import type_schema
+from hansa.config.words import own_words
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of `Config`, with the presets, their words and all parts written out."""
+    schema = Config.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "A Hansa run"
+    known = presets.catalogue()
+    words: dict[str, Any] = {}
+    for name, preset in known.items():
+        for word in own_words(preset).values():
+            entry = words.setdefault(word.name, {**_word_schema(word.name, word.hint), "description": "Of"})
+            entry["description"] += f"{',' if entry['description'] != 'Of' else ''} {name}"
+    section = schema["$defs"]["AlgorithmSection"]
+    section["properties"]["preset"]["enum"] = list(known)
+    section["properties"].update(words)
+    section["additionalProperties"] = False
+    bare: dict[str, Any] = {"algorithm": {"enum": list(known)}, "model": {"type": "string"}, "data": {"type": "string"}}
+    for name, word_schema in bare.items():
+        schema["properties"][name] = {"anyOf": [word_schema, schema["properties"][name]]}
+    return schema
+
+
+def _word_schema(word: str, hint: Any) -> dict[str, Any]:
+    return slots.WORDS[word].json_schema() if word in slots.WORDS else type_schema(hint)
+
+

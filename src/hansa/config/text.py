@@ -1,0 +1,217 @@
+"""YAML that remembers where everything stands, so that an error can name the file and the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import yaml
+
+from hansa.errors import HansaError
+
+Keys: TypeAlias = tuple[str | int, ...]
+
+SHORT = {"algorithm": "preset", "model": "name", "data": "name"}
+"""What a bare word means in the sections that have a name; everywhere else it is the ``kind`` of a part."""
+
+
+class Problem(NamedTuple):
+    """One thing wrong with a configuration: where, at which key, and what to do."""
+
+    where: str
+    keys: Keys
+    message: str
+    excerpt: str = ""
+
+    def __str__(self) -> str:
+        at = ".".join(map(str, self.keys))
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{at}: {self.message}" if at else f"{place}{self.message}"
+
+
+class ConfigError(HansaError):
+    """A configuration that cannot be run; ``problems`` lists all that was found wrong, each with its line."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+class Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, reading ``1e-3`` as the number it is: YAML 1.1 takes it for a word."""
+
+
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:float"]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+.0123456789"))
+
+
+@dataclass(slots=True)
+class Document:
+    """A mapping read from YAML, the line of each of its keys, and the changes made to it since."""
+
+    data: dict[str, Any]
+    source: str = ""
+    lines: dict[Keys, int] = field(default_factory=dict)
+    text: Sequence[str] = ()
+    changes: dict[Keys, str] = field(default_factory=dict)
+
+    def problem(self, keys: Keys, message: str) -> Problem:
+        """A problem at a key, placed where that key, or the nearest one above it, was written."""
+        for length in range(len(keys), -1, -1):
+            part = keys[:length]
+            if part in self.changes:
+                return Problem(self.changes[part], keys, message)
+            if part in self.lines:
+                line = self.lines[part]
+                return Problem(f"{self.source}:{line}", keys, message, _excerpt(self.text, line))
+        return Problem(self.source, keys, message)
+
+    def change(self, assignment: str) -> None:
+        """Apply ``local.lr=0.1``: dotted keys, and a value in YAML."""
+        path, equals, value = assignment.partition("=")
+        keys: Keys = tuple(int(key) if key.isdigit() else key for key in path.strip().split("."))
+        said = f"--set {assignment}"
+        if not equals or not all(key != "" for key in keys):
+            raise ConfigError([Problem(said, (), "expected KEY=VALUE, such as local.lr=0.1.")])
+        self.put(keys, read_value(value, said), said)
+
+    def put(self, keys: Keys, value: Any, said: str) -> None:
+        """Set one key; bare words and numbers on the way become the mappings they stand for."""
+        inside: Any = self.data
+        for depth, key in enumerate(keys[:-1]):
+            below = inside[key] if _holds(inside, key) else None
+            if isinstance(below, str):
+                below = {SHORT.get(str(key), "kind") if depth == 0 else "kind": below}
+            elif not isinstance(below, (dict, list)):
+                below = {}
+            inside = self._store(inside, key, below, keys, said)
+        self._store(inside, keys[-1], value, keys, said)
+        self.changes[keys] = said
+
+    def _store(self, inside: Any, key: str | int, value: Any, keys: Keys, said: str) -> Any:
+        if isinstance(inside, list) and not _holds(inside, key):
+            message = f"there is no entry {key!r} in this list of {len(inside)}."
+            raise ConfigError([Problem(said, keys, message)])
+        inside[key] = value
+        return value
+
+
+def read(path: Path | str) -> Document:
+    """A YAML file as a document."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([Problem(str(path), (), "no such file.")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(str(path), (), f"cannot be read as text: {error}.")]) from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str = "config") -> Document:
+    """YAML text as a document.
+
+    >>> parse("local: {lr: 1e-3}").data
+    {'local': {'lr': 0.001}}
+    """
+    loader = Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Document({}, source)
+        _refuse_twins(node, source, text)
+        data = loader.construct_document(node)  # type: ignore[no-untyped-call]
+    except yaml.YAMLError as error:
+        raise ConfigError([_broken(error, source, text)]) from error
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+    if not isinstance(data, dict):
+        raise ConfigError([Problem(f"{source}:1", (), f"expected sections such as data and local, found {data!r}.")])
+    return Document(data, source, {keys: line for keys, line, _ in _walk(node)}, text.splitlines())
+
+
+def read_value(text: str, said: str) -> Any:
+    """A value as it would stand in the file: ``0.1``, ``true``, ``ring``, ``{kind: cosine, lr: 0.1, rounds: 50}``."""
+    loader = Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise ConfigError([Problem(said, (), f"the value is not YAML: {getattr(error, 'problem', error)}.")]) from error
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """Plain data as YAML, in the order given, small mappings on one line.
+
+    >>> print(dump({"seed": 0, "local": {"lr": 0.1, "clip": None}}), end="")
+    seed: 0
+    local: {lr: 0.1, clip: null}
+    """
+    return "".join(_dump_entry(key, value) for key, value in data.items())
+
+
+def _dump_entry(key: str, value: Any) -> str:
+    flat = yaml.safe_dump({key: value}, default_flow_style=None, sort_keys=False, width=110, allow_unicode=True)
+    line = yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True)
+    short = line.strip()[1:-1]  # without the outer braces
+    return short + "\n" if isinstance(value, dict) and len(short) <= 110 else flat
+
+
+def _holds(inside: Any, key: str | int) -> bool:
+    if isinstance(inside, dict):
+        return key in inside
+    return isinstance(inside, list) and isinstance(key, int) and 0 <= key < len(inside)
+
+
+def _excerpt(text: Sequence[str], line: int) -> str:
+    return text[line - 1] if 0 < line <= len(text) else ""
+
+
+def _broken(error: yaml.YAMLError, source: str, text: str) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    said = getattr(error, "problem", None) or str(error).splitlines()[0]
+    if mark is None:
+        return Problem(source, (), f"not YAML: {said}.")
+    return Problem(f"{source}:{mark.line + 1}", (), f"not YAML: {said}.", _excerpt(text.splitlines(), mark.line + 1))
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
+    """Key, line and value of every entry of a node."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key.value, key.start_mark.line + 1, value
+    elif isinstance(node, yaml.SequenceNode):
+        for position, value in enumerate(node.value):
+            yield position, value.start_mark.line + 1, value
+
+
+def _walk(node: yaml.Node) -> Iterator[tuple[Keys, int, yaml.Node]]:
+    """Every entry with the keys that lead to it; what an alias repeats is visited once."""
+    waiting: list[tuple[Keys, yaml.Node]] = [((), node)]
+    seen: set[int] = set()
+    while waiting:
+        above, inside = waiting.pop()
+        if id(inside) not in seen:
+            seen.add(id(inside))
+            for key, line, value in _children(inside):
+                yield (*above, key), line, value
+                waiting.append(((*above, key), value))
+
+
+def _refuse_twins(node: yaml.Node, source: str, text: str) -> None:
+    """YAML would quietly keep the last of two equal keys."""
+    first: dict[Keys, int] = {}
+    for keys, line, _ in _walk(node):
+        if keys in first and keys[-1] != "<<":
+            message = f"stands twice, first in line {first[keys]}. Keep one of them."
+            raise ConfigError([Problem(f"{source}:{line}", keys, message, _excerpt(text.splitlines(), line))])
+        first[keys] = line

@@ -1,0 +1,131 @@
+"""Shakespeare by role: from {role: text}, or from LEAF's JSON of ready windows.
+
+x is a window of 80 characters and y the one that follows, over LEAF's alphabet of 80 (Caldas et al. 2018).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hansa.data.problems import damaged, missing
+from hansa.data.readers.leaf import leaf_files, read_json, read_users
+
+WINDOW = 80
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+_NONE = 255
+_CODES = np.full(128, _NONE, np.uint8)
+_CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """Windows with their owners; -1 marks rows that are nobody's (they run over the end of a role)."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    groups: torch.Tensor
+    names: tuple[str, ...]
+    test_inputs: torch.Tensor
+    test_targets: torch.Tensor
+
+
+def encode(text: str, path: Path | str = "text", role: str = "") -> npt.NDArray[np.int64]:
+    """Places in LEAF's alphabet.
+
+    >>> encode("To be").tolist()
+    [44, 68, 1, 55, 58]
+    """
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    codes = np.where(points < 128, _CODES[np.minimum(points, 127)], _NONE)
+    wrong = np.flatnonzero(codes == _NONE)
+    if len(wrong):
+        place = int(wrong[0])
+        raise damaged(path, "only the characters of LEAF's alphabet", f"{text[place]!r} at {place} of role {role!r}")
+    return codes.astype(np.int64)
+
+
+def read_shakespeare(
+    folder: Path, remedy: str = "", *, stride: int = 1, test_stride: int = 40, test_fraction: float = 0.1
+) -> Windows:
+    """All roles. Of a role's windows the first 9 in 10 train; test windows begin where no training window reaches.
+
+    LEAF slides by one character (``stride``). Testing on each of 300,000 overlapping windows would take minutes, so
+    every ``test_stride``-th is kept.
+    """
+    train, test = leaf_files(folder)
+    if train:
+        return _from_leaf(train, test)
+    path = folder / "shakespeare.json"
+    if not path.is_file():
+        raise missing(path, remedy)
+    content = read_json(path)
+    if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
+        raise damaged(path, "an object {role: text}", f"{type(content).__name__} with other values")
+    return _from_texts(path, content, stride, test_stride, test_fraction)
+
+
+def _from_texts(path: Path, roles: dict[str, str], stride: int, test_stride: int, test_fraction: float) -> Windows:
+    names: list[str] = []
+    texts, starts, owners, held = [], [], [], []
+    begin = 0
+    for role, raw in roles.items():
+        # as LEAF: lines are joined by a space, runs of spaces become one
+        codes = encode(re.sub(r" {2,}", " ", raw.replace("\n", " ")), path, role)
+        windows = len(codes) - WINDOW
+        if windows < 1:
+            continue
+        kept = max(1, int((1 - test_fraction) * windows))
+        own = np.arange(begin, begin + kept, stride)
+        starts.append(own)
+        owners.append(np.full(len(own), len(names), np.int64))
+        held.append(np.arange(begin + kept + WINDOW - 1, begin + windows, test_stride))
+        names.append(role)
+        texts.append(codes)
+        begin += len(codes)
+    if not names:
+        raise damaged(path, f"a role of more than {WINDOW} characters", f"{len(roles)} roles, none as long")
+    text = torch.from_numpy(np.concatenate(texts))
+    # every window of the text as a view of it: 8 bytes a character, not 640
+    inputs = text.unfold(0, WINDOW, 1)[:-1]
+    targets = text[WINDOW:]
+    groups = torch.full((len(targets),), -1)
+    groups[torch.from_numpy(np.concatenate(starts))] = torch.from_numpy(np.concatenate(owners))
+    tests = torch.from_numpy(np.concatenate(held))
+    return Windows(inputs, targets, groups, tuple(names), inputs[tests], targets[tests])
+
+
+def _from_leaf(train: list[Path], test: list[Path]) -> Windows:
+    if not test:
+        raise missing(train[0].parent.parent / "test" / "*.json", "LEAF's preprocess.sh writes it with -t sample.")
+    names: dict[str, int] = {}
+    parts: dict[bool, list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]]] = {True: [], False: []}
+    for training, files in ((True, train), (False, test)):
+        for path in files:
+            for role, x, y in read_users(path):
+                place = names.setdefault(role, len(names)) if training else -1
+                parts[training].append((*_windows(path, role, x, y), place))
+    if not sum(len(y) for _, y, _ in parts[True]):
+        raise damaged(train[0], "at least one window", "none")
+    inputs, targets = (torch.from_numpy(np.concatenate([part[i] for part in parts[True]])) for i in (0, 1))
+    test_inputs, test_targets = (torch.from_numpy(np.concatenate([part[i] for part in parts[False]])) for i in (0, 1))
+    groups = torch.cat([torch.full((len(y),), place) for _, y, place in parts[True]])
+    return Windows(inputs, targets, groups, tuple(names), test_inputs, test_targets)
+
+
+def _windows(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    for window, following in zip(x, y, strict=True):
+        if (
+            not isinstance(window, str)
+            or len(window) != WINDOW
+            or not isinstance(following, str)
+            or len(following) != 1
+        ):
+            raise damaged(path, f"windows of {WINDOW} characters and one to follow of role {role!r}", f"{window!r:.60}")
+    return encode("".join(x), path, role).reshape(-1, WINDOW), encode("".join(y), path, role)

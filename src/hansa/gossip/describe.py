@@ -1,0 +1,149 @@
+"""What `hansa topology` says: connectivity, traffic, Corollary 5.11 and a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from hansa.errors import HansaError, whole
+from hansa.gossip import draw
+from hansa.gossip.clusters import Clustering, resolve
+from hansa.gossip.spectral import edge_count, messages, rho
+from hansa.gossip.theory import Change, Corollary, changes, corollary
+from hansa.gossip.topology import Topology
+from hansa.keys import Key
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A topology over a clustered population, in numbers. Prints itself on a rich console."""
+
+    topology: Topology
+    sizes: tuple[int, ...]
+    rho: dict[int, float]
+    edges: int
+    messages: int
+    dim: int
+    itemsize: int
+    corollary: Corollary
+    changes: tuple[Change, ...]
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes between clients in one gossip step of all clusters."""
+        return self.messages * self.dim * self.itemsize
+
+    def record(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        found = self.corollary
+        return {
+            "topology": str(self.topology),
+            "clients": found.clients,
+            "clusters": found.clusters,
+            "cluster_sizes": list(self.sizes),
+            "reporters": list(found.reporters),
+            "rho": {str(n): value for n, value in self.rho.items()},
+            "rho_max": found.rho_max,
+            "edges": self.edges,
+            "messages_per_step": self.messages,
+            "bytes_per_step": self.step_bytes,
+            "corollary_5_11": {
+                "holds": found.holds,
+                "bound": None if math.isinf(found.bound) else found.bound,
+                "dense_enough": found.dense_enough,
+                "few_enough": found.few_enough,
+                "changes": [change.words for change in self.changes],
+            },
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        table.add_column()
+        for name, value in self._lines():
+            table.add_row(name, value)
+        yield table
+        yield ""
+        many = "" if len(self.sizes) == 1 else " (one cluster)"
+        yield Text(
+            f"{self.topology} over {max(self.sizes)} clients{many}", style="dim", overflow="ellipsis", no_wrap=True
+        )
+        width = max(8, min(48, options.max_width))
+        yield Text(draw.text(self.topology.sparse(max(self.sizes)), width, ascii_only=options.ascii_only))
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        found = self.corollary
+        low, high = min(self.sizes), max(self.sizes)
+        yield (
+            "clients",
+            f"{found.clients} in {_count(found.clusters, 'cluster')} of {low if low == high else f'{low} to {high}'}",
+        )
+        low, high = min(found.reporters), max(found.reporters)
+        yield "reporters a cluster", str(low) if low == high else f"{low} to {high}"
+        yield (
+            "rho",
+            ", ".join(f"{value:.3f}" + (f" (n = {n})" if len(self.rho) > 1 else "") for n, value in self.rho.items()),
+        )
+        yield "rho_max", f"{found.rho_max:.3f}"
+        yield "edges", f"{self.edges:,}"
+        yield "messages a step", f"{self.messages:,}"
+        yield "bytes a step", f"{self.step_bytes:,} ({self.dim:,} numbers of {self.itemsize} bytes)"
+        yield "Corollary 5.11", "holds" if found.holds else "does not hold"
+        if math.isinf(found.bound):
+            yield "", "m = n: rho_max is free"
+        else:
+            sign = "<=" if found.dense_enough else ">"
+            yield "", f"rho_max = {found.rho_max:.3f} {sign} 1/(2 sqrt(n - m)) = {found.bound:.3f}"
+        yield "", f"K = {found.clusters} {'<' if found.few_enough else '>='} n = {min(self.sizes)}"
+        for place, change in enumerate(self.changes):
+            yield ("it would with" if place == 0 else "or with"), change.words
+
+
+def describe(
+    topology: Topology,
+    clients: int,
+    clusters: int | Sequence[Sequence[int]] | Clustering = 1,
+    *,
+    reporters: int | None = None,
+    participation: float | None = None,
+    dim: int = 1_000_000,
+    itemsize: int = 4,
+) -> Description:
+    """All that can be said of a topology before a run. ``reporters`` a cluster or a ``participation``; else all report.
+
+    >>> from hansa.gossip import ring
+    >>> found = describe(ring(), 32, 4, participation=0.25, dim=1000)
+    >>> found.edges, found.messages, found.step_bytes, found.corollary.holds
+    (32, 64, 256000, False)
+    """
+    if reporters is not None and participation is not None:
+        raise HansaError(f"describe(reporters={reporters}, participation={participation}): expected one of the two.")
+    whole("describe", "dim", dim)
+    whole("describe", "itemsize", itemsize)
+    sizes = tuple(len(group) for group in resolve(clusters, clients, Key(0)))
+    asked: float = reporters if reporters is not None else float(1 if participation is None else participation)
+    found = corollary(topology, sizes, asked)
+    matrices = {n: topology.sparse(n) for n in sorted(set(sizes))}
+    return Description(
+        topology=topology,
+        sizes=sizes,
+        rho={n: rho(W) for n, W in matrices.items()},
+        edges=sum(sizes.count(n) * edge_count(W) for n, W in matrices.items()),
+        messages=sum(sizes.count(n) * messages(W) for n, W in matrices.items()),
+        dim=dim,
+        itemsize=itemsize,
+        corollary=found,
+        changes=changes(found, asked),
+    )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,83 @@
+"""Native kernels for small models, the server and the wire: optional, and never needed for a result.
+
+They are built by a plain install wherever a C compiler is found, and loaded through ctypes, so that a call releases the
+interpreter lock. Each call runs on one thread in one fixed order of operations: equal inputs give equal bits on one
+instruction set. ``HANSA_NATIVE=off`` hides them; ``HANSA_NATIVE=avx2`` (or ``avx512``, ``base``) names the set to use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from hansa.errors import HansaError
+from hansa.native import abi
+
+__all__ = ["available", "instruction_set", "instruction_sets", "kernels", "why_not"]
+
+NAMES = ("avx512", "avx2", "base")
+
+
+def available() -> bool:
+    """Whether the kernels can be used here; ``why_not`` says why they cannot."""
+    return why_not() is None
+
+
+def why_not() -> str | None:
+    """The reason why the native kernels are not available, or None."""
+    wish = os.environ.get("HANSA_NATIVE", "")
+    if wish == "off":
+        return "HANSA_NATIVE=off hides the native kernels"
+    library = _library(Path(__file__).parent)
+    if isinstance(library, str):
+        return library
+    if wish and wish not in instruction_sets():
+        known = ", ".join(instruction_sets())
+        return f"HANSA_NATIVE={wish}: this machine runs {known}"
+    return None
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The instruction sets that the library was built for and this machine runs, best first."""
+    library = _library(Path(__file__).parent)
+    return () if isinstance(library, str) else tuple(name for name in NAMES if library.hansa_kernels_for(name.encode()))
+
+
+def instruction_set() -> str | None:
+    """The instruction set in use, or None where the kernels are not available."""
+    return None if why_not() else str(kernels().name.decode())
+
+
+def kernels(isa: str = "") -> Any:
+    """The table of kernels (``hansa.native.abi.Kernels``) of one instruction set, by default the best."""
+    reason = why_not()
+    if reason is not None:
+        raise HansaError(f"native kernels: {reason}.")
+    found = _library(Path(__file__).parent).hansa_kernels_for((isa or os.environ.get("HANSA_NATIVE", "")).encode())
+    if not found:
+        raise HansaError(f"native kernels for {isa!r}: this machine runs {', '.join(instruction_sets())}.")
+    return found.contents
+
+
+@cache
+def _library(folder: Path) -> Any:
+    """The loaded library, or the reason why there is none."""
+    built = [folder / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in built if path.exists()), None)
+    if path is None:
+        return "they were not built: install again with a C compiler (gcc or clang) on the path"
+    try:
+        library = ctypes.CDLL(str(path))
+        library.hansa_abi.restype = ctypes.c_int64
+        version = library.hansa_abi()
+    except (OSError, AttributeError) as error:
+        return f"{path.name} does not load: {error}"
+    if version != abi.ABI:
+        return f"{path.name} is of another version ({version}, expected {abi.ABI}): install again"
+    library.hansa_kernels_for.argtypes = [ctypes.c_char_p]
+    library.hansa_kernels_for.restype = ctypes.POINTER(abi.Kernels)
+    return library

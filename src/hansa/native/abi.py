@@ -1,0 +1,103 @@
+"""The C side as ctypes sees it: the structures of native.h, field for field, and the table of kernels."""
+
+from __future__ import annotations
+
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int64,
+    c_void_p,
+)
+
+ABI = 1
+SUM_LANES = 1024
+CONV, LINEAR = 0, 1
+OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE = range(5)
+SERVER_KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
+
+
+class Stage(Structure):
+    _fields_ = [
+        (name, c_int64)
+        for name in ("kind", "channels", "height", "width", "out", "kernel", "padding", "relu", "pool", "bias")
+    ]
+
+
+class Data(Structure):
+    _fields_ = [
+        ("values", c_void_p),
+        ("table", c_void_p),
+        ("labels", c_void_p),
+        ("rows", c_int64),
+        ("planar", c_int64),
+    ]
+
+
+class Batches(Structure):
+    _fields_ = [("index", c_void_p), ("sizes", c_void_p), ("steps", c_int64), ("batch", c_int64)]
+
+
+class Update(Structure):
+    _fields_ = [
+        ("momentum", c_void_p),
+        ("anchor", c_void_p),
+        ("shift", c_void_p),
+        ("lr", c_double),
+        ("pull", c_double),
+        ("decay", c_double),
+        ("mu", c_double),
+        ("clip", c_double),
+    ]
+
+
+class Score(Structure):
+    _fields_ = [("loss", c_double), ("correct", c_int64)]
+
+
+class Rule(Structure):
+    _fields_ = [
+        ("kind", c_int64),
+        ("eps_inside", c_int64),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("eps", c_double),
+        ("rate", c_double),
+        ("correct1", c_double),
+        ("correct2", c_double),
+    ]
+
+
+_pointer, _whole = c_void_p, c_int64
+_server = CFUNCTYPE(None, POINTER(Rule), _whole, *[_pointer] * 9)
+_mean = CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _pointer)
+_squares = CFUNCTYPE(c_double, _pointer, _whole, POINTER(c_int64))
+
+
+class Kernels(Structure):
+    """The kernels of one instruction set. Calls through CFUNCTYPE release the interpreter lock."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("stack_new", CFUNCTYPE(_pointer, POINTER(Stage), _whole, _whole)),
+        ("stack_free", CFUNCTYPE(None, _pointer)),
+        ("train", CFUNCTYPE(_whole, _pointer, _pointer, POINTER(Data), POINTER(Batches), POINTER(Update), _pointer)),
+        (
+            "gradient",
+            CFUNCTYPE(_whole, _pointer, _pointer, POINTER(Data), POINTER(Batches), _pointer, POINTER(c_float)),
+        ),
+        ("evaluate", CFUNCTYPE(_whole, _pointer, _pointer, POINTER(Data), _whole, _whole, POINTER(Score))),
+        ("logits", CFUNCTYPE(_whole, _pointer, _pointer, POINTER(Data), POINTER(Batches), _pointer)),
+        ("server32", _server),
+        ("server64", _server),
+        ("mean32", _mean),
+        ("mean64", _mean),
+        ("squares32", _squares),
+        ("squares64", _squares),
+        ("sign_pack", CFUNCTYPE(None, _pointer, _whole, _pointer, _pointer)),
+        ("sign_add", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _whole, _pointer)),
+        ("reaching", CFUNCTYPE(_whole, _pointer, _whole, c_float, _whole, _pointer, _pointer)),
+    ]

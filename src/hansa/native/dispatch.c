@@ -1,0 +1,33 @@
+/* What the library exports: the choice of instruction set, and each kernel by name. */
+#include <string.h>
+
+#include "native.h"
+
+static int runs(const hansa_kernels *kernels) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (kernels == &hansa_avx512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    if (kernels == &hansa_avx2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+#endif
+    return kernels == &hansa_base;
+}
+
+static const hansa_kernels *const all[] = {
+#if defined(__x86_64__)
+    &hansa_avx512, &hansa_avx2,
+#endif
+    &hansa_base,
+};
+
+HANSA_EXPORT int64_t hansa_abi(void) { return HANSA_ABI; }
+
+/* The kernels of the given name, or the best where it is empty; null where this machine cannot run them. */
+HANSA_EXPORT const hansa_kernels *hansa_kernels_for(const char *name) {
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+        if ((!*name || !strcmp(name, all[i]->name)) && runs(all[i])) return all[i];
+    return NULL;
+}

@@ -1,0 +1,5 @@
+/* The kernels for whatever the compiler's default machine is: SSE2, NEON, ... */
+#define HANSA_LANES 4
+#define HANSA_NAME "base"
+#define HANSA_KERNELS hansa_base
+#include "kernels.h"

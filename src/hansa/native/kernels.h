@@ -1,0 +1,22 @@
+/* The table of one instruction set; included last by each isa_*.c. */
+#include "stack.h"
+#include "wire.h"
+
+const hansa_kernels HANSA_KERNELS = {
+    .name = HANSA_NAME,
+    .stack_new = stack_new,
+    .stack_free = stack_free,
+    .train = train,
+    .gradient = gradient,
+    .evaluate = evaluate,
+    .logits = logits,
+    .server32 = server32,
+    .server64 = server64,
+    .mean32 = mean32,
+    .mean64 = mean64,
+    .squares32 = squares32,
+    .squares64 = squares64,
+    .sign_pack = sign_pack,
+    .sign_add = sign_add,
+    .reaching = reaching,
+};

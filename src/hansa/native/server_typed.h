@@ -1,0 +1,71 @@
+/* Included by server.h once for float32 and once for float64: T, NAMED(name) and ROOT are set there. */
+
+/* torch.maximum: NaN on either side is the result. */
+INLINE T NAMED(larger)(T a, T b) { return (a != a || a >= b) ? a : b; }
+
+INLINE void NAMED(server_pass)(const int kind, const int inside, const hansa_rule *rule, int64_t n, const T *delta,
+                               const T *m, const T *v, const T *vhat, T *step, T *m_out, T *v_out, T *vhat_out, T *x) {
+    const T b1 = (T)rule->beta1, b2 = (T)rule->beta2, eps = (T)rule->eps, rate = (T)rule->rate;
+    const T d1 = kind == HANSA_MOMENTUM ? (T)1 : (T)(1 - rule->beta1), d2 = (T)(1 - rule->beta2);
+    const T c1 = (T)rule->correct1, c2 = (T)rule->correct2;
+    INDEPENDENT for (int64_t i = 0; i < n; i++) {
+        T d = delta[i], first = b1 * m[i] + d1 * d, move;
+        m_out[i] = first;
+        if (kind == HANSA_MOMENTUM) {
+            move = first;
+        } else {
+            T square = d * d, old = v[i], second, under, root;
+            if (kind == HANSA_ADAGRAD) second = old + square;
+            else if (kind == HANSA_YOGI) second = old - d2 * (old > square ? square : old < square ? -square : square * 0);
+            else second = b2 * old + d2 * square;
+            v_out[i] = under = second;
+            if (kind == HANSA_AMSGRAD || kind == HANSA_AMS) {
+                under = NAMED(larger)(vhat[i], second);
+                if (kind == HANSA_AMS) under = NAMED(larger)(under, eps);
+                vhat_out[i] = under;
+            }
+            under *= c2;
+            if (kind == HANSA_AMS) root = ROOT(under);
+            else root = inside ? ROOT(under + eps) : ROOT(under) + eps;
+            move = first * c1 / (root == 0 ? (T)1 : root); /* only where m and v are 0 and eps is too */
+        }
+        step[i] = rate * move;
+    }
+    if (x) INDEPENDENT for (int64_t i = 0; i < n; i++) x[i] += step[i];
+}
+
+/* The vector is cut so that adding the step to x finds it in the first cache. */
+static void NAMED(server)(const hansa_rule *rule, int64_t n, const T *delta, const T *m, const T *v, const T *vhat,
+                          T *step, T *m_out, T *v_out, T *vhat_out, T *x) {
+#define PASS(kind, inside)                                                                                          \
+    NAMED(server_pass)(kind, inside, rule, some, delta + i, m + i, v ? v + i : v, vhat ? vhat + i : vhat, step + i,  \
+                       m_out + i, v_out ? v_out + i : v_out, vhat_out ? vhat_out + i : vhat_out, x ? x + i : x)
+#define EITHER(kind)                                                                                                \
+    case kind:                                                                                                     \
+        if (rule->eps_inside) PASS(kind, 1);                                                                       \
+        else PASS(kind, 0);                                                                                        \
+        break;
+    for (int64_t i = 0, some; i < n; i += some) {
+        some = at_most(2048, n - i);
+        switch (rule->kind) {
+            EITHER(HANSA_ADAGRAD) EITHER(HANSA_ADAM) EITHER(HANSA_YOGI) EITHER(HANSA_AMSGRAD)
+        case HANSA_AMS: PASS(HANSA_AMS, 0); break;
+        case HANSA_MOMENTUM: PASS(HANSA_MOMENTUM, 0); break;
+        }
+    }
+#undef EITHER
+#undef PASS
+}
+
+/* out = w_0 row_0, then out += w_i row_i in the order given, entry by entry. Cut so that out stays in the first cache. */
+static void NAMED(mean)(const T *const *rows, const double *weights, int64_t count, int64_t n, T *out) {
+    for (int64_t i = 0, some; i < n; i += some) {
+        some = at_most(2048, n - i);
+        T *to = out + i;
+        for (int64_t r = 0; r < count; r++) {
+            const T *from = rows[r] + i, w = (T)weights[r];
+            if (r == 0) INDEPENDENT for (int64_t j = 0; j < some; j++) to[j] = from[j] * w;
+            else INDEPENDENT for (int64_t j = 0; j < some; j++) to[j] += from[j] * w;
+        }
+    }
+}

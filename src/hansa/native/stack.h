@@ -1,0 +1,415 @@
+/* A stack of stages with mean cross-entropy: workspace, batches, loss, and a client's whole local phase in one call. */
+#ifndef HANSA_STACK_H
+#define HANSA_STACK_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "server.h"
+#include "stage.h"
+
+struct hansa_stack {
+    const hansa_kernels *kernels; /* first, so that dispatch.c can find its way back */
+    ptrdiff_t stages, batch, classes, parameters, logits_row;
+    int failed;
+    stage_t *stage;
+    float *logits, *gradient;
+    scratch_t scratch;
+    void **blocks; /* every buffer, to be freed */
+    ptrdiff_t block_count;
+};
+
+/* Zeroed, aligned, and with a vector of slack. */
+static void *take(hansa_stack *stack, ptrdiff_t count) {
+    size_t bytes = (size_t)round_up(4 * count, 64) + 128;
+    void *block = NULL;
+    void **blocks = realloc(stack->blocks, sizeof(void *) * (size_t)(stack->block_count + 1));
+    if (blocks) stack->blocks = blocks;
+    if (!blocks || posix_memalign(&block, 64, bytes)) {
+        stack->failed = 1;
+        return NULL;
+    }
+    stack->blocks[stack->block_count++] = block;
+    return memset(block, 0, bytes);
+}
+
+static void stack_free(hansa_stack *stack) {
+    if (!stack) return;
+    for (ptrdiff_t i = 0; i < stack->block_count; i++) free(stack->blocks[i]);
+    free(stack->blocks);
+    free(stack->stage);
+    free(stack);
+}
+
+/* Shapes first, then buffers. */
+static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t *parameters) {
+    ptrdiff_t K = is->kernel, pad = is->padding;
+    s->is = *is;
+    s->features = is->channels * is->height * is->width;
+    s->weight = *parameters;
+    *parameters += is->out * (is->kind == HANSA_CONV ? K * K * is->channels : s->features);
+    s->bias = is->bias ? *parameters : -1;
+    *parameters += is->bias ? is->out : 0;
+    s->out_step = round_up(is->out, VL);
+    if (is->kind == HANSA_LINEAR) {
+        s->in_step = round_up(s->features, VL);
+        return;
+    }
+    s->in_step = first && is->channels < VL ? is->channels : round_up(is->channels, VL);
+    s->padded_h = is->height + 2 * pad;
+    s->padded_w = is->width + 2 * pad;
+    s->conv_h = s->padded_h - K + 1;
+    s->conv_w = s->padded_w - K + 1;
+    s->out_h = is->pool ? s->conv_h / 2 : s->conv_h;
+    s->out_w = is->pool ? s->conv_w / 2 : s->conv_w;
+    s->border = K - 1 - pad;
+    ptrdiff_t row = s->padded_w * s->in_step;
+    s->window = s->in_step == is->channels ? (window_t){K, row, 1, 0, K * is->channels}
+                                           : (window_t){K, row, K, s->in_step, is->channels};
+    if (is->pool && s->in_step % VL == 0 && (K == 3 || K == 5)) s->plan = SPARSE;
+    else if (is->pool && first && s->in_step == is->channels && few_supported(K, is->channels)) s->plan = FEW;
+    else s->plan = DENSE;
+}
+
+static void conv_buffers(hansa_stack *stack, stage_t *s) {
+    const hansa_stage *is = &s->is;
+    ptrdiff_t cells = is->kernel * is->kernel, wide_in = round_up(is->channels, VL);
+    ptrdiff_t sums = cells * (s->plan == SPARSE ? is->out * s->in_step : is->channels * s->out_step);
+    s->in = take(stack, stack->batch * image(s));
+    s->in_gradient = take(stack, image(s));
+    s->forward_weight = take(stack, taps(s) * s->out_step);
+    s->backward_weight = take(stack, cells * wide_in * is->out);
+    s->padded_bias = take(stack, s->out_step);
+    s->dw = take(stack, sums);
+    s->db = take(stack, s->out_step);
+    if (!is->pool) return;
+    s->which = take(stack, stack->batch * positions(s) * s->out_step);
+    s->base = take(stack, round_up(positions(s), VL));
+    if (!s->base) return;
+    for (ptrdiff_t p = 0; p < positions(s); p++)
+        s->base[p] = (int32_t)((2 * (p / s->out_w) * s->padded_w + 2 * (p % s->out_w)) * s->in_step);
+}
+
+static void shared_buffers(hansa_stack *stack) {
+    ptrdiff_t rows = 0, masked = 0, turned = 0, dense = 0, weights = 0, zeros = 0, starts = 0;
+#define GROW(size, need) size = (size) > (need) ? (size) : (need)
+    for (ptrdiff_t i = 0; i < stack->stages; i++) {
+        const stage_t *s = stack->stage + i;
+        if (s->is.kind != HANSA_CONV) continue;
+        GROW(rows, 4 * (s->out_w + 1) * s->out_step);
+        GROW(masked, positions(s) * s->out_step);
+        GROW(turned, round_up(positions(s), VL) * s->out_step);
+        GROW(dense, s->plan == DENSE ? dense_h(s) * dense_w(s) * s->out_step : 0);
+        GROW(weights, taps(s) * s->is.out);
+        GROW(zeros, s->in_step);
+        GROW(starts, 4 * positions(s) + s->is.out + 1);
+    }
+#undef GROW
+    scratch_t *scratch = &stack->scratch;
+    scratch->rows = take(stack, rows);
+    scratch->masked = take(stack, masked);
+    scratch->turned = take(stack, turned);
+    scratch->turned_which = take(stack, turned);
+    scratch->dense = take(stack, dense);
+    scratch->weights = take(stack, weights);
+    scratch->zeros = take(stack, zeros);
+    scratch->list.value = take(stack, masked + VL);
+    scratch->list.place = take(stack, masked + VL);
+    scratch->list.start = take(stack, starts);
+}
+
+static hansa_stack *stack_new(const hansa_stage *spec, int64_t stages, int64_t batch) {
+    hansa_stack *stack = calloc(1, sizeof *stack);
+    if (!stack) return NULL;
+    stack->kernels = &HANSA_KERNELS;
+    stack->stages = stages;
+    stack->batch = batch;
+    stack->stage = calloc((size_t)stages, sizeof(stage_t));
+    if (!stack->stage) {
+        stack_free(stack);
+        return NULL;
+    }
+    for (ptrdiff_t i = 0; i < stages; i++) {
+        stage_t *s = stack->stage + i;
+        shape_stage(s, spec + i, i == 0, &stack->parameters);
+        if (s->is.kind == HANSA_CONV) {
+            conv_buffers(stack, s);
+        } else {
+            s->in = take(stack, batch * s->in_step);
+            s->in_gradient = take(stack, batch * s->in_step);
+            s->out_gradient = take(stack, batch * s->out_step);
+        }
+    }
+    stack->classes = spec[stages - 1].out;
+    stack->logits_row = round_up(stack->classes, VL);
+    stack->logits = take(stack, batch * stack->logits_row);
+    stack->gradient = take(stack, stack->parameters);
+    for (ptrdiff_t i = 0; i < stages; i++) {
+        stage_t *s = stack->stage + i, *next = i + 1 < stages ? s + 1 : NULL;
+        if (s->is.kind == HANSA_LINEAR) {
+            s->out = next ? next->in : stack->logits;
+            s->out_row = next ? next->in_step : stack->logits_row;
+        } else if (next->is.kind == HANSA_CONV) {
+            s->out = next->in;
+            s->out_image = image(next);
+            s->out_row = next->padded_w * next->in_step;
+            s->out_0 = next->is.padding * (s->out_row + next->in_step);
+        } else {
+            s->out_row = s->out_w * s->out_step;
+            s->out_image = s->out_h * s->out_row;
+            s->out = take(stack, batch * s->out_image);
+        }
+    }
+    shared_buffers(stack);
+    if (stack->failed) {
+        stack_free(stack);
+        return NULL;
+    }
+    return stack;
+}
+
+/* Batches ----------------------------------------------------------------------------------------------------------- */
+
+/* Copies one stored row to where the first stage wants it, in the order it wants: C, H, W for linear, else H, W, C. */
+static void copy_row(const hansa_data *data, const stage_t *s, int64_t row, float *to) {
+    ptrdiff_t C = s->is.channels, H = s->is.height, W = s->is.width;
+    int conv = s->is.kind == HANSA_CONV, planar_to = !conv;
+    ptrdiff_t to_c = planar_to ? H * W : 1, to_x = planar_to ? 1 : s->in_step;
+    ptrdiff_t to_y = planar_to ? W : s->padded_w * s->in_step;
+    ptrdiff_t from_c = data->planar ? H * W : 1, from_x = data->planar ? 1 : C, from_y = data->planar ? W : W * C;
+    if (data->table) {
+        const uint8_t *from = (const uint8_t *)data->values + row * s->features;
+        for (ptrdiff_t c = 0; c < C; c++) {
+            const float *table = data->table + 256 * c;
+            for (ptrdiff_t y = 0; y < H; y++)
+                for (ptrdiff_t x = 0; x < W; x++)
+                    to[y * to_y + x * to_x + c * to_c] = table[from[y * from_y + x * from_x + c * from_c]];
+        }
+        return;
+    }
+    const float *from = (const float *)data->values + row * s->features;
+    if (!conv && (data->planar || C == 1)) {
+        memcpy(to, from, sizeof(float) * s->features);
+    } else if (conv && s->in_step == C && (!data->planar || C == 1)) {
+        for (ptrdiff_t y = 0; y < H; y++) memcpy(to + y * to_y, from + y * W * C, sizeof(float) * W * C);
+    } else {
+        for (ptrdiff_t c = 0; c < C; c++)
+            for (ptrdiff_t y = 0; y < H; y++)
+                for (ptrdiff_t x = 0; x < W; x++)
+                    to[y * to_y + x * to_x + c * to_c] = from[y * from_y + x * from_x + c * from_c];
+    }
+}
+
+static void fill_batch(const hansa_stack *stack, const hansa_data *data, const int64_t *index, ptrdiff_t size) {
+    const stage_t *s = stack->stage;
+    ptrdiff_t inside = s->is.kind == HANSA_CONV ? s->is.padding * (s->padded_w + 1) * s->in_step : 0;
+    ptrdiff_t step = s->is.kind == HANSA_CONV ? image(s) : s->in_step;
+    for (ptrdiff_t b = 0; b < size; b++) copy_row(data, s, index[b], s->in + b * step + inside);
+}
+
+INLINE ptrdiff_t batch_size(const hansa_batches *batches, int64_t t) {
+    return batches->sizes ? batches->sizes[t] : batches->batch;
+}
+
+/* Everything is looked at before anything is changed. */
+static int64_t check(const hansa_stack *stack, const hansa_data *data, const hansa_batches *batches) {
+    if (batches->batch < 1 || batches->batch > stack->batch) return HANSA_BAD_SIZE;
+    for (int64_t t = 0; t < batches->steps; t++) {
+        ptrdiff_t size = batch_size(batches, t);
+        if (size < 1 || size > batches->batch) return HANSA_BAD_SIZE;
+        for (ptrdiff_t b = 0; b < size; b++) {
+            int64_t row = batches->index[t * batches->batch + b];
+            if (row < 0 || row >= data->rows) return HANSA_BAD_ROW;
+            if (data->labels && (data->labels[row] < 0 || data->labels[row] >= stack->classes)) return HANSA_BAD_LABEL;
+        }
+    }
+    return HANSA_OK;
+}
+
+/* Forward, loss, backward ------------------------------------------------------------------------------------------- */
+
+static void prepare(const hansa_stack *stack, const float *y, int backward) {
+    for (ptrdiff_t i = 0; i < stack->stages; i++)
+        if (stack->stage[i].is.kind == HANSA_CONV)
+            conv_prepare(stack->stage + i, y, backward, i == 0, &stack->scratch);
+}
+
+static void forward(const hansa_stack *stack, const float *y, ptrdiff_t size) {
+    ptrdiff_t i = 0;
+    for (ptrdiff_t n = 0; n < size; n++) {
+        for (i = 0; stack->stage[i].is.kind == HANSA_CONV; i++) conv_forward(stack->stage + i, n, &stack->scratch);
+        if (i == 0) break;
+        const stage_t *last = stack->stage + i - 1, *flat = stack->stage + i;
+        transpose(last->out + n * last->out_image, last->out_step, flat->in + n * flat->in_step, positions(last),
+                  positions(last), last->is.out);
+    }
+    for (; i < stack->stages; i++) {
+        const stage_t *s = stack->stage + i;
+        linear_forward(s->in, s->in_step, size, y + s->weight, s->bias >= 0 ? y + s->bias : NULL, s->features, s->is.out,
+                       s->out, s->out_row);
+        if (s->is.relu)
+            for (ptrdiff_t b = 0; b < size; b++) relu_row(s->out + b * s->out_row, s->out + b * s->out_row, s->out_step, 1);
+    }
+}
+
+/* Cross-entropy of one row; `g` (may be null) gets (softmax - onehot) * scale. */
+static double cross_entropy(const float *z, ptrdiff_t classes, int64_t label, float scale, float *g) {
+    float most = z[0], total = 0;
+    for (ptrdiff_t c = 1; c < classes; c++) most = z[c] > most ? z[c] : most;
+    for (ptrdiff_t c = 0; c < classes; c++) {
+        float e = expf(z[c] - most);
+        total += e;
+        if (g) g[c] = e;
+    }
+    if (g) {
+        float share = scale / total;
+        for (ptrdiff_t c = 0; c < classes; c++) g[c] *= share;
+        g[label] -= scale;
+    }
+    return (double)(logf(total) + most - z[label]);
+}
+
+/* dW and db of a linear stage, stored at `gradient` or, where that is null, applied at once. */
+static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, const step_t *step) {
+    outer_t job = {s->out_gradient, 1, s->out_step, s->in, s->in_step, size, gradient ? gradient + s->weight : NULL,
+                   s->features,     step, s->weight};
+    outer(&job, s->is.out, s->features);
+    if (s->bias < 0) return;
+    for (ptrdiff_t o = 0; o < s->is.out; o += VL) {
+        ptrdiff_t lanes = at_most(VL, s->is.out - o);
+        vf sum = zero();
+        for (ptrdiff_t b = 0; b < size; b++) sum = sum + load(s->out_gradient + b * s->out_step + o);
+        if (gradient) store_part(gradient + s->bias + o, sum, lanes);
+        else store_part(step->y + s->bias + o, stepped(step, s->bias + o, lanes, sum), lanes);
+    }
+}
+
+/* The gradient of the mean loss, at `gradient`, or taken as a step stage by stage where that is null. */
+static float backward(const hansa_stack *stack, const float *y, const hansa_data *data, const int64_t *index,
+                      ptrdiff_t size, float *gradient, const step_t *step) {
+    const scratch_t *scratch = &stack->scratch;
+    const stage_t *top = stack->stage + stack->stages - 1;
+    double loss = 0;
+    for (ptrdiff_t b = 0; b < size; b++) {
+        float *g = top->out_gradient + b * top->out_step;
+        loss += cross_entropy(stack->logits + b * stack->logits_row, stack->classes, data->labels[index[b]],
+                              1.0f / (float)size, g);
+    }
+    ptrdiff_t i = stack->stages - 1;
+    for (; i >= 0 && stack->stage[i].is.kind == HANSA_LINEAR; i--) {
+        const stage_t *s = stack->stage + i;
+        if (s->is.relu)
+            for (ptrdiff_t b = 0; b < size; b++)
+                for (ptrdiff_t o = 0; o < s->out_step; o += VL) {
+                    float *g = s->out_gradient + b * s->out_step + o;
+                    store(g, where_positive(load(s->out + b * s->out_row + o), load(g)));
+                }
+        if (i > 0) { /* before the weights change */
+            int below_linear = s[-1].is.kind == HANSA_LINEAR;
+            outer_t job = {s->out_gradient, s->out_step, 1, y + s->weight, s->features, s->is.out,
+                           below_linear ? s[-1].out_gradient : s->in_gradient,
+                           below_linear ? s[-1].out_step : s->in_step, NULL, 0};
+            outer(&job, size, s->features);
+        }
+        linear_gradient(s, size, gradient, step);
+    }
+    if (i >= 0) {
+        const stage_t *last = stack->stage + i, *flat = last + 1;
+        ptrdiff_t line = last->out_w * last->out_step;
+        for (ptrdiff_t n = 0; n < size; n++) {
+            const float *g = scratch->turned;
+            ptrdiff_t row = line;
+            transpose(flat->in_gradient + n * flat->in_step, positions(last), scratch->turned, last->out_step,
+                      last->is.out, positions(last));
+            for (const stage_t *s = last; s >= stack->stage; s--) {
+                conv_backward(s, n, g, row, s == stack->stage, scratch);
+                row = s->padded_w * s->in_step;
+                g = s->in_gradient + s->is.padding * (row + s->in_step);
+            }
+        }
+        float *sums = gradient ? gradient : stack->gradient;
+        for (const stage_t *s = last; s >= stack->stage; s--) {
+            conv_gradient(s, sums);
+            ptrdiff_t count = taps(s) * s->is.out + (s->bias >= 0 ? s->is.out : 0);
+            if (!gradient) step_span(step, s->weight, sums + s->weight, count, 1.0f);
+        }
+    }
+    return (float)(loss / (double)size);
+}
+
+/* What Python calls --------------------------------------------------------------------------------------------------- */
+
+static int64_t train(hansa_stack *stack, float *y, const hansa_data *data, const hansa_batches *batches,
+                     const hansa_update *update, float *losses) {
+    int64_t wrong = check(stack, data, batches);
+    if (wrong) return wrong;
+    step_t step = {y, update->momentum, update->anchor, update->shift, (float)update->lr, (float)update->pull,
+                   (float)update->decay, (float)update->mu};
+    int clipped = isfinite(update->clip);
+    for (int64_t t = 0; t < batches->steps; t++) {
+        const int64_t *index = batches->index + t * batches->batch;
+        ptrdiff_t size = batch_size(batches, t);
+        fill_batch(stack, data, index, size);
+        prepare(stack, y, 1);
+        forward(stack, y, size);
+        losses[t] = backward(stack, y, data, index, size, clipped ? stack->gradient : NULL, &step);
+        if (clipped) { /* g times min(1, clip / |g|), for the gradient as a whole */
+            double scale = update->clip / (sqrt(squares32(stack->gradient, stack->parameters, NULL)) + 1e-12);
+            step_span(&step, 0, stack->gradient, stack->parameters, scale < 1 ? (float)scale : 1.0f);
+        }
+    }
+    return HANSA_OK;
+}
+
+static int64_t gradient(hansa_stack *stack, const float *y, const hansa_data *data, const hansa_batches *batches,
+                        float *g, float *loss) {
+    int64_t wrong = check(stack, data, batches);
+    if (wrong) return wrong;
+    fill_batch(stack, data, batches->index, batch_size(batches, 0));
+    prepare(stack, y, 1);
+    forward(stack, y, batch_size(batches, 0));
+    *loss = backward(stack, y, data, batches->index, batch_size(batches, 0), g, NULL);
+    return HANSA_OK;
+}
+
+static int64_t logits(hansa_stack *stack, const float *y, const hansa_data *data, const hansa_batches *batches,
+                      float *out) {
+    int64_t wrong = check(stack, data, batches);
+    if (wrong) return wrong;
+    prepare(stack, y, 0);
+    for (int64_t t = 0; t < batches->steps; t++) {
+        ptrdiff_t size = batch_size(batches, t);
+        fill_batch(stack, data, batches->index + t * batches->batch, size);
+        forward(stack, y, size);
+        for (ptrdiff_t b = 0; b < size; b++, out += stack->classes)
+            memcpy(out, stack->logits + b * stack->logits_row, sizeof(float) * stack->classes);
+    }
+    return HANSA_OK;
+}
+
+static int64_t evaluate(hansa_stack *stack, const float *y, const hansa_data *data, int64_t from, int64_t to,
+                        hansa_score *score) {
+    if (from < 0 || to > data->rows || from > to) return HANSA_BAD_ROW;
+    for (int64_t row = from; row < to; row++)
+        if (data->labels[row] < 0 || data->labels[row] >= stack->classes) return HANSA_BAD_LABEL;
+    prepare(stack, y, 0);
+    *score = (hansa_score){0, 0};
+    for (int64_t row = from, size; row < to; row += size) {
+        int64_t index[64];
+        size = at_most(at_most(64, stack->batch), to - row);
+        for (int64_t b = 0; b < size; b++) index[b] = row + b;
+        fill_batch(stack, data, index, size);
+        forward(stack, y, size);
+        for (int64_t b = 0; b < size; b++) {
+            const float *z = stack->logits + b * stack->logits_row;
+            ptrdiff_t best = 0;
+            for (ptrdiff_t c = 1; c < stack->classes; c++)
+                if (z[c] > z[best] || (z[c] != z[c] && z[best] == z[best])) best = c;
+            score->loss += cross_entropy(z, stack->classes, data->labels[row + b], 0, NULL);
+            score->correct += best == data->labels[row + b];
+        }
+    }
+    return HANSA_OK;
+}
+
+#endif

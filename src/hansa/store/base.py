@@ -1,0 +1,164 @@
+"""What a store of per-client rows promises, and the arithmetic over rows that every store shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hansa.errors import HansaError, near, refuse
+from hansa.store.io import sha256
+
+Rows: TypeAlias = Mapping[int, Mapping[str, Tensor]]
+
+SERVER = "server/"
+"""Rows under this name are the server's own, kept per client (FedAWARE's momentum): ``read`` leaves them out."""
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+BLOCK = 16  # rows in memory at a time when many are streamed
+SPAN = 1 << 16  # coordinates turned to float64 at a time
+
+
+class ClientStore(Protocol):
+    """Rows of every client: transactional, one commit a closed round.
+
+    ``generation`` counts the rounds closed: 0 when new, r + 1 after ``commit(r, ...)``, so it equals
+    ``ServerState.round``. A commit adds and replaces the rows it names and leaves all others as they are.
+    """
+
+    @property
+    def generation(self) -> int: ...
+
+    def read(self, client: int) -> dict[str, Tensor]:
+        """The client's own rows, as copies; empty if it was never written."""
+        ...
+
+    def read_many(self, clients: Sequence[int], name: str) -> Tensor:
+        """One row of several clients as [k, d]; an error if a client has none."""
+        ...
+
+    def dot(self, clients: Sequence[int], name: str, vectors: Tensor) -> Tensor:
+        """<row_i, vector_j> in float64, [k, v]; rows are streamed, never all in memory."""
+        ...
+
+    def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
+        """sum w_i row_i in float64, folded in the order given; rows are streamed."""
+        ...
+
+    def commit(self, round: int, rows: Rows) -> None:
+        """Close a round: all of these rows, or after a crash none of them."""
+        ...
+
+    def retain(self, rounds: Iterable[int]) -> None:
+        """Keep what is needed to go back to these generations; give up the others at the next commit."""
+        ...
+
+    def clients(self, name: str | None = None) -> list[int]:
+        """The clients with any row, or with this one, in order."""
+        ...
+
+    def digest(self) -> str:
+        """One SHA-256 over every row of every client: equal for equal contents, in RAM or on disk."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def raw(row: Tensor) -> memoryview:
+    """The bytes of a row."""
+    return memoryview(row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def identity(row: Tensor) -> str:
+    """The SHA-256 of a row's dtype, shape and bytes."""
+    return seal(dtype_name(row.dtype), tuple(row.shape), raw(row))
+
+
+def seal(dtype: str, shape: Sequence[int], data: memoryview) -> str:
+    return sha256(f"{dtype}{list(shape)}".encode(), data)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def digest_of(rows: Iterable[tuple[int, str, str]]) -> str:
+    """The digest of a store from its (client, name, identity) in order."""
+    return sha256(*(f"{client}:{len(name)}:{name}:{row}\n".encode() for client, name, row in rows))
+
+
+def check_commit(round: int, generation: int, rows: Rows) -> None:
+    """Refuse a commit that would tear the history or hold something that is not a row."""
+    if round != generation:
+        raise HansaError(
+            f"commit(round={round}): the store is at round {generation}. Rounds close one after another; "
+            "open the store at the round of the checkpoint you resume from."
+        )
+    for client, named in rows.items():
+        if isinstance(client, bool) or not isinstance(client, int) or client < 0:
+            raise refuse("commit", "client", client, "a whole number >= 0")
+        for name, row in named.items():
+            if not isinstance(name, str) or not name:
+                raise refuse("commit", "name", name, "a word")
+            if not isinstance(row, Tensor):
+                raise HansaError(f"commit: client {client}, row {name!r}: expected a tensor, got {type(row).__name__}.")
+            if dtype_name(row.dtype) not in DTYPES:
+                known = ", ".join(DTYPES)
+                raise HansaError(f"commit: client {client}, row {name!r} has dtype {row.dtype}. Known: {known}.")
+
+
+def no_row(client: int, name: str, known: Iterable[str]) -> HansaError:
+    names = list(known)
+    return HansaError(
+        f"client {client} has no row {name!r}. {near(name, names) if names else 'It was never written.'}"
+    )
+
+
+def blocks(clients: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The fixed cut of many clients into blocks, the same for every store so that sums agree to the last bit."""
+    for start in range(0, len(clients), BLOCK):
+        yield clients[start : start + BLOCK]
+
+
+def dot_blocks(streamed: Iterable[Tensor], count: int, vectors: Tensor) -> Tensor:
+    """<row_i, vector_j> over streamed blocks of rows."""
+    if vectors.ndim != 2:
+        raise refuse("dot", "vectors", tuple(vectors.shape), "a matrix, one vector a row")
+    wide = vectors.to(torch.float64)
+    total = torch.zeros(count, len(vectors), dtype=torch.float64)
+    at = 0
+    for rows in streamed:
+        if rows.shape[1] != wide.shape[1]:
+            raise refuse("dot", "vectors", tuple(vectors.shape), f"vectors of {rows.shape[1]} numbers, as the rows are")
+        part = total[at : at + len(rows)]
+        for start in range(0, rows.shape[1], SPAN):
+            part.addmm_(rows[:, start : start + SPAN].to(torch.float64), wide[:, start : start + SPAN].T)
+        at += len(rows)
+    return total
+
+
+def combine_blocks(streamed: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+    """sum w_i row_i over streamed blocks of rows."""
+    total: Tensor | None = None
+    at = 0
+    for rows in streamed:
+        if total is None:
+            total = torch.zeros(rows.shape[1], dtype=torch.float64)
+        for row in rows:
+            for start in range(0, len(row), SPAN):
+                total[start : start + SPAN].add_(row[start : start + SPAN].to(torch.float64), alpha=float(weights[at]))
+            at += 1
+    if total is None:
+        raise HansaError("combine: no clients given.")
+    return total

@@ -1,0 +1,231 @@
+"""The one door to the disk: every durable write passes through here, so that a test can make any of them fail.
+
+A file appears whole or not at all: written aside, synced, renamed, its folder synced. What is read back is checked
+against a SHA-256 that was kept elsewhere or leads the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hansa.errors import HansaError
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+ASIDE = ".part"
+
+
+class Damaged(HansaError):
+    """A file is not what was written. The message names the file and whose row it was; nothing is guessed."""
+
+
+class Disk:
+    """The system calls that change a disk, a method each. Tests put another in its place with `using`."""
+
+    def open(self, path: Path, fresh: bool = False) -> int:
+        """A descriptor for reading and writing; the file is made if absent, emptied if ``fresh``."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        return os.open(path, flags | os.O_TRUNC if fresh else flags, 0o666)
+
+    def write(self, file: int, offset: int, data: Bytes) -> int:
+        """Write at an offset; as the system call, it may write less than all."""
+        os.lseek(file, offset, os.SEEK_SET)
+        return os.write(file, data)
+
+    def sync(self, file: int) -> None:
+        os.fsync(file)
+
+    def close(self, file: int) -> None:
+        os.close(file)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or an empty folder."""
+        path.rmdir() if path.is_dir() else path.unlink()
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir()
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the names in a folder durable; a system without that call does it by itself."""
+        if os.name == "nt":
+            return
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+_disk = Disk()
+
+
+@contextmanager
+def using(disk: Disk) -> Iterator[Disk]:
+    """Put another disk in place of the real one."""
+    global _disk
+    before, _disk = _disk, disk
+    try:
+        yield disk
+    finally:
+        _disk = before
+
+
+class File:
+    """A file held open for writes at offsets, durable after `sync`."""
+
+    def __init__(self, path: Path, fresh: bool = False) -> None:
+        self.path = path
+        with _named(path):
+            self._file = _disk.open(path, fresh)
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Write all of ``data``, however little the system takes at a time."""
+        view = memoryview(data).cast("B")
+        with _named(self.path):
+            while len(view):
+                count = _disk.write(self._file, offset, view)
+                if count <= 0:
+                    raise OSError(errno.EIO, "nothing was written")
+                offset, view = offset + count, view[count:]
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """Fill ``into`` from an offset; less than its length only at the end of the file."""
+        done = 0
+        with _named(self.path):
+            while done < len(into):
+                count = os.preadv(self._file, [into[done:]], offset + done)
+                if count == 0:
+                    break
+                done += count
+        return done
+
+    def size(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def sync(self) -> None:
+        with _named(self.path):
+            _disk.sync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            _disk.close(file)
+
+
+def write_file(path: Path, *chunks: Bytes) -> None:
+    """Replace a file by ``chunks``, whole or not at all, durable on return."""
+    aside = path.with_name(path.name + ASIDE)
+    write_new(aside, *chunks)
+    rename(aside, path)
+
+
+def write_new(path: Path, *chunks: Bytes) -> None:
+    """Write and sync a file inside a folder that is itself aside; the caller renames that folder."""
+    file = File(path, fresh=True)
+    try:
+        offset = 0
+        for chunk in chunks:
+            file.write(offset, chunk)
+            offset += memoryview(chunk).nbytes
+        file.sync()
+    finally:
+        file.close()
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename and make the new name durable."""
+    with _named(target):
+        _disk.rename(source, target)
+        _disk.sync_folder(target.parent)
+
+
+def append(path: Path, data: Bytes) -> None:
+    """Add to the end of a file, durable on return. After a crash the last addition may be cut short."""
+    made = not path.exists()
+    file = File(path)
+    try:
+        file.write(file.size(), data)
+        file.sync()
+    finally:
+        file.close()
+    if made:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    with _named(path):
+        _disk.sync_folder(path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, durable on return."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    with _named(path):
+        _disk.make_folder(path)
+        _disk.sync_folder(path.parent)
+
+
+def remove(path: Path, *, sync: bool = False) -> None:
+    """Remove a file, or a folder and all in it; nothing happens if it is absent."""
+    if not path.exists():
+        return
+    with _named(path):
+        if path.is_dir():
+            for inside in sorted(path.iterdir()):
+                remove(inside)
+        _disk.remove(path)
+        if sync:
+            _disk.sync_folder(path.parent)
+
+
+def sha256(*chunks: Bytes) -> str:
+    """The SHA-256 of chunks, one after another.
+
+    >>> sha256(b"ab", b"c") == sha256(b"abc")
+    True
+    """
+    state = hashlib.sha256()
+    for chunk in chunks:
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def write_sealed(path: Path, body: dict[str, Any], *, aside: bool = True) -> None:
+    """Write JSON led by its own SHA-256, so that the file proves itself."""
+    data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    (write_file if aside else write_new)(path, sha256(data).encode() + b"\n", data)
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read what `write_sealed` wrote, or say that the file is damaged."""
+    try:
+        seal, _, data = path.read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing. Restore it, or start from another checkpoint.") from None
+    if seal.decode("ascii", "replace") != sha256(data):
+        raise Damaged(f"{path} is damaged: its SHA-256 does not match. Restore it, or start from another checkpoint.")
+    body: dict[str, Any] = json.loads(data)
+    return body
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the system that forgot which file it was about is told."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

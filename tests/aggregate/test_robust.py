@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import hansa
+from hansa import aggregate, presets
+from hansa.types import Population, RoundContext, Update
+
+
+def combine(part, rows):
+    updates = [Update(i, i, torch.tensor(row, dtype=torch.float64), 1, 1.0) for i, row in enumerate(rows)]
+    ctx = RoundContext(0, Population((1,) * len(rows)), tuple(range(len(rows))))
+    return part.combine(updates, part.init(len(rows[0]), len(rows)), ctx)
+
+
+ROWS = np.random.default_rng(0).normal(size=(9, 7))
+
+
+def test_median_is_numpys():
+    for n in (1, 2, 5, 8):
+        np.testing.assert_allclose(
+            combine(aggregate.median(), ROWS[:n]).vector, np.median(ROWS[:n], axis=0), atol=1e-15
+        )
+
+
+def test_trimmed_mean_drops_the_ends_of_each_coordinate():
+    found = combine(aggregate.trimmed_mean(0.25), ROWS).vector
+    np.testing.assert_allclose(found, np.sort(ROWS, axis=0)[2:-2].mean(axis=0), atol=1e-15)
+
+
+def test_trimming_nothing_is_the_mean():
+    np.testing.assert_allclose(combine(aggregate.trimmed_mean(0.0), ROWS).vector, ROWS.mean(axis=0), atol=1e-15)
+
+
+def test_krum_by_its_definition():
+    f = 2
+    scores = []
+    for i in range(9):
+        others = sorted(np.sum((ROWS[i] - ROWS[j]) ** 2) for j in range(9) if j != i)
+        scores.append(sum(others[: 9 - f - 2]))
+    combined = combine(aggregate.krum(byzantine=f), ROWS)
+    np.testing.assert_allclose(combined.vector, ROWS[int(np.argmin(scores))])
+    assert combined.info["chosen"] == [int(np.argmin(scores))]
+    best = np.argsort(scores)[:3]
+    np.testing.assert_allclose(
+        combine(aggregate.krum(byzantine=f, keep=3), ROWS).vector, ROWS[best].mean(0), atol=1e-14
+    )
+
+
+def test_clipping_bounds_each_update_before_the_mean():
+    combined = combine(aggregate.clipped(aggregate.mean(), norm=1.0), ROWS)
+    lengths = np.linalg.norm(ROWS, axis=1, keepdims=True)
+    np.testing.assert_allclose(combined.vector, (ROWS / np.maximum(lengths, 1.0)).mean(0), atol=1e-14)
+    assert combined.info["clipped"] == int((lengths > 1).sum())
+
+
+@pytest.mark.parametrize(
+    "part", [aggregate.median(), aggregate.trimmed_mean(0.3), aggregate.krum(byzantine=1)], ids=repr
+)
+def test_one_wild_client_does_not_carry_the_model_away(part):
+    rows = [*ROWS[:6], np.full(7, 1e9)]
+    assert combine(part, rows).vector.abs().max() < 10
+
+
+def test_robust_aggregators_work_inside_a_run():
+    A, b = torch.randn(6, 4, 3, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
+    algorithm = presets.fedavg(steps=3, local_lr=0.05).on("model", aggregate=aggregate.median())
+    run = hansa.run(algorithm, hansa.tasks.quadratic(A, b), rounds=20)
+    assert run.history[-1]["loss"] < run.history[0]["loss"]

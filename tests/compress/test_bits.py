@@ -1,0 +1,91 @@
+"""Bit packing against codes written out digit by digit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hansa.compress import bits
+from hansa.compress.packet import PacketError
+
+numbers = st.lists(st.integers(0, 2**40), max_size=60)
+relaxed = settings(deadline=None, max_examples=60)
+
+
+def digits(text: str) -> bytes:
+    """Bytes of a string of binary digits, the first digit the lowest bit of the first byte."""
+    padded = text + "0" * (-len(text) % 8)
+    return bytes(int(padded[i : i + 8][::-1], 2) for i in range(0, len(padded), 8))
+
+
+@relaxed
+@given(st.data(), st.integers(0, 40), st.integers(0, 50))
+def test_packed_codes_are_whole_low_bytes_then_the_high_bits_in_order(data, width, count):
+    codes = data.draw(st.lists(st.integers(0, 2**width - 1), min_size=count, max_size=count))
+    expected = b""
+    for plane in range(width // 8):
+        expected += bytes(code >> (8 * plane) & 0xFF for code in codes)
+    high = width % 8
+    expected += digits("".join(f"{code >> (width - high):0{high}b}"[::-1] for code in codes) if high else "")
+    packed = bits.pack(np.array(codes, np.int64), width)
+    assert packed == expected
+    assert len(packed) == bits.packed_size(count, width)
+    assert bits.unpack(packed, width, count).tolist() == codes
+
+
+@pytest.mark.parametrize("width", [1, 3, 6, 7, 8, 12])
+def test_packing_more_codes_than_one_chunk_gives_them_back(width):
+    codes = np.random.default_rng(width).integers(0, 2**width, 8 * bits.CHUNK + 1003)
+    assert np.array_equal(bits.unpack(bits.pack(codes, width), width, codes.size), codes)
+
+
+@relaxed
+@given(numbers)
+def test_varints_are_base_128_with_the_high_bit_for_more(values):
+    expected = bytearray()
+    for value in values:
+        while value >= 128:
+            expected.append(value % 128 + 128)
+            value //= 128
+        expected.append(value)
+    array = np.array(values, np.int64)
+    assert bits.varints(array) == bytes(expected)
+    assert int(bits.varint_lengths(array).sum()) == len(expected)
+    assert bits.unvarints(bytes(expected), len(values)).tolist() == values
+
+
+@relaxed
+@given(st.lists(st.integers(0, 3000), max_size=60), st.integers(0, 13))
+def test_golomb_rice_is_a_unary_quotient_and_a_packed_remainder(values, width):
+    unary = digits("".join("0" * (value >> width) + "1" for value in values))
+    array = np.array(values, np.int64)
+    expected = unary + bits.pack(array % 2**width, width)
+    assert bits.rice(array, width) == expected
+    assert bits.rice_size(array, width) == len(expected)
+    assert bits.unrice(expected, width, len(values)).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("read", "complaint"),
+    [
+        (lambda: bits.unpack(b"\x80", 3, 2), "padding"),
+        (lambda: bits.unpack(b"\x00\x00", 3, 2), "packed codes"),
+        (lambda: bits.unvarints(b"\x80\x00", 1), "longer than its number needs"),
+        (lambda: bits.unvarints(b"\x01\x80", 1), "varints"),
+        (lambda: bits.unvarints(b"\x01\x01", 1), "varints"),
+        (lambda: bits.unvarints(b"\xff" * 8 + b"\x01", 1), "longer"),
+        (lambda: bits.unvarints(b"\x01", 0), "varints"),
+        (lambda: bits.unrice(b"\x01\x00", 0, 1), "longer than its codes need"),
+        (lambda: bits.unrice(b"\x03", 0, 1), "marks 2"),
+        (lambda: bits.unrice(b"", 3, 1), "cannot hold"),
+        (lambda: bits.unrice(b"\x01", 0, 0), "cannot hold"),
+        (lambda: bits.set_bits(b"\x11", 2, 4, "bitmap"), "padding"),
+        (lambda: bits.set_bits(b"\x01", 2, 4, "bitmap"), "marks 1"),
+        (lambda: bits.set_bits(b"\x01\x00", 1, 4, "bitmap"), "2 bytes of bitmap"),
+    ],
+)
+def test_streams_that_no_encoder_writes_are_refused(read, complaint):
+    with pytest.raises(PacketError, match=complaint):
+        read()

@@ -1,0 +1,276 @@
+"""One contract for every compressor, then what each of them is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hansa.compress import accumulate, cast, decode, identity, quantize, random_k, sign, top_k
+from hansa.compress.sparse import shuffled
+from hansa.errors import HansaError
+from hansa.keys import Key
+
+KEY = Key(3)
+ALWAYS = [
+    identity(),
+    cast("float16"),
+    cast("bfloat16"),
+    sign(),
+    top_k(1 / 8),
+    top_k(1.0),
+    top_k(1 / 8, "float16"),
+    top_k(1 / 8, "bfloat16"),
+    top_k(1 / 8, sign()),
+    top_k(1 / 8, quantize(7, rounding="nearest")),
+    quantize(1, rounding="nearest"),
+    quantize(16, 32, "nearest"),
+]
+IN_THE_MEAN = [random_k(1 / 4), random_k(1 / 4, sign()), quantize(16), quantize(1, 64), top_k(1 / 8, quantize(3))]
+ALL = ALWAYS + IN_THE_MEAN + [quantize(16, rounding="unbiased")]
+contract = pytest.mark.parametrize("compressor", ALL, ids=repr)
+relaxed = settings(deadline=None, max_examples=60)
+
+
+def vectors(dtype: type = np.float32) -> st.SearchStrategy[np.ndarray]:
+    """Vectors of any scale, many with ties and zeros."""
+    width = 32 if dtype is np.float32 else 64
+    entries = st.one_of(st.floats(-1e4, 1e4, width=width), st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0]))
+    return hnp.arrays(dtype, st.integers(1, 130), elements=entries)
+
+
+def error(compressor, x: torch.Tensor, key: Key = KEY) -> float:
+    """||C(x) - x||^2, in float64."""
+    return float((decode(compressor.encode(x, key)).double() - x.double()).square().sum())
+
+
+@pytest.mark.parametrize("compressor", ALWAYS, ids=repr)
+@relaxed
+@given(st.one_of(vectors(), vectors(np.float64)))
+def test_contraction_holds_for_every_vector(compressor, array) -> None:
+    x = torch.from_numpy(array)
+    size = float(x.double().square().sum())
+    if size < 1e-60:  # the scale of so small a vector is no longer a normal float32
+        return
+    q = compressor.contraction(x.numel())
+    assert error(compressor, x) <= (q**2 + 1e-6) * size
+
+
+@pytest.mark.parametrize("compressor", IN_THE_MEAN, ids=repr)
+def test_contraction_holds_in_the_mean_over_the_draws(compressor) -> None:
+    draw = np.random.default_rng(0)
+    for x in (draw.standard_normal(300), draw.standard_cauchy(300), np.eye(1, 300, 7)[0], np.ones(300)):
+        tensor = torch.from_numpy(x)
+        size = float(tensor.square().sum())
+        errors = np.array([error(compressor, tensor, KEY.child(i)) for i in range(400)]) / size
+        assert errors.mean() <= compressor.contraction(300) ** 2 + 4 * errors.std() / 20 + 1e-12
+
+
+def test_the_published_contractions() -> None:
+    assert top_k(1 / 64).contraction(6400) == pytest.approx(math.sqrt(1 - 1 / 64), abs=1e-12)
+    assert random_k(1 / 4).contraction(400) == pytest.approx(math.sqrt(3 / 4), abs=1e-12)
+    x = torch.tensor([3.0, -1.0, 0.0, 2.0])
+    assert sign.q(x) == pytest.approx(math.sqrt(1 - 36 / (4 * 14)), abs=1e-12)
+    assert identity().contraction(5) == 0
+    assert all(c.contraction(10**8) < 1 for c in ALWAYS + IN_THE_MEAN)
+
+
+@relaxed
+@given(vectors(np.float64))
+def test_the_error_of_sign_is_exactly_the_papers(array) -> None:
+    x = torch.from_numpy(array)
+    size = float(x.square().sum())
+    if size > 1e-60 and not (array == 0).any():  # Remark 4.16 is an equality where no entry is zero
+        assert error(sign(), x) == pytest.approx(sign.q(x) ** 2 * size, rel=1e-9, abs=1e-12 * size)
+
+
+@contract
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_stays_zero(compressor, dtype) -> None:
+    x = torch.zeros(100, dtype=dtype)
+    assert torch.equal(decode(compressor.encode(x, KEY)), x)
+
+
+@contract
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_diverged_vector_is_an_error_and_never_a_packet(compressor, bad, dtype) -> None:
+    x = torch.ones(100, dtype=dtype)
+    x[41] = bad
+    with pytest.raises(HansaError, match="1 of 100 entries are NaN or infinite, the first at 41"):
+        compressor.encode(x, KEY)
+
+
+@contract
+@settings(deadline=None, max_examples=25)
+@given(st.one_of(vectors(), vectors(np.float64)), st.sampled_from([1.0, -1.0, 0.1]))
+def test_accumulating_is_decoding_scaling_and_adding(compressor, array, alpha) -> None:
+    x = torch.from_numpy(array)
+    packet = compressor.encode(x, KEY)
+    base = x.flip(0).contiguous() + 1
+    expected = base + decode(packet) * alpha
+    assert torch.equal(accumulate(packet, base, alpha), expected)
+
+
+@contract
+def test_large_vectors_go_through_the_same_code_as_small_ones(compressor) -> None:
+    """C acts on chunks, so a vector longer than several of them must still decode, add and shrink as promised."""
+    x = torch.from_numpy(np.random.default_rng(2).standard_normal(300_007, dtype=np.float32))
+    before = x.clone()
+    packet = compressor.encode(x, KEY)
+    vector = decode(bytes(packet.bytes))
+    assert torch.equal(x, before)
+    assert torch.equal(accumulate(packet, x.clone(), -1.0), x - vector)
+    limit = max(compressor.contraction(x.numel()), 1e-12) * 1.001
+    assert float((vector - x).norm()) <= limit * float(x.norm())
+    assert packet.nbytes <= compressor.max_nbytes(x.numel(), x.dtype)
+
+
+@contract
+def test_equal_keys_give_equal_packets_and_nothing_global_is_drawn(compressor) -> None:
+    x = torch.from_numpy(np.random.default_rng(4).standard_normal(500))
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    assert compressor.encode(x, Key(1)).bytes == compressor.encode(x, Key(1)).bytes
+    assert torch.equal(torch_state, torch.get_rng_state())
+    assert np.array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
+
+
+@relaxed
+@given(st.one_of(vectors(), vectors(np.float64)), st.sampled_from([1 / 64, 0.1, 0.5, 1.0]))
+def test_top_k_is_the_papers_operator_to_the_bit(array, ratio) -> None:
+    k = max(1, math.floor(ratio * array.size))
+    kept = np.argsort(-np.abs(array), kind="stable")[:k]
+    expected = np.zeros_like(array)
+    expected[kept] = array[kept]
+    assert torch.equal(decode(top_k(ratio).encode(torch.from_numpy(array), KEY)), torch.from_numpy(expected))
+
+
+@relaxed
+@given(st.one_of(vectors(), vectors(np.float64)))
+def test_sign_is_the_papers_operator_to_rounding(array) -> None:
+    mean = math.fsum(abs(float(v)) for v in array) / array.size
+    expected = np.where(array < 0, -mean, mean).astype(array.dtype)
+    decoded = decode(sign().encode(torch.from_numpy(array), KEY)).numpy()
+    np.testing.assert_allclose(decoded, expected, rtol=2 * np.finfo(array.dtype).eps, atol=1e-44)
+
+
+@pytest.mark.parametrize(("values", "significant"), [("float16", 11), ("bfloat16", 8)])
+@pytest.mark.parametrize("scale", [1e-40, 1e-20, 1.0, 1e20, 3.4e38])
+def test_half_precision_neither_overflows_nor_fades(values, significant, scale) -> None:
+    x = torch.linspace(0.01, 1, 64) * scale
+    decoded = decode(cast(values).encode(x, KEY))
+    room = 1e-44 if scale < 1e-30 else 0.0
+    assert bool(((decoded - x).abs() <= 2.0**-significant * x + room).all())
+
+
+def test_random_k_keeps_the_named_places_and_the_values_as_they_are() -> None:
+    x = torch.arange(1.0, 1001.0)
+    for i in range(20):
+        y = decode(random_k(1 / 10).encode(x, KEY.child(i)))
+        kept = y != 0
+        assert int(kept.sum()) == 100
+        assert torch.equal(y[kept], x[kept])
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5, 64, 1000, 70_000])
+def test_a_seed_names_a_permutation(dim) -> None:
+    places = np.concatenate([part for _, part in shuffled(12345, dim, dim)])
+    assert sorted(places.tolist()) == list(range(dim))
+
+
+@pytest.mark.parametrize(("dim", "k"), [(5, 2), (13, 4), (100, 3)])
+def test_random_k_chooses_every_pair_equally_often(dim, k) -> None:
+    draws = 6000
+    together = np.zeros((dim, dim))
+    for i in range(draws):
+        (_, places), *_ = shuffled(int.from_bytes(KEY.child("pairs", i).digest(8), "little"), dim, k)
+        together[np.ix_(places, places)] += 1
+    alone, pairs = np.diag(together), together[np.triu_indices(dim, 1)]
+    for seen, chance in ((alone, k / dim), (pairs, k * (k - 1) / (dim * (dim - 1)))):
+        spread = math.sqrt(draws * chance * (1 - chance))
+        assert np.abs(seen - draws * chance).max() < 5 * spread
+        assert 0.5 < np.std(seen) / spread < 1.6
+
+
+def test_stochastic_quantization_is_right_in_the_mean() -> None:
+    x = torch.from_numpy(np.random.default_rng(6).standard_normal(64))
+    for rounding, factor in (("unbiased", 1.0), ("stochastic", 1 / (1 + quantize(4, 32).omega(64)))):
+        coder = quantize(4, 32, rounding)
+        draws = torch.stack([decode(coder.encode(x, KEY.child(i))) for i in range(3000)])
+        spread = draws.std(0) / math.sqrt(3000) + 1e-12
+        assert bool(((draws.mean(0) - factor * x).abs() < 5 * spread).all())
+
+
+@relaxed
+@given(st.one_of(vectors(), vectors(np.float64)), st.integers(1, 127), st.sampled_from([8, 24, 64]))
+def test_quantized_entries_lie_on_the_grid_next_to_the_entry(array, levels, bucket) -> None:
+    decoded = decode(quantize(levels, bucket, "unbiased").encode(torch.from_numpy(array), KEY)).numpy()
+    for start in range(0, array.size, bucket):
+        x, y = (v[start : start + bucket].astype(np.float64) for v in (array, decoded))
+        step = np.abs(x).max() / levels
+        if step > 1e-40:
+            np.testing.assert_allclose(np.rint(y / step), y / step, atol=1e-4)
+            assert (np.abs(y - x) <= step * (1 + 1e-4)).all()
+            assert (y * x >= 0).all()
+
+
+@pytest.mark.parametrize(("levels", "width"), [(1, 2), (3, 3), (7, 4), (15, 5), (16, 6), (127, 8)])
+def test_codes_take_the_bits_their_levels_need(levels, width) -> None:
+    assert width == math.ceil(math.log2(2 * levels + 1))
+    packet = quantize(levels, 512).encode(torch.ones(51_200), KEY)
+    assert packet.nbytes == 24 + 5 + 100 * 4 + 51_200 * width // 8
+
+
+def test_sign_takes_a_bit_an_entry_within_a_thousandth() -> None:
+    d = 11_173_962
+    assert sign().max_nbytes(d, torch.float32) == pytest.approx((32 + d) / 8, rel=1e-3)
+    x = torch.ones(1_000_000)
+    assert sign().encode(x, KEY).nbytes == pytest.approx((32 + 1_000_000) / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize("ratio", [1 / 64, 1 / 128, 1 / 256])
+def test_top_k_takes_at_most_three_quarters_of_the_papers_64_bits_an_entry(ratio) -> None:
+    draw = np.random.default_rng(9)
+    d = 200_000
+    for x in (draw.standard_normal(d), draw.standard_cauchy(d), draw.standard_normal(d) * np.repeat([1, 30], d // 2)):
+        packet = top_k(ratio).encode(torch.from_numpy(x.astype(np.float32)), KEY)
+        assert packet.nbytes <= 0.75 * 64 * math.floor(ratio * d) / 8
+
+
+def test_composition_saves_the_bytes_it_promises() -> None:
+    x = torch.from_numpy(np.random.default_rng(3).standard_normal(64_000, dtype=np.float32))
+    plain, half, coarse, signs = (
+        top_k(1 / 64, values).encode(x, KEY).nbytes for values in ("float32", "float16", quantize(7), sign())
+    )
+    assert (plain - half, plain - coarse) == (2000 - 3, 4000 - 5 - 2 * 4 - 500)
+    assert plain - signs == 4000 - 4 - 125
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: top_k(2), r"top_k\(ratio=2\): expected 0 < ratio <= 1. 1/64 keeps one entry in 64."),
+        (lambda: top_k(0), "0 < ratio"),
+        (lambda: random_k(-0.1), "0 < ratio"),
+        (lambda: top_k(0.1, "int8"), "float16"),
+        (lambda: top_k(0.1, top_k(0.1)), "sign"),
+        (lambda: quantize(0), "whole number >= 1"),
+        (lambda: quantize(128), "at most 127"),
+        (lambda: quantize(4, 9), "multiple of 8"),
+        (lambda: quantize(4, rounding="up"), "nearest"),
+        (lambda: cast("float64"), "bfloat16"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(make, complaint) -> None:
+    with pytest.raises(HansaError, match=complaint):
+        make()
+
+
+def test_a_compressor_is_shown_as_the_call_that_makes_it() -> None:
+    for compressor in ALL:
+        assert eval(repr(compressor)) == compressor

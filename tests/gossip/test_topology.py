@@ -1,0 +1,299 @@
+"""Topologies: doubly stochastic at every size, the papers' weights, errors, and what is left when clients are lost."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from hansa import gossip
+from hansa.errors import HansaError
+from hansa.gossip.topology import _random_pairs
+from hansa.gossip.weights import reroute
+
+ANY_SIZE = [
+    gossip.ring(),
+    gossip.complete(),
+    gossip.unbalanced_complete(seed=1),
+    gossip.unbalanced_complete(seed=1, spread=0.3),
+    gossip.erdos_renyi(0.7, seed=2),
+    gossip.torus(),
+    gossip.star(),
+    gossip.exponential(),
+    gossip.isolated(),
+]
+FIXED_SIZE = [
+    (gossip.hypercube(), 16),
+    (gossip.torus(rows=3), 12),
+    (gossip.edges([(0, 1), (1, 2), (2, 3), (3, 1)]), 4),
+    (gossip.matrix([[0.2, 0.8, 0.0], [0.0, 0.2, 0.8], [0.8, 0.0, 0.2]]), 3),
+]
+
+
+def assert_doubly_stochastic(W: torch.Tensor, n: int) -> None:
+    assert W.shape == (n, n)
+    assert W.dtype == torch.float64
+    assert (W >= 0).all()
+    torch.testing.assert_close(W.sum(0), torch.ones(n, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(W.sum(1), torch.ones(n, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(topology=st.sampled_from(ANY_SIZE), n=st.integers(1, 70))
+def test_every_size_is_doubly_stochastic_and_the_sparse_form_is_the_same_matrix(
+    topology: gossip.Topology, n: int
+) -> None:
+    if isinstance(topology, gossip.erdos_renyi) and n < 3:
+        n += 2  # at n = 2 a single coin decides: connected in time, but not worth a hundred draws
+    W = topology(n)
+    assert_doubly_stochastic(W, n)
+    assert np.array_equal(topology.sparse(n).toarray(), W.numpy())
+    if not isinstance(topology, gossip.isolated):
+        assert nx.is_strongly_connected(nx.from_numpy_array(W.numpy(), create_using=nx.DiGraph))
+
+
+@pytest.mark.parametrize(("topology", "n"), FIXED_SIZE)
+def test_topologies_of_a_fixed_size_are_doubly_stochastic(topology: gossip.Topology, n: int) -> None:
+    assert_doubly_stochastic(topology(n), n)
+    assert np.array_equal(topology.sparse(n).toarray(), topology(n).numpy())
+
+
+def test_ring_has_the_papers_weights() -> None:
+    third = 1 / 3
+    assert gossip.ring()(1).tolist() == [[1.0]]
+    assert gossip.ring()(2).tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert gossip.ring()(3).tolist() == [[third] * 3] * 3
+    assert gossip.ring()(5)[0].tolist() == [third, third, 0.0, 0.0, third]
+    assert gossip.ring()(5)[3].tolist() == [0.0, 0.0, third, third, third]
+
+
+def test_complete_star_exponential_hypercube_and_torus_have_their_textbook_weights() -> None:
+    assert gossip.complete()(4).tolist() == [[0.25] * 4] * 4
+    star = gossip.star()(4)
+    assert star[0].tolist() == [0.25] * 4
+    torch.testing.assert_close(star[2], torch.tensor([0.25, 0, 0.75, 0], dtype=torch.float64))
+    assert gossip.exponential()(8)[0].tolist() == [0.25, 0.25, 0.25, 0, 0.25, 0, 0, 0]
+    assert gossip.exponential()(8)[6].tolist() == [0.25, 0, 0.25, 0, 0, 0, 0.25, 0.25]
+    assert gossip.hypercube()(8)[5].tolist() == [0, 0.25, 0, 0, 0.25, 0.25, 0, 0.25]
+    torus = gossip.torus(rows=3)(12)
+    assert torus[0].nonzero().ravel().tolist() == [0, 1, 3, 4, 8]  # right, left around, down, up around
+    assert torus[0, 1] == 0.2
+    assert torch.equal(gossip.torus()(7), gossip.ring()(7))
+    assert torch.equal(gossip.torus()(12), gossip.torus(rows=3)(12))
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(2, 25), p=st.floats(0.05, 0.9), seed=st.integers(0, 10**6))
+def test_edges_weigh_any_graph_by_metropolis_hastings(n: int, p: float, seed: int) -> None:
+    graph = nx.compose(nx.path_graph(n), nx.gnp_random_graph(n, p, seed=seed))
+    W = gossip.edges(graph.edges)(n)
+    for i, j in graph.edges:
+        expected = 1 / (1 + max(graph.degree[i], graph.degree[j]))
+        assert W[i, j] == W[j, i] == pytest.approx(expected, abs=1e-15)
+    assert torch.count_nonzero(W).item() == 2 * graph.number_of_edges() + n
+
+
+def test_an_edge_told_twice_or_both_ways_counts_once() -> None:
+    assert torch.equal(gossip.edges([(0, 1), (1, 0), (0, 1), (1, 2)])(3), gossip.edges([(0, 1), (1, 2)])(3))
+
+
+@pytest.mark.parametrize("kind", [gossip.unbalanced_complete, lambda seed: gossip.erdos_renyi(0.5, seed)])
+def test_random_topologies_are_functions_of_seed_and_size(kind: type) -> None:
+    assert torch.equal(kind(seed=3)(12), kind(seed=3)(12))
+    assert not torch.equal(kind(seed=3)(12), kind(seed=4)(12))
+    assert not torch.equal(kind(seed=3)(13)[:12, :12], kind(seed=3)(12))
+
+
+def test_erdos_renyi_joins_every_pair_with_chance_p() -> None:
+    n, p, draws = 6, 0.3, 4000
+    chance = np.random.default_rng(0)
+    seen = np.zeros((n, n))
+    for _ in range(draws):
+        i, j = _random_pairs(n, p, chance).T
+        assert (i < j).all()
+        seen[i, j] += 1
+    counts = seen[np.triu_indices(n, 1)]
+    five_sigma = 5 * np.sqrt(draws * p * (1 - p))
+    assert np.abs(counts - draws * p).max() < five_sigma
+    assert counts.sum() == seen.sum()
+    assert len(_random_pairs(50, 1.0, chance)) == 50 * 49 // 2
+    assert len({tuple(pair) for pair in _random_pairs(50, 1.0, chance).tolist()}) == 50 * 49 // 2
+
+
+def test_erdos_renyi_redraws_until_connected_and_gives_up_with_the_number_of_draws() -> None:
+    chance = gossip.erdos_renyi(0.25, seed=0)
+    first = [len(_random_pairs(8, 0.25, __import__("hansa.keys", fromlist=["Key"]).Key(0).child("erdos_renyi", 8, 0).numpy()))]
+    assert gossip.edge_count(chance(8)) >= 7, first
+    with pytest.raises(HansaError, match=r"erdos_renyi\(p=0.001, seed=0\): none of 100 graphs over 30 .* ln\(n\)/n = 0.113"):
+        gossip.erdos_renyi(0.001)(30)
+
+
+def test_a_ring_of_ten_thousand_stays_sparse() -> None:
+    gossip.ring().sparse(100)
+    tracemalloc.start()
+    W = gossip.ring().sparse(10_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(W, csr_array)
+    assert W.nnz == 30_000
+    assert peak < 20e6  # dense would be 800e6
+
+
+@pytest.mark.parametrize("topology", [gossip.torus(), gossip.star(), gossip.exponential(), gossip.erdos_renyi(0.002)])
+def test_other_sparse_topologies_reach_ten_thousand(topology: gossip.Topology) -> None:
+    W = topology.sparse(10_000)
+    assert W.shape == (10_000, 10_000)
+    assert W.nnz < 300_000
+
+
+def test_topologies_are_values_whose_repr_is_the_call() -> None:
+    for topology, n in [*((topology, 8) for topology in ANY_SIZE), *FIXED_SIZE]:
+        again = eval(repr(topology), vars(gossip))
+        assert again == topology
+        assert hash(again) == hash(topology)
+        assert torch.equal(again(n), topology(n))
+    assert str(gossip.edges([(i, i + 1) for i in range(100)])) == "edges(...)"
+
+
+def test_a_single_precision_matrix_is_completed_to_double() -> None:
+    single = gossip.ring()(200).float()
+    W = gossip.matrix(single)(200)
+    assert_doubly_stochastic(W, 200)
+    torch.testing.assert_close(W.float(), single, rtol=0, atol=1e-7)
+    assert torch.equal(W != 0, single != 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gossip.ring()(0), r"ring\(n=0\): expected a whole number >= 1"),
+        (lambda: gossip.ring()(2.5), r"ring\(n=2.5\)"),
+        (lambda: gossip.hypercube()(12), r"hypercube\(n=12\): expected a power of two, such as 8 or 16"),
+        (lambda: gossip.torus(rows=0), r"torus\(rows=0\)"),
+        (lambda: gossip.torus(rows=3)(8), r"torus\(rows=3\): expected a divisor of the 8 clients"),
+        (lambda: gossip.erdos_renyi(1.5), r"erdos_renyi\(p=1.5\): expected 0 < p <= 1"),
+        (lambda: gossip.erdos_renyi(0.0), r"erdos_renyi\(p=0.0\)"),
+        (lambda: gossip.erdos_renyi(0.5, seed=-1), r"erdos_renyi\(seed=-1\)"),
+        (lambda: gossip.unbalanced_complete(seed="a"), r"unbalanced_complete\(seed='a'\)"),
+        (lambda: gossip.unbalanced_complete(spread=2.0), r"unbalanced_complete\(spread=2.0\)"),
+        (lambda: gossip.edges([(0, 0)]), r"edges\(pair=\(0, 0\)\): expected two different clients"),
+        (lambda: gossip.edges([(0, -1)]), r"edges\(pair=\(0, -1\)\): expected two whole numbers >= 0"),
+        (lambda: gossip.edges([(0, 1, 2)]), r"edges\(pair=\(0, 1, 2\)\)"),
+        (lambda: gossip.edges([3]), r"edges\(pair=3\)"),
+        (lambda: gossip.edges([(0, "b")]), r"edges\(pair=\(0, 'b'\)\)"),
+        (lambda: gossip.edges([(0, 1), (1, 9)])(3), r"edges\(pair=\(1, 9\)\): expected places 0 to 2"),
+        (lambda: gossip.edges([(0, 1), (2, 3)])(4), "edges over 4 clients is disconnected: 2 parts, client 2 never hears"),
+        (lambda: gossip.edges([(0, 1)])(3), "edges over 3 clients is disconnected: 2 parts, client 2"),
+        (lambda: gossip.edges([])(2), "disconnected"),
+        (lambda: gossip.matrix([[1.0, 0.0], [0.0, 1.0]]), "matrix is disconnected: 2 parts, client 1 .* isolated"),
+        (lambda: gossip.matrix([[0.5, 0.5], [0.5, 0.5]])(3), r"matrix\(n=3\): expected 2, the size"),
+        (lambda: gossip.matrix([[0.5, 0.5]]), "matrix has shape 1 x 2: expected a square matrix"),
+    ],
+)
+def test_bad_topologies_are_refused_with_the_offending_number(make: object, message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_topologies_by_name() -> None:
+    assert gossip.by_name("ring") == gossip.ring()
+    assert gossip.by_name("Erdos-Renyi", p=0.4, seed=2) == gossip.erdos_renyi(0.4, 2)
+    assert gossip.by_name("edges", pairs=[[0, 1]]) == gossip.edges([(0, 1)])
+    for name, message in [
+        ("tours", "'tours' is not known. Did you mean torus"),
+        ("zzz", "Known: complete, edges,"),
+    ]:
+        with pytest.raises(HansaError, match=message):
+            gossip.by_name(name)
+    with pytest.raises(HansaError, match=r"ring has no option 'rows'. It takes none"):
+        gossip.by_name("ring", rows=3)
+    with pytest.raises(HansaError, match=r"torus has no option 'row'. Did you mean rows"):
+        gossip.by_name("torus", row=3)
+    with pytest.raises(HansaError, match="erdos_renyi needs p"):
+        gossip.by_name("erdos_renyi")
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    topology=st.sampled_from([*ANY_SIZE, *(topology for topology, _ in FIXED_SIZE)]),
+    n=st.integers(2, 24),
+    data=st.data(),
+)
+def test_survivors_mix_doubly_stochastically_and_stay_connected(
+    topology: gossip.Topology, n: int, data: st.DataObject
+) -> None:
+    n = dict(FIXED_SIZE).get(topology, n)
+    if isinstance(topology, gossip.erdos_renyi):
+        n = max(n, 4)
+    alive = data.draw(st.lists(st.booleans(), min_size=n, max_size=n).filter(any))
+    W = gossip.over_survivors(topology, alive)
+    assert W.shape == (sum(alive), sum(alive))
+    gossip.check(W, connected=not isinstance(topology, gossip.isolated))
+
+
+def test_parametric_topologies_apply_their_rule_to_the_survivors() -> None:
+    alive = [True] * 9
+    alive[0] = alive[4] = False
+    for topology in (gossip.ring(), gossip.star(), gossip.complete(), gossip.exponential(), gossip.isolated()):
+        assert torch.equal(gossip.dense(gossip.over_survivors(topology, alive)), topology(7))
+
+
+def test_a_lost_client_is_bridged_by_hand_computed_weights() -> None:
+    # client 1 of a path 0-1-2 is lost: each neighbour gave it 1/3, so each pair of its neighbours gets (1/3)(1/3)/(2/3) = 1/6
+    W = gossip.over_survivors(gossip.edges([(0, 1), (1, 2)]), [True, False, True])
+    torch.testing.assert_close(gossip.dense(W), torch.tensor([[5 / 6, 1 / 6], [1 / 6, 5 / 6]], dtype=torch.float64))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(3, 12), data=st.data())
+def test_the_stochastic_complement_is_the_sum_over_detours_and_forgets_the_order_of_losses(
+    seed: int, n: int, data: st.DataObject
+) -> None:
+    W = gossip.unbalanced_complete(seed=seed)(n).numpy()
+    lost = data.draw(st.lists(st.integers(0, n - 1), min_size=2, max_size=n - 1, unique=True))
+    alive = [client not in lost for client in range(n)]
+    s, d = np.flatnonzero(alive), np.sort(lost)
+    detours, power = np.zeros((len(s), len(s))), np.eye(len(d))
+    for _ in range(4000):  # 0, 1, 2, ... further hops among the lost
+        detours += W[np.ix_(s, d)] @ power @ W[np.ix_(d, s)]
+        power = power @ W[np.ix_(d, d)]
+        if power.max() < 1e-15:
+            break
+    at_once = gossip.over_survivors(W, alive).toarray()
+    np.testing.assert_allclose(at_once, W[np.ix_(s, s)] + detours, atol=1e-10)
+    step, left = W, list(range(n))
+    for client in lost:
+        step = gossip.over_survivors(step, [other != client for other in left]).toarray()
+        left.remove(client)
+    np.testing.assert_allclose(at_once, step, atol=1e-12)
+
+
+def test_losing_almost_everyone_of_a_long_ring_stays_accurate() -> None:
+    n = 5000
+    W = gossip.ring().sparse(n)
+    alive = [client in (0, 1, 2500) for client in range(n)]
+    left = reroute(W, alive).toarray()
+    assert np.abs(left.sum(0) - 1).max() < 1e-10
+    # a detour of h hops along a chain of equal weights w carries w/h: the chain in series, like resistors
+    np.testing.assert_allclose(left[1, 2], (1 / 3) / 2499, rtol=1e-6)
+    np.testing.assert_allclose(left[0, 1], 1 / 3, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("topology", "alive", "message"),
+    [
+        (gossip.ring(), [False, False], "none of 2 clients is alive"),
+        (gossip.ring()(3), [False] * 3, "0 alive of 3 told, for a graph of 3"),
+        (gossip.ring()(3), [True, True], "2 alive of 2 told, for a graph of 3 clients"),
+        (torch.eye(2), [True, False], "disconnected"),
+    ],
+)
+def test_survivors_of_nothing_are_refused(topology: object, alive: list[bool], message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        gossip.over_survivors(topology, alive)  # type: ignore[arg-type]

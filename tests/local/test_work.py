@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from hansa import HansaError, Key, local, presets, tasks
+from hansa.tasks.module import batch_stream
+
+
+def test_epochs_count_passes_rounded_down_but_never_to_nothing():
+    assert local.epochs(3).draw(0, 50, 20, Key(0)) == (7, 20)
+    assert local.epochs(0.1).draw(0, 50, 20, Key(0)) == (1, 20)
+    assert local.epochs(2).draw(0, 5, 20, Key(0)) == (2, 5)
+    assert local.epochs(2).draw(0, 50, None, Key(0)) == (2, 50)
+    assert local.epochs(0.3).draw(0, 10, 1, Key(0)) == (3, 1)
+
+
+def test_fixed_steps_may_differ_by_client():
+    assert [local.fixed([1, 2, 4]).draw(i, 9, 3, Key(0)).steps for i in range(3)] == [1, 2, 4]
+
+
+def test_random_work_is_a_function_of_its_address_and_covers_its_range():
+    draws = [local.random_steps(2, 5).draw(0, 9, 3, Key(0).child(r)).steps for r in range(200)]
+    assert set(draws) == {2, 3, 4, 5}
+    assert draws == [local.random_steps(2, 5).draw(0, 9, 3, Key(0).child(r)).steps for r in range(200)]
+
+
+def test_hybrid_plus_draws_epochs_and_batch_as_published():
+    seen = collections.Counter()
+    for r in range(500):
+        steps, batch = local.hybrid_plus(epochs=(2, 5), min_batch=10).draw(0, 37, None, Key(r))
+        assert 10 <= batch <= 37
+        options = {max(1, (e * 37) // batch) for e in (2, 3, 4, 5)}
+        assert steps in options
+        seen[batch] += 1
+    assert set(seen) == set(range(10, 38))
+
+
+def test_hybrid_plus_with_fewer_samples_than_the_smallest_batch_takes_them_all():
+    assert local.hybrid_plus(min_batch=10).draw(0, 4, None, Key(0)).batch_size == 4
+
+
+def test_a_stream_of_batches_passes_over_all_samples_before_any_again():
+    stream = batch_stream(7, 20, Key(0))
+    for lap in range(2):
+        assert sorted(stream[7 * lap : 7 * lap + 7].tolist()) == list(range(7))
+    assert len(stream) == 20
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: local.fixed(0), r"fixed\(steps=0\)"),
+        (lambda: local.fixed([1, 0]), r"fixed\(steps=0\)"),
+        (lambda: local.fixed(2.5), "steps=2.5"),
+        (lambda: local.epochs(0), "epochs=0"),
+        (lambda: local.random_steps(3, 2), "high=2"),
+        (lambda: local.hybrid_plus(epochs=(5, 2)), r"epochs=\(5, 2\)"),
+        (lambda: local.hybrid_plus(min_batch=0), "min_batch=0"),
+        (lambda: local.prox(-1.0), r"prox\(mu=-1.0\)"),
+        (lambda: local.dyn(0.0), r"dyn\(alpha=0.0\)"),
+        (lambda: local.step_decay(0.1, every=0), "every=0"),
+        (lambda: local.cosine(0.1, rounds=5, floor=0.2), "floor=0.2"),
+        (lambda: local.piecewise([]), "at least one rate"),
+        (lambda: local.warmup(-0.1, rounds=3), "lr=-0.1"),
+    ],
+)
+def test_wrong_arguments_are_named(make, message):
+    with pytest.raises(HansaError, match=message):
+        make()
+
+
+def test_steps_for_the_wrong_number_of_clients_are_refused():
+    import torch
+
+    import hansa
+
+    task = tasks.quadratic(torch.ones(3, 2, 2), torch.ones(3, 2))
+    with pytest.raises(HansaError, match="2 numbers for 3 clients"):
+        hansa.run(presets.fedavg(steps=local.fixed([1, 2])), task, rounds=1)
+
+
+def test_effective_steps_is_the_weight_of_the_gradients_under_momentum_and_pull():
+    # constant gradient 1: y - x = -lr * effective
+    for momentum, pull in [(0.0, 0.0), (0.9, 0.0), (0.0, 0.7), (0.5, 0.7)]:
+        y, v = 0.0, 0.0
+        for _ in range(5):
+            v = momentum * v + 1.0 + pull * y
+            y = y - 0.1 * v
+        assert local.effective_steps(5, 0.1, momentum, pull) == pytest.approx(-y / 0.1)
