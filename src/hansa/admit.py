@@ -5,22 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from hansa.compress import Packet, Uplink
+from hansa.compress import Uplink
 from hansa.errors import HansaError
+from hansa.orders import Upload
 from hansa.types import Vectors
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A client that a round goes on without, and why. The reason is a word to count by, the detail is for people."""
-
-    client: int
-    reason: str
-    detail: str = ""
 
 
 class Refused(HansaError):
@@ -29,23 +20,6 @@ class Refused(HansaError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
-
-
-class Uploaded(Protocol):
-    """The facts of an upload that are checked."""
-
-    @property
-    def run(self) -> str: ...
-    @property
-    def round(self) -> int: ...
-    @property
-    def base(self) -> bytes: ...
-    @property
-    def client(self) -> int: ...
-    @property
-    def packets(self) -> Mapping[str, Packet]: ...
-    @property
-    def loss(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +35,7 @@ class Expected:
     max_norm: float = 1e12
 
 
-def admit(upload: Uploaded, expected: Expected) -> tuple[Vectors, dict[str, float]]:
+def admit(upload: Upload, expected: Expected) -> tuple[Vectors, dict[str, float]]:
     """The upload's vectors and their norms, or `Refused`. Checked from the outside in: sender, run, round, base model;
     then channels, payload length, decoding, dtype and shape; then finite and norm."""
     if upload.client not in expected.reporters:
@@ -74,7 +48,7 @@ def admit(upload: Uploaded, expected: Expected) -> tuple[Vectors, dict[str, floa
         raise Refused("base", "made from another model than the one sent out this round")
     if set(upload.packets) != set(expected.links):
         raise Refused("channels", f"channels {sorted(upload.packets)}, expected {sorted(expected.links)}")
-    if not isinstance(upload.loss, float) or math.isnan(upload.loss):
+    if upload.loss is not None and (not isinstance(upload.loss, float) or math.isnan(upload.loss)):
         raise Refused("loss", f"the reported loss is {upload.loss!r}")
     vectors: Vectors = {}
     norms: dict[str, float] = {}

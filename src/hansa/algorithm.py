@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from hansa.aggregate import Aggregator, mean
 from hansa.aggregate.base import Weights
-from hansa.compress import Downlink, Uplink, direct
-from hansa.errors import HansaError, decay, near, non_negative, positive, refuse, whole
-from hansa.local import LocalWork, Solver, epochs
+from hansa.compress import Compressor, Downlink, Uplink, direct
+from hansa.errors import HansaError, decay, fraction, near, non_negative, positive, refuse, whole
+from hansa.gossip import Activity, Clustering, Topology, everyone, resolve
+from hansa.keys import Key
+from hansa.local import Correction, Descent, LocalWork, Solver, epochs, fixed
 from hansa.local import sgd as sgd_solver
-from hansa.sample import Sampler, uniform
+from hansa.sample import Sampler, per_cluster, uniform
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import ServerTransform, scale
-from hansa.types import BUFFERS, MODEL
+from hansa.types import BUFFERS, MODEL, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,47 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixing:
+    """Gossip inside clusters: after every ``every``-th local step X <- W X, the rows of X being a cluster's models.
+
+    ``active`` says who computes at a step; all gossip. ``adapted``: only the round's reporters train and gossip, all of
+    them at every step, on a topology of their own. ``persistent``: every client keeps its own model from round to
+    round and there is no server traffic; the server's model is then the mean. ``average_every``: in place of gossip an
+    exact average at every so many steps of the run (Gossip-PGA). ``compressor``: neighbours hear compressed differences
+    to public copies (CHOCO-Gossip, Koloskova 2019), with its ``consensus_rate``.
+    """
+
+    topology: Topology
+    clusters: int | Sequence[Sequence[int]] | Clustering = 1
+    active: Activity = field(default_factory=everyone)
+    every: int = 1
+    adapted: bool = False
+    persistent: bool = False
+    average_every: int | None = None
+    compressor: Compressor | None = None
+    consensus_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topology, Topology):
+            raise refuse("Mixing", "topology", self.topology, "a topology", "hansa.gossip.ring() is one.")
+        whole("Mixing", "every", self.every, "1 gossips after every step.")
+        if self.average_every is not None:
+            whole("Mixing", "average_every", self.average_every)
+        fraction("Mixing", "consensus_rate", self.consensus_rate)
+        if self.adapted and self.persistent:
+            raise HansaError("Mixing(adapted=True, persistent=True): the adapted forms keep no models between rounds.")
+
+    @property
+    def cites(self) -> tuple[str, ...]:
+        return ("koloskova2019",) if self.compressor is not None else ()
+
+    def resolved(self) -> tuple[tuple[int, ...], ...]:
+        """The clusters as lists of clients; an algorithm that was bound to a population has them."""
+        assert isinstance(self.clusters, tuple)
+        return self.clusters
+
+
+@dataclass(frozen=True, slots=True)
 class LocalPhase:
     """What a client does with a round: a solver, an amount of work, a rate."""
 
@@ -39,6 +82,8 @@ class LocalPhase:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    optimizer: ServerTransform | None = None
+    mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
         check_rate("LocalPhase", "lr", self.lr)
@@ -48,9 +93,27 @@ class LocalPhase:
         non_negative("LocalPhase", "weight_decay", self.weight_decay)
         if self.clip is not None:
             positive("LocalPhase", "clip", self.clip, "It bounds the norm of a gradient; None does not clip.")
+        if self.optimizer is not None and self.momentum:
+            raise refuse("LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own")
+        if self.mixing is not None:
+            if self.solver.memory or self.solver.channels:
+                raise HansaError(
+                    f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
+                    "own. Use sgd() or prox(mu)."
+                )
+            if not isinstance(self.steps, fixed) or not isinstance(self.steps.steps, int):
+                raise refuse(
+                    "LocalPhase", "steps", self.steps, "one number of steps for all", "Those who gossip step together."
+                )
 
     def lr_at(self, round: int) -> float:
         return rate_at(self.lr, round)
+
+    def descent(self, round: int, anchor: Vector, correction: Correction) -> Descent:
+        """One client's descent in a round, from the model it received."""
+        return Descent(
+            self.lr_at(round), anchor, correction, self.momentum, self.weight_decay, self.clip, self.optimizer
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +159,25 @@ class Algorithm:
                 "momentum would distort."
             )  # fmt: skip
 
+    def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
+        """The same algorithm for a given population: clusters are lists of clients, whatever rule made them."""
+        mixing, sampler = self.local.mixing, self.sampler
+        if mixing is None:
+            self.check(population)
+            return self
+        groups = tuple(tuple(group) for group in resolve(mixing.clusters, population, key.child("clusters"), labels))
+        if isinstance(sampler, per_cluster):
+            sampler = replace(sampler, clusters=groups)
+        bound = replace(self, sampler=sampler).with_local(mixing=replace(mixing, clusters=groups))
+        bound.check(population)
+        return bound
+
     def check(self, population: int) -> None:
         """Refuse a population that the parts cannot serve."""
         self.sampler.check(population)
+        mixing = self.local.mixing
+        if mixing is not None and isinstance(self.local.steps, fixed) and isinstance(self.local.steps.steps, int):
+            mixing.active.check(mixing.resolved(), self.local.steps.steps)
         self.local.steps.check(population)
         for channel in self.channels.values():
             weights = getattr(channel.aggregate, "weights", None)

@@ -132,7 +132,7 @@ def to_line(record: Record) -> str:
     >>> to_line({"round": 1, "loss": float("nan"), "diversity": float("inf")})
     '{"round": 1, "loss": null, "diversity": "inf"}'
     """
-    return json.dumps(_plain(record), allow_nan=False)
+    return json.dumps(plain(record), allow_nan=False)
 
 
 def from_line(line: str) -> dict[str, Any]:
@@ -193,11 +193,12 @@ def _measured(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Any tree of numbers as strict JSON has them."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return value.item() if hasattr(value, "item") else value

@@ -8,23 +8,28 @@ sampler.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypedDict, Unpack
+from dataclasses import fields, replace
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from hansa.aggregate import mean, mgda, nova
 from hansa.aggregate.base import Weights
-from hansa.algorithm import Algorithm, Channel, LocalPhase
+from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
+from hansa.compress import Compressor, Downlink, Uplink, direct, error_feedback, replica, sign
 from hansa.errors import HansaError, near, refuse
+from hansa.gossip import Activity, Clustering, Topology, as_activity, resample, ring, selected
 from hansa.local import LocalWork, fixed, prox, sgd
 from hansa.local import dyn as dyn_solver
 from hansa.local import epochs as passes
 from hansa.local import scaffold as scaffold_solver
 from hansa.local.solvers import Solver
-from hansa.sample import Sampler, uniform
+from hansa.sample import Sampler, per_cluster, uniform
 from hansa.schedule import Rate
 from hansa.server import ServerTransform, adagrad, adam, ams, amsgrad, chain, dyn, participation_scale, scale, yogi
 from hansa.server import momentum as server_momentum
 from hansa.types import CONTROL, MODEL
+
+Clusters: TypeAlias = int | Sequence[Sequence[int]] | Clustering
+RING = ring()
 
 
 class Common(TypedDict, total=False):
@@ -41,6 +46,8 @@ class Common(TypedDict, total=False):
     local_momentum: float
     weight_decay: float
     clip: float | None
+    compressor: Compressor
+    two_way: bool
 
 
 class Adaptive(Common, total=False):
@@ -93,6 +100,101 @@ def feddyn(*, alpha: float = 0.1, **common: Unpack[Common]) -> Algorithm:
     return _federated("feddyn", solver=dyn_solver(alpha), **common).with_server(dyn(alpha))
 
 
+def fedcams(**words: Unpack[Adaptive]) -> Algorithm:
+    """FedCAMS: FedAMS with compressed uploads and error feedback, by default scaled sign; ``two_way`` compresses the
+    broadcast too (Wang 2022)."""
+    return _adaptive("fedcams", ams, {"compressor": sign(), **words}, server_lr=1.0)
+
+
+def ha_fed(
+    *,
+    clusters: Clusters = 4,
+    reporters: int | float | Sampler = 2,
+    topology: Topology = RING,
+    active: float | Activity = 1.0,
+    every: int = 1,
+    gossip_compressor: Compressor | None = None,
+    **words: Unpack[Rooted],
+) -> Algorithm:
+    """HA-Fed: all clients of a cluster step and gossip, ``reporters`` of each report; AMSGrad server, eps inside the
+    root (HA-Fed Alg. 1 and 2; ``active`` and ``every`` are its partially active form)."""
+    mixing = Mixing(topology, clusters, as_activity(active), every, compressor=gossip_compressor)
+    return _gossiping("ha_fed", mixing, reporters, words)
+
+
+def cafga(
+    *,
+    clusters: Clusters = 5,
+    reporters: int | float | Sampler = 1,
+    topology: Topology = RING,
+    active: float | Activity | None = None,
+    every: int = 1,
+    adapted: bool = False,
+    gossip_compressor: Compressor | None = None,
+    **words: Unpack[Rooted],
+) -> Algorithm:
+    """CAFGA: at every step ``active`` clients of each cluster, drawn afresh and by default as many as report, compute;
+    all gossip (AFGA Alg. 2). ``adapted``: only the reporters train and gossip."""
+    if active is None:
+        active = resample(reporters) if isinstance(reporters, (int, float)) else selected()
+    mixing = Mixing(topology, clusters, as_activity(active), every, adapted, compressor=gossip_compressor)
+    return _gossiping("cafga", mixing, reporters, words)
+
+
+def afga(
+    *,
+    participation: float = 0.1,
+    topology: Topology = RING,
+    reporters: Sampler | None = None,
+    active: float | Activity | None = None,
+    every: int = 1,
+    adapted: bool = False,
+    gossip_compressor: Compressor | None = None,
+    **words: Unpack[Rooted],
+) -> Algorithm:
+    """AFGA: CAFGA with one cluster of all clients (AFGA Alg. 1)."""
+    return replace(
+        cafga(
+            clusters=1,
+            reporters=float(participation) if reporters is None else reporters,
+            topology=topology,
+            active=resample(float(participation)) if active is None else active,
+            every=every,
+            adapted=adapted,
+            gossip_compressor=gossip_compressor,
+            **words,
+        ),
+        name="afga",
+    )
+
+
+def dsgd(*, topology: Topology = RING, **common: Unpack[Common]) -> Algorithm:
+    """DSGD: no server; every client keeps its own model, steps and gossips (Lian 2017). Evaluated at the mean."""
+    return _decentralized("dsgd", Mixing(topology, persistent=True), common)
+
+
+def gossip_pga(*, topology: Topology = RING, period: int = 6, **common: Unpack[Common]) -> Algorithm:
+    """Gossip-PGA: DSGD with an exact average at every ``period``-th step (Chen 2021)."""
+    return _decentralized("gossip_pga", Mixing(topology, persistent=True, average_every=period), common)
+
+
+def dadam(
+    *, topology: Topology = RING, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-8, **common: Unpack[Common]
+) -> Algorithm:
+    """DAdam: DSGD with an Adam of its own at every client (Nazari 2022)."""
+    algorithm = _decentralized("dadam", Mixing(topology, persistent=True), common)
+    return algorithm.with_local(optimizer=adam(b1, b2, eps))
+
+
+def d_amsgrad(
+    *, topology: Topology = RING, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-8, **common: Unpack[Common]
+) -> Algorithm:
+    """D-AMSGrad: DSGD with an AMSGrad of its own at every client."""
+    return _decentralized("d_amsgrad", Mixing(topology, persistent=True), common).with_local(
+        optimizer=amsgrad(b1, b2, eps)
+    )
+
+
 def fedmgda(*, epsilon: float = 1.0, **common: Unpack[Common]) -> Algorithm:
     """FedMGDA+: unit updates combined with min-norm weights, within epsilon of uniform (Hu 2022)."""
     if common.get("weights", "uniform") != "uniform":
@@ -141,6 +243,14 @@ CATALOGUE: tuple[Callable[..., Algorithm], ...] = (
     fedyogi,
     fedamsgrad,
     fedams,
+    fedcams,
+    ha_fed,
+    afga,
+    cafga,
+    dsgd,
+    gossip_pga,
+    dadam,
+    d_amsgrad,
 )
 
 
@@ -167,7 +277,9 @@ def _federated(
 ) -> Algorithm:
     """The common composition: what the words of `Common` mean."""
     _known(name, common, Common)
-    model = Channel(aggregate=mean(common.get("weights", "uniform")), server=scale(common.get("server_lr", 1.0)))
+    links = _links(name, common)
+    model = Channel(*links, mean(common.get("weights", "uniform")), scale(common.get("server_lr", 1.0)))
+    others = {key: replace(channel, downlink=links[0], uplink=links[1]) for key, channel in (channels or {}).items()}
     local = LocalPhase(
         solver=sgd() if solver is None else solver,
         steps=_work(name, common),
@@ -177,7 +289,7 @@ def _federated(
         weight_decay=common.get("weight_decay", 0.0),
         clip=common.get("clip"),
     )
-    return Algorithm(name, _sampler(name, common), local, {MODEL: model, **(channels or {})})
+    return Algorithm(name, _sampler(name, common), local, {MODEL: model, **others})
 
 
 def _adaptive(
@@ -191,6 +303,23 @@ def _adaptive(
     return _federated(name, **common).with_server(_rated(adaptive, common, server_lr))
 
 
+def _gossiping(name: str, mixing: Mixing, reporters: int | float | Sampler, words: Mapping[str, Any]) -> Algorithm:
+    """An AMSGrad server with eps inside the root, over clusters that gossip."""
+    if "sampler" in words or "participation" in words:
+        raise HansaError(f"{name}: the reporters say who takes part: reporters=2, a share, or a sampler.")
+    sampler = per_cluster(reporters) if isinstance(reporters, (int, float)) else reporters
+    defaults = {"sampler": sampler, "steps": 1, "weights": "clusters", "eps": 1e-8, "eps_inside": True}
+    return _adaptive(name, amsgrad, {**defaults, **words}, server_lr=0.01).with_local(mixing=mixing)
+
+
+def _decentralized(name: str, mixing: Mixing, common: Common) -> Algorithm:
+    """Everyone takes part and keeps its own model; the server's model is their mean."""
+    for word in ("sampler", "participation", "server_lr", "weights", "compressor", "two_way"):
+        if word in common:
+            raise HansaError(f"{name}({word}={common[word]!r}): there is no server and everyone takes part.")  # type: ignore[literal-required]
+    return _federated(name, **{"steps": 1, **common}).with_local(mixing=mixing)  # type: ignore[misc]
+
+
 def _rated(server: ServerTransform, common: Common, server_lr: Rate = 1.0) -> ServerTransform:
     return chain(server, scale(common.get("server_lr", server_lr)))
 
@@ -200,6 +329,18 @@ def _known(name: str, words: Mapping[str, Any], common: type, own: set[str] | fr
     for word in words:
         if word not in known:
             raise HansaError(f"{name}({word}={words[word]!r}): no such argument. {near(word, known)}")
+
+
+def _links(name: str, common: Common) -> tuple[Downlink, Uplink]:
+    """Uncompressed links; or error feedback up, and with ``two_way`` a compressed replica down."""
+    if "compressor" not in common:
+        if common.get("two_way"):
+            raise refuse(name, "two_way", True, "a compressor with it", "compressor=hansa.compress.sign().")
+        return direct(), direct()
+    compressor = common["compressor"]
+    if not hasattr(compressor, "encode"):
+        raise refuse(name, "compressor", compressor, "a compressor", "hansa.compress.sign() is one.")
+    return replica(compressor) if common.get("two_way") else direct(), error_feedback(compressor)
 
 
 def _work(name: str, common: Common) -> LocalWork:

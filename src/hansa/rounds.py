@@ -6,19 +6,20 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from hansa.admit import Expected, Lost, Refused, admit
+from hansa.admit import Expected, Refused, admit
 from hansa.aggregate import diversity, mean
 from hansa.aggregate.base import weighted_sum
 from hansa.algorithm import Algorithm
-from hansa.compress import Packet
+from hansa.gossip.loop import Mixed, train_together
 from hansa.keys import Key
-from hansa.local import Descent, Shell, Work, descend, effective_steps
+from hansa.local import Shell, descend, effective_steps
+from hansa.orders import Lost, Order, Report, Trained, Upload, scoped
 from hansa.types import BUFFERS, MODEL, Population, RoundContext, State, Update, Vector, Vectors
 
 
@@ -51,44 +52,6 @@ class ServerState:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Order:
-    """A cohort's work of one round, as data: who trains, who reports, what they received, what they remember."""
-
-    run: str
-    round: int
-    cohort: int
-    clients: tuple[int, ...]
-    reporters: tuple[int, ...]
-    work: Work
-    base: bytes
-    got: Vectors
-    key: Key
-    memory: Mapping[int, Vectors] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Upload:
-    """What one client sends: a packet a channel, and the few facts the server checks it by."""
-
-    run: str
-    round: int
-    base: bytes
-    client: int
-    packets: Mapping[str, Packet]
-    loss: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Report:
-    """A cohort's answer. The memory in it counts only once the round has closed with the client's upload admitted."""
-
-    cohort: int
-    uploads: tuple[Upload, ...] = ()
-    memory: Mapping[int, Vectors] = field(default_factory=dict)
-    lost: tuple[Lost, ...] = ()
-
-
 class Opened(NamedTuple):
     """Orders, the server's state with the broadcast made, and the bytes each client was sent."""
 
@@ -114,6 +77,8 @@ class Outcome:
     admitted: tuple[int, ...]
     lost: tuple[Lost, ...]
     up_bytes: dict[int, int]
+    peer_bytes: dict[int, int]
+    exchanges: int
     train_loss: float
     update_norm: float
     diversity: float
@@ -130,28 +95,44 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
         )
         got[name] = broadcast.vector
         for client in clients:
-            sent[client] += broadcast.nbytes(client)
+            sent[client] += 0 if _serverless(algorithm) else broadcast.nbytes(client)
     base = fingerprint(got[MODEL])
     phase = algorithm.local
     orders = []
-    for cohort, client in enumerate(clients):
-        draw = key.child("work", state.round, client)
-        work = phase.steps.draw(client, population.samples[client], phase.batch_size, draw)
-        orders.append(Order(run, state.round, cohort, (client,), (client,), work, base, got, key))
+    for cohort, members, reporters in _cohorts(algorithm, clients):
+        first = members[0]
+        draw = key.child("work", state.round, first)
+        work = phase.steps.draw(first, population.samples[first], phase.batch_size, draw)
+        orders.append(Order(run, state.round, cohort, members, reporters, work, base, got, key))
     return Opened(tuple(orders), replace(state, downlink=after), sent)
 
 
-def client_round(algorithm: Algorithm, order: Order, shell: Shell) -> Report:
+def _cohorts(algorithm: Algorithm, clients: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Who trains with whom, and who of them reports: everybody alone, or clusters that gossip."""
+    mixing = algorithm.local.mixing
+    if mixing is None:
+        yield from ((cohort, (client,), (client,)) for cohort, client in enumerate(clients))
+        return
+    chosen = set(clients)
+    for cohort, cluster in enumerate(mixing.resolved()):
+        reporters = tuple(sorted(chosen.intersection(cluster)))
+        if reporters:  # what a cluster does that nobody reports of changes nothing
+            yield cohort, reporters if mixing.adapted else cluster, reporters
+
+
+def client_round(algorithm: Algorithm, order: Order, shell: Shell, population: Population) -> Report:
     """Train a cohort and make its report. A client whose model is no longer finite is lost, not reported."""
-    uploads, memory, lost = [], {}, []
-    for client in order.clients:
-        trained = _train_alone(algorithm, order, client, shell)
-        if trained.lost is not None:
-            lost.append(trained.lost)
-            continue
+    if algorithm.local.mixing is None:
+        mixed = _train_alone(algorithm, order, shell)
+    else:
+        mixed = train_together(algorithm.local, order, shell, population.samples)
+    uploads, memory = [], {}
+    for client, trained in mixed.trained.items():
         upload, memory[client] = _upload(algorithm, order, client, trained)
         uploads.append(upload)
-    return Report(order.cohort, tuple(uploads), memory, tuple(lost))
+    return Report(
+        order.cohort, tuple(uploads), memory, tuple(mixed.lost), dict(mixed.peer), mixed.exchanges, mixed.info
+    )
 
 
 def close_round(
@@ -199,66 +180,51 @@ def close_round(
     return Closed(after, memory, door.outcome(admitted, spread, info))
 
 
+def _serverless(algorithm: Algorithm) -> bool:
+    """Whether clients keep their own models, so that the server only looks on."""
+    return algorithm.local.mixing is not None and algorithm.local.mixing.persistent
+
+
 def fingerprint(vector: Vector) -> bytes:
     """A digest of a model, so that an update made from another one is noticed."""
     return hashlib.blake2b(vector.detach().cpu().numpy().tobytes(), digest_size=16).digest()
 
 
-class _Trained(NamedTuple):
-    change: Vector
-    buffers: Vector | None
-    losses: torch.Tensor
-    steps: int
-    lost: Lost | None = None
-
-
-def _train_alone(algorithm: Algorithm, order: Order, client: int, shell: Shell) -> _Trained:
+def _train_alone(algorithm: Algorithm, order: Order, shell: Shell) -> Mixed:
     """A cohort of one: plain local training from the received model."""
+    (client,) = order.clients
     phase, x, buffers = algorithm.local, order.got[MODEL], order.got.get(BUFFERS)
     shell.load(x, buffers)
     correction = phase.solver.correction(order.got, scoped(order.memory.get(client, {}), "solver"))
-    descent = Descent(phase.lr_at(order.round), x, correction, phase.momentum, phase.weight_decay, phase.clip)
+    descent = phase.descent(order.round, x, correction)
     losses = descend(shell, client, order.work, descent, order.key.child("local", order.round, client))
-    change = shell.y - x
-    lost = None
-    if not bool(torch.isfinite(change).all()):
-        broken = (~torch.isfinite(losses)).nonzero()
-        when = (
-            f"the loss was {float(losses[broken[0, 0]])} at step {int(broken[0, 0])}" if len(broken) else "an overflow"
-        )
-        lost = Lost(client, "non-finite", f"{when}; a smaller local rate or clip= may help")
-    return _Trained(change, None if buffers is None else shell.read_buffers() - buffers, losses, order.work.steps, lost)  # type: ignore[operator]
+    change, now = shell.y - x, shell.read_buffers()
+    if bool(torch.isfinite(change).all()):
+        moved = None if now is None or buffers is None else now - buffers
+        return Mixed({client: Trained(change, moved, float(losses.double().mean()))})
+    broken = (~torch.isfinite(losses)).nonzero()
+    when = f"the loss was {float(losses[broken[0, 0]])} at step {int(broken[0, 0])}" if len(broken) else "an overflow"
+    return Mixed(lost=[Lost(client, "non-finite", f"{when}; a smaller local rate or clip= may help")])
 
 
-def _upload(algorithm: Algorithm, order: Order, client: int, trained: _Trained) -> tuple[Upload, Vectors]:
+def _upload(algorithm: Algorithm, order: Order, client: int, trained: Trained) -> tuple[Upload, Vectors]:
     """Finish the solver's round and send each channel's vector through its uplink."""
     before = order.memory.get(client, {})
     phase = algorithm.local
     finished = phase.solver.finish(
-        trained.change, trained.steps, phase.lr_at(order.round), order.got, scoped(before, "solver")
+        trained.change, order.work.steps, phase.lr_at(order.round), order.got, scoped(before, "solver")
     )
     outgoing = {MODEL: trained.change, **finished.reports}
     if trained.buffers is not None:
         outgoing[BUFFERS] = trained.buffers
-    memory = {f"solver/{name}": row for name, row in finished.memory.items()}
+    memory = {**trained.memory, **{f"solver/{name}": row for name, row in finished.memory.items()}}
     packets = {}
     for name, channel in algorithm.channels.items():
         scope = f"uplink/{name}"
         key = order.key.child("uplink", name, order.round, client)
         packets[name], kept = channel.uplink.send(outgoing[name], scoped(before, scope), key)
         memory.update({f"{scope}/{row}": value for row, value in kept.items()})
-    loss = float(trained.losses.double().mean())
-    return Upload(order.run, order.round, order.base, client, packets, loss), memory
-
-
-def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:
-    """The rows of a client's memory that belong to one part.
-
-    >>> sorted(scoped({"solver/control": torch.zeros(1), "uplink/model/residual": torch.zeros(1)}, "solver"))
-    ['control']
-    """
-    prefix = scope + "/"
-    return {name[len(prefix) :]: row for name, row in memory.items() if name.startswith(prefix)}
+    return Upload(order.run, order.round, order.base, client, packets, trained.loss), memory
 
 
 class _Door:
@@ -278,13 +244,20 @@ class _Door:
         )
         self.vectors: dict[int, Vectors] = {}
         self.norms: dict[int, float] = {}
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, float | None] = {}
         self.memory: dict[int, Vectors] = {}
         self.up_bytes: dict[int, int] = {}
+        self.peer_bytes: Counter[int] = Counter()
+        self.exchanges = 0
+        self.info: dict[str, list[float]] = {}
         self.lost: list[Lost] = []
 
     def take(self, report: Report) -> None:
         self.lost += report.lost
+        self.peer_bytes.update(report.peer)
+        self.exchanges = max(self.exchanges, report.exchanges)
+        for name, value in report.info.items():
+            self.info.setdefault(name, []).append(value)
         senders = Counter(upload.client for upload in report.uploads)
         for upload in report.uploads:
             client = upload.client
@@ -298,7 +271,8 @@ class _Door:
                 continue
             self.vectors[client], self.norms[client], self.losses[client] = vectors, norms[MODEL], upload.loss
             self.memory[client] = report.memory.get(client, {})
-            self.up_bytes[client] = sum(packet.nbytes for packet in upload.packets.values())
+            sent = sum(packet.nbytes for packet in upload.packets.values())
+            self.up_bytes[client] = 0 if _serverless(self.algorithm) else sent
 
     def updates(self, name: str, admitted: Sequence[int], population: Population) -> list[Update]:
         phase = self.algorithm.local
@@ -313,16 +287,20 @@ class _Door:
 
     def outcome(self, admitted: tuple[int, ...], spread: float, info: dict[str, Any]) -> Outcome:
         count = len(admitted)
+        losses = [loss for client in admitted if (loss := self.losses[client]) is not None]
+        means = {name: math.fsum(values) / len(values) for name, values in self.info.items()}
         return Outcome(
             round=self.state.round,
             moved=count > 0,
             admitted=admitted,
             lost=tuple(sorted(self.lost, key=lambda lost: (lost.client, lost.reason))),
             up_bytes=self.up_bytes,
-            train_loss=math.fsum(self.losses[c] for c in admitted) / count if count else math.nan,
+            peer_bytes=dict(self.peer_bytes),
+            exchanges=self.exchanges,
+            train_loss=math.fsum(losses) / len(losses) if losses else math.nan,
             update_norm=math.fsum(self.norms[c] for c in admitted) / count if count else math.nan,
             diversity=spread,
-            info=info,
+            info={**means, **info},
         )
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from hansa.admit import Lost
 from hansa.algorithm import Algorithm
 from hansa.comm import Ledger
 from hansa.engine import Engine, Serial
 from hansa.errors import HansaError, refuse, whole
 from hansa.keys import Key
+from hansa.orders import Lost
 from hansa.rounds import Closed, Opened, Outcome, ServerState, close_round, open_round
 from hansa.store import ClientStore, RamStore
 from hansa.tasks import TaskLike
@@ -58,9 +58,10 @@ class Run:
         if self.dtype not in (torch.float32, torch.float64):
             raise refuse("run", "dtype", dtype, "torch.float32 or torch.float64")
         self.device = torch.device(device)
-        algorithm.check(task.population.count)
+        labels = task.data.label_counts() if hasattr(task, "data") and hasattr(task.data, "label_counts") else None
+        bound = algorithm.bind(task.population.count, self.key, labels)
         start = {name: vector.to(self.device) for name, vector in task.start(self.key, self.dtype).items()}
-        self.algorithm = algorithm.with_buffers() if BUFFERS in start else algorithm
+        self.algorithm = bound.with_buffers() if BUFFERS in start else bound
         self.state = ServerState.start(self.algorithm, start, task.population.count)
         self.store: ClientStore = RamStore() if store is None else store
         self.ledger = Ledger()
@@ -139,7 +140,13 @@ class Run:
     def _record(self, opened: Opened, closed: Closed) -> Record:
         outcome: Outcome = closed.outcome
         self.lost += [(self.state.round, lost) for lost in outcome.lost]
-        self.ledger.record(self.state.round, up=outcome.up_bytes, down=opened.down_bytes)
+        self.ledger.record(
+            self.state.round,
+            up=outcome.up_bytes,
+            down=opened.down_bytes,
+            peer=outcome.peer_bytes,
+            exchanges=outcome.exchanges,
+        )
         return {
             "round": self.state.round,
             "train_loss": outcome.train_loss,
@@ -152,7 +159,7 @@ class Run:
             "moved": outcome.moved,
             "up_bytes": sum(outcome.up_bytes.values()),
             "down_bytes": sum(opened.down_bytes.values()),
-            "peer_bytes": 0,
+            "peer_bytes": sum(outcome.peer_bytes.values()),
             **{name: value for name, value in outcome.info.items() if isinstance(value, (int, float))},
         }
 

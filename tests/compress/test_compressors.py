@@ -67,8 +67,8 @@ def test_contraction_holds_in_the_mean_over_the_draws(compressor) -> None:
     for x in (draw.standard_normal(300), draw.standard_cauchy(300), np.eye(1, 300, 7)[0], np.ones(300)):
         tensor = torch.from_numpy(x)
         size = float(tensor.square().sum())
-        errors = np.array([error(compressor, tensor, KEY.child(i)) for i in range(400)]) / size
-        assert errors.mean() <= compressor.contraction(300) ** 2 + 4 * errors.std() / 20 + 1e-12
+        errors = np.array([error(compressor, tensor, KEY.child(i)) for i in range(100)]) / size
+        assert errors.mean() <= compressor.contraction(300) ** 2 + 4 * errors.std() / 10 + 1e-12
 
 
 def test_the_published_contractions() -> None:
@@ -183,9 +183,9 @@ def test_a_seed_names_a_permutation(dim) -> None:
     assert sorted(places.tolist()) == list(range(dim))
 
 
-@pytest.mark.parametrize(("dim", "k"), [(5, 2), (13, 4), (100, 3)])
+@pytest.mark.parametrize(("dim", "k"), [(5, 2), (8, 3), (13, 4)])
 def test_random_k_chooses_every_pair_equally_often(dim, k) -> None:
-    draws = 6000
+    draws = 2500
     together = np.zeros((dim, dim))
     for i in range(draws):
         (_, places), *_ = shuffled(int.from_bytes(KEY.child("pairs", i).digest(8), "little"), dim, k)
@@ -194,16 +194,19 @@ def test_random_k_chooses_every_pair_equally_often(dim, k) -> None:
     for seen, chance in ((alone, k / dim), (pairs, k * (k - 1) / (dim * (dim - 1)))):
         spread = math.sqrt(draws * chance * (1 - chance))
         assert np.abs(seen - draws * chance).max() < 5 * spread
-        assert 0.5 < np.std(seen) / spread < 1.6
+        assert np.std(seen) < 1.6 * spread
 
 
 def test_stochastic_quantization_is_right_in_the_mean() -> None:
     x = torch.from_numpy(np.random.default_rng(6).standard_normal(64))
+    step = x.abs().reshape(2, 32).amax(1).repeat_interleave(32) / 4
+    chance = (x.abs() / step) % 1
+    room = step * (5 * (chance * (1 - chance) / 1000).sqrt() + 10 / 1000)
     for rounding, factor in (("unbiased", 1.0), ("stochastic", 1 / (1 + quantize(4, 32).omega(64)))):
         coder = quantize(4, 32, rounding)
-        draws = torch.stack([decode(coder.encode(x, KEY.child(i))) for i in range(3000)])
-        spread = draws.std(0) / math.sqrt(3000) + 1e-12
-        assert bool(((draws.mean(0) - factor * x).abs() < 5 * spread).all())
+        mean = torch.stack([decode(coder.encode(x, KEY.child(i))) for i in range(1000)]).mean(0)
+        assert bool(((mean - factor * x).abs() < factor * room).all())
+        assert not bool(((mean - 0.97 * factor * x).abs() < factor * room).all())
 
 
 @relaxed

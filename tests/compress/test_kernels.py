@@ -56,9 +56,17 @@ def hostile(name: str, d: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "name",
-    "normal,constant,zero,nearly zero,one layer holds all,heavy tails,small where sampled,large where sampled,two values".split(
-        ","
-    ),
+    [
+        "normal",
+        "constant",
+        "zero",
+        "nearly zero",
+        "one layer holds all",
+        "heavy tails",
+        "small where sampled",
+        "large where sampled",
+        "two values",
+    ],
 )
 @pytest.mark.parametrize("ratio", [1 / 64, 1 / 2000, 0.5])
 def test_threshold_selection_is_exact_on_vectors_longer_than_the_sample(monkeypatch, name, ratio):

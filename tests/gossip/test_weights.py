@@ -53,7 +53,7 @@ def test_tolerance_follows_the_dtype() -> None:
     off = W + 1e-7
     gossip.check(off.float())
     gossip.check(W.to(torch.bfloat16))
-    with pytest.raises(HansaError, match="row 0 sums to 1.0000006"):
+    with pytest.raises(HansaError, match=r"row 0 sums to 1.0000006"):
         gossip.check(off)
 
 
@@ -102,7 +102,10 @@ def test_sinkhorn_finishes_on_slowly_mixing_patterns() -> None:
 @pytest.mark.parametrize(
     ("A", "message"),
     [
-        ([[1.0, 1.0], [0.0, 1.0]], "still off by .* after 200 sweeps"),  # no second diagonal: [0, 1] can never carry weight
+        (
+            [[1.0, 1.0], [0.0, 1.0]],
+            "still off by .* after 200 sweeps",
+        ),  # no second diagonal: [0, 1] can never carry weight
         ([[1.0, -1.0], [1.0, 1.0]], "finite numbers >= 0"),
         ([[1.0, 0.0], [1.0, 0.0]], "a positive one in every row and column"),
         ([[1.0, float("nan")], [1.0, 1.0]], "finite"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
 import hansa
+from contracts.small import NAMES, small
 from exactness.laboratory import CLIENTS, problem, task, words
 from hansa import aggregate, presets, server
 from hansa.rounds import ServerState, client_round, close_round, open_round
@@ -155,17 +156,17 @@ def test_feddyn_h_is_the_mean_of_the_h_i_after_each_round(seed):
     assert run.state.server["model"]["h"].abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", sorted(presets.catalogue()))
+@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=4, deadline=None)
 @given(shuffle=st.randoms(use_true_random=False))
 def test_a_round_is_the_same_whatever_order_reports_come_in(name, shuffle):
     lab = task(problem())
-    algorithm = presets.named(name, steps=2, participation=0.8)
+    algorithm = small(name).bind(CLIENTS, hansa.Key(1))
     key = hansa.Key(1)
     shell = lab.shell(torch.float64, torch.device("cpu"))
     state = ServerState.start(algorithm, lab.start(key, torch.float64), CLIENTS)
     opened = open_round(algorithm, state, lab.population, "run", key)
-    reports = [client_round(algorithm, order, shell) for order in opened.orders]
+    reports = [client_round(algorithm, order, shell, lab.population) for order in opened.orders]
     straight = close_round(algorithm, opened.state, opened.orders, reports, lab.population)
     shuffle.shuffle(reports)
     shuffled = close_round(algorithm, opened.state, opened.orders, reports, lab.population)

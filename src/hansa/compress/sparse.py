@@ -205,10 +205,10 @@ _ROUNDS = 8
 def shuffled(seed: int, dim: int, count: int) -> Iterator[tuple[slice, Array]]:
     """The first ``count`` places of a pseudo-random permutation of range(dim), in chunks: no place comes twice.
 
-    A Feistel network over the next power of two, walked until it lands below ``dim``. Its arithmetic is written out
-    here because it is part of the wire format: no library's sampler may change it.
+    A Feistel network over the next power of two (16 at least: smaller ones mix badly), walked until it lands below
+    ``dim``. Its arithmetic is written out because it is part of the wire format: no library's sampler may change it.
     """
-    bits = (dim - 1).bit_length()
+    bits = max(4, (dim - 1).bit_length())
     low = np.uint64(bits - bits // 2)
     masks = ((1 << int(low)) - 1, (1 << (bits // 2)) - 1)
     keys = [np.uint64((seed + (turn + 1) * 0x9E3779B97F4A7C15) & _MASK) for turn in range(_ROUNDS)]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from hansa.config import words
 from hansa.config.model import Config
 from hansa.config.slots import Misfit
-from hansa.config.text import ConfigError, Document, Keys, Problem, dump, parse, read
+from hansa.config.text import ConfigError, Document, Keys, Problem, dump, holds, parse, read
 from hansa.errors import near
 
 
@@ -57,7 +57,12 @@ def check(document: Document, changes: Iterable[str] = ()) -> Config:
 def to_data(config: Config) -> dict[str, Any]:
     """What was said or has a fixed default, as plain data; sections that say nothing are left out."""
     data = config.model_dump(exclude_none=True)
-    return {key: value for key, value in data.items() if value != {}}
+    trimmed = {key: _without_empty(value) for key, value in data.items()}
+    return {key: value for key, value in trimmed.items() if value != {}}
+
+
+def _without_empty(value: Any) -> Any:
+    return {key: inner for key, inner in value.items() if inner != {}} if isinstance(value, dict) else value
 
 
 def to_text(config: Config, remarks: Sequence[str] = ()) -> str:
@@ -73,31 +78,25 @@ def _problems(document: Document, error: ValidationError) -> list[Problem]:
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, Misfit):
             keys = (*keys, *cause.keys)
-        said = _said(item, keys, cause)
-        if said not in found.setdefault(keys, []):
-            found[keys].append(said)
+        found.setdefault(keys, []).append(_said(item, keys, cause))
         inputs[keys] = item.get("input")
     problems = []
-    for keys, said in found.items():
-        expected = [text.removeprefix("expected ") for text in said if text.startswith("expected ")]
-        whole = [text for text in said if not text.startswith("expected ")]
+    for keys, texts in found.items():
+        expected = dict.fromkeys(text.removeprefix("expected ") for text in texts if text.startswith("expected "))
+        sentences = [text for text in dict.fromkeys(texts) if not text.startswith("expected ")]
         if expected:
-            whole.append(f"expected {' or '.join(expected)}, found {inputs[keys]!r}.")
-        problems.append(document.problem(keys, " ".join(whole)))
-    order = {keys: line for line, keys in enumerate(document.lines)}
-    return sorted(problems, key=lambda problem: order.get(problem.keys, len(order)))
+            sentences.append(f"expected {' or '.join(expected)}, found {inputs[keys]!r}.")
+        problems.append(document.problem(keys, " ".join(sentences)))
+    return sorted(problems, key=lambda problem: problem.line)
 
 
 def _real(data: Any, location: Sequence[str | int]) -> Keys:
     """The part of pydantic's location that is in the file: the rest names members of unions."""
     kept: list[str | int] = []
     for key in location:
-        if isinstance(data, Mapping) and key in data:
-            data = data[key]
-        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
-        else:
+        if not holds(data, key):
             break
+        data = data[key]
         kept.append(key)
     return tuple(kept)
 

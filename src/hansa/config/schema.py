@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from hansa import presets
 from hansa.config import slots
@@ -29,10 +29,19 @@ def json_schema() -> dict[str, Any]:
     bare: dict[str, Any] = {"algorithm": {"enum": list(known)}, "model": {"type": "string"}, "data": {"type": "string"}}
     for name, word_schema in bare.items():
         schema["properties"][name] = {"anyOf": [word_schema, schema["properties"][name]]}
-    return schema
+    schema["$defs"].update({slot.name: slot.definition() for slot in slots.SLOTS})
+    return cast(dict[str, Any], _resolved(schema))
+
+
+def _resolved(value: Any) -> Any:
+    """The marks that slots leave, turned into references."""
+    if isinstance(value, dict):
+        if "part" in value and isinstance(value["part"], str):
+            rest = {key: inner for key, inner in value.items() if key != "part"}
+            return {"$ref": f"#/$defs/{value['part']}", **rest}
+        return {key: _resolved(inner) for key, inner in value.items()}
+    return [_resolved(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _word_schema(word: str, hint: Any) -> dict[str, Any]:
-    return slots.WORDS[word].json_schema() if word in slots.WORDS else type_schema(hint)
-
-
+    return slots.WORDS[word].reference if word in slots.WORDS else type_schema(hint)

@@ -6,6 +6,7 @@ Nothing is imported by the words of a file: what is not in a table cannot be nam
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -106,9 +107,19 @@ class Slot:
         return core_schema.no_info_plain_validator_function(self.normal)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return self.json_schema()
+        return self.reference
 
-    def json_schema(self) -> dict[str, Any]:
+    @property
+    def reference(self) -> dict[str, Any]:
+        """Where `definition` stands in the schema, marked for `hansa.config.schema` to resolve."""
+        return {"part": self.name}
+
+    @property
+    def name(self) -> str:
+        """What the schema calls it."""
+        return self.word.replace(" ", "_")
+
+    def definition(self) -> dict[str, Any]:
         """What an editor may offer here."""
         types = {int: "integer", float: "number", list: "array", str: "string"}
         plain = [{"type": types[kind]} for kind in self.plain if kind in types]
@@ -153,9 +164,9 @@ AGGREGATE = Slot(
 TOPOLOGY = Slot("topology", gossip.TOPOLOGIES)
 CLUSTERS = Slot("clustering", gossip.CLUSTERINGS, plain=(int, list))
 ACTIVE = Slot("activity", gossip.ACTIVITIES, plain=(int, float))
-REPORTERS = Slot("sampler of reporters", _table(sample.replay), plain=(int, float))
+REPORTERS = Slot("choice of reporters", _table(sample.replay), plain=(int, float))
 LINKS = Slot("link model", {"custom": comm.LinkModel, "afga": comm.afga}, default="custom")
-_VALUES = Slot("compressor", COMPRESSOR.table, plain=(str,))
+_VALUES = Slot("form of values", COMPRESSOR.table, plain=(str,))
 
 NESTED: Mapping[str, Slot] = {"compressor": COMPRESSOR, "inner": AGGREGATE, "lr": RATE, "values": _VALUES}
 """Arguments of parts that are parts themselves."""
@@ -170,6 +181,11 @@ WORDS: Mapping[str, Slot] = {
     "reporters": REPORTERS,
 }
 """Words of presets that are parts."""
+
+SLOTS = (
+    PARTITION, RATE, WORK, SAMPLER, COMPRESSOR, UPLINK, DOWNLINK, AGGREGATE, TOPOLOGY, CLUSTERS, ACTIVE, REPORTERS,
+    LINKS, _VALUES,
+)  # fmt: skip
 
 
 def _nested(name: str, value: Any) -> Any:
@@ -190,9 +206,8 @@ def _part_schema(kind: str, part: Callable[..., Any], optional: bool) -> dict[st
     properties: dict[str, Any] = {"kind": {"const": kind}}
     hints = _hints(part)
     for name, parameter in inspect.signature(part).parameters.items():
-        found = NESTED[name].json_schema() if name in NESTED and part not in COMPRESSOR.table.values() else None
-        properties[name] = found if found is not None else type_schema(hints.get(name, Any))
-        if isinstance(parameter.default, (bool, int, float, str)):
+        properties[name] = NESTED[name].reference if name in NESTED else type_schema(hints.get(name, Any))
+        if isinstance(parameter.default, (bool, int, float, str)) and parameter.default != math.inf:
             properties[name] = {**properties[name], "default": parameter.default}
     return {
         "type": "object",

@@ -24,6 +24,7 @@ class Problem(NamedTuple):
     where: str
     keys: Keys
     message: str
+    line: int = 0
     excerpt: str = ""
 
     def __str__(self) -> str:
@@ -70,7 +71,7 @@ class Document:
                 return Problem(self.changes[part], keys, message)
             if part in self.lines:
                 line = self.lines[part]
-                return Problem(f"{self.source}:{line}", keys, message, _excerpt(self.text, line))
+                return Problem(f"{self.source}:{line}", keys, message, line, _excerpt(self.text, line))
         return Problem(self.source, keys, message)
 
     def change(self, assignment: str) -> None:
@@ -86,7 +87,7 @@ class Document:
         """Set one key; bare words and numbers on the way become the mappings they stand for."""
         inside: Any = self.data
         for depth, key in enumerate(keys[:-1]):
-            below = inside[key] if _holds(inside, key) else None
+            below = inside[key] if holds(inside, key) else None
             if isinstance(below, str):
                 below = {SHORT.get(str(key), "kind") if depth == 0 else "kind": below}
             elif not isinstance(below, (dict, list)):
@@ -96,7 +97,7 @@ class Document:
         self.changes[keys] = said
 
     def _store(self, inside: Any, key: str | int, value: Any, keys: Keys, said: str) -> Any:
-        if isinstance(inside, list) and not _holds(inside, key):
+        if isinstance(inside, list) and not holds(inside, key):
             message = f"there is no entry {key!r} in this list of {len(inside)}."
             raise ConfigError([Problem(said, keys, message)])
         inside[key] = value
@@ -127,11 +128,11 @@ def parse(text: str, source: str = "config") -> Document:
         if node is None:
             return Document({}, source)
         _refuse_twins(node, source, text)
-        data = loader.construct_document(node)  # type: ignore[no-untyped-call]
+        data = loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError([_broken(error, source, text)]) from error
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
     if not isinstance(data, dict):
         raise ConfigError([Problem(f"{source}:1", (), f"expected sections such as data and local, found {data!r}.")])
     return Document(data, source, {keys: line for keys, line, _ in _walk(node)}, text.splitlines())
@@ -145,7 +146,7 @@ def read_value(text: str, said: str) -> Any:
     except yaml.YAMLError as error:
         raise ConfigError([Problem(said, (), f"the value is not YAML: {getattr(error, 'problem', error)}.")]) from error
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -159,13 +160,16 @@ def dump(data: Mapping[str, Any]) -> str:
 
 
 def _dump_entry(key: str, value: Any) -> str:
-    flat = yaml.safe_dump({key: value}, default_flow_style=None, sort_keys=False, width=110, allow_unicode=True)
-    line = yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True)
-    short = line.strip()[1:-1]  # without the outer braces
-    return short + "\n" if isinstance(value, dict) and len(short) <= 110 else flat
+    if isinstance(value, dict):
+        line = yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True)
+        short = line.strip()[1:-1]  # without the outer braces
+        if len(short) <= 110:
+            return short + "\n"
+    return yaml.safe_dump({key: value}, default_flow_style=False, sort_keys=False, width=110, allow_unicode=True)
 
 
-def _holds(inside: Any, key: str | int) -> bool:
+def holds(inside: Any, key: str | int) -> bool:
+    """Whether a mapping has a key, or a list a place."""
     if isinstance(inside, dict):
         return key in inside
     return isinstance(inside, list) and isinstance(key, int) and 0 <= key < len(inside)
@@ -180,7 +184,8 @@ def _broken(error: yaml.YAMLError, source: str, text: str) -> Problem:
     said = getattr(error, "problem", None) or str(error).splitlines()[0]
     if mark is None:
         return Problem(source, (), f"not YAML: {said}.")
-    return Problem(f"{source}:{mark.line + 1}", (), f"not YAML: {said}.", _excerpt(text.splitlines(), mark.line + 1))
+    line = mark.line + 1
+    return Problem(f"{source}:{line}", (), f"not YAML: {said}.", line, _excerpt(text.splitlines(), line))
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
@@ -213,5 +218,6 @@ def _refuse_twins(node: yaml.Node, source: str, text: str) -> None:
     for keys, line, _ in _walk(node):
         if keys in first and keys[-1] != "<<":
             message = f"stands twice, first in line {first[keys]}. Keep one of them."
-            raise ConfigError([Problem(f"{source}:{line}", keys, message, _excerpt(text.splitlines(), line))])
+            excerpt = _excerpt(text.splitlines(), line)
+            raise ConfigError([Problem(f"{source}:{line}", keys, message, line, excerpt)])
         first[keys] = line

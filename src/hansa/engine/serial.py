@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.rounds import Order, Report, client_round
+from hansa.orders import Order, Report
+from hansa.rounds import client_round
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
 
@@ -32,7 +33,7 @@ class Serial:
 
     def run(self, orders: Sequence[Order]) -> Iterator[Report]:
         for order in orders:
-            yield client_round(self.algorithm, order, self.shell)
+            yield client_round(self.algorithm, order, self.shell, self.task.population)
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self.task.evaluate(self.shell, vectors)

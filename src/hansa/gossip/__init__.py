@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hansa.gossip.active import ACTIVITIES, Activity, as_activity, bernoulli, everyone, replay, resample
+from hansa.gossip.active import ACTIVITIES, Activity, as_activity, bernoulli, everyone, replay, resample, selected
 from hansa.gossip.clusters import CLUSTERINGS, Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
 from hansa.gossip.draw import svg, text
@@ -32,6 +32,6 @@ __all__ = [
     "Topology", "as_activity", "bernoulli", "by_labels", "by_name", "changes", "check", "common_size", "complete",
     "corollary", "dense", "describe", "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential",
     "given", "hypercube", "isolated", "matrix", "messages", "metropolis", "over_survivors", "random", "replay",
-    "resample", "resolve", "rho", "rho_max", "ring", "sinkhorn", "star", "step_bytes", "svg", "text", "torus",
+    "resample", "resolve", "rho", "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "svg", "text", "torus",
     "unbalanced_complete",
 ]  # fmt: skip

@@ -69,6 +69,18 @@ class everyone:
 
 
 @dataclass(frozen=True, slots=True)
+class selected:
+    """The round's reporters, at every step: AFGA without its re-sampling. The loop that knows them fills them in."""
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Any clusters will do."""
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """All of those given: the loop gives it the reporters alone."""
+        return sorted(clients)
+
+
+@dataclass(frozen=True, slots=True)
 class resample:
     """m clients of the cohort drawn afresh at every step, a count or a share ([AFGA] Alg. 1 and 2).
 
@@ -176,7 +188,7 @@ class replay:
         return [client for client in recorded[step] if client in cohort]
 
 
-ACTIVITIES: dict[str, type[Activity]] = {kind.__name__: kind for kind in (everyone, resample, bernoulli, replay)}
+ACTIVITIES: dict[str, type[Activity]] = {kind.__name__: kind for kind in (everyone, selected, resample, bernoulli, replay)}
 
 
 def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:

@@ -10,7 +10,10 @@ import torch
 from hansa.keys import Key
 from hansa.local.solvers import Correction
 from hansa.local.work import Work
-from hansa.types import Vector
+from hansa.server import ServerTransform
+from hansa.types import Population, RoundContext, State, Vector, Vectors
+
+_ALONE = RoundContext(0, Population(()), ())
 
 Tensors: TypeAlias = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
@@ -38,7 +41,8 @@ class Shell(Protocol):
 @dataclass(slots=True)
 class Descent:
     """One client's descent in one round: y <- y - lr d, with d = g + weight_decay y + a (y - x) + s, or with local
-    momentum d <- momentum d + that sum, from zero each round. The raw gradient is clipped first."""
+    momentum d <- momentum d + that sum, from zero each round. The raw gradient is clipped first. A local ``optimizer``
+    is any server transform, applied to -d."""
 
     lr: float
     anchor: Vector
@@ -46,15 +50,17 @@ class Descent:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    optimizer: ServerTransform | None = None
     velocity: Vector | None = field(default=None)
+    state: State = field(default_factory=dict)
 
     def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         """One step in place; no pass over y is made for a term that is absent."""
         if self.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             gradients = torch._foreach_mul(gradients, torch.clamp(self.clip / (norm + 1e-12), max=1.0))
-        if self.momentum:
-            self._with_momentum(y, parameters, gradients)
+        if self.momentum or self.optimizer is not None:
+            self._with_memory(y, parameters, gradients)
             return
         a, s = self.correction
         if self.weight_decay:
@@ -67,7 +73,8 @@ class Descent:
             y.sub_(s, alpha=self.lr)
         torch._foreach_add_(parameters, gradients, alpha=-self.lr)
 
-    def _with_momentum(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
+    def _with_memory(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
+        """The same sum gathered into one vector, which momentum or an optimizer keeps."""
         if self.velocity is None:
             self.velocity = torch.zeros_like(y)
         a, s = self.correction
@@ -83,7 +90,25 @@ class Descent:
             size = parameter.numel()
             v[offset : offset + size].as_strided(parameter.shape, parameter.stride()).add_(gradient)
             offset += size
-        y.sub_(v, alpha=self.lr)
+        if self.optimizer is None:
+            y.sub_(v, alpha=self.lr)
+            return
+        if not self.state:
+            self.state = self.optimizer.init(y)
+        step, self.state = self.optimizer.update(v.neg(), self.state, _ALONE)
+        y.add_(step, alpha=self.lr)
+
+    def kept(self) -> Vectors:
+        """The optimizer's state as rows of memory; whole numbers become tensors of one."""
+        return {
+            name: value if isinstance(value, torch.Tensor) else torch.tensor([value])
+            for name, value in self.state.items()
+        }
+
+    def restore(self, rows: Vectors) -> None:
+        """The state that `kept` gave."""
+        whole = (torch.int64, torch.int32)
+        self.state = {name: int(row) if row.dtype in whole else row for name, row in rows.items()}
 
 
 @torch.no_grad()

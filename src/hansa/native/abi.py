@@ -28,6 +28,7 @@ class Stage(Structure):
 
 
 class Data(Structure):
+    kept: object = None
     _fields_ = [
         ("values", c_void_p),
         ("table", c_void_p),
@@ -38,6 +39,7 @@ class Data(Structure):
 
 
 class Batches(Structure):
+    kept: object = None
     _fields_ = [("index", c_void_p), ("sizes", c_void_p), ("steps", c_int64), ("batch", c_int64)]
 
 

@@ -132,6 +132,7 @@ INLINE void sparse_filter(const int K, const int R, const int CV, const float *x
             const int32_t *place = list.place + list.start[o];                                                     \
             ptrdiff_t count = list.start[o + 1] - list.start[o];                                                   \
             float *to = dw + o * K * K * channels;                                                                 \
+            for (ptrdiff_t i = 0; i < K * K * channels; i += 16) __builtin_prefetch(to + K * K * channels + i, 1); \
             if (count) BODY                                                                                        \
         }                                                                                                          \
     }
@@ -221,20 +222,26 @@ static void sparse_inputs(ptrdiff_t K, const float *slab, sparse_t list, ptrdiff
 }
 
 /* dW of a first layer of few channels behind a pool, R kernel rows of one output vector, dw being [taps][out_step]:
- * vectors run over filters, and each pool position is visited at its four places with the filters that chose it. */
+ * vectors run over filters. Each input that a pool window reaches is broadcast once, for all four places at which
+ * filters may have chosen. */
 INLINE void few_filters(const int K, const int C, const int R, const float *x, ptrdiff_t row, const float *g,
                         const int32_t *which, ptrdiff_t height, ptrdiff_t width, ptrdiff_t out_step, float *dw) {
     vf sum[27];
     UNROLL for (int t = 0; t < R * K * C; t++) sum[t] = load(dw + t * out_step);
     for (ptrdiff_t py = 0; py < height; py++) {
-        for (ptrdiff_t px = 0; px < width; px++, g += out_step, which += out_step) {
-            vf all = load(g);
-            vi chosen = load_int(which);
-            UNROLL for (int q = 0; q < 4; q++) {
-                const float *at = x + (2 * py + (q >> 1)) * row + (2 * px + (q & 1)) * C;
-                vf some = where_equal(chosen, splat_int(q), all);
-                UNROLL for (int r = 0; r < R; r++) UNROLL for (int k = 0; k < K * C; k++)
-                    sum[r * K * C + k] = madd(splat(at[r * row + k]), some, sum[r * K * C + k]);
+        const float *at = x + 2 * py * row;
+        for (ptrdiff_t px = 0; px < width; px++, at += 2 * C, g += out_step, which += out_step) {
+            OPAQUE(at); /* or the compiler carries inputs over to the next window, in registers it does not have */
+            vf all = load(g), chosen[4];
+            vi place = load_int(which);
+            UNROLL for (int q = 0; q < 4; q++) chosen[q] = where_equal(place, splat_int(q), all);
+            UNROLL for (int r = 0; r <= R; r++) UNROLL for (int k = 0; k < (K + 1) * C; k++) {
+                vf value = splat(at[r * row + k]);
+                UNROLL for (int q = 0; q < 4; q++) {
+                    const int up = r - (q >> 1), left = k - (q & 1) * C;
+                    if (up >= 0 && up < R && left >= 0 && left < K * C)
+                        sum[up * K * C + left] = madd(value, chosen[q], sum[up * K * C + left]);
+                }
             }
         }
     }

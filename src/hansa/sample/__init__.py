@@ -10,10 +10,11 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 
 from hansa.errors import HansaError, fraction, refuse, whole
+from hansa.gossip.active import size_of
 from hansa.keys import Key
 from hansa.types import Population
 
-__all__ = ["Sampler", "availability", "everyone", "explore", "replay", "uniform", "weighted"]
+__all__ = ["Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "uniform", "weighted"]
 
 
 class Sampler(Protocol):
@@ -189,6 +190,40 @@ class replay:
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         return self.rounds[round % len(self.rounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class per_cluster:
+    """``reporters`` of each cluster, a count or a share, uniformly without replacement.
+
+    >>> per_cluster(1, ((0, 1), (2, 3, 4))).select(0, Population((1,) * 5), Key(0)).__len__()
+    2
+    """
+
+    reporters: int | float
+    clusters: tuple[tuple[int, ...], ...] = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reporters, float):
+            fraction("per_cluster", "reporters", self.reporters, "0.25 takes a quarter of each cluster.")
+        else:
+            whole("per_cluster", "reporters", self.reporters)
+
+    def check(self, population: int) -> None:
+        for place, cluster in enumerate(self.clusters):
+            if not isinstance(self.reporters, float) and self.reporters > len(cluster):
+                expected = f"at most the {len(cluster)} clients of cluster {place}"
+                raise refuse("per_cluster", "reporters", self.reporters, expected)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        chosen: list[int] = []
+        for cluster in self.clusters:
+            m = size_of("per_cluster", "reporters", self.reporters, len(cluster))
+            address = key.child("sample", round, "cluster", min(cluster))
+            drawn = address.numpy().choice(len(cluster), m, replace=False, shuffle=False)
+            chosen += [cluster[i] for i in drawn.tolist()]
+        return tuple(sorted(chosen))
 
 
 def _rounds(part: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

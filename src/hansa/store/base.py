@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from hansa.errors import HansaError, near, refuse
 from hansa.store.io import sha256
 
+T = TypeVar("T")
 Rows: TypeAlias = Mapping[int, Mapping[str, Tensor]]
 
 SERVER = "server/"
@@ -26,8 +27,8 @@ DTYPES = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
-BLOCK = 16  # rows in memory at a time when many are streamed
-SPAN = 1 << 16  # coordinates turned to float64 at a time
+BLOCK = 32  # rows in memory at a time when many are streamed
+SPAN = 1 << 14  # coordinates turned to float64 at a time, in a buffer that stays in cache
 
 
 class ClientStore(Protocol):
@@ -77,7 +78,7 @@ class ClientStore(Protocol):
 
 def raw(row: Tensor) -> memoryview:
     """The bytes of a row."""
-    return memoryview(row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def identity(row: Tensor) -> str:
@@ -120,15 +121,21 @@ def check_commit(round: int, generation: int, rows: Rows) -> None:
 
 def no_row(client: int, name: str, known: Iterable[str]) -> HansaError:
     names = list(known)
-    return HansaError(
-        f"client {client} has no row {name!r}. {near(name, names) if names else 'It was never written.'}"
-    )
+    return HansaError(f"client {client} has no row {name!r}. {near(name, names) if names else 'It was never written.'}")
 
 
-def blocks(clients: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The fixed cut of many clients into blocks, the same for every store so that sums agree to the last bit."""
-    for start in range(0, len(clients), BLOCK):
-        yield clients[start : start + BLOCK]
+def check_matrix(name: str, kinds: set[tuple[str, int]]) -> None:
+    """Rows stand in a matrix only if there are any, of one dtype and length."""
+    if not kinds:
+        raise HansaError(f"rows {name!r}: no clients given.")
+    if len(kinds) > 1:
+        raise HansaError(f"rows {name!r} differ in dtype or length, {sorted(kinds)}: only equal ones make a matrix.")
+
+
+def blocks(many: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The fixed cut of many rows into blocks, the same for every store so that sums agree to the last bit."""
+    for start in range(0, len(many), BLOCK):
+        yield many[start : start + BLOCK]
 
 
 def dot_blocks(streamed: Iterable[Tensor], count: int, vectors: Tensor) -> Tensor:
@@ -137,13 +144,15 @@ def dot_blocks(streamed: Iterable[Tensor], count: int, vectors: Tensor) -> Tenso
         raise refuse("dot", "vectors", tuple(vectors.shape), "a matrix, one vector a row")
     wide = vectors.to(torch.float64)
     total = torch.zeros(count, len(vectors), dtype=torch.float64)
+    cached = torch.empty(min(BLOCK, count), SPAN, dtype=torch.float64)
     at = 0
     for rows in streamed:
         if rows.shape[1] != wide.shape[1]:
             raise refuse("dot", "vectors", tuple(vectors.shape), f"vectors of {rows.shape[1]} numbers, as the rows are")
         part = total[at : at + len(rows)]
         for start in range(0, rows.shape[1], SPAN):
-            part.addmm_(rows[:, start : start + SPAN].to(torch.float64), wide[:, start : start + SPAN].T)
+            span = rows[:, start : start + SPAN]
+            part.addmm_(cached[: span.shape[0], : span.shape[1]].copy_(span), wide[:, start : start + SPAN].T)
         at += len(rows)
     return total
 
@@ -156,9 +165,13 @@ def combine_blocks(streamed: Iterable[Tensor], weights: Sequence[float]) -> Tens
         if total is None:
             total = torch.zeros(rows.shape[1], dtype=torch.float64)
         for row in rows:
+            if at == len(weights):
+                break
             for start in range(0, len(row), SPAN):
                 total[start : start + SPAN].add_(row[start : start + SPAN].to(torch.float64), alpha=float(weights[at]))
             at += 1
-    if total is None:
-        raise HansaError("combine: no clients given.")
+    if total is None or at != len(weights):
+        raise HansaError(
+            f"combine: {len(weights)} weights given for {at} clients: expected one each, and at least one."
+        )
     return total

@@ -31,13 +31,12 @@ class Disk:
 
     def open(self, path: Path, fresh: bool = False) -> int:
         """A descriptor for reading and writing; the file is made if absent, emptied if ``fresh``."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         return os.open(path, flags | os.O_TRUNC if fresh else flags, 0o666)
 
     def write(self, file: int, offset: int, data: Bytes) -> int:
         """Write at an offset; as the system call, it may write less than all."""
-        os.lseek(file, offset, os.SEEK_SET)
-        return os.write(file, data)
+        return os.pwrite(file, data, offset)
 
     def sync(self, file: int) -> None:
         os.fsync(file)
@@ -56,9 +55,7 @@ class Disk:
         path.mkdir()
 
     def sync_folder(self, path: Path) -> None:
-        """Make the names in a folder durable; a system without that call does it by itself."""
-        if os.name == "nt":
-            return
+        """Make the names in a folder durable."""
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)

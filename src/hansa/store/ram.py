@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.errors import HansaError
 from hansa.store.base import (
     SERVER,
     Rows,
     blocks,
     check_commit,
+    check_matrix,
     combine_blocks,
     digest_of,
     dot_blocks,
+    dtype_name,
     identity,
     no_row,
 )
@@ -40,11 +41,13 @@ class RamStore:
         return self._generation
 
     def read(self, client: int) -> dict[str, Tensor]:
-        mine = self._rows.get(client, {}).items()
+        mine = sorted(self._rows.get(client, {}).items())
         return {name: row.clone() for name, row in mine if not name.startswith(SERVER)}
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
-        return torch.stack([self._row(client, name).reshape(-1) for client in clients])
+        rows = [self._row(client, name) for client in clients]
+        check_matrix(name, {(dtype_name(row.dtype), row.numel()) for row in rows})
+        return torch.stack([row.reshape(-1) for row in rows])
 
     def dot(self, clients: Sequence[int], name: str, vectors: Tensor) -> Tensor:
         return dot_blocks(self._stream(clients, name), len(clients), vectors)
@@ -95,10 +98,3 @@ class RamStore:
     def _stream(self, clients: Sequence[int], name: str) -> Iterator[Tensor]:
         for some in blocks(clients):
             yield self.read_many(some, name)
-
-
-def check_same_length(rows: Iterable[Tensor], name: str) -> None:
-    """Rows of one name must be of one length to stand in a matrix."""
-    lengths = {row.numel() for row in rows}
-    if len(lengths) > 1:
-        raise HansaError(f"rows {name!r} have lengths {sorted(lengths)}: only equal ones make a matrix.")

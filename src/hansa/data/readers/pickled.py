@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from hansa.data.problems import damaged
 
 _LARGEST = 1 << 30
+_WORDS = {opcode.code: opcode.name for opcode in pickletools.opcodes}
 
 
 class _Refused(Exception):
@@ -54,7 +56,7 @@ def read_pickled(path: Path) -> dict[str, Any]:
     if size > _LARGEST:
         raise damaged(path, f"at most {_LARGEST} bytes", f"{size}")
     try:
-        found = _Machine().run(path.read_bytes())
+        found = _Machine(path.read_bytes()).run()
     except _Refused as problem:
         raise damaged(
             path, "only the dicts, lists, strings, numbers and byte arrays of a CIFAR batch", problem
@@ -69,21 +71,42 @@ def read_pickled(path: Path) -> dict[str, Any]:
 class _Machine:
     """The stack machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: bytes) -> None:
+        self.program = program
+        self.place = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, program: bytes) -> Any:
-        for opcode, argument, position in pickletools.genops(program):
-            if opcode.name == "STOP":
-                if len(self.stack) != 1:
-                    raise _Refused(f"{len(self.stack)} values at the end")
-                return self.stack[0]
-            step = _STEPS.get(opcode.name)
+    def run(self) -> Any:
+        while (code := self.take(1)) != b".":
+            step = _STEPS.get(code)
             if step is None:
-                raise _Refused(f"the instruction {opcode.name} at byte {position}")
-            step(self, argument)
-        raise ValueError("no end")
+                word = _WORDS.get(code.decode("latin-1"), repr(code))
+                raise _Refused(f"the instruction {word} at byte {self.place - 1}")
+            step(self)
+        if len(self.stack) != 1:
+            raise _Refused(f"{len(self.stack)} values at the end")
+        return self.stack[0]
+
+    def take(self, count: int) -> bytes:
+        """The next bytes of the program."""
+        found = self.program[self.place : self.place + count]
+        if count < 0 or len(found) != count:
+            raise ValueError(f"it ends at byte {len(self.program)}")
+        self.place += count
+        return found
+
+    def number(self, form: str) -> int:
+        """The next number of the program, in the words of ``struct``."""
+        value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return value
+
+    def line(self) -> str:
+        """The next line of the program."""
+        end = self.program.find(b"\n", self.place)
+        if end < 0:
+            raise ValueError("a name without end")
+        return self.take(end + 1 - self.place)[:-1].decode("latin-1")
 
     def since_mark(self) -> list[Any]:
         for place in range(len(self.stack) - 1, -1, -1):
@@ -100,16 +123,18 @@ class _Machine:
         del self.stack[-count:]
         return values
 
-    def protocol(self, version: int) -> None:
+    def protocol(self) -> None:
+        version = self.number("<B")
         if version != 2:
             raise _Refused(f"pickle protocol {version}")
 
-    def name(self, words: str) -> None:
+    def name(self) -> None:
+        words = f"{self.line()} {self.line()}"
         if words not in _RECONSTRUCT and words not in (_NDARRAY, _DTYPE):
             raise _Refused(f"the global {words.replace(' ', '.')}")
         self.stack.append(_Name(words))
 
-    def call(self, _: None) -> None:
+    def call(self) -> None:
         function, arguments = self.last(2)
         if function in _RECONSTRUCT and isinstance(function, _Name) and arguments == (_NDARRAY, (0,), "b"):
             self.stack.append(_Array())
@@ -118,7 +143,7 @@ class _Machine:
         else:
             raise _Refused(f"a call of {_shown(function)} with {_shown(arguments)}")
 
-    def build(self, _: None) -> None:
+    def build(self) -> None:
         target, state = self.last(2)
         self.stack.append(target)
         if isinstance(target, _Bytes):
@@ -145,40 +170,46 @@ class _Machine:
         self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
 
     def remember(self, place: int) -> None:
+        if not self.stack:
+            raise ValueError("nothing to remember")
         self.memo[place] = self.stack[-1]
-
-
-def _push(machine: _Machine, value: Any) -> None:
-    machine.stack.append(value)
 
 
 def _shown(value: object) -> str:
     return repr(value)[:80]
 
 
-_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
-    "PROTO": _Machine.protocol,
-    "GLOBAL": _Machine.name,
-    "REDUCE": _Machine.call,
-    "BUILD": _Machine.build,
-    "MARK": lambda machine, _: _push(machine, _Mark()),
-    "EMPTY_DICT": lambda machine, _: _push(machine, {}),
-    "EMPTY_LIST": lambda machine, _: _push(machine, []),
-    "EMPTY_TUPLE": lambda machine, _: _push(machine, ()),
-    "NONE": lambda machine, _: _push(machine, None),
-    "NEWFALSE": lambda machine, _: _push(machine, False),
-    "NEWTRUE": lambda machine, _: _push(machine, True),
-    **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING", "BININT", "BININT1", "BININT2"), _push),
-    "TUPLE": lambda machine, _: _push(machine, tuple(machine.since_mark())),
-    "TUPLE1": lambda machine, _: _push(machine, tuple(machine.last(1))),
-    "TUPLE2": lambda machine, _: _push(machine, tuple(machine.last(2))),
-    "TUPLE3": lambda machine, _: _push(machine, tuple(machine.last(3))),
-    "APPEND": lambda machine, _: machine.append(machine.last(1)),
-    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
-    "SETITEM": lambda machine, _: machine.set_items(machine.last(2)),
-    "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),
-    "BINPUT": _Machine.remember,
-    "LONG_BINPUT": _Machine.remember,
-    "BINGET": lambda machine, place: _push(machine, machine.memo[place]),
-    "LONG_BINGET": lambda machine, place: _push(machine, machine.memo[place]),
+def _pushing(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
+    return lambda machine: machine.stack.append(value(machine))
+
+
+_STEPS: dict[bytes, Callable[[_Machine], None]] = {
+    b"\x80": _Machine.protocol,
+    b"c": _Machine.name,
+    b"R": _Machine.call,
+    b"b": _Machine.build,
+    b"(": _pushing(lambda machine: _Mark()),
+    b"}": _pushing(lambda machine: {}),
+    b"]": _pushing(lambda machine: []),
+    b")": _pushing(lambda machine: ()),
+    b"N": _pushing(lambda machine: None),
+    b"\x88": _pushing(lambda machine: True),
+    b"\x89": _pushing(lambda machine: False),
+    b"J": _pushing(lambda machine: machine.number("<i")),
+    b"K": _pushing(lambda machine: machine.number("<B")),
+    b"M": _pushing(lambda machine: machine.number("<H")),
+    b"U": _pushing(lambda machine: machine.take(machine.number("<B")).decode("latin-1")),
+    b"T": _pushing(lambda machine: machine.take(machine.number("<i")).decode("latin-1")),
+    b"t": _pushing(lambda machine: tuple(machine.since_mark())),
+    b"\x85": _pushing(lambda machine: tuple(machine.last(1))),
+    b"\x86": _pushing(lambda machine: tuple(machine.last(2))),
+    b"\x87": _pushing(lambda machine: tuple(machine.last(3))),
+    b"a": lambda machine: machine.append(machine.last(1)),
+    b"e": lambda machine: machine.append(machine.since_mark()),
+    b"s": lambda machine: machine.set_items(machine.last(2)),
+    b"u": lambda machine: machine.set_items(machine.since_mark()),
+    b"q": lambda machine: machine.remember(machine.number("<B")),
+    b"r": lambda machine: machine.remember(machine.number("<I")),
+    b"h": _pushing(lambda machine: machine.memo[machine.number("<B")]),
+    b"j": _pushing(lambda machine: machine.memo[machine.number("<I")]),
 }

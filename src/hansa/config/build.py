@@ -1,0 +1,90 @@
+"""From a configuration to the things it describes: federated data, a task, a run that has not begun."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hansa import data, models
+from hansa.config import slots
+from hansa.config.model import Config
+from hansa.data.load import SYNTHETIC
+from hansa.errors import HansaError, near
+from hansa.tasks import Task
+
+CLIENTS = 50
+ALPHA = 0.3
+
+
+def federated(config: Config, split: data.Split | None = None) -> data.FederatedData:
+    """The data of a run, dealt as it says, or as an earlier run's ``split`` has it."""
+    asked = config.data
+    how = slots.PARTITION.build(asked.partition)
+    seed = config.seed if asked.seed is None else asked.seed
+    if asked.name in SYNTHETIC:
+        return data.federate(asked.name, how, asked.clients, seed, **asked.options)
+    known = {name.replace("-", "").replace("_", ""): name for name in data.names()}
+    plain = asked.name.lower().replace("-", "").replace("_", "")
+    if plain not in known:
+        raise data.DataError(f"data.name: no data set {asked.name!r}. {near(asked.name, data.names())}")
+    found = data.load(known[plain], asked.folder, **asked.options)
+    if split is not None:
+        return data.with_clients(found, split)
+    if how is None:
+        how = data.natural() if found.groups is not None else data.dirichlet(ALPHA)
+    knows_clients = isinstance(how, (data.natural, data.saved))
+    clients = CLIENTS if asked.clients is None and not knows_clients else asked.clients
+    return data.partition(found, how, clients, seed)
+
+
+def task(config: Config, held: data.FederatedData) -> Task:
+    """The model and loss of a run on its data: cross-entropy on class numbers, squared error on others."""
+    loss = functional.mse_loss if held.targets.is_floating_point() else functional.cross_entropy
+    asked = config.model
+    if asked.factory is not None:
+        return Task(partial(user_factory(asked.factory), **asked.options), loss, held, name=asked.factory)
+    if held.classes is None:
+        raise HansaError(f"{held.name} has no classes, as Hansa's models need: name your own with model.factory.")
+    name = asked.name if asked.name is not None else suited(held)
+    make = partial(models.build, name, classes=held.classes, shape=held.shape, **asked.options)
+    return Task(make, loss, held, name=f"{name} on {held.name}")
+
+
+def suited(held: data.FederatedData) -> str:
+    """The model that is taken where none is named: a small one of the kind that the data call for."""
+    if len(held.shape) == 3:
+        return "cnn_29k" if held.shape[0] == 1 else "cifar_cnn"
+    if not held.inputs.is_floating_point() and len(held.shape) == 1:
+        return "lstm"
+    return "logistic" if held.shape != (2,) else "mlp"
+
+
+def user_factory(place: str) -> Callable[..., nn.Module]:
+    """MODULE:FUNCTION, imported from the current folder or the environment: the one place where a file runs code."""
+    module_name, colon, function = place.partition(":")
+    if not colon or not module_name or not function:
+        raise HansaError(f"model.factory: {place!r}: expected MODULE:FUNCTION, such as nets:make.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise HansaError(f"model.factory: {place!r}: the module cannot be imported ({error}).") from error
+    made: Any = getattr(module, function, None)
+    if not callable(made):
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise HansaError(f"model.factory: {module_name} has no function {function!r}. {near(function, names)}")
+    return made  # type: ignore[no-any-return]
+
+
+def dtype(config: Config) -> torch.dtype:
+    """The arithmetic of a run."""
+    return torch.float64 if config.dtype == "float64" else torch.float32

@@ -1,0 +1,193 @@
+"""Which engine a run gets. Results never depend on it: only the time they take does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from hansa.algorithm import Algorithm
+from hansa.engine.job import NotShareable, StartError
+from hansa.engine.pool import Kind, Pool, refuse_inside_worker
+from hansa.engine.request import cost
+from hansa.engine.serial import Engine, Serial
+from hansa.engine.threads import trial
+from hansa.errors import HansaError, refuse, whole
+from hansa.orders import Order, Report
+from hansa.tasks import TaskLike
+from hansa.types import Vectors
+
+log = logging.getLogger("hansa")
+
+EngineFactory: TypeAlias = Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine]
+START = 2.0  # seconds until worker processes are at work
+LONG_STEP = 0.005  # seconds from which a step spends nearly all its time outside the interpreter's lock
+
+
+def choose(workers: int | None, rounds: int, kind: Kind | None = None) -> EngineFactory:
+    """The engine for a run of ``rounds`` rounds: serial for one worker, a pool for several, and for None the best.
+
+    None begins serially and measures. When the rest of the run, at that pace, would take workers on all cores at least
+    twice their start-up less time, they are started in the background and take over; so a small run stays serial.
+    ``kind`` None means threads where steps leave the interpreter's lock (native ones) or data is on a GPU, processes
+    otherwise. What cannot be sent to processes runs in threads if these are safe and worth while, or else serially.
+    """
+    refuse_inside_worker()
+    if workers is not None:
+        whole("run", "workers", workers, "None uses all cores when that pays.")
+    if kind not in (None, "process", "thread"):
+        raise refuse("run", "kind", kind, "None, 'process' or 'thread'")
+    if (cores() if workers is None else workers) == 1:
+        return Serial
+    return partial(Auto, workers=workers, rounds=rounds, kind=kind)
+
+
+class Auto:
+    """Serial at first, then a pool: from the beginning if ``workers`` is a number, when it pays if it is None."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: TaskLike,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        workers: int | None = None,
+        rounds: int = 1,
+        kind: Kind | None = None,
+    ) -> None:
+        self._parts = (algorithm, task, dtype, device)
+        self._workers, self._kind = workers, kind
+        self._rounds, self._pace = rounds, Pace()
+        self._open = True  # whether workers are still to be thought of
+        self._pool: Pool | None = None
+        self._serial: Serial | None = Serial(*self._parts)
+        if workers is not None:
+            self._hire(workers, None)
+
+    def run(self, orders: Sequence[Order]) -> Iterator[Report]:
+        """Reports of the serial engine, then of the pool as soon as that is there."""
+        self._rounds -= 1
+        for done, order in enumerate(orders):
+            if self._at_work():
+                assert self._pool is not None
+                yield from self._pool.run(orders[done:])
+                return
+            assert self._serial is not None
+            began = time.perf_counter()
+            (report,) = self._serial.run([order])
+            self._pace.note(order, time.perf_counter() - began)
+            self._consider(orders, done + 1)
+            yield report
+
+    def evaluate(self, vectors: Vectors) -> dict[str, float]:
+        engine = self._pool if self._at_work() else self._serial
+        assert engine is not None
+        return engine.evaluate(vectors)
+
+    def close(self) -> None:
+        if self._open:
+            log.info("serial: the run was too short for workers to pay")
+        if self._pool is not None:
+            self._pool.close()
+
+    def _at_work(self) -> bool:
+        """Whether the pool can take over; from then on the serial engine is not needed."""
+        if self._pool is None:
+            return False
+        if self._serial is not None:
+            try:
+                if not self._pool.ready():
+                    return False
+            except StartError as problem:
+                self._without(problem)
+                return False
+            self._serial = None
+        return True
+
+    def _consider(self, orders: Sequence[Order], done: int) -> None:
+        """Start workers once the work ahead is worth it."""
+        workers = min(cores(), len(orders))
+        if not self._open or workers == 1:
+            return
+        whole_round = sum(map(cost, orders))
+        ahead = self._pace.seconds(sum(map(cost, orders[done:])) + max(0, self._rounds) * whole_round)
+        if ahead * (1 - 1 / workers) >= 2 * START:
+            self._hire(workers)
+
+    def _hire(self, workers: int) -> None:
+        """Start a pool of the first kind that can take the task."""
+        self._open = False
+        for kind in self._kinds():
+            try:
+                self._pool = Pool(*self._parts, workers=workers, kind=kind)
+                if self._workers is not None:
+                    self._pool.start()
+            except (NotShareable, StartError) as problem:
+                self._without(problem)
+                continue
+            log.info("%d workers: %s", workers, "threads" if kind == "thread" else "processes")
+            return
+        log.info("serial: no kind of worker can take this task")
+
+    def _kinds(self) -> Iterator[Kind]:
+        algorithm, task, dtype, device = self._parts
+        assert self._serial is not None
+        if self._kind is not None:
+            yield self._kind
+        elif device.type != "cpu":
+            yield "thread"
+        elif getattr(self._serial.shell, "releases_gil", False):
+            yield from ("thread", "process")
+        else:
+            yield "process"
+            step = self._pace.step or trial(algorithm, task, self._serial.shell, dtype).seconds
+            if step >= LONG_STEP:
+                yield "thread"
+
+    def _without(self, problem: HansaError) -> None:
+        """Go on without the pool; louder where workers were asked for."""
+        log.log(logging.INFO if self._workers is None else logging.WARNING, "%s: %s", self._parts[1].name, problem)
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+
+class Pace:
+    """How fast work was done. A short first cohort does not count: much is made and loaded on the way."""
+
+    def __init__(self) -> None:
+        self._cohorts, self._cost, self._steps, self._seconds = 0, 0.0, 0, 0.0
+
+    def note(self, order: Order, seconds: float) -> None:
+        """An order took this long."""
+        self._cohorts += 1
+        if self._cohorts > 1 or seconds > START / 2:
+            self._cost += cost(order)
+            self._steps += order.work.steps * len(order.clients)
+            self._seconds += seconds
+
+    def seconds(self, cost: float) -> float:
+        """How long that much work takes; 0 while there is nothing to judge by."""
+        return self._seconds * cost / self._cost if self._cost else 0.0
+
+    @property
+    def step(self) -> float:
+        """Seconds a step."""
+        return self._seconds / self._steps if self._steps else 0.0
+
+
+def cores() -> int:
+    """The cores this process may use: those it is bound to, within the quota of its container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(count, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no quota: "max", or no control groups
+        return count

@@ -1,0 +1,80 @@
+"""Jobs, and what workers say about them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from hansa.engine.request import Request
+from hansa.errors import HansaError
+from hansa.types import Vector
+
+
+class NotShareable(HansaError):
+    """A method or task that the asked-for kind of worker cannot take; the run goes on without."""
+
+
+class StartError(HansaError):
+    """Workers that never came to work."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request, where its answer is awaited, and how many workers died of it."""
+
+    request: Request
+    cost: float
+    home: deque[Job]
+    deaths: int = 0
+    answer: Any = field(default=None, repr=False)
+
+
+class Member(Protocol):
+    """A worker: its jobs, the oldest first, are under way or next."""
+
+    ready: bool
+    jobs: deque[Job]
+
+
+class Ready(NamedTuple):
+    """A worker has come to work."""
+
+    worker: Any
+
+
+class Answered(NamedTuple):
+    """A worker's oldest job is done."""
+
+    worker: Any
+    answer: Any
+
+
+class Gone(NamedTuple):
+    """A worker is no more; ``unable`` says that it could not begin, with its traceback as the cause."""
+
+    worker: Any
+    cause: str
+    unable: bool = False
+
+
+Event: TypeAlias = Ready | Answered | Gone
+
+
+class Crew(Protocol):
+    """The workers of a pool, processes or threads."""
+
+    members: list[Any]
+
+    def hire(self) -> None: ...
+
+    def dismiss(self, worker: Any) -> None: ...
+
+    def publish(self, kind: type, vectors: Iterable[Vector]) -> None: ...
+
+    def give(self, worker: Any, job: Job) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> list[Event]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,225 @@
+"""The pool: cohorts on all cores, with the results of the serial engine bit for bit.
+
+Requests go to workers longest first, each worker taking the next when it is done, so that uneven work balances. Which
+worker does what, and in which order, changes nothing: all randomness is keyed, and reports are folded in client order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from hansa.algorithm import Algorithm
+from hansa.engine.job import Answered, Crew, Event, Gone, Job, StartError
+from hansa.engine.processes import Processes
+from hansa.engine.request import Divisible, Exam, Failure, cost, describe
+from hansa.engine.threads import Threads
+from hansa.errors import HansaError, refuse, whole
+from hansa.orders import Order, Report
+from hansa.tasks import TaskLike
+from hansa.types import Vectors
+
+log = logging.getLogger("hansa")
+
+Kind: TypeAlias = Literal["process", "thread"]
+_DEATHS = 3  # a job may cost this many workers, and a pool this many that never began
+
+
+class Pool:
+    """A run's workers: processes, or threads with ``kind="thread"``, one intra-op thread each.
+
+    They start at once in the background and stay until `close`; a ``crew`` of processes can serve one pool after the
+    other, each with ``workers`` of it. A worker that dies is replaced and its cohort run again,
+    with the same keys and so the same result. An error in a worker is raised here, with its client, round and step.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: TaskLike,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        workers: int = 2,
+        kind: Kind = "process",
+        crew: Processes | None = None,
+    ) -> None:
+        whole("Pool", "workers", workers)
+        if kind not in ("process", "thread"):
+            raise refuse("Pool", "kind", kind, "'process' or 'thread'")
+        if kind == "process" and device.type != "cpu":
+            raise refuse("Pool", "kind", kind, f"'thread' on {device}", "Threads share the device's memory.")
+        refuse_inside_worker()
+        self.task = task
+        self._workers, self._pending, self._stillborn = workers, list[Job](), 0
+        self._own = crew is None
+        self._crew: Crew = (
+            _charged(crew or Processes(), algorithm, task, dtype, workers)
+            if kind == "process"
+            else Threads(algorithm, task, dtype, device, workers)
+        )
+
+    def run(self, orders: Sequence[Order]) -> Iterator[Report]:
+        """The reports, in order of completion."""
+        self._drain(Order)
+        self._crew.publish(Order, (vector for order in orders for vector in order.got.values()))
+        home: deque[Job] = deque()
+        jobs = [Job(order, cost(order), home) for order in orders]
+        self._submit(jobs)
+        try:
+            for _ in jobs:
+                yield self._next(home)
+        finally:  # a round that is left early gives no more work
+            mine = set(map(id, jobs))
+            self._pending = [job for job in self._pending if id(job) not in mine]
+
+    def evaluate(self, vectors: Vectors) -> dict[str, float]:
+        """The task's evaluation, its pieces shared out to all workers."""
+        return self.evaluate_later(vectors).result()
+
+    def evaluate_later(self, vectors: Vectors) -> Evaluation:
+        """An evaluation of the vectors as they are now; the next round may run meanwhile."""
+        self._drain(Exam)
+        vectors = {name: vector.detach().clone() for name, vector in vectors.items()}
+        self._crew.publish(Exam, vectors.values())
+        pieces = self.task.pieces() if isinstance(self.task, Divisible) else [None]
+        home: deque[Job] = deque()
+        exams = [Exam(vectors, piece) for piece in pieces]
+        jobs = [Job(exam, cost(exam), home) for exam in exams]
+        self._submit(jobs)
+        return Evaluation(self, jobs, home)
+
+    def ready(self) -> bool:
+        """Whether every worker has come to work; never waits."""
+        while not all(worker.ready for worker in self._crew.members):
+            events = self._crew.wait(0)
+            if not events:
+                return False
+            self._take(events)
+        return True
+
+    def start(self) -> Pool:
+        """Wait until every worker has come to work."""
+        while not self.ready():
+            self._take(self._crew.wait())
+        return self
+
+    def close(self) -> None:
+        """End the workers; those of a given crew only stop."""
+        self._pending.clear()
+        if self._own:
+            self._crew.close()
+        else:
+            self._drain(object)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        self._pending = sorted([*self._pending, *jobs], key=lambda job: -job.cost)
+        self._share_out()
+
+    def _next(self, home: deque[Job]) -> Any:
+        """The next answer of those awaited at one home."""
+        while not home:
+            self._take(self._crew.wait())
+        answer = home.popleft().answer
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    def _drain(self, kind: type) -> None:
+        """Wait until nothing of a kind is under way, so that what it reads may be overwritten."""
+        while any(isinstance(job.request, kind) for job in self._unanswered()):
+            self._take(self._crew.wait())
+
+    def _unanswered(self) -> Iterator[Job]:
+        yield from self._pending
+        yield from (job for worker in self._crew.members for job in worker.jobs)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Answered):
+                job = event.worker.jobs.popleft()
+                job.answer = event.answer
+                job.home.append(job)
+            elif isinstance(event, Gone):
+                self._replace(event)
+        self._share_out()
+
+    def _replace(self, gone: Gone) -> None:
+        """A worker has died: another one comes, and its jobs are done again; the oldest is the one it died of."""
+        jobs = list(gone.worker.jobs)
+        self._crew.dismiss(gone.worker)
+        if not gone.worker.ready:
+            self._stillborn += 1
+            if gone.unable or self._stillborn >= _DEATHS:
+                raise StartError(f"a worker process could not begin: {gone.cause.strip()}")
+        if jobs:
+            jobs[0].deaths += 1
+            log.warning("%s: the worker died (%s); it is replaced and the work done again", *_obituary(jobs[0], gone))
+            if jobs[0].deaths >= _DEATHS:
+                what, cause = _obituary(lost := jobs.pop(0), gone)
+                lost.answer = Failure(f"{what}: {_DEATHS} workers died of it, one after the other ({cause})", cause)
+                lost.home.append(lost)
+        self._pending = [*jobs, *self._pending]
+        self._crew.hire()
+
+    def _share_out(self) -> None:
+        """Longest first to whoever has nothing; one in advance to those who will need it soon, so that nobody waits
+        for the next. In advance only up to a fair share of what is left, so that nothing queues behind a long one."""
+        workers = [worker for worker in self._crew.members[: self._workers] if worker.ready]
+        for ahead in (0, 1):
+            for worker in workers:
+                if self._pending and len(worker.jobs) == ahead and (not ahead or self._fair(worker)):
+                    self._crew.give(worker, self._pending.pop(0))
+
+    def _fair(self, worker: Any) -> bool:
+        mine = sum(job.cost for job in worker.jobs) + self._pending[0].cost
+        return mine * self._workers <= sum(job.cost for job in self._unanswered())
+
+
+class Evaluation:
+    """An evaluation under way."""
+
+    def __init__(self, pool: Pool, jobs: Sequence[Job], home: deque[Job]) -> None:
+        self._pool, self._jobs, self._home = pool, jobs, home
+        self._left = len(jobs)
+
+    def result(self) -> dict[str, float]:
+        """Its numbers, once they are there."""
+        while self._left:
+            self._pool._next(self._home)
+            self._left -= 1
+        parts = [job.answer for job in self._jobs]
+        if self._jobs[0].request.piece is None:  # type: ignore[union-attr]
+            return dict(parts[0])
+        assert isinstance(self._pool.task, Divisible)
+        return self._pool.task.total(parts)
+
+
+def _charged(crew: Processes, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, workers: int) -> Processes:
+    crew.charge(algorithm, task, dtype)
+    while len(crew.members) < workers:
+        crew.hire()
+    return crew
+
+
+def refuse_inside_worker() -> None:
+    """A worker imports the script that defines its model; a script that starts a run by that would start one in each."""
+    if "HANSA_WORKER" in os.environ:
+        raise HansaError(
+            'a worker process tried to start a run: put what your script does under `if __name__ == "__main__":`.'
+        )
+
+
+def _obituary(job: Job, gone: Gone) -> tuple[str, str]:
+    return describe(job.request), gone.cause

@@ -1,0 +1,216 @@
+"""Worker processes as the run sees them: started afresh (never forked), given work, replaced when they die."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe, connection, spawn
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hansa.algorithm import Algorithm
+from hansa.engine.job import Answered, Event, Gone, Job, NotShareable, Ready
+from hansa.engine.request import Arithmetic, Exam
+from hansa.engine.shared import Letter, Memory, Packer, TensorPlace, unpack
+from hansa.engine.worker import BOOT, CHARGE, ENVIRONMENT, MESSAGE, Charge
+from hansa.tasks import TaskLike
+from hansa.types import Vector
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One worker's parent end. It has two slots and at most two jobs: a slot is free again once its answer is read."""
+
+    popen: subprocess.Popen[bytes]
+    wire: connection.Connection
+    lifeline: int
+    slots: tuple[Memory, Memory]
+    ready: bool = False
+    jobs: deque[Job] = field(default_factory=deque)
+    turn: int = 0
+
+    def tell(self, charge: Letter) -> None:
+        """Send a charge; the worker is ready when it has taken it."""
+        self.ready = False
+        with suppress(OSError):  # that it has died is noticed when its answer is awaited
+            self.wire.send_bytes(MESSAGE.pack(CHARGE, *charge))
+
+    def end(self) -> None:
+        """End the worker, at once and whatever it does, and free what it held."""
+        self.wire.close()
+        os.close(self.lifeline)
+        try:
+            self.popen.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        for slot in self.slots:
+            slot.close()
+
+
+class Processes:
+    """Worker processes and the memory they share. Runs can use them one after the other: their start takes seconds.
+
+    ``with Processes(2) as crew: Pool(..., crew=crew)``; a `Pool` that is given none has its own.
+    """
+
+    def __init__(self, workers: int = 0) -> None:
+        if os.name != "posix":
+            raise NotShareable("worker processes need a POSIX system")
+        self.members: list[Process] = []
+        self._charge, self._round, self._exam = Memory(), Memory(), Memory()
+        self._placed: dict[str, dict[int, TensorPlace]] = {}
+        self._letter: Letter | None = None
+        self._close = weakref.finalize(self, _close, self.members, (self._charge, self._round, self._exam))
+        for _ in range(workers):
+            self.hire()
+
+    def charge(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype) -> None:
+        """Lay method and task into shared memory, once for all workers, and tell them. Nothing may be under way."""
+        packer = Packer(self._charge)
+        try:
+            where = packer.pack(Charge(algorithm, task, dtype, Arithmetic.here()))
+        except Exception as error:
+            raise NotShareable(f"it cannot be sent to another process ({error})") from error
+        main = script() if packer.needs_main else {}
+        self._letter = Packer(self._charge, start=sum(where)).pack((main, where))
+        self._charge.unmap()
+        for worker in self.members:
+            worker.tell(self._letter)
+
+    def hire(self) -> None:
+        """Start one more worker; it is ready some seconds later."""
+        wire, far = Pipe()
+        held, lifeline = os.pipe()
+        slots = Memory(), Memory()
+        shared = (self._charge, self._round, self._exam, *slots)
+        told = {
+            "path": sys.path,
+            "wire": far.fileno(),
+            "lifeline": held,
+            "charge": self._charge.descriptor,
+            "common": [self._round.descriptor, self._exam.descriptor],
+            "slots": [slot.descriptor for slot in slots],
+        }
+        popen = subprocess.Popen(
+            [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(told)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(far.fileno(), held, *(memory.descriptor for memory in shared)),
+            env={**os.environ, **ENVIRONMENT},
+        )
+        far.close()
+        os.close(held)
+        worker = Process(popen, wire, lifeline, slots)
+        self.members.append(worker)
+        if self._letter is not None:
+            worker.tell(self._letter)
+
+    def dismiss(self, worker: Process) -> None:
+        """End one worker and forget it."""
+        self.members.remove(worker)
+        worker.end()
+
+    def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
+        """Write what all workers are sent, once; no request of this kind may be under way."""
+        number = 2 if kind is Exam else 1
+        packer = Packer(self._exam if kind is Exam else self._round)
+        self._placed[kind.__name__] = {id(vector): packer.lay(vector, number) for vector in _distinct(vectors)}
+
+    def give(self, worker: Process, job: Job) -> None:
+        """Send a job."""
+        worker.turn ^= 1
+        placed = self._placed.get(type(job.request).__name__)
+        letter = Packer(worker.slots[worker.turn], placed=placed).pack(job.request)
+        worker.jobs.append(job)
+        with suppress(OSError):
+            worker.wire.send_bytes(MESSAGE.pack(worker.turn, *letter))
+
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        """What has happened since, as soon as something has."""
+        heard = connection.wait([worker.wire for worker in self.members], timeout)
+        return [self._listen(worker) for worker in self.members if worker.wire in heard]
+
+    def _listen(self, worker: Process) -> Event:
+        try:
+            message = worker.wire.recv_bytes()
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                worker.popen.wait(timeout=5)
+            return Gone(worker, _cause(worker.popen.returncode))
+        if not worker.ready:
+            worker.ready = not message
+            return Ready(worker) if worker.ready else Gone(worker, message.decode(), unable=True)
+        number, *letter = MESSAGE.unpack(message)
+        return Answered(worker, unpack(Letter(*letter), [worker.slots[number]], copy=True))
+
+    def close(self) -> None:
+        """End all workers and free what they share."""
+        self._close()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _close(members: list[Process], memories: Iterable[Memory]) -> None:
+    for worker in members:  # all at once, then each
+        worker.popen.terminate()
+    while members:
+        members.pop().end()
+    for memory in memories:
+        memory.close()
+
+
+def script() -> dict[str, Any]:
+    """How a worker imports the running script, which defines what it must be sent; safe only where that is guarded."""
+    found = spawn.get_preparation_data("hansa worker")
+    how = {name: value for name, value in found.items() if name.startswith("init_main")}
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    remedy = "move it into a module of its own to use worker processes"
+    if not how or main is None:
+        raise NotShareable(f"it is defined in an interactive session: {remedy}")
+    if not _guarded(Path(main).read_text(encoding="utf-8")):
+        raise NotShareable(
+            f'it is defined in {Path(main).name}, which has no `if __name__ == "__main__":` around what it does: '
+            f"add that, or {remedy}"
+        )
+    return how
+
+
+def _guarded(source: str) -> bool:
+    """Whether a script keeps what it does apart from what it defines.
+
+    >>> _guarded('def f(): pass\\nif __name__ == "__main__":\\n    f()'), _guarded("def f(): pass\\nf()")
+    (True, False)
+    """
+    tests = [node.test for node in ast.parse(source).body if isinstance(node, ast.If)]
+    return any(isinstance(name, ast.Name) and name.id == "__name__" for test in tests for name in ast.walk(test))
+
+
+def _distinct(vectors: Iterable[Vector]) -> list[Vector]:
+    return list({id(vector): vector for vector in vectors}.values())
+
+
+def _cause(code: int | None) -> str:
+    """The end of a process in words.
+
+    >>> _cause(-9)
+    'killed by SIGKILL; was memory short?'
+    """
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"killed by {name}" + ("; was memory short?" if code == -signal.SIGKILL else "")

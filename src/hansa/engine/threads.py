@@ -1,0 +1,158 @@
+"""Worker threads: for steps that run outside the interpreter's lock (native ones, or long ones), and for GPUs.
+
+Nothing is copied or sent. Torch's generator is one for all threads, so a model that draws from it (dropout) would draw
+other numbers in another order: such a model is refused when one trial step draws, and is an error if a later one does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+
+from hansa.algorithm import Algorithm
+from hansa.engine.job import Answered, Event, Job, NotShareable
+from hansa.engine.request import Arithmetic, Failure, describe, perform
+from hansa.keys import Key
+from hansa.orders import Order
+from hansa.tasks import TaskLike
+from hansa.types import BUFFERS, MODEL, Vector
+
+_DRAWS = "its model draws random numbers (dropout?), which threads would share: use worker processes"
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """One worker: a thread with a shell of its own."""
+
+    shell: Any
+    inbox: SimpleQueue[Job | None] = field(default_factory=SimpleQueue)
+    jobs: deque[Job] = field(default_factory=deque)
+    ready: bool = True
+    thread: threading.Thread | None = None
+
+
+class Threads:
+    """The workers of a run, all in this process."""
+
+    def __init__(
+        self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device, workers: int
+    ) -> None:
+        self.algorithm, self.task, self.dtype, self.device = algorithm, task, dtype, device
+        self.members: list[Thread] = []
+        self._outbox: SimpleQueue[Event] = SimpleQueue()
+        self._arithmetic, self._generator = Arithmetic.here(), torch.get_rng_state()
+        self._threads = torch.get_num_threads()
+        first = task.shell(dtype, device)
+        if trial(algorithm, task, first, dtype).draws:
+            raise NotShareable(_DRAWS)
+        self.hire(first)
+        for _ in range(workers - 1):
+            self.hire()
+
+    def hire(self, shell: Any = None) -> None:
+        """Start one more worker. Its shell is made here: making a model borrows torch's generator."""
+        worker = Thread(self.task.shell(self.dtype, self.device) if shell is None else shell)
+        try:
+            worker.shell.seed = _unseeded
+        except AttributeError as error:
+            raise NotShareable("its shells seed the generator that threads share") from error
+        worker.thread = threading.Thread(target=self._serve, args=(worker,), name="hansa worker", daemon=True)
+        worker.thread.start()
+        self.members.append(worker)
+
+    def dismiss(self, worker: Thread) -> None:
+        """End one worker, after what it has been given."""
+        self.members.remove(worker)
+        worker.inbox.put(None)
+        assert worker.thread is not None
+        worker.thread.join()
+
+    def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
+        """Threads see the vectors that requests hold; from here on nobody may touch torch's generator."""
+        self._generator = torch.get_rng_state()
+
+    def give(self, worker: Thread, job: Job) -> None:
+        worker.jobs.append(job)
+        worker.inbox.put(job)
+
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        """What has happened since, as soon as something has."""
+        events: list[Event] = []
+        try:
+            events.append(self._outbox.get(timeout=timeout) if timeout != 0 else self._outbox.get_nowait())
+            while True:
+                events.append(self._outbox.get_nowait())
+        except Empty:
+            return events
+
+    def _serve(self, worker: Thread) -> None:
+        self._arithmetic.apply_to_thread()
+        with _stream(self.device) as stream:
+            while (job := worker.inbox.get()) is not None:
+                if stream is not None:
+                    stream.wait_stream(torch.cuda.default_stream(self.device))
+                answer = perform(job.request, self.algorithm, self.task, worker.shell)
+                if stream is not None:
+                    stream.synchronize()
+                if isinstance(job.request, Order) and not torch.equal(self._generator, torch.get_rng_state()):
+                    answer = Failure(f"{describe(job.request)}: {_DRAWS}", "")
+                self._outbox.put(Answered(worker, answer))
+
+    def close(self) -> None:
+        """Let each worker finish what it is at, and end."""
+        for worker in self.members:
+            worker.inbox.put(None)
+        while self.members:
+            thread = self.members.pop().thread
+            assert thread is not None
+            thread.join()
+        torch.set_num_threads(self._threads)  # MKL has one number for all threads
+
+
+class Trial(NamedTuple):
+    """What one step showed: whether it draws random numbers, and the seconds it took."""
+
+    draws: bool
+    seconds: float
+
+
+def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) -> Trial:
+    """Take the gradient of the largest client's first batch, twice: the first is slow. Torch's generator is restored."""
+    samples = task.population.samples
+    client = max(range(len(samples)), key=samples.__getitem__)
+    phase, key = algorithm.local, Key(0)
+    work = phase.steps.draw(client, samples[client], phase.batch_size, key)._replace(steps=1)
+    vectors = task.start(key, dtype)
+    with torch.random.fork_rng(devices=[]):
+        shell.load(vectors[MODEL], vectors.get(BUFFERS))
+        rows = shell.rows(client, work, key)
+        batch = None if rows is None else rows[0]
+        before = torch.get_rng_state()
+        shell.gradient(client, batch)
+        began = time.perf_counter()
+        shell.gradient(client, batch)
+        seconds = time.perf_counter() - began
+        return Trial(not torch.equal(before, torch.get_rng_state()), seconds)
+
+
+def _unseeded(key: Key) -> None:
+    """Threads leave torch's generator alone."""
+
+
+@contextmanager
+def _stream(device: torch.device) -> Iterator[Any]:
+    """A stream of a worker's own on a GPU, so that workers overlap there; nothing on a CPU."""
+    if device.type != "cuda":
+        yield None
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        yield stream

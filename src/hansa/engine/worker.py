@@ -1,0 +1,123 @@
+"""A worker process: it has a model of its own, reads the data it shares with the others, and does what it is asked.
+
+It ends when the run ends, however that happens: the run holds the other end of its lifeline.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import spawn
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import torch
+
+from hansa.algorithm import Algorithm
+from hansa.engine.request import Arithmetic, Request, perform
+from hansa.engine.shared import Letter, Memory, Packer, unpack
+from hansa.tasks import TaskLike
+
+BOOT = (
+    "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
+    "from hansa.engine.worker import serve; serve(told)"
+)
+"""What a new interpreter runs. It leaves Ctrl-C to the run from its first moment on."""
+
+MESSAGE = struct.Struct("<BQQ")
+"""All that goes through the socket: the number of a memory, the offset and the size of a skeleton in it."""
+
+CHARGE = 255
+"""The number of the memory that holds what workers are told once; the others are slots."""
+
+ENVIRONMENT = {
+    "HANSA_WORKER": "1",
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"),
+        "1",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Charge:
+    """What a worker is told once: the method, the task, and how numbers are made."""
+
+    algorithm: Algorithm
+    task: TaskLike
+    dtype: torch.dtype
+    arithmetic: Arithmetic
+
+
+class Desk:
+    """Where requests are done: a method, a task, and a model of one's own."""
+
+    def __init__(self, letter: Letter, memory: Memory) -> None:
+        main, where = unpack(letter, [memory], copy=False)
+        spawn.prepare(main)  # before what the script defines is read
+        charge: Charge = unpack(where, [memory], copy=False)
+        charge.arithmetic.apply()
+        self.algorithm, self.task = charge.algorithm, charge.task
+        self.shell = charge.task.shell(charge.dtype, torch.device("cpu"))
+
+    def do(self, request: Request) -> Any:
+        return perform(request, self.algorithm, self.task, self.shell)
+
+
+def serve(told: Mapping[str, Any]) -> NoReturn:
+    """Work until the run ends."""
+    threading.Thread(target=_end_with_run, args=(told["lifeline"],), daemon=True).start()
+    torch.set_num_interop_threads(1)
+    wire = Connection(told["wire"])
+    common = [Memory(descriptor) for descriptor in told["common"]]
+    slots = [Memory(descriptor) for descriptor in told["slots"]]
+    desk: Desk | None = None
+    while True:
+        number, *where = MESSAGE.unpack(_receive(wire))
+        letter = Letter(*where)
+        if number == CHARGE:
+            desk = None  # the old one's memory first
+            desk = _settle(wire, letter, Memory(os.dup(told["charge"]), private=True))
+            continue
+        assert desk is not None
+        slot = slots[number]
+        answer = desk.do(unpack(letter, [slot, *common], copy=False))
+        # after the request: what the client remembered may lie in the slot and be part of the answer
+        reply = Packer(slot, start=sum(letter)).pack(answer)
+        wire.send_bytes(MESSAGE.pack(number, *reply))
+
+
+def _settle(wire: Connection, letter: Letter, memory: Memory) -> Desk:
+    """Take a charge. The answer is empty, or the traceback of what prevents it."""
+    try:
+        desk = Desk(letter, memory)
+    except Exception:
+        wire.send_bytes(traceback.format_exc().encode())
+        _end()
+    wire.send_bytes(b"")
+    return desk
+
+
+def _receive(wire: Connection) -> bytes:
+    try:
+        return wire.recv_bytes()
+    except (EOFError, OSError):
+        _end()
+
+
+def _end_with_run(lifeline: int) -> None:
+    while os.read(lifeline, 1):
+        pass
+    os._exit(0)
+
+
+def _end() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

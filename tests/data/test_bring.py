@@ -1,0 +1,218 @@
+"""Whatever a user brings: arrays, torch datasets, columns; and what is said when it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, TensorDataset
+
+from hansa.data import Split, dirichlet, from_arrays, from_dataset, from_hf
+from hansa.errors import HansaError
+
+X = np.random.default_rng(0).normal(size=(12, 3))
+Y = np.arange(12) % 4
+
+
+def test_arrays_with_rows_for_each_client() -> None:
+    data = from_arrays(X, Y, clients=[[0, 5], np.array([2]), torch.tensor([7, 1, 3])])
+    assert [data.rows(i).tolist() for i in range(3)] == [[0, 5], [2], [7, 1, 3]]
+    assert data.inputs.dtype == torch.float32
+    assert data.targets.dtype == torch.int64
+    assert data.classes == 4
+    np.testing.assert_allclose(data.inputs.numpy(), X, rtol=1e-6)
+
+
+def test_clients_may_overlap_where_the_user_says_so() -> None:
+    assert from_arrays(X, Y, clients=[[0, 1], [1, 2]]).index.tolist() == [0, 1, 1, 2]
+
+
+def test_arrays_with_an_owner_for_every_row() -> None:
+    owners = np.array([1, 0, 1, 1, 0, 2, 2, 0, 1, 1, 1, 2])
+    for given in (owners, torch.from_numpy(owners)):
+        data = from_arrays(X, Y, clients=given)
+        assert [data.rows(i).tolist() for i in range(3)] == [np.flatnonzero(owners == i).tolist() for i in range(3)]
+
+
+def test_arrays_dealt_to_a_number_of_clients() -> None:
+    assert from_arrays(X, Y, clients=5).sizes.tolist() == [3, 3, 2, 2, 2]
+    assert from_arrays(X, Y, clients=3, how=dirichlet(0.1, min_size=2)).sizes.min() >= 2
+    split = Split.of_rows([[3], [4]])
+    assert from_arrays(X, Y, clients=split).index.tolist() == [3, 4]
+
+
+def test_kinds_of_numbers() -> None:
+    shades = np.array([[0, 51, 255]] * 12, np.uint8)
+    assert from_arrays(shades, Y, clients=2).inputs[0].tolist() == pytest.approx([0.0, 0.2, 1.0])
+    tokens = np.arange(36).reshape(12, 3)
+    assert from_arrays(tokens, Y, clients=2).inputs.dtype == torch.int64
+    assert from_arrays(X, Y, clients=2, dtype=torch.float64).inputs.dtype == torch.float64
+    regression = from_arrays(X, X[:, 0], clients=2)
+    assert regression.classes is None
+    assert regression.targets.dtype == torch.float32
+
+
+def test_a_test_set_widens_the_classes() -> None:
+    data = from_arrays(X, Y, clients=2, test=(X[:2], np.array([1, 6])))
+    assert data.classes == 7
+    assert data.test_targets is not None
+    assert data.test_targets.tolist() == [1, 6]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: from_arrays(X, Y[:-1], clients=2), "expected one target a row"),
+        (lambda: from_arrays(np.where(X[5, 1] == X, np.nan, X), Y, clients=2), "x, row 5, holds a number that is NaN"),
+        (lambda: from_arrays(X, np.where(Y == 3, -1, Y), clients=2), "the label -1: expected labels from 0"),
+        (lambda: from_arrays(X, Y, clients=2, classes=3), "targets run from 0 to 3: expected 0 to 2"),
+        (lambda: from_arrays(X.astype(str), Y, clients=2), "expected numbers, all rows of one shape"),
+        (lambda: from_arrays(X, Y, clients=[[0], [12]]), "rows 0 to 12, but the data has rows 0 to 11"),
+        (lambda: from_arrays(X, Y, clients=np.zeros(5, int)), r"owners are int64 of shape \(5,\)"),
+        (lambda: from_arrays(X, Y, clients=np.zeros(12)), "owners are float64"),
+        (lambda: from_arrays(X, Y, clients=13), r"iid\(clients=13\): expected at most 12"),
+        (lambda: from_arrays(X, Y, clients=[[0]], how=dirichlet(1.0)), "already say who holds what"),
+        (lambda: from_arrays(X, Y, clients=[]), "at least one client"),
+        (lambda: from_arrays(X[:0], Y[:0], clients=1), "at least one row"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        make()
+
+
+class Pairs(TorchDataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.tensor([float(i)]), i % 2) for i in range(6)])
+
+
+class Picture:
+    """As a PIL image looks to NumPy."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def getbands(self) -> tuple[str, ...]:
+        return ("L",)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.array
+
+
+def test_torch_datasets_of_every_kind() -> None:
+    tensors = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    assert from_dataset(tensors, clients=3).targets.tolist() == Y.tolist()
+    pairs = Pairs([(torch.tensor([i, i]).float(), i % 3) for i in range(9)])
+    data = from_dataset(pairs, clients=3, test=pairs)
+    assert (data.classes, data.name, data.shape) == (3, "Pairs", (2,))
+    assert data.test_inputs is not None
+    assert torch.equal(data.test_inputs, data.inputs)
+    assert from_dataset(Stream(), clients=2).inputs.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_images_become_channels_first_and_are_scaled() -> None:
+    coloured = np.zeros((4, 5, 3), np.uint8)
+    coloured[1, 2] = (0, 51, 255)
+    data = from_dataset(Pairs([(coloured, 0), (coloured, 1)]), clients=1)
+    assert data.inputs.shape == (2, 3, 4, 5)
+    assert data.inputs[0, :, 1, 2].tolist() == pytest.approx([0.0, 0.2, 1.0])
+    grey = from_dataset(Pairs([(Picture(np.full((4, 5), 255, np.uint8)), 0)]), clients=1)
+    assert grey.inputs.shape == (1, 1, 4, 5)
+    assert float(grey.inputs.max()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([(torch.zeros(2), 0), torch.zeros(2)], "item 1 is a Tensor: expected a pair"),
+        ([], "is empty"),
+        ([(torch.zeros(2), 0), (torch.zeros(3), 0)], r"input 1 has shape \(3,\), the first \(2,\)"),
+        ([("words", 0)], "input 0 is 'words': expected numbers or an image"),
+    ],
+)
+def test_torch_datasets_that_do_not_fit_are_refused(items: list[Any], message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        from_dataset(Pairs(items), clients=1)
+
+
+class Columns:
+    """As much of a Hugging Face dataset as is asked for: named columns."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = columns
+        self.column_names = list(columns)
+        self.features = {"label": SimpleNamespace(num_classes=5)}
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.columns[name]
+
+
+def rows(count: int = 6) -> Columns:
+    return Columns(
+        ids=[[i, i + 1] for i in range(count)],
+        label=[i % 3 for i in range(count)],
+        user=["bo", "al", "bo", "cy", "al", "bo"][:count],
+        text=["a"] * count,
+    )
+
+
+def test_a_hugging_face_dataset_by_its_columns() -> None:
+    data = from_hf(rows(), "ids", "label", clients=2)
+    assert data.inputs.tolist() == [[i, i + 1] for i in range(6)]
+    assert data.inputs.dtype == torch.int64
+    assert data.classes == 5  # as its features say
+    assert data.population == 2
+
+
+def test_a_column_of_users_is_the_natural_partition() -> None:
+    data = from_hf(rows(), "ids", "label", client_column="user")
+    assert [data.rows(i).tolist() for i in range(3)] == [[1, 4], [0, 2, 5], [3]]  # al, bo, cy
+    assert from_hf(rows(), "ids", "label", client_column="user", clients=2).population == 2
+
+
+def test_a_dict_of_splits_gives_train_and_test() -> None:
+    data = from_hf({"train": rows(), "test": rows(2)}, "ids", "label", clients=2)
+    assert data.test_inputs is not None
+    assert data.test_inputs.tolist() == [[0, 1], [1, 2]]
+    data = from_hf(rows(), "ids", "label", clients=2, test=rows(3))
+    assert data.test_targets is not None
+    assert data.test_targets.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("idz", "label"), r"no column 'idz'\. Did you mean ids"),
+        (("ids", "text"), "column 'text' holds 'a': expected numbers"),
+        (("text", "label"), "expected numbers or an image. Tokenize"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(arguments: tuple[str, str], message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        from_hf(rows(), *arguments, clients=2)
+
+
+def test_columns_without_clients_are_refused() -> None:
+    with pytest.raises(HansaError, match="expected clients=, or client_column="):
+        from_hf(rows(), "ids", "label")
+
+
+def test_ragged_columns_are_refused() -> None:
+    with pytest.raises(HansaError, match="expected one shape. Resize or pad first"):
+        from_hf(Columns(ids=[[1, 2], [3]], label=[0, 1]), "ids", "label", clients=1)

@@ -1,0 +1,113 @@
+"""Federated data: views, counts, summaries, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hansa.data import Dataset, FederatedData, iid, label_counts, partition, with_clients
+from hansa.data.split import Split
+from hansa.errors import HansaError
+
+
+def tiny() -> FederatedData:
+    return FederatedData(
+        torch.arange(12.0).view(6, 2),
+        torch.tensor([0, 0, 1, 1, 2, 2]),
+        torch.tensor([0, 2, 4, 1, 5]),
+        torch.tensor([0, 3, 3, 5]),
+        classes=3,
+        name="tiny",
+    )
+
+
+def test_rows_and_samples_of_each_client() -> None:
+    data = tiny()
+    assert [data.rows(client).tolist() for client in range(3)] == [[0, 2, 4], [], [1, 5]]
+    assert [data.samples(client) for client in range(data.population)] == [3, 0, 2]
+    assert data.sizes.tolist() == [3, 0, 2]
+
+
+def test_rows_are_views_so_that_many_clients_cost_two_tensors() -> None:
+    data = partition(Dataset("many", torch.zeros(20_000, 1), torch.zeros(20_000, dtype=torch.int64)), iid(), 10_000)
+    storage = data.index.untyped_storage().data_ptr()
+    assert all(data.rows(client).untyped_storage().data_ptr() == storage for client in (0, 5_000, 9_999))
+    assert data.index.numel() + data.offsets.numel() == 30_001
+
+
+def test_partitioning_copies_nothing() -> None:
+    source = Dataset("one", torch.zeros(100, 3), torch.zeros(100, dtype=torch.int64), classes=1)
+    data = partition(source, iid(), 10)
+    assert data.inputs is source.inputs
+    assert data.targets is source.targets
+
+
+def test_label_counts_by_hand() -> None:
+    assert tiny().label_counts().tolist() == [[1, 1, 1], [0, 0, 0], [1, 0, 1]]
+
+
+def test_summary_by_hand() -> None:
+    # client 0 holds labels 0 0 1 1 (1 bit), client 1 holds 1 1 1 1 (0 bits)
+    split = Split.of_rows([[0, 1, 2, 3], [4, 5, 6, 7]])
+    data = FederatedData(
+        torch.zeros(8, 1), torch.tensor([0, 0, 1, 1, 1, 1, 1, 1]), split.index, split.offsets, classes=2
+    )
+    found = data.summary()
+    assert (found.clients, found.samples, found.smallest, found.median, found.largest) == (2, 8, 4, 4.0, 4)
+    assert found.label_entropy == pytest.approx(0.5)
+    # label 0 has one holder; label 1 is shared 1/3 to 2/3: 2^(log2 3 - 2/3) = 3 / 2^(2/3)
+    assert found.effective_clients == pytest.approx((1.0, 3 / 2 ** (2 / 3)))
+    assert "2 clients, 8 samples: 4 / 4 / 4 a client" in str(found)
+
+
+def test_even_holders_count_as_many_as_they_are() -> None:
+    split = Split.of_rows([[i, i + 5] for i in range(5)])
+    data = FederatedData(torch.zeros(10, 1), torch.tensor([0] * 5 + [1] * 5), split.index, split.offsets, classes=2)
+    assert data.summary().effective_clients == pytest.approx((5.0, 5.0))
+    assert data.summary().label_entropy == pytest.approx(1.0)
+
+
+def test_regression_data_have_a_summary_without_labels() -> None:
+    split = Split.of_rows([[0], [1, 2]])
+    data = FederatedData(torch.zeros(3, 1), torch.randn(3), split.index, split.offsets)
+    assert data.summary().label_entropy is None
+    with pytest.raises(HansaError, match="no classes"):
+        data.label_counts()
+    with pytest.raises(HansaError, match="one class number a row"):
+        label_counts(split, torch.randn(3), 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"targets": torch.zeros(5, dtype=torch.int64)}, "expected one target a row"),
+        ({"targets": torch.tensor([0, 0, 1, 1, 2, 3])}, "targets run from 0 to 3: expected 0 to 2"),
+        ({"index": torch.tensor([0, 2, 4, 1, 6])}, "rows 0 to 6, but the data has rows 0 to 5"),
+        ({"index": torch.tensor([0, 2, 4, 1, -1])}, "rows -1 to 4"),
+        ({"test_inputs": torch.zeros(2, 2)}, "needs both"),
+        (
+            {"test_inputs": torch.zeros(2, 3), "test_targets": torch.tensor([0, 1])},
+            r"\(3,\) each, training inputs \(2,\)",
+        ),
+        ({"test_inputs": torch.zeros(2, 2), "test_targets": torch.tensor([0, 3])}, "test targets run from 0 to 3"),
+    ],
+)
+def test_data_that_do_not_fit_together_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
+    data = tiny()
+    fields = {name: getattr(data, name) for name in ("inputs", "targets", "index", "offsets", "classes", "name")}
+    with pytest.raises(HansaError, match=message):
+        FederatedData(**{**fields, **change})
+
+
+def test_a_client_that_is_not_there_is_refused() -> None:
+    with pytest.raises(HansaError, match="tiny: client 3: there are 3, numbered from 0"):
+        tiny().rows(3)
+
+
+def test_with_clients_keeps_the_test_set() -> None:
+    source = Dataset(
+        "one", torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.ones(2, 3), torch.tensor([0, 0]), classes=1
+    )
+    data = with_clients(source, Split.of_rows([[0], [3]]))
+    assert data.test_inputs is source.test_inputs
+    assert data.population == 2

@@ -1,0 +1,74 @@
+"""The idx reader, on files that the test writes itself."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.official_files import idx_bytes, write_idx
+from hansa.data import DataError, MissingError
+from hansa.data.readers.idx import read_idx
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_idx_file_is_read_plain_or_gzipped(tmp_path: Path, packed: bool) -> None:
+    digest = write_idx(tmp_path / "images", IMAGES, packed)
+    found, sha = read_idx(tmp_path / "images", axes=3)
+    np.testing.assert_array_equal(found, IMAGES)
+    assert sha == digest == hashlib.sha256(idx_bytes(IMAGES)).hexdigest()
+
+
+def test_the_head_of_the_official_label_file_is_understood(tmp_path: Path) -> None:
+    (tmp_path / "labels").write_bytes(bytes.fromhex("00000801 00000003 090002"))
+    assert read_idx(tmp_path / "labels", axes=1)[0].tolist() == [9, 0, 2]
+
+
+def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"images: no such file\. Run it\."):
+        read_idx(tmp_path / "images", axes=3, remedy="Run it.")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "magic 00000803.*found magic ''"),
+        (b"\x00\x00\x08\x03\x00", "head of 16 bytes, found 5"),
+        (idx_bytes(IMAGES)[:-1], "60 bytes for 5 x 4 x 3, found 59"),
+        (idx_bytes(IMAGES) + b"\x00", "60 bytes for 5 x 4 x 3, found more"),
+        (idx_bytes(IMAGES[:, 0]), "magic 00000803.*found magic '00000802'"),
+        (b"\x00\x00\x0d\x03" + idx_bytes(IMAGES)[4:], "found magic '00000d03'"),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1), "a head that claims 4294967295 x"),
+        (b"<html>not found</html>", "found magic '3c68746d'"),
+    ],
+    ids=["empty", "short head", "truncated", "too long", "labels for images", "floats", "a bomb", "a web page"],
+)
+def test_a_damaged_file_is_refused_with_expected_and_found(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "images").write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_idx(tmp_path / "images", axes=3)
+    assert str(tmp_path / "images") in str(caught.value)
+
+
+@pytest.mark.parametrize("cut", [3, 15, -9, -1])
+def test_a_truncated_gzip_is_refused(tmp_path: Path, cut: int) -> None:
+    write_idx(tmp_path / "images", IMAGES, packed=True)
+    path = tmp_path / "images.gz"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(DataError, match=r"images\.gz: expected a whole gzip file"):
+        read_idx(tmp_path / "images", axes=3)
+
+
+def test_a_gzip_with_a_flipped_byte_is_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "images", IMAGES, packed=True)
+    path = tmp_path / "images.gz"
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 1  # in the checksum
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"images\.gz"):
+        read_idx(tmp_path / "images", axes=3)

@@ -1,0 +1,255 @@
+"""FEMNIST and Shakespeare as LEAF lays them out, and as one file each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data.official_files import write_leaf
+from hansa.data import DataError, MissingError, iid, load, natural, partition
+from hansa.data.readers.leaf import read_femnist
+from hansa.data.readers.shakespeare import ALPHABET, encode, read_shakespeare
+
+
+def image(shade: int) -> list[float]:
+    return [shade / 255] * 784
+
+
+def femnist(folder: Path) -> None:
+    write_leaf(
+        folder / "train" / "all_data_0_niid_0_keep_0_train_9.json",
+        {"f0001_41": ([image(0), image(255)], [0, 61]), "f0002_07": ([image(10)], [35])},
+    )
+    write_leaf(folder / "train" / "all_data_1_niid_0_keep_0_train_9.json", {"f0003_01": ([image(20)], [10])})
+    write_leaf(folder / "test" / "all_data_0_niid_0_keep_0_test_9.json", {"f0001_41": ([image(30)], [5])})
+
+
+@pytest.mark.parametrize("below", ["", "data"])
+def test_femnist_from_leafs_json_keeps_writers_apart(tmp_path: Path, below: str) -> None:
+    femnist(tmp_path / "femnist" / below)
+    data = load("femnist", tmp_path)
+    assert data.inputs.shape == (4, 1, 28, 28)
+    assert data.targets.tolist() == [0, 61, 35, 10]
+    assert data.group_names == ("f0001_41", "f0002_07", "f0003_01")
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 0, 1, 2]
+    assert data.test_targets is not None
+    assert data.test_targets.tolist() == [5]
+    shades = read_femnist(tmp_path / "femnist").inputs[:, 0, 13, 13]
+    assert shades.tolist() == [0, 255, 10, 20]
+    clients = partition(data, natural())
+    assert [clients.rows(i).tolist() for i in range(3)] == [[0, 1], [2], [3]]
+
+
+def test_femnist_unsplit_keeps_a_tenth_of_each_writer_for_testing(tmp_path: Path) -> None:
+    users = {f"w{k}": ([image(k)] * 20, list(range(20))) for k in range(3)}
+    write_leaf(tmp_path / "all_data" / "all_data_0.json", users)
+    found, again = read_femnist(tmp_path), read_femnist(tmp_path)
+    assert np.bincount(found.groups).tolist() == [18, 18, 18]
+    assert len(found.test_targets) == 6
+    np.testing.assert_array_equal(found.targets, again.targets)
+    for writer in range(3):
+        own = found.targets[found.groups == writer].tolist()
+        assert len(set(own)) == 18  # the labels were 0 to 19, each once
+
+
+def npz(path: Path, **changes: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {
+        "x_train": np.full((3, 784), 7, np.uint8),
+        "y_train": np.array([0, 61, 3], np.uint8),
+        "w_train": np.array([0, 1, 1], np.uint8),
+        "x_test": np.zeros((1, 784), np.uint8),
+        "y_test": np.array([4], np.uint8),
+        "w_test": np.array([0], np.uint8),
+        "writers": np.array(["f1", "f2"]),
+    }
+    np.savez_compressed(path, **{**arrays, **changes})
+
+
+def test_femnist_from_one_npz(tmp_path: Path) -> None:
+    npz(tmp_path / "femnist" / "some.npz")
+    data = load("femnist", tmp_path)
+    assert data.groups is not None
+    assert (data.groups.tolist(), data.group_names) == ([0, 1, 1], ("f1", "f2"))
+    # 7 / 255, by the constants of the registry
+    assert float(data.inputs[0, 0, 0, 0]) == pytest.approx((7 / 255 - 0.9637) / 0.1597, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"x_train": np.zeros((3, 700), np.uint8)},
+            r"x_train as bytes of shape \(n, 784\), found uint8 of shape \(3, 700\)",
+        ),
+        ({"x_train": np.zeros((3, 784))}, "x_train as bytes"),
+        ({"y_train": np.array([0, 62, 3])}, "labels from 0 to 61, found 0 to 62"),
+        ({"y_test": np.array([4, 4])}, "1 class numbers"),
+        ({"w_train": np.array([0, 1, 2])}, "a writer's number a row"),
+        ({"writers": np.array([object()], object)}, "a whole .npz of plain arrays"),
+    ],
+)
+def test_a_wrong_npz_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    npz(tmp_path / "some.npz", **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        read_femnist(tmp_path)
+    assert str(tmp_path / "some.npz") in str(caught.value)
+
+
+def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "some.npz", x_train=np.zeros(3))
+    with pytest.raises(DataError, match=r"none named y_train, w_train"):
+        read_femnist(tmp_path)
+    npz(tmp_path / "some.npz")
+    whole = (tmp_path / "some.npz").read_bytes()
+    for cut in (0, 10, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "some.npz").write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=r"some\.npz: expected a whole \.npz"):
+            read_femnist(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("users", "changes", "message"),
+    [
+        ({"a": ([image(1)], [0])}, {"num_samples": [2]}, "2 samples of user 'a', found 1 x and 1 y"),
+        ({"a": ([image(1)], [0, 1])}, {"num_samples": [1]}, "1 samples of user 'a', found 1 x and 2 y"),
+        ({"a": ([image(1)], [0])}, {"users": ["b"]}, "x and y of user 'b', found none"),
+        ({"a": ([image(1)], [0])}, {"num_samples": []}, "as many num_samples as users"),
+        ({"a": ([image(1)[:-1]], [0])}, {}, "images of 784 pixels of user 'a', found 783"),
+        ({"a": ([image(1), [0.5]], [0, 1])}, {}, "rows of other kinds or lengths"),
+        ({"a": ([["x"] * 784], [0])}, {}, "rows of other kinds or lengths"),
+        ({"a": ([image(256)], [0])}, {}, "pixels of user 'a' from 0 to 1"),
+        ({"a": ([image(1)], [62])}, {}, "labels from 0 to 61, found 62"),
+        ({"a": ([image(1)], [0.5])}, {}, "class numbers"),
+    ],
+)
+def test_wrong_leaf_files_are_refused(
+    tmp_path: Path, users: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    write_leaf(tmp_path / "train" / "a.json", users, **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        read_femnist(tmp_path)
+    assert str(tmp_path / "train" / "a.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ['{"users": [', "[]", "{}", "\xff"])
+def test_files_that_are_not_leafs_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text(content, "latin-1")
+    with pytest.raises(DataError, match=r"a\.json: expected (whole JSON|LEAF's keys)"):
+        read_femnist(tmp_path)
+
+
+def test_missing_folders_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"all_data_\*\.json: no such file\. It has no ready-made official download"):
+        load("femnist", tmp_path)
+    with pytest.raises(MissingError, match=r"shakespeare\.json: no such file\. It has no ready-made"):
+        load("shakespeare", tmp_path)
+
+
+def test_the_alphabet_is_leafs_eighty_characters() -> None:
+    assert len(ALPHABET) == len(set(ALPHABET)) == 80
+    assert ALPHABET[:5] == '\n !"&'
+    assert [ALPHABET[i] for i in encode("Hello, World: 9 & (10)!").tolist()] == list("Hello, World: 9 & (10)!")
+
+
+def roles(folder: Path, content: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "shakespeare.json").write_text(json.dumps(content))
+
+
+def spoken(length: int, first: int = 0) -> str:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return "".join(letters[(first + i * i) % 26] for i in range(length))
+
+
+def test_windows_are_eighty_characters_and_the_one_that_follows(tmp_path: Path) -> None:
+    texts = {"HAMLET": spoken(300), "GHOST": spoken(50), "OPHELIA": spoken(95, 3)}
+    roles(tmp_path / "shakespeare", texts)
+    data = load("shakespeare", tmp_path)
+    assert data.group_names == ("HAMLET", "OPHELIA")  # the ghost says too little for a window
+    clients = partition(data, natural())
+    for client, text in ((0, texts["HAMLET"]), (1, texts["OPHELIA"])):
+        windows = len(text) - 80
+        own = clients.rows(client)
+        assert len(own) == int(0.9 * windows)
+        for step, row in enumerate(own.tolist()):
+            assert "".join(ALPHABET[i] for i in data.inputs[row].tolist()) == text[step : step + 80]
+            assert ALPHABET[int(data.targets[row])] == text[step + 80]
+
+
+def test_test_windows_never_overlap_a_training_window(tmp_path: Path) -> None:
+    text = spoken(2000)
+    roles(tmp_path, {"HAMLET": text})
+    found = read_shakespeare(tmp_path, test_stride=7)
+    trained = int(0.9 * (2000 - 80))
+    starts = range(trained + 79, 2000 - 80, 7)
+    assert found.test_inputs.shape == (len(starts), 80)
+    assert trained - 1 + 80 < starts[0] + 1  # the last training window and its target end before the first test window
+    for row, start in enumerate(starts):
+        assert found.test_inputs[row].tolist() == encode(text[start : start + 80]).tolist()
+        assert int(found.test_targets[row]) == int(encode(text[start + 80])[0])
+
+
+def test_lines_are_joined_by_a_space_as_leaf_does(tmp_path: Path) -> None:
+    roles(tmp_path, {"HAMLET": "To be,\nor   not to be\n" + spoken(100)})
+    found = read_shakespeare(tmp_path)
+    start = "".join(ALPHABET[i] for i in found.inputs[0].tolist())
+    assert start.startswith("To be, or not to be abejq")
+
+
+def test_windows_are_views_of_the_text_and_gather_right(tmp_path: Path) -> None:
+    roles(tmp_path, {"HAMLET": spoken(500)})
+    found = read_shakespeare(tmp_path)
+    assert found.inputs.untyped_storage().nbytes() == 500 * 8
+    rows = torch.tensor([7, 0, 100])
+    assert torch.equal(found.inputs.index_select(0, rows), torch.stack([found.inputs[i] for i in rows.tolist()]))
+
+
+def test_a_stride_thins_the_training_windows(tmp_path: Path) -> None:
+    roles(tmp_path / "shakespeare", {"HAMLET": spoken(500)})
+    data = load("shakespeare", tmp_path, stride=10)
+    assert len(partition(data, iid(), 1).index) == len(range(0, int(0.9 * 420), 10))
+    with pytest.raises(ValueError, match="stride, test_stride and test_fraction"):
+        load("shakespeare", tmp_path, step=10)
+
+
+@pytest.mark.parametrize("bad", ["é", "#", "\x00", "世", "\u2019", "\x7f"])
+def test_a_character_outside_the_alphabet_is_named_with_its_role(tmp_path: Path, bad: str) -> None:
+    roles(tmp_path, {"HAMLET": spoken(100), "GHOST": spoken(90) + bad})
+    with pytest.raises(DataError, match=r"shakespeare\.json: .* at 90 of role 'GHOST'"):
+        read_shakespeare(tmp_path)
+
+
+@pytest.mark.parametrize("content", [[], {"HAMLET": 3}, {"HAMLET": "short"}])
+def test_other_content_is_refused(tmp_path: Path, content: Any) -> None:
+    roles(tmp_path, content)
+    with pytest.raises(DataError, match=r"shakespeare\.json: expected"):
+        read_shakespeare(tmp_path)
+
+
+def test_leafs_ready_windows(tmp_path: Path) -> None:
+    text = spoken(90)
+    windows = [text[i : i + 80] for i in range(10)]
+    write_leaf(tmp_path / "train" / "t.json", {"HAMLET": (windows[:8], list(text[80:88]))})
+    write_leaf(tmp_path / "test" / "t.json", {"HAMLET": (windows[8:], list(text[88:90]))})
+    found = read_shakespeare(tmp_path)
+    assert found.inputs.shape == (8, 80)
+    assert found.targets.tolist() == encode(text[80:88]).tolist()
+    assert found.test_targets.tolist() == encode(text[88:90]).tolist()
+    assert found.groups.tolist() == [0] * 8
+    write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([windows[0][:-1]], ["a"])})
+    with pytest.raises(DataError, match="windows of 80 characters and one to follow of role 'HAMLET'"):
+        read_shakespeare(tmp_path)
+
+
+def test_leafs_windows_without_a_test_folder_are_refused(tmp_path: Path) -> None:
+    write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([spoken(80)], ["a"])})
+    with pytest.raises(MissingError, match=r"test/\*\.json: no such file"):
+        read_shakespeare(tmp_path)

@@ -1,0 +1,95 @@
+"""Synthetic data follow the distributions of their papers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hansa.data import synthetic, two_gaussians
+from hansa.errors import HansaError
+
+
+@pytest.mark.parametrize(("study", "variance"), [(1, 1.0), (2, 0.5)])
+def test_the_two_client_study_has_its_means_and_covariances(study: int, variance: float) -> None:
+    data = two_gaussians(study, seed=3, points=20_000, dtype=torch.float64)
+    for client, mean in ((0, [1.0, 0.0]), (1, [0.0, 1.0])):
+        own = data.inputs[data.rows(client)]
+        assert own.mean(0).tolist() == pytest.approx(mean, abs=0.03)
+        covariance = torch.cov(own.T)
+        assert covariance.flatten().tolist() == pytest.approx([variance, 0, 0, variance], abs=0.03)
+        assert data.targets[data.rows(client)].unique().tolist() == [client]
+
+
+def test_the_two_client_study_has_ten_points_each_and_is_seeded() -> None:
+    first, again, other = (two_gaussians(1, seed) for seed in (0, 0, 1))
+    assert first.sizes.tolist() == [10, 10]
+    assert (first.classes, first.shape, first.test_inputs) == (2, (2,), None)
+    assert torch.equal(first.inputs, again.inputs)
+    assert not torch.equal(first.inputs, other.inputs)
+    with pytest.raises(HansaError, match=r"two_gaussians\(study=3\): expected 1 or 2"):
+        two_gaussians(3)
+
+
+def test_synthetic_features_have_the_falling_variances_of_the_paper() -> None:
+    data = synthetic(1.0, 1.0, clients=40, seed=1, dtype=torch.float64)
+    pooled = torch.cat([data.inputs[data.rows(i)] - data.inputs[data.rows(i)].mean(0) for i in range(40)])
+    expected = torch.arange(1, 61, dtype=torch.float64) ** -1.2
+    assert float((pooled.var(0) / expected - 1).abs().max()) < 0.1
+
+
+def test_synthetic_centres_spread_with_beta() -> None:
+    # a client's centre has mean B_k over its coordinates, B_k ~ N(0, beta)
+    for beta in (0.0, 3.0):
+        data = synthetic(0.0, beta, clients=200, seed=2, largest=60)
+        centres = torch.stack([data.inputs[data.rows(i)].mean() for i in range(200)])
+        assert float(centres.std()) == pytest.approx((beta**2 + 1 / 60) ** 0.5, rel=0.2, abs=0.05)
+
+
+def fitted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Weights of a linear classifier by gradient descent on the cross-entropy."""
+    weights = torch.zeros(x.shape[1] + 1, 10, requires_grad=True)
+    padded = torch.cat([x, torch.ones(len(x), 1)], 1)
+    optimizer = torch.optim.LBFGS([weights], max_iter=60)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(padded @ weights, y) + 1e-4 * weights.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return weights.detach()
+
+
+def agreement(iid: bool) -> float:
+    """How well a linear model fitted to one client explains the others."""
+    data = synthetic(1.0, 1.0, clients=6, seed=4, iid=iid)
+    largest = int(data.sizes.argmax())
+    own = data.rows(largest)
+    weights = fitted(data.inputs[own], data.targets[own])
+    others = torch.cat([data.rows(i) for i in range(6) if i != largest])
+    padded = torch.cat([data.inputs[others], torch.ones(len(others), 1)], 1)
+    return float(((padded @ weights).argmax(1) == data.targets[others]).float().mean())
+
+
+def test_clients_share_one_model_only_when_iid() -> None:
+    assert agreement(iid=True) > 0.8
+    assert agreement(iid=False) < 0.5
+
+
+def test_synthetic_sizes_have_the_floor_the_cap_and_a_tenth_for_testing() -> None:
+    data = synthetic(0.5, 0.5, clients=100, seed=0, largest=500)
+    assert data.test_targets is not None
+    assert int(data.sizes.min()) >= 45  # nine tenths of 50
+    assert int(data.sizes.max()) == 450
+    assert len(data.test_targets) == sum((int(size) * 10 // 9) // 10 for size in data.sizes) or len(
+        data.test_targets
+    ) == pytest.approx(len(data.targets) / 9, rel=0.03)
+    assert torch.equal(data.inputs, synthetic(0.5, 0.5, clients=100, seed=0, largest=500).inputs)
+
+
+def test_more_clients_leave_the_first_ones_as_they_were() -> None:
+    few, many = (synthetic(1.0, 1.0, clients=count, seed=0) for count in (3, 4))
+    for client in range(2):
+        own, same = few.inputs[few.rows(client)], many.inputs[many.rows(client)]
+        assert torch.equal(own, same)

@@ -1,0 +1,250 @@
+"""The gossip methods against the NumPy reference under replayed selections and re-samplings: 1e-10 over 30 rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import hansa
+from exactness.laboratory import assert_agree, task
+from hansa import presets
+from hansa.gossip import complete, isolated, matrix, ring
+from oracle import gossip
+from oracle.quadratic import heterogeneous
+
+N, DIM, ROUNDS, STEPS = 8, 5, 30, 5
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+UNEQUAL = [[6, 0, 3, 1, 5], [2, 7, 4]]
+SERVER = {"server_lr": 0.05, "b1": 0.8, "b2": 0.95, "eps": 1e-4}
+THEIRS = {"eta": 0.05, "b1": 0.8, "b2": 0.95, "eps": 1e-4}
+WORDS = {"local_lr": 0.05, "steps": STEPS, **SERVER}
+
+
+def lab():
+    return heterogeneous(11, N, [3, 5, 4, 6, 8, 4, 7, 5], DIM)
+
+
+def pick(rng, groups, count):
+    return [int(client) for group in groups for client in rng.permutation(group)[:count]]
+
+
+def drawn(seed, groups, count):
+    """Per round, ``count`` of each group."""
+    rng = np.random.default_rng(seed)
+    return [pick(rng, groups, count) for _ in range(ROUNDS)]
+
+
+def resampled(seed, groups, count):
+    rng = np.random.default_rng(seed)
+    return [[pick(rng, groups, count) for _ in range(STEPS)] for _ in range(ROUNDS)]
+
+
+def run(algorithm):
+    return hansa.run(algorithm, task(lab()), rounds=ROUNDS, dtype=torch.float64, keep_params=True)
+
+
+def rings(groups):
+    return [gossip.ring(len(group)) for group in groups]
+
+
+X0 = np.zeros(DIM)
+
+
+@pytest.mark.parametrize("groups", [HALVES, UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize("reporters", [None, 2], ids=["full", "partial"])
+def test_ha_fed(groups, reporters):
+    chosen = [list(range(N))] * ROUNDS if reporters is None else drawn(1, groups, reporters)
+    expected, _ = gossip.ha_fed(lab(), X0, groups, rings(groups), chosen, STEPS, 0.05, **THEIRS)
+    algorithm = presets.ha_fed(clusters=groups, reporters=hansa.sample.replay(chosen), topology=ring(), **WORDS)
+    assert_agree(run(algorithm), expected)
+
+
+def test_ha_fed_partially_active_gossiping_every_second_step():
+    chosen = drawn(1, HALVES, 2)
+    rng = np.random.default_rng(9)
+    active = [[np.flatnonzero(rng.random(N) < 0.5).tolist() for _ in range(STEPS)] for _ in range(ROUNDS)]
+    expected, _ = gossip.ha_fed(lab(), X0, HALVES, rings(HALVES), chosen, STEPS, 0.05, active=active, every=2, **THEIRS)
+    algorithm = presets.ha_fed(
+        clusters=HALVES, reporters=hansa.sample.replay(chosen), active=hansa.gossip.replay(active), every=2, **WORDS
+    )
+    assert_agree(run(algorithm), expected)
+
+
+def test_afga():
+    everybody = [list(range(N))]
+    chosen, active = drawn(2, everybody, 3), resampled(3, everybody, 3)
+    expected, _ = gossip.afga(lab(), X0, gossip.ring(N), chosen, active, STEPS, 0.05, **THEIRS)
+    algorithm = presets.afga(reporters=hansa.sample.replay(chosen), active=hansa.gossip.replay(active), **WORDS)
+    assert_agree(run(algorithm), expected)
+
+
+@pytest.mark.parametrize("groups", [HALVES, UNEQUAL], ids=["equal", "unequal"])
+def test_cafga(groups):
+    chosen, active = drawn(4, groups, 2), resampled(5, groups, 2)
+    expected, _ = gossip.cafga(lab(), X0, groups, rings(groups), chosen, active, STEPS, 0.05, **THEIRS)
+    algorithm = presets.cafga(
+        clusters=groups, reporters=hansa.sample.replay(chosen), active=hansa.gossip.replay(active), **WORDS
+    )
+    assert_agree(run(algorithm), expected)
+
+
+def test_cafga_on_a_given_unbalanced_matrix():
+    W = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.6, 0.0, 0.3], [0.4, 0.0, 0.5, 0.1], [0.0, 0.1, 0.3, 0.6]])
+    chosen, active = drawn(4, HALVES, 2), resampled(5, HALVES, 2)
+    expected, _ = gossip.cafga(lab(), X0, HALVES, [W, W], chosen, active, STEPS, 0.05, **THEIRS)
+    algorithm = presets.cafga(
+        clusters=HALVES,
+        reporters=hansa.sample.replay(chosen),
+        active=hansa.gossip.replay(active),
+        topology=matrix(W.tolist()),
+        **WORDS,
+    )
+    assert_agree(run(algorithm), expected)
+
+
+def test_afga_adapted():
+    chosen = drawn(6, [list(range(N))], 4)
+    expected, _ = gossip.afga_adapted(lab(), X0, chosen, STEPS, 0.05, **THEIRS)
+    assert_agree(run(presets.afga(reporters=hansa.sample.replay(chosen), adapted=True, **WORDS)), expected)
+
+
+def test_cafga_adapted():
+    chosen = drawn(7, UNEQUAL, 3)
+    expected, _ = gossip.cafga_adapted(lab(), X0, UNEQUAL, chosen, STEPS, 0.05, **THEIRS)
+    algorithm = presets.cafga(clusters=UNEQUAL, reporters=hansa.sample.replay(chosen), adapted=True, **WORDS)
+    assert_agree(run(algorithm), expected)
+
+
+@pytest.mark.parametrize(
+    ("preset", "reference", "mine", "theirs"),
+    [
+        (presets.dsgd, gossip.dsgd, {}, {}),
+        (presets.gossip_pga, gossip.gossip_pga, {"period": 4}, {"period": 4}),
+        (presets.dadam, gossip.dadam, {"b1": 0.8, "eps": 1e-3}, {"b1": 0.8, "eps": 1e-3}),
+        (presets.d_amsgrad, gossip.d_amsgrad, {"b1": 0.8, "eps": 1e-3}, {"b1": 0.8, "eps": 1e-3}),
+    ],
+    ids=["dsgd", "gossip_pga", "dadam", "d_amsgrad"],
+)
+def test_decentralized_methods(preset, reference, mine, theirs):
+    expected, state = reference(lab(), X0, gossip.ring(N), ROUNDS, STEPS, 0.05, **theirs)
+    found = run(preset(topology=ring(), local_lr=0.05, steps=STEPS, **mine))
+    assert_agree(found, expected)
+    for client in range(N):
+        np.testing.assert_allclose(found.store.read(client)["local/row"].numpy(), state["X"][client], atol=1e-9)
+    np.testing.assert_allclose([r["consensus"] for r in found.history], state["consensus"], rtol=1e-8, atol=1e-12)
+    assert found.ledger.up_bytes == 0
+    assert found.ledger.down_bytes == 0
+    assert found.ledger.peer_bytes > 0
+
+
+def test_no_mixing_and_no_resampling_is_fedamsgrad_with_eps_inside():
+    chosen = drawn(8, HALVES, 2)
+    still = presets.cafga(
+        clusters=HALVES,
+        reporters=hansa.sample.replay(chosen),
+        active=hansa.gossip.selected(),
+        topology=isolated(),
+        **WORDS,
+    )
+    plain = presets.fedamsgrad(sampler=hansa.sample.replay(chosen), eps_inside=True, **WORDS)
+    assert torch.allclose(run(still).trajectory, run(plain).trajectory, atol=1e-12)
+
+
+def test_one_cluster_of_cafga_is_afga():
+    everybody = [list(range(N))]
+    words = {
+        "reporters": hansa.sample.replay(drawn(2, everybody, 3)),
+        "active": hansa.gossip.replay(resampled(3, everybody, 3)),
+    }
+    assert torch.equal(
+        run(presets.cafga(clusters=1, **words, **WORDS)).trajectory, run(presets.afga(**words, **WORDS)).trajectory
+    )
+
+
+def test_a_complete_graph_is_one_averaged_model():
+    """Full averaging after every step is gradient descent on the cluster's mean loss."""
+    problem = lab()
+    found = run(presets.ha_fed(clusters=1, reporters=N, topology=complete(), **WORDS)).trajectory[0].numpy()
+    x = np.zeros(DIM)
+    for _ in range(STEPS):
+        x = x - 0.05 * np.mean([problem.grad(i, x) for i in range(N)], axis=0)
+    m, v = 0.2 * x, 0.05 * x**2
+    np.testing.assert_allclose(found, 0.05 * m / np.sqrt(v + 1e-4), atol=1e-12)
+
+
+@pytest.mark.parametrize("topology", [ring(), complete(), hansa.gossip.star(), hansa.gossip.exponential()], ids=repr)
+def test_lazy_rows_equal_dense_rows(topology, monkeypatch):
+    words = {"participation": 0.25, "topology": topology, **WORDS}
+    import hansa.gossip.loop as loop
+
+    monkeypatch.setattr(loop, "lazy_pays", lambda *a: True)
+    lazy = run(presets.afga(**words)).trajectory
+    monkeypatch.setattr(loop, "lazy_pays", lambda *a: False)
+    dense = run(presets.afga(**words)).trajectory
+    assert torch.allclose(lazy, dense, rtol=1e-10, atol=1e-12)
+    assert not torch.equal(dense[0], dense[1])
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+def test_a_client_lost_in_mid_round_leaves_its_cluster_going(lazily, monkeypatch):
+    """From step 2 on it is as if the ring had closed over the survivors; what the lost one had passed on stays."""
+    import hansa.gossip.loop as loop
+
+    monkeypatch.setattr(loop, "lazy_pays", lambda *a: lazily)
+    calls = {"lost": 0}
+
+    def loss(client, x):
+        if client == 2:
+            calls["lost"] += 1
+            if calls["lost"] > 2:
+                return (x * torch.nan).sum()
+        return 0.5 * (x - client).square().sum()
+
+    function = hansa.tasks.function(loss, clients=4, x0=torch.zeros(1, dtype=torch.float64))
+    algorithm = presets.ha_fed(clusters=1, reporters=4, topology=ring(), local_lr=0.1, steps=4, server_lr=1.0, eps=1.0)
+    found = hansa.run(algorithm, function, rounds=1, evaluate_every=0)
+
+    X, targets = np.zeros(4), np.arange(4.0)
+    for _ in range(2):
+        X = gossip.ring(4) @ (X - 0.1 * (X - targets))
+    X, targets = X[[0, 1, 3]], targets[[0, 1, 3]]
+    for _ in range(2):
+        X = gossip.ring(3) @ (X - 0.1 * (X - targets))
+    delta = X.mean()
+    expected = 0.1 * delta / np.sqrt(0.01 * delta**2 + 1.0)
+    np.testing.assert_allclose(found.params.numpy(), [expected], atol=1e-12)
+    assert found.history[0]["reasons"] == {"non-finite": 1}
+    assert found.history[0]["participants"] == 3
+
+
+def test_compressed_gossip_with_the_identity_is_gossip():
+    words = {"clusters": HALVES, "reporters": 2, **WORDS}
+    plain = run(presets.ha_fed(**words)).trajectory
+    choco = run(presets.ha_fed(gossip_compressor=hansa.compress.identity(), **words)).trajectory
+    assert torch.allclose(plain, choco, atol=1e-10)
+
+
+def test_compressed_gossip_keeps_the_mean_and_counts_fewer_peer_bytes():
+    problem = heterogeneous(2, 6, 8, 400)
+    words = {"topology": ring(), "local_lr": 0.05, "steps": 6}
+    lab_task = task(problem)
+    plain = hansa.run(presets.dsgd(**words), lab_task, rounds=1)
+    mixing = presets.dsgd(**words).local.mixing
+    from dataclasses import replace
+
+    squeezed = presets.dsgd(**words).with_local(
+        mixing=replace(mixing, compressor=hansa.compress.sign(), consensus_rate=0.3)
+    )
+    found = hansa.run(squeezed, lab_task, rounds=1)
+    rows = torch.stack([found.store.read(i)["local/row"] for i in range(6)])
+    assert torch.allclose(rows.mean(0), found.params, atol=1e-10)
+    assert found.ledger.peer_bytes * 20 < plain.ledger.peer_bytes
+
+
+def test_peer_bytes_are_counted_by_edges_and_apart():
+    found = run(presets.ha_fed(clusters=HALVES, reporters=2, **WORDS))
+    size = hansa.compress.Packet.of(torch.zeros(DIM, dtype=torch.float64)).nbytes
+    # two rings of four: eight directed edges each, five steps, and two clients a cluster get the model from a peer
+    assert found.history[0]["peer_bytes"] == 2 * (8 * STEPS + 2) * size
+    assert found.history[0]["up_bytes"] == 4 * size

@@ -1,0 +1,137 @@
+"""Activity: the right number, fair, a function of the address, and replayed exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hansa import gossip
+from hansa.errors import HansaError
+from hansa.gossip.active import size_of
+from hansa.keys import Key
+
+RULES = [
+    gossip.everyone(),
+    gossip.resample(2),
+    gossip.resample(0.4),
+    gossip.bernoulli(0.5),
+    gossip.replay([[[0, 3, 7]]]),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rule=st.sampled_from(RULES),
+    round=st.integers(0, 50),
+    clients=st.lists(st.integers(0, 30), min_size=2, max_size=12, unique=True),
+    seed=st.integers(0, 100),
+)
+def test_draws_are_ascending_members_of_the_cohort_whatever_its_order(
+    rule: gossip.Activity, round: int, clients: list[int], seed: int
+) -> None:
+    drawn = rule.draw(round, 0, clients, Key(seed))
+    assert drawn == sorted(set(drawn))
+    assert set(drawn) <= set(clients)
+    assert rule.draw(round, 0, clients[::-1], Key(seed)) == drawn
+
+
+def test_everyone_computes() -> None:
+    assert gossip.everyone().draw(3, 4, [7, 5, 6], Key(0)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("m", "expected"), [(1, 1), (3, 3), (10, 10), (0.25, 3), (0.2, 2), (0.01, 1), (1.0, 10)])
+def test_resample_takes_a_count_or_a_share(m: float, expected: int) -> None:
+    assert len(gossip.resample(m).draw(0, 0, range(10), Key(0))) == expected
+    assert size_of("resample", "m", m, 10) == expected
+
+
+def test_resample_is_afresh_at_every_step_round_and_cluster_and_fair() -> None:
+    rule, key = gossip.resample(2), Key(7)
+    drawn = {(r, s): tuple(rule.draw(r, s, range(8), key)) for r in range(40) for s in range(20)}
+    assert len(set(drawn.values())) == 28  # all pairs of eight occur
+    counts = np.bincount([client for pair in drawn.values() for client in pair], minlength=8)
+    assert np.abs(counts - 200).max() < 5 * np.sqrt(800 * 0.25 * 0.75)
+    steps = [drawn[0, s] for s in range(20)]
+    assert steps != [drawn[1, s] for s in range(20)]
+    neighbours = [tuple(c - 8 for c in rule.draw(0, s, range(8, 16), key)) for s in range(20)]
+    assert steps != neighbours
+    assert steps == [tuple(rule.draw(0, s, range(8), key)) for s in range(20)]
+
+
+def test_resample_uses_the_address_of_the_cohorts_first_client() -> None:
+    chance = Key(5).child("active", 3, 4, 2).numpy()
+    expected = sorted(4 + i for i in chance.choice(6, 2, replace=False, shuffle=False).tolist())
+    assert gossip.resample(2).draw(3, 2, range(4, 10), Key(5)) == expected
+
+
+def test_resample_takes_all_where_losses_left_no_more_than_m() -> None:
+    assert gossip.resample(3).draw(0, 0, [4, 2], Key(0)) == [2, 4]
+    assert gossip.resample(3).draw(0, 0, [], Key(0)) == []
+    assert gossip.bernoulli(0.5).draw(0, 0, [], Key(0)) == []
+
+
+def test_bernoulli_is_a_coin_for_each_client() -> None:
+    rule = gossip.bernoulli(0.25)
+    drawn = [set(rule.draw(0, step, range(6), Key(1))) for step in range(4000)]
+    sigma = np.sqrt(4000 * 0.25 * 0.75)
+    for i in range(6):
+        assert abs(sum(i in computing for computing in drawn) - 1000) < 5 * sigma
+        for j in range(i):  # independent: both with chance 1/16
+            both = sum({i, j} <= computing for computing in drawn)
+            assert abs(both - 250) < 5 * np.sqrt(4000 * (1 / 16) * (15 / 16))
+    assert set() in drawn
+    assert gossip.bernoulli(1.0).draw(0, 0, range(4), Key(0)) == [0, 1, 2, 3]
+
+
+def test_replay_gives_each_cluster_its_own_and_starts_again() -> None:
+    rule = gossip.replay([[[4, 0], [1, 5]], [[2], [3, 7]]])
+    rule.check([[0, 1, 2, 3], [4, 5, 6, 7]], steps=2)
+    assert [rule.draw(0, 0, c, Key(0)) for c in ([0, 1, 2, 3], [4, 5, 6, 7])] == [[0], [4]]
+    assert [rule.draw(5, 1, c, Key(0)) for c in ([0, 1, 2, 3], [4, 5, 6, 7])] == [[3], [7]]
+    assert rule.draw(1, 0, [4, 5, 6, 7], Key(0)) == []
+
+
+def test_numbers_become_rules() -> None:
+    assert gossip.as_activity(3) == gossip.resample(3)
+    assert gossip.as_activity(0.5) == gossip.bernoulli(0.5)
+    assert gossip.as_activity(1.0) == gossip.everyone()
+    assert gossip.as_activity(gossip.resample(0.5)) == gossip.resample(0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gossip.resample(0), r"resample\(m=0\): expected a whole number >= 1"),
+        (lambda: gossip.resample(1.5), r"resample\(m=1.5\): expected 0 < m <= 1. .* for a count give a whole number"),
+        (lambda: gossip.resample(True), r"resample\(m=True\)"),
+        (lambda: gossip.bernoulli(0.0), r"bernoulli\(p=0.0\): expected 0 < p <= 1"),
+        (lambda: gossip.bernoulli(2), r"bernoulli\(p=2\)"),
+        (lambda: gossip.replay([]), r"replay\(rounds=\[\]\): expected at least one round"),
+        (lambda: gossip.replay([[[0]], []]), "at least one step in each"),
+        (lambda: gossip.replay([[0, 1]]), "for each round, for each step, a list of client ids"),
+        (lambda: gossip.replay([[[0.5]]]), "a list of client ids"),
+        (lambda: gossip.replay([[[0], [2, 1, 2]]]), "round 0, step 1 names client 2 twice"),
+        (lambda: gossip.replay([[[0], [9]]]).check([[0, 1], [2, 3]]), "step 1 names client 9, which is in no cluster"),
+        (lambda: gossip.replay([[[0], [1]], [[0]]]).check([[0, 1]], steps=2), "round 1 has 1 steps, but 2 local steps"),
+        (lambda: gossip.replay([[[0]]]).draw(3, 1, [0], Key(0)), "round 0 has 1 steps, step 1 was asked for"),
+        (
+            lambda: gossip.resample(3).check([[0, 1, 2], [3, 4]]),
+            r"resample\(m=3\): expected at most the 2 clients of cluster 1",
+        ),
+        (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a chance or a part"),
+        (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
+        (lambda: size_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): expected at most the 8 clients"),
+    ],
+)
+def test_bad_activity_is_refused_with_the_offending_number(make: object, message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_activities_are_values_whose_repr_is_the_call() -> None:
+    for rule in RULES:
+        assert eval(repr(rule), vars(gossip)) == rule
+        assert isinstance(rule, gossip.Activity)
+        rule.check([[0, 1, 2, 3, 7]], steps=1)

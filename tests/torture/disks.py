@@ -1,0 +1,210 @@
+"""Disks that fail: the n-th call errs, the process dies there, or the power goes and takes all that was not synced."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hansa.store.io import Bytes, Disk
+
+FAULTS = ("EIO", "ENOSPC", "short")
+
+
+class Dead(BaseException):
+    """The process is gone: nothing may catch this, and no later call reaches the disk."""
+
+
+class Counting(Disk):
+    """Counts the calls that could fail, and lets them pass."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def before(self, call: str) -> None:
+        self.calls.append(call)
+
+    def open(self, path: Path, fresh: bool = False) -> int:
+        self.before("open")
+        return super().open(path, fresh)
+
+    def write(self, file: int, offset: int, data: Bytes) -> int:
+        self.before("write")
+        return super().write(file, offset, data)
+
+    def sync(self, file: int) -> None:
+        self.before("sync")
+        super().sync(file)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.before("rename")
+        super().rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        self.before("remove")
+        super().remove(path)
+
+    def make_folder(self, path: Path) -> None:
+        self.before("make_folder")
+        super().make_folder(path)
+
+    def sync_folder(self, path: Path) -> None:
+        self.before("sync_folder")
+        super().sync_folder(path)
+
+
+class Failing(Counting):
+    """The n-th call fails with EIO or ENOSPC; ``short`` writes half of what it was given first."""
+
+    def __init__(self, at: int, fault: str) -> None:
+        super().__init__()
+        self.at, self.fault = at, fault
+        self.struck = False
+
+    def before(self, call: str) -> None:
+        super().before(call)
+        if len(self.calls) - 1 == self.at and not (self.fault == "short" and call == "write"):
+            self.struck = True
+            code = errno.EIO if self.fault == "EIO" else errno.ENOSPC
+            raise OSError(code, os.strerror(code))
+
+    def write(self, file: int, offset: int, data: Bytes) -> int:
+        if self.fault == "short" and len(self.calls) == self.at:
+            self.struck = True
+            Disk.write(self, file, offset, memoryview(data)[: len(memoryview(data)) // 2])
+            self.calls.append("write")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(file, offset, data)
+
+
+class Stingy(Disk):
+    """Every write takes at most a few bytes, as the system call may."""
+
+    def write(self, file: int, offset: int, data: Bytes) -> int:
+        return super().write(file, offset, memoryview(data)[:7])
+
+
+class PowerCut(Counting):
+    """The power goes before the n-th call; what was not synced is then lost, all or any part of it.
+
+    Data is safe after ``sync`` of its file, a name after ``sync_folder`` of its folder. `cut` undoes the rest: each
+    unsynced write or not, as drawn; of the unsynced names of a folder, the last ones.
+    """
+
+    def __init__(self, at: int | None, draw: np.random.Generator) -> None:
+        super().__init__()
+        self.at, self.draw = at, draw
+        self.dead = False
+        self._files: dict[int, int] = {}  # descriptor -> inode
+        self._paths: dict[int, Path] = {}  # inode -> where it is now
+        self._writes: list[tuple[int, int, int, bytes]] = []  # inode, offset, length, what was there before
+        self._names: list[tuple[Path, Callable[[], object]]] = []
+        self._trash = Path(tempfile.mkdtemp(prefix="trash"))
+
+    def before(self, call: str) -> None:
+        super().before(call)
+        if self.dead or len(self.calls) - 1 == self.at:
+            self.dead = True
+            raise Dead
+
+    def open(self, path: Path, fresh: bool = False) -> int:
+        absent = not path.exists()
+        old = path.read_bytes() if fresh and not absent else b""
+        file = super().open(path, fresh)
+        inode = os.fstat(file).st_ino
+        self._files[file], self._paths[inode] = inode, path
+        if absent:
+            self._names.append(
+                (path.parent, lambda: inode in self._paths and self._paths[inode].unlink(missing_ok=True))
+            )
+        elif old:
+            self._writes.append((inode, 0, 0, old))
+        return file
+
+    def write(self, file: int, offset: int, data: Bytes) -> int:
+        old = os.pread(file, len(memoryview(data)), offset)
+        done = super().write(file, offset, data)
+        self._writes.append((self._files[file], offset, done, old))
+        return done
+
+    def sync(self, file: int) -> None:
+        super().sync(file)
+        inode = self._files[file]
+        self._writes = [write for write in self._writes if write[0] != inode]
+
+    def rename(self, source: Path, target: Path) -> None:
+        saved = self._save(target) if target.exists() else None
+        super().rename(source, target)
+        self._gone(target)
+        self._moved(source, target)
+
+        def undo() -> None:
+            if target.exists():
+                os.replace(target, source)
+                self._moved(target, source)
+            if saved is not None:
+                shutil.move(saved, target)
+
+        self._names.append((target.parent, undo))
+
+    def remove(self, path: Path) -> None:
+        saved = self._save(path)
+        super().remove(path)
+        self._gone(path)
+        self._names.append((path.parent, lambda: path.parent.exists() and shutil.move(saved, path)))
+
+    def make_folder(self, path: Path) -> None:
+        super().make_folder(path)
+        self._names.append((path.parent, lambda: shutil.rmtree(path, ignore_errors=True)))
+
+    def sync_folder(self, path: Path) -> None:
+        super().sync_folder(path)
+        self._names = [name for name in self._names if name[0] != path]
+
+    def cut(self) -> None:
+        """The state of the disk when the power is back."""
+        self.dead = True
+        keep = {folder: int(self.draw.integers(0, 4)) for folder in {folder for folder, _ in self._names}}
+        for inode, offset, length, old in reversed(self._writes):
+            path = self._paths[inode]
+            if self.draw.random() < 0.7 and path.is_file():
+                with path.open("r+b") as file:
+                    last = path.stat().st_size == offset + length
+                    file.seek(offset)
+                    file.write(old if last else old.ljust(length, b"\0"))
+                    if last:
+                        file.truncate(offset + len(old))
+        survivors: set[int] = set()
+        for position, (folder, _) in enumerate(self._names):
+            if keep[folder] > 0:
+                keep[folder] -= 1
+                survivors.add(position)
+        for position in reversed(range(len(self._names))):
+            if position not in survivors:
+                self._names[position][1]()
+        shutil.rmtree(self._trash, ignore_errors=True)
+
+    def _save(self, path: Path) -> str:
+        place = self._trash / str(len(self.calls))
+        if path.is_dir():
+            shutil.copytree(path, place)
+        else:
+            shutil.copy2(path, place)
+        return str(place)
+
+    def _gone(self, path: Path) -> None:
+        for inode in [inode for inode, where in self._paths.items() if where == path]:
+            del self._paths[inode]
+            self._writes = [write for write in self._writes if write[0] != inode]
+
+    def _moved(self, source: Path, target: Path) -> None:
+        for inode, path in self._paths.items():
+            if path == source:
+                self._paths[inode] = target
+            elif source in path.parents:
+                self._paths[inode] = target / path.relative_to(source)
