@@ -1,6 +1,6 @@
 """Hansa: federated optimization for PyTorch in which neighbours talk first."""
 
-from hansa import aggregate, compress, local, presets, sample, server, tasks
+from hansa import aggregate, compress, gossip, local, presets, sample, server, store, tasks
 from hansa.algorithm import Algorithm, Channel, LocalPhase
 from hansa.cite import cite
 from hansa.errors import HansaError
@@ -23,10 +23,12 @@ __all__ = [
     "aggregate",
     "cite",
     "compress",
+    "gossip",
     "local",
     "presets",
     "run",
     "sample",
     "server",
+    "store",
     "tasks",
 ]

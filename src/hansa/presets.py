@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
-from hansa.aggregate import mean, mgda, nova
+from hansa.aggregate import aware, mean, mgda, nova
 from hansa.aggregate.base import Weights
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
 from hansa.compress import Compressor, Downlink, Uplink, direct, error_feedback, replica, sign
@@ -195,6 +195,31 @@ def d_amsgrad(
     )
 
 
+def fedaware(
+    *,
+    alpha: float = 0.5,
+    normalize: bool = False,
+    explore: bool = False,
+    project: ServerTransform | None = None,
+    rows: Literal["ram", "disk"] = "ram",
+    **common: Unpack[Common],
+) -> Algorithm:
+    """FedAWARE: the shortest combination of the momenta of all clients seen (Zeng et al.). ``rows="disk"`` keeps the
+    momenta on disk."""
+    if common.get("weights", "uniform") != "uniform":
+        raise refuse("fedaware", "weights", common["weights"], "'uniform'", "FedAWARE finds the weights itself.")
+    direction = aware(alpha, normalize, explore, project, rows)
+    return _federated("fedaware", **common).on(MODEL, aggregate=direction)
+
+
+def fedaware_yogi(
+    *, yogi_lr: Rate = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-4, **words: Any
+) -> Algorithm:
+    """FedAWARE as a projection: FedYogi's step, with its rate ``yogi_lr``, projected onto FedAWARE's direction."""
+    step = chain(yogi(b1, b2, eps), scale(yogi_lr))
+    return replace(fedaware(project=step, **words), name="fedaware_yogi")
+
+
 def fedmgda(*, epsilon: float = 1.0, **common: Unpack[Common]) -> Algorithm:
     """FedMGDA+: unit updates combined with min-norm weights, within epsilon of uniform (Hu 2022)."""
     if common.get("weights", "uniform") != "uniform":
@@ -244,6 +269,8 @@ CATALOGUE: tuple[Callable[..., Algorithm], ...] = (
     fedamsgrad,
     fedams,
     fedcams,
+    fedaware,
+    fedaware_yogi,
     ha_fed,
     afga,
     cafga,

@@ -20,7 +20,7 @@ from hansa.gossip.loop import Mixed, train_together
 from hansa.keys import Key
 from hansa.local import Shell, descend, effective_steps
 from hansa.orders import Lost, Order, Report, Trained, Upload, scoped
-from hansa.types import BUFFERS, MODEL, Population, RoundContext, State, Update, Vector, Vectors
+from hansa.types import BUFFERS, MODEL, Population, RoundContext, RowReader, State, Update, Vector, Vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,11 +142,12 @@ def close_round(
     reports: Iterable[Report],
     population: Population,
     quorum: int = 1,
+    rows: RowReader | None = None,
 ) -> Closed:
     """Admit what came back, aggregate it in client order, let each channel's server step, commit the memories.
 
     ``state`` is the one `open_round` gave. If fewer than ``quorum`` updates are admitted nothing moves: same model,
-    same moments, same memories.
+    same moments, same memories. ``rows`` are those the server keeps of every client.
     """
     reports = sorted(reports, key=lambda report: report.cohort)
     door = _Door(algorithm, state, orders)
@@ -157,8 +158,9 @@ def close_round(
         door.lost += [Lost(client, "quorum", f"{len(admitted)} of {quorum} needed") for client in admitted]
         return Closed(replace(state, round=state.round + 1), {}, door.outcome((), math.nan, {}))
 
-    ctx = RoundContext(state.round, population, admitted)
+    ctx = RoundContext(state.round, population, admitted, rows)
     vectors, server, aggregate, downlink, info = {}, {}, {}, {}, {}
+    memory = {client: dict(door.memory[client]) for client in admitted if door.memory.get(client)}
     spread = math.nan
     for name, channel in algorithm.channels.items():
         updates = door.updates(name, admitted, population)
@@ -166,6 +168,8 @@ def close_round(
         step, server[name] = channel.server.update(combined.vector, state.server[name], ctx)
         vectors[name] = state.vectors[name] + step
         aggregate[name] = combined.state
+        for client, kept in combined.rows.items():
+            memory.setdefault(client, {}).update(kept)
         downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
         if name == MODEL:
             info = combined.info
@@ -175,7 +179,6 @@ def close_round(
                 else weighted_sum(updates, [1 / len(updates)] * len(updates))
             )
             spread = _diversity(door, admitted, average)
-    memory = {client: door.memory[client] for client in admitted if door.memory.get(client)}
     after = ServerState(state.round + 1, vectors, server, aggregate, downlink)
     return Closed(after, memory, door.outcome(admitted, spread, info))
 

@@ -7,7 +7,7 @@ environment.json         versions and machine
 metrics.jsonl            a line of JSON a round
 summary.json             how it ended, in a few numbers
 model.safetensors        the model after the last round
-checkpoint/              all that is needed to go on exactly where the run stopped
+checkpoint/, clients/    all that is needed to go on exactly where the run stopped
 =======================  =======================================================================
 """
 
@@ -18,8 +18,8 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,12 +29,10 @@ import torch
 from safetensors.torch import save
 
 from hansa import data, metrics
-from hansa.comm import Ledger
-from hansa.config import Config, algorithm, build, load, slots, to_text
+from hansa.config import Config, load, to_text
 from hansa.errors import HansaError
 from hansa.store import io
-from hansa.tasks import Task
-from hansa.train import Callback, Record, Run
+from hansa.train import Record, Run
 
 CONFIG = "config.yaml"
 PARTITION = "partition.safetensors"
@@ -43,16 +41,22 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
+CLIENTS = "clients"
+
+FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
 
 
 class RunFolder:
-    """The folder of one run, existing or yet to be made."""
+    """The folder of one run, there or yet to be made."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     @property
     def exists(self) -> bool:
@@ -63,12 +67,12 @@ class RunFolder:
     def config(self) -> Config:
         """The configuration that the run was made with."""
         if not self.exists:
-            raise HansaError(f"{self.path}: no run here: it has no {CONFIG}.")
+            raise HansaError(f"{self}: no run here, for there is no {CONFIG}.")
         return load(self / CONFIG)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The records of all rounds that were closed."""
+        """The records of all closed rounds."""
         return metrics.read_history(self / METRICS) if (self / METRICS).is_file() else []
 
     @property
@@ -76,103 +80,68 @@ class RunFolder:
         """How the run ended; made from its history where it has not."""
         if (self / SUMMARY).is_file():
             return _read_json(self / SUMMARY)
-        return {"status": "unfinished", **metrics.summarize(self.history, self.config.evaluate.target)}
+        return {"status": UNFINISHED, **metrics.summarize(self.history, self.config.evaluate.target)}
 
     @property
     def environment(self) -> dict[str, Any]:
         """The machine and versions that the run was made with."""
         return _read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
 
-    def create(self, config: Config, *, overwrite: bool = False) -> Run:
-        """Make the folder for a new run and return the run, ready to advance."""
-        if self.path.exists() and any(self.path.iterdir()):
-            if not self.exists:
-                raise HansaError(f"{self.path}: holds something that is not a run. Choose another folder.")
-            if not overwrite:
-                raise HansaError(
-                    f"{self.path}: holds a run already. Go on with it by `hansa resume {self.path}`, or --overwrite it."
-                )
-            self._clear()
-        living = living_run(config, build.federated(config))
-        held = living.task.data  # type: ignore[attr-defined]
-        io.make_folder(self.path)
-        data.save_split(self / PARTITION, held.split, held.targets, repr(config.data.partition))
+    def claim(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder that holds something; with ``overwrite`` an older run in it is cleared away."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir() or (any(self.path.iterdir()) and not self.exists):
+            raise HansaError(f"{self}: holds something that is not a run. Choose another folder.")
+        if self.exists and not overwrite:
+            raise HansaError(
+                f"{self}: holds a run already. `hansa resume {self}` goes on with it, --overwrite starts anew."
+            )
+        for name in (CONFIG, PARTITION, ENVIRONMENT, METRICS, SUMMARY, MODEL, CHECKPOINT, CLIENTS):
+            io.remove(self / name)
+
+    def begin(self, config: Config, run: Run) -> None:
+        """Write down what is known before the first round."""
+        held = getattr(run.task, "data", None)
+        io.make_folder(self.path.absolute())
+        if isinstance(held, data.FederatedData):
+            data.save_split(self / PARTITION, held.split, held.targets, str(config.data.partition))
         _write_json(self / ENVIRONMENT, environment())
         # last, since a folder with a configuration is a run
-        io.write_file(self / CONFIG, to_text(config, [f"composition: {living.algorithm!r}"]).encode())
-        return living
+        self.write_config(config, run)
 
-    def reopen(self) -> Run:
-        """The run of this folder as it was before its first round, on the very same data."""
-        config = self.config
-        if config.data.name in data.load_synthetic_names():
-            return living_run(config, build.federated(config))
-        bare = data.load(config.data.name, config.data.folder, **config.data.options)
-        split = data.load_split(self / PARTITION, bare.targets)
-        return living_run(config, data.with_clients(bare, split))
+    def write_config(self, config: Config, run: Run) -> None:
+        """The resolved configuration, led by the composition that it stands for."""
+        io.write_file(self / CONFIG, to_text(config, [f"composition: {run.algorithm!r}"]).encode())
 
     def record(self, run: Run, record: Record) -> None:
         """A callback that appends a round's numbers, durable before the next round begins."""
         io.append(self / METRICS, (metrics.to_line(record) + "\n").encode())
 
-    def finish(self, run: Run, status: str) -> dict[str, Any]:
+    def rewind(self, round: int) -> list[dict[str, Any]]:
+        """Forget the numbers of rounds after this one, which are about to be run again; return those kept."""
+        kept = [record for record in self.history if record["round"] <= round]
+        if [record["round"] for record in kept] != list(range(1, round + 1)):
+            raise HansaError(f"{self / METRICS}: expected the rounds 1 to {round}, found {len(kept)} of them.")
+        io.write_file(self / METRICS, "".join(metrics.to_line(record) + "\n" for record in kept).encode())
+        io.remove(self / SUMMARY)
+        return kept
+
+    def finish(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
         """Write the model and the summary."""
-        found = {"status": status, **metrics.summarize(run.history, self.config.evaluate.target)}
-        found["parameters"] = run.params.numel()
-        found["lost_by_reason"] = _count(run)
+        reasons: Counter[str] = Counter()
+        for record in run.history:
+            reasons.update(record.get("reasons") or {})
+        found = {
+            "status": status,
+            **metrics.summarize(run.history, target),
+            "lost_by_reason": dict(sorted(reasons.items())),
+            "parameters": run.params.numel(),
+            "clients": run.task.population.count,
+        }
         io.write_file(self / MODEL, save(_tensors(run), {"rounds": str(run.state.round), "run": run.id}))
         _write_json(self / SUMMARY, found)
         return found
-
-    def _clear(self) -> None:
-        for name in (CONFIG, PARTITION, ENVIRONMENT, METRICS, SUMMARY, MODEL, CHECKPOINT):
-            io.remove(self / name)
-
-
-def living_run(config: Config, held: data.FederatedData) -> Run:
-    """A run that has not begun, of a configuration on its data."""
-    run = Run(
-        algorithm(config),
-        build.task(config, held),
-        seed=config.seed,
-        dtype=build.dtype(config),
-        quorum=config.quorum,
-        evaluate_every=config.evaluate.every,
-    )
-    run.ledger = Ledger(slots.LINKS.build(config.links))
-    return run
-
-
-def measures(config: Config, run: Run) -> list[Callback]:
-    """The callbacks that add what a configuration asks to be measured to each round's record."""
-    found: list[Callback] = []
-    if run.ledger.links is not None:
-        found.append(add_simulated_seconds)
-    if config.evaluate.train and isinstance(run.task, Task):
-        found.append(global_loss(run.task, config.evaluate.every))
-    return found
-
-
-def add_simulated_seconds(run: Run, record: Record) -> None:
-    """The time that the round's messages take on the link model."""
-    record["simulated_seconds"] = run.ledger.rounds[-1].seconds
-
-
-def global_loss(task: Task, every: int = 1) -> Callback:
-    """A callback that measures the loss of the server's model on all training data: the global objective."""
-    held = task.data
-    rows = torch.cat([held.rows(client) for client in range(held.population)])
-    whole = replace(held, test_inputs=held.inputs[rows], test_targets=held.targets[rows])  # type: ignore[type-var]
-    everything = Task(task.model, task.loss, whole, metric=task.metric)
-    shells: list[Any] = []
-
-    def measure(run: Run, record: Record) -> None:
-        if every and record["round"] % every == 0:
-            if not shells:
-                shells.append(everything.shell(run.dtype, run.device))
-            record["global_loss"] = everything.evaluate(shells[0], run.state.vectors)["test_loss"]
-
-    return measure
 
 
 def environment() -> dict[str, Any]:
@@ -185,7 +154,7 @@ def environment() -> dict[str, Any]:
             packages[name] = "not installed as a package"
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(Path(word).name if place == 0 else word for place, word in enumerate(sys.argv)),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
@@ -200,26 +169,26 @@ def free_folder(parent: Path | str, title: str) -> Path:
     >>> free_folder("no/such/place", "FedAMS on fashion-mini!").as_posix()
     'no/such/place/fedams-on-fashion-mini'
     """
-    slug = re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-.") or "run"
-    found = Path(parent) / slug
+    found = Path(parent) / slug(title)
     number = 2
     while found.exists():
-        found = Path(parent) / f"{slug}-{number}"
+        found = Path(parent) / f"{slug(title)}-{number}"
         number += 1
     return found
 
 
+def slug(title: str) -> str:
+    """A title as the name of a folder.
+
+    >>> slug("local.lr=0.1, FedAMS")
+    'local.lr-0.1-fedams'
+    """
+    return re.sub(r"[^a-z0-9._]+", "-", title.lower()).strip("-.") or "run"
+
+
 def _tensors(run: Run) -> dict[str, torch.Tensor]:
-    state = run.model.state_dict() if hasattr(run.task, "module") else {"params": run.params}
+    state: Mapping[str, torch.Tensor] = run.model.state_dict() if hasattr(run.task, "module") else {"x": run.params}
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-
-
-def _count(run: Run) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for record in run.history:
-        for reason, count in (record.get("reasons") or {}).items():
-            found[reason] = found.get(reason, 0) + int(count)
-    return dict(sorted(found.items()))
 
 
 def _processor() -> str:
@@ -234,13 +203,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise HansaError(f"{path}: is damaged: not JSON ({error}).") from error
+        raise HansaError(f"{path}: damaged: not JSON ({error}).") from error
     return dict(found)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     io.write_file(path, (json.dumps(metrics.plain(content), indent=2, allow_nan=False) + "\n").encode())
-
-
-Stop = Callable[[], bool]
-_ = Sequence

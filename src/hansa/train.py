@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -20,7 +22,7 @@ from hansa.errors import HansaError, refuse, whole
 from hansa.keys import Key
 from hansa.orders import Lost
 from hansa.rounds import Closed, Opened, Outcome, ServerState, close_round, open_round
-from hansa.store import ClientStore, RamStore
+from hansa.store import ClientStore, DiskStore, RamStore
 from hansa.tasks import TaskLike
 from hansa.types import BUFFERS, MODEL, Vector
 
@@ -63,7 +65,7 @@ class Run:
         start = {name: vector.to(self.device) for name, vector in task.start(self.key, self.dtype).items()}
         self.algorithm = bound.with_buffers() if BUFFERS in start else bound
         self.state = ServerState.start(self.algorithm, start, task.population.count)
-        self.store: ClientStore = RamStore() if store is None else store
+        self.store: ClientStore = self._own_store() if store is None else store
         self.ledger = Ledger()
         self.quorum, self.evaluate_every = quorum, evaluate_every
         self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
@@ -71,6 +73,15 @@ class Run:
         self.lost: list[tuple[int, Lost]] = []
         self._kept: list[Vector] | None = [] if keep_params else None
         self._engine = engine
+
+    def _own_store(self) -> ClientStore:
+        """Rows in memory, or where a part asks for it in a folder of the run's own that goes with it."""
+        if not any(getattr(part, "rows", None) == "disk" for part in self.algorithm.parts()):
+            return RamStore()
+        folder = TemporaryDirectory(prefix="hansa-rows-")
+        store = DiskStore(folder.name)
+        weakref.finalize(self, _discard, store, folder)
+        return store
 
     @property
     def params(self) -> Vector:
@@ -125,7 +136,9 @@ class Run:
             for order in opened.orders
         ]
         reports = engine.run(orders)
-        closed = close_round(self.algorithm, opened.state, orders, reports, self.task.population, self.quorum)
+        closed = close_round(
+            self.algorithm, opened.state, orders, reports, self.task.population, self.quorum, self.store
+        )
         self.store.commit(self.state.round, closed.memory)
         self.state = closed.state
         if self._kept is not None:
@@ -160,7 +173,7 @@ class Run:
             "up_bytes": sum(outcome.up_bytes.values()),
             "down_bytes": sum(opened.down_bytes.values()),
             "peer_bytes": sum(outcome.peer_bytes.values()),
-            **{name: value for name, value in outcome.info.items() if isinstance(value, (int, float))},
+            **outcome.info,
         }
 
     def _say_who_was_lost(self) -> None:
@@ -215,6 +228,11 @@ def run(
         store=store,
     )
     return living.advance(rounds, callbacks)
+
+
+def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
+    store.close()
+    folder.cleanup()
 
 
 @contextmanager

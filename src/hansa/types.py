@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -29,6 +29,18 @@ class Population:
         return len(self.samples)
 
 
+class RowReader(Protocol):
+    """Rows that the server keeps of every client, read without loading all of them."""
+
+    def read_many(self, clients: Sequence[int], name: str) -> torch.Tensor: ...
+
+    def dot(self, clients: Sequence[int], name: str, vectors: torch.Tensor) -> torch.Tensor: ...
+
+    def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> torch.Tensor: ...
+
+    def clients(self, name: str | None = None) -> list[int]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RoundContext:
     """What a server-side part may know of the round it closes."""
@@ -36,6 +48,7 @@ class RoundContext:
     round: int
     population: Population
     clients: tuple[int, ...]
+    rows: RowReader | None = None
 
     @property
     def count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from functools import partial
@@ -50,6 +51,21 @@ def data(clients: int = CLIENTS, test: int = 2300) -> FederatedData:
     offsets = torch.tensor(np.concatenate([[0], np.cumsum(sizes)]))
     index = torch.from_numpy(draw.permutation(rows))
     return FederatedData(*images(rows), index, offsets, *images(test), classes=3, name="images")
+
+
+class divided(hansa.Task):
+    """A task whose evaluation is shared out."""
+
+    def pieces(self) -> list[tuple[int, int]]:
+        total = len(self.data.test_targets)
+        return [(first, min(first + 500, total)) for first in range(0, total, 500)]
+
+    def total(self, parts) -> dict[str, float]:
+        rows = len(self.data.test_targets)
+        return {"loss": math.fsum(loss for loss, _ in parts) / rows, "hits": sum(hits for _, hits in parts)}
+
+    def evaluate(self, shell, vectors) -> dict[str, float]:
+        return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
 
 
 def task(model=perceptron) -> hansa.Task:
@@ -119,3 +135,9 @@ def reports_equal(left: Report, right: Report) -> bool:
         and all(torch.equal(r, right.memory[client][n]) for n, r in rows.items())
         for client, rows in left.memory.items()
     )
+
+
+def settings(bad: int, client: int, x: torch.Tensor) -> torch.Tensor:
+    """A loss that tells how numbers are made: 1 intra-op thread, and 100 more for high matmul precision."""
+    threads = torch.get_num_threads() + 100 * (torch.get_float32_matmul_precision() == "high")
+    return x.sum() * 0.0 + threads

@@ -254,7 +254,7 @@ def test_parametric_topologies_apply_their_rule_to_the_survivors() -> None:
 
 
 def test_a_lost_client_is_bridged_by_hand_computed_weights() -> None:
-    # client 1 of a path 0-1-2 is lost: it had 1/3 from each neighbour, so each of their pairs gets (1/3)(1/3)/(2/3) = 1/6
+    # client 1 of a path 0-1-2 is lost: it had 1/3 from each neighbour, so each pair of them gets (1/3)(1/3)/(2/3) = 1/6
     W = gossip.over_survivors(gossip.edges([(0, 1), (1, 2)]), [True, False, True])
     torch.testing.assert_close(gossip.dense(W), torch.tensor([[5 / 6, 1 / 6], [1 / 6, 5 / 6]], dtype=torch.float64))
 

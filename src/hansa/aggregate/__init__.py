@@ -1,5 +1,6 @@
 """Aggregators: what the server makes of the updates of a round."""
 
+from hansa.aggregate.aware import aware
 from hansa.aggregate.base import Aggregator, Combined, diversity, normalise
 from hansa.aggregate.mean import mean, nova
 from hansa.aggregate.mgda import mgda
@@ -10,6 +11,7 @@ __all__ = [
     "Aggregator",
     "Combined",
     "MinNorm",
+    "aware",
     "clipped",
     "diversity",
     "krum",

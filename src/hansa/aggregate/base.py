@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -16,11 +17,12 @@ Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ..
 
 
 class Combined(NamedTuple):
-    """An aggregate, the state after it, and what is worth reporting of it."""
+    """An aggregate, the state after it, what is worth reporting of it, and rows to keep of clients with the round."""
 
     vector: Vector
     state: State
     info: dict[str, Any]
+    rows: Mapping[int, Mapping[str, Vector]] = MappingProxyType({})
 
 
 class Aggregator(Protocol):

@@ -150,8 +150,10 @@ class EvaluateSection(Section):
 class CheckpointSection(Section):
     """How often a run saves all that it needs to go on exactly."""
 
-    every: CountOrNone = 1
-    """Rounds between checkpoints; 0 saves none."""
+    every: CountOrNone = 10
+    """Rounds between checkpoints; one more is made at the end. 0 makes none: then the run cannot be resumed."""
+    minutes: Annotated[float, Field(gt=0)] | None = 5.0
+    """A checkpoint is made earlier when so much time has passed."""
     keep: Count = 3
     """How many of them to keep."""
 
@@ -165,8 +167,8 @@ class Config(Section):
     """All randomness is a function of it."""
     rounds: Count = 30
     """Communication rounds."""
-    workers: Count = 1
-    """Processes; the result does not depend on their number."""
+    workers: Count | Literal["auto"] = "auto"
+    """Workers; the result does not depend on their number. `auto` uses all cores when that pays."""
     quorum: Count = 1
     """Fewer surviving updates leave a round without effect."""
     dtype: Literal["float32", "float64"] = "float32"

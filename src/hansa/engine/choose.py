@@ -69,7 +69,7 @@ class Auto:
         self._pool: Pool | None = None
         self._serial: Serial | None = Serial(*self._parts)
         if workers is not None:
-            self._hire(workers, None)
+            self._hire(workers)
 
     def run(self, orders: Sequence[Order]) -> Iterator[Report]:
         """Reports of the serial engine, then of the pool as soon as that is there."""

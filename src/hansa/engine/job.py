@@ -34,8 +34,10 @@ class Job:
 class Member(Protocol):
     """A worker: its jobs, the oldest first, are under way or next."""
 
-    ready: bool
     jobs: deque[Job]
+
+    @property
+    def ready(self) -> bool: ...
 
 
 class Ready(NamedTuple):

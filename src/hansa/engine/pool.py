@@ -87,9 +87,10 @@ class Pool:
         self._drain(Exam)
         vectors = {name: vector.detach().clone() for name, vector in vectors.items()}
         self._crew.publish(Exam, vectors.values())
-        pieces = self.task.pieces() if isinstance(self.task, Divisible) else [None]
+        exams = [Exam(vectors)]
+        if isinstance(self.task, Divisible):
+            exams = [Exam(vectors, piece) for piece in self.task.pieces()]
         home: deque[Job] = deque()
-        exams = [Exam(vectors, piece) for piece in pieces]
         jobs = [Job(exam, cost(exam), home) for exam in exams]
         self._submit(jobs)
         return Evaluation(self, jobs, home)
@@ -184,7 +185,8 @@ class Pool:
 
     def _fair(self, worker: Any) -> bool:
         mine = sum(job.cost for job in worker.jobs) + self._pending[0].cost
-        return mine * self._workers <= sum(job.cost for job in self._unanswered())
+        left: float = sum(job.cost for job in self._unanswered())
+        return bool(mine * self._workers <= left)
 
 
 class Evaluation:
@@ -200,10 +202,8 @@ class Evaluation:
             self._pool._next(self._home)
             self._left -= 1
         parts = [job.answer for job in self._jobs]
-        if self._jobs[0].request.piece is None:  # type: ignore[union-attr]
-            return dict(parts[0])
-        assert isinstance(self._pool.task, Divisible)
-        return self._pool.task.total(parts)
+        task = self._pool.task
+        return task.total(parts) if isinstance(task, Divisible) else dict(parts[0])
 
 
 def _charged(crew: Processes, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, workers: int) -> Processes:
@@ -214,7 +214,7 @@ def _charged(crew: Processes, algorithm: Algorithm, task: TaskLike, dtype: torch
 
 
 def refuse_inside_worker() -> None:
-    """A worker imports the script that defines its model; a script that starts a run by that would start one in each."""
+    """A worker may import the script that defines its model; one that starts a run by that would do so in each."""
     if "HANSA_WORKER" in os.environ:
         raise HansaError(
             'a worker process tried to start a run: put what your script does under `if __name__ == "__main__":`.'

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import Pipe, connection, spawn
+from multiprocessing import Pipe, connection, reduction, spawn
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,21 @@ class Process:
     wire: connection.Connection
     lifeline: int
     slots: tuple[Memory, Memory]
-    ready: bool = False
+    charges: int = 0
     jobs: deque[Job] = field(default_factory=deque)
     turn: int = 0
 
-    def tell(self, charge: Letter) -> None:
-        """Send a charge; the worker is ready when it has taken it."""
-        self.ready = False
+    @property
+    def ready(self) -> bool:
+        """Whether it has taken all it was charged with."""
+        return self.charges == 0
+
+    def tell(self, letter: Letter, memory: Memory) -> None:
+        """Charge the worker."""
+        self.charges += 1
         with suppress(OSError):  # that it has died is noticed when its answer is awaited
-            self.wire.send_bytes(MESSAGE.pack(CHARGE, *charge))
+            self.wire.send_bytes(MESSAGE.pack(CHARGE, *letter))
+            reduction.send_handle(self.wire, memory.descriptor, self.popen.pid)
 
     def end(self) -> None:
         """End the worker, at once and whatever it does, and free what it held."""
@@ -69,37 +75,38 @@ class Processes:
         if os.name != "posix":
             raise NotShareable("worker processes need a POSIX system")
         self.members: list[Process] = []
-        self._charge, self._round, self._exam = Memory(), Memory(), Memory()
+        self._round, self._exam = Memory(), Memory()
         self._placed: dict[str, dict[int, TensorPlace]] = {}
-        self._letter: Letter | None = None
-        self._close = weakref.finalize(self, _close, self.members, (self._charge, self._round, self._exam))
+        self._charge: tuple[Letter, Memory] | None = None
+        self._close = weakref.finalize(self, _close, self.members, (self._round, self._exam))
         for _ in range(workers):
             self.hire()
 
     def charge(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype) -> None:
-        """Lay method and task into shared memory, once for all workers, and tell them. Nothing may be under way."""
-        packer = Packer(self._charge)
+        """Lay method and task into shared memory, once for all workers, and tell them."""
+        memory = Memory()
+        packer = Packer(memory)
         try:
             where = packer.pack(Charge(algorithm, task, dtype, Arithmetic.here()))
         except Exception as error:
             raise NotShareable(f"it cannot be sent to another process ({error})") from error
         main = script() if packer.needs_main else {}
-        self._letter = Packer(self._charge, start=sum(where)).pack((main, where))
-        self._charge.unmap()
+        letter = Packer(memory, start=sum(where)).pack((main, where))
+        memory.unmap()
+        self._charge = letter, memory
         for worker in self.members:
-            worker.tell(self._letter)
+            worker.tell(letter, memory)
 
     def hire(self) -> None:
         """Start one more worker; it is ready some seconds later."""
         wire, far = Pipe()
         held, lifeline = os.pipe()
         slots = Memory(), Memory()
-        shared = (self._charge, self._round, self._exam, *slots)
+        shared = (self._round, self._exam, *slots)
         told = {
             "path": sys.path,
             "wire": far.fileno(),
             "lifeline": held,
-            "charge": self._charge.descriptor,
             "common": [self._round.descriptor, self._exam.descriptor],
             "slots": [slot.descriptor for slot in slots],
         }
@@ -113,8 +120,8 @@ class Processes:
         os.close(held)
         worker = Process(popen, wire, lifeline, slots)
         self.members.append(worker)
-        if self._letter is not None:
-            worker.tell(self._letter)
+        if self._charge is not None:
+            worker.tell(*self._charge)
 
     def dismiss(self, worker: Process) -> None:
         """End one worker and forget it."""
@@ -149,8 +156,8 @@ class Processes:
                 worker.popen.wait(timeout=5)
             return Gone(worker, _cause(worker.popen.returncode))
         if not worker.ready:
-            worker.ready = not message
-            return Ready(worker) if worker.ready else Gone(worker, message.decode(), unable=True)
+            worker.charges -= 1
+            return Gone(worker, message.decode(), unable=True) if message else Ready(worker)
         number, *letter = MESSAGE.unpack(message)
         return Answered(worker, unpack(Letter(*letter), [worker.slots[number]], copy=True))
 

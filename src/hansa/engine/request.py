@@ -86,7 +86,7 @@ class Arithmetic(NamedTuple):
         """Make them those of this process and thread."""
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.precision)
-        torch.backends.mkldnn.set_flags(self.mkldnn)
+        torch.backends.mkldnn.set_flags(self.mkldnn)  # type: ignore[no-untyped-call]
         torch.use_deterministic_algorithms(self.deterministic)
         self.apply_to_thread()
 

@@ -32,6 +32,8 @@ class Memory:
     'Lübeck'
     """
 
+    descriptor = -1
+
     def __init__(self, descriptor: int | None = None, *, private: bool = False) -> None:
         self.descriptor = _nameless() if descriptor is None else descriptor
         self._access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
@@ -53,7 +55,7 @@ class Memory:
 
     def tensor(self, place: TensorPlace) -> torch.Tensor:
         """The tensor that lies at a place: a view, never a copy."""
-        count, size = place.count, place.count * place.dtype.itemsize
+        count, size = place.entries, place.entries * place.dtype.itemsize
         if not count:
             return torch.empty(place.shape, dtype=place.dtype)
         flat = torch.frombuffer(self.mapped(place.offset + size), dtype=place.dtype, count=count, offset=place.offset)
@@ -67,6 +69,9 @@ class Memory:
     def unmap(self) -> None:
         """Hold the memory without looking at it."""
         self._map = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Give the descriptor back; tensors that still lie here keep their map."""
@@ -85,7 +90,7 @@ class TensorPlace(NamedTuple):
     stride: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def entries(self) -> int:
         return torch.Size(self.shape).numel()
 
 

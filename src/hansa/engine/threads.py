@@ -125,7 +125,7 @@ class Trial(NamedTuple):
 
 
 def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) -> Trial:
-    """Take the gradient of the largest client's first batch, twice: the first is slow. Torch's generator is restored."""
+    """The gradient of the largest client's first batch, twice since the first is slow; torch's generator is put back."""
     samples = task.population.samples
     client = max(range(len(samples)), key=samples.__getitem__)
     phase, key = algorithm.local, Key(0)
@@ -153,6 +153,6 @@ def _stream(device: torch.device) -> Iterator[Any]:
     if device.type != "cuda":
         yield None
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         yield stream

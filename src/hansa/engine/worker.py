@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing import spawn
+from multiprocessing import reduction, spawn
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -83,7 +83,7 @@ def serve(told: Mapping[str, Any]) -> NoReturn:
         letter = Letter(*where)
         if number == CHARGE:
             desk = None  # the old one's memory first
-            desk = _settle(wire, letter, Memory(os.dup(told["charge"]), private=True))
+            desk = _settle(wire, letter, Memory(reduction.recv_handle(wire), private=True))
             continue
         assert desk is not None
         slot = slots[number]

@@ -32,6 +32,6 @@ __all__ = [
     "Topology", "as_activity", "bernoulli", "by_labels", "by_name", "changes", "check", "common_size", "complete",
     "corollary", "dense", "describe", "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential",
     "given", "hypercube", "isolated", "matrix", "messages", "metropolis", "over_survivors", "random", "replay",
-    "resample", "resolve", "rho", "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "svg", "text", "torus",
-    "unbalanced_complete",
+    "resample", "resolve", "rho", "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "svg", "text",
+    "torus", "unbalanced_complete",
 ]  # fmt: skip

@@ -188,7 +188,9 @@ class replay:
         return [client for client in recorded[step] if client in cohort]
 
 
-ACTIVITIES: dict[str, type[Activity]] = {kind.__name__: kind for kind in (everyone, selected, resample, bernoulli, replay)}
+ACTIVITIES: dict[str, type[Activity]] = {
+    kind.__name__: kind for kind in (everyone, selected, resample, bernoulli, replay)
+}
 
 
 def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:

@@ -250,9 +250,8 @@ def _random_pairs(n: int, p: float, chance: np.random.Generator) -> NDArray[np.i
         leaps.append(leaps[-1][-1] + np.cumsum(np.minimum(chance.geometric(p, chunk), total + 1)))
     place = np.concatenate(leaps)[1:]
     place = place[place < total]
-    # pair (i, j), i < j, stands at place j(j-1)/2 + i
+    # pair (i, j), i < j, stands at place j(j-1)/2 + i; at i = 0 the root is a whole number, so floats find j exactly
     j = np.floor((1 + np.sqrt(1 + 8.0 * place)) / 2).astype(np.int64)
-    j -= j * (j - 1) // 2 > place
     return np.stack([place - j * (j - 1) // 2, j], axis=1)
 
 

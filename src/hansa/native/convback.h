@@ -221,68 +221,6 @@ static void sparse_inputs(ptrdiff_t K, const float *slab, sparse_t list, ptrdiff
         }
 }
 
-/* dW of a first layer of few channels behind a pool, R kernel rows of one output vector, dw being [taps][out_step]:
- * vectors run over filters. Each input that a pool window reaches is broadcast once, for all four places at which
- * filters may have chosen. */
-INLINE void few_filters(const int K, const int C, const int R, const float *x, ptrdiff_t row, const float *g,
-                        const int32_t *which, ptrdiff_t height, ptrdiff_t width, ptrdiff_t out_step, float *dw) {
-    vf sum[27];
-    UNROLL for (int t = 0; t < R * K * C; t++) sum[t] = load(dw + t * out_step);
-    for (ptrdiff_t py = 0; py < height; py++) {
-        const float *at = x + 2 * py * row;
-        for (ptrdiff_t px = 0; px < width; px++, at += 2 * C, g += out_step, which += out_step) {
-            OPAQUE(at); /* or the compiler carries inputs over to the next window, in registers it does not have */
-            vf all = load(g), chosen[4];
-            vi place = load_int(which);
-            UNROLL for (int q = 0; q < 4; q++) chosen[q] = where_equal(place, splat_int(q), all);
-            UNROLL for (int r = 0; r <= R; r++) UNROLL for (int k = 0; k < (K + 1) * C; k++) {
-                vf value = splat(at[r * row + k]);
-                UNROLL for (int q = 0; q < 4; q++) {
-                    const int up = r - (q >> 1), left = k - (q & 1) * C;
-                    if (up >= 0 && up < R && left >= 0 && left < K * C)
-                        sum[up * K * C + left] = madd(value, chosen[q], sum[up * K * C + left]);
-                }
-            }
-        }
-    }
-    UNROLL for (int t = 0; t < R * K * C; t++) store(dw + t * out_step, sum[t]);
-}
-
-INLINE int few_supported(ptrdiff_t K, ptrdiff_t C) {
-    return (K == 5 && (C == 1 || (C == 3 && WIDE_REGISTERS))) || (K == 3 && (C == 1 || C == 3));
-}
-
-static void few(ptrdiff_t K, ptrdiff_t C, const float *x, ptrdiff_t row, const float *g, const int32_t *which,
-                ptrdiff_t height, ptrdiff_t width, ptrdiff_t out_step, float *dw) {
-#define FEW_ROWS(K, C, R, from)                                                                                     \
-    few_filters(K, C, R, x + (from) * row, row, g + o, which + o, height, width, out_step,                         \
-                dw + (from) * K * C * out_step + o)
-    for (ptrdiff_t o = 0; o < out_step; o += VL) {
-#if WIDE_REGISTERS
-        if (K == 5 && C == 1) FEW_ROWS(5, 1, 5, 0);
-        else if (K == 5) {
-            FEW_ROWS(5, 3, 1, 0);
-            FEW_ROWS(5, 3, 1, 1);
-            FEW_ROWS(5, 3, 1, 2);
-            FEW_ROWS(5, 3, 1, 3);
-            FEW_ROWS(5, 3, 1, 4);
-        } else if (C == 3) FEW_ROWS(3, 3, 3, 0);
-        else FEW_ROWS(3, 1, 3, 0);
-#else
-        if (K == 5) {
-            FEW_ROWS(5, 1, 2, 0);
-            FEW_ROWS(5, 1, 2, 2);
-            FEW_ROWS(5, 1, 1, 4);
-        } else if (C == 3) {
-            FEW_ROWS(3, 3, 1, 0);
-            FEW_ROWS(3, 3, 1, 1);
-            FEW_ROWS(3, 3, 1, 2);
-        } else FEW_ROWS(3, 1, 3, 0);
-#endif
-    }
-#undef FEW_ROWS
-}
-
 /* dW of a dense gradient: R contiguous window values times V output vectors over all positions; dw is [taps][out_step]. */
 INLINE void dense_tile(const int R, const int V, const float *x, ptrdiff_t row, ptrdiff_t column, const float *g,
                        ptrdiff_t g_row, ptrdiff_t out_step, ptrdiff_t height, ptrdiff_t width, float *dw) {

@@ -3,6 +3,7 @@
 #define HANSA_STAGE_H
 
 #include "convback.h"
+#include "few.h"
 #include "linear.h"
 #include "native.h"
 
@@ -70,7 +71,10 @@ static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
     float *out = s->out + n * s->out_image + s->out_0;
     ptrdiff_t row = s->padded_w * s->in_step, line = s->out_w * s->out_step;
     for (ptrdiff_t y = 0; y < s->out_h; y++) {
-        if (s->is.pool) {
+        if (s->plan == FEW) {
+            few_forward(s->is.kernel, s->is.channels, x + 2 * y * row, row, s->forward_weight, s->padded_bias,
+                        s->is.relu != 0, out + y * s->out_row, s->which + (n * s->out_h + y) * line, s->out_step, s->out_w);
+        } else if (s->is.pool) {
             float *upper = scratch->rows, *lower = upper + 2 * line;
             conv_row(x + 2 * y * row, s->in_step, s->window, s->forward_weight, s->padded_bias, upper, s->out_step,
                      2 * s->out_w);

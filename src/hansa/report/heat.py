@@ -33,8 +33,8 @@ def heat_map(counts: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
                 strength = 0.12 + 0.88 * (count / most) ** 0.6
                 body.append(
                     f'<rect class="cell" x="{x:.1f}" y="{y:.1f}" width="{across - gap:.1f}" height="{high - 1:.1f}" '
-                    f'rx="1.5" opacity="{strength:.2f}"><title>client {client}: {count} of {escape(labels[row])}</title>'
-                    "</rect>"
+                    f'rx="1.5" opacity="{strength:.2f}">'
+                    f"<title>client {client}: {count} of {escape(labels[row])}</title></rect>"
                 )
     height = top + len(labels) * high + 22
     more = f", the first {WIDEST} of {len(counts)}" if len(counts) > WIDEST else ""

@@ -85,15 +85,21 @@ def page(
 
 def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[str, str, Any, bool]]:
     """(heading, number, how it is written, smaller is better) of each column that some run has."""
-    reach = f"rounds to {words.percent(target)}" if target is not None else ""
-    known: list[tuple[str, str, Any, bool]] = [
-        ("accuracy (last 5)", "last5_test_accuracy", words.percent, False),
+    reach = f"rounds to {_short(target)}" if target is not None else ""
+    accuracy: list[tuple[str, str, Any, bool]] = [
+        ("accuracy", "last5_test_accuracy", words.percent, False),
         ("best", "best_test_accuracy", words.percent, False),
         (reach, "rounds_to_target", lambda n: "never" if n is None else str(n), True),
-        ("test loss (last 5)", "last5_test_loss", words.number, True),
-        ("global loss (last 5)", "last5_global_loss", words.number, True),
-        ("loss (last 5)", "last5_loss", words.number, True),
-        ("local loss (last 5)", "last5_train_loss", words.number, True),
+        ("test loss", "last5_test_loss", words.number, True),
+        ("global loss", "last5_global_loss", words.number, True),
+    ]
+    loss: list[tuple[str, str, Any, bool]] = [
+        ("test loss", "last5_test_loss", words.number, True),
+        ("global loss", "last5_global_loss", words.number, True),
+        ("loss", "last5_loss", words.number, True),
+        ("local loss", "last5_train_loss", words.number, True),
+    ]
+    costs: list[tuple[str, str, Any, bool]] = [
         ("sent up", "up_bits", words.bits, True),
         ("sent down", "down_bits", words.bits, True),
         ("to peers", "peer_bits", words.bits, True),
@@ -101,13 +107,14 @@ def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[s
         ("wall time", "wall_seconds", words.duration, True),
         ("lost", "lost", str, True),
     ]
-    quiet = ("peer_bits", "lost")
-    return [
-        column
-        for column in known
-        if any(standing.numbers.get(column[1]) is not None for standing in standings)
-        and not (column[1] in quiet and not any(standing.numbers.get(column[1]) for standing in standings))
-    ]
+    known = (accuracy if ranking_metric(standings) == metrics.ACCURACY else loss) + costs
+    found = []
+    for column in known:
+        values = [standing.numbers.get(column[1]) for standing in standings]
+        quiet = column[1] in ("peer_bits", "lost") and not any(values)
+        if any(value is not None for value in values) and not quiet:
+            found.append(column)
+    return found
 
 
 def _table(standings: Sequence[Standing], places: Sequence[int], target: float | None) -> str:
@@ -126,10 +133,9 @@ def _table(standings: Sequence[Standing], places: Sequence[int], target: float |
             mark = ' class="best"' if key in best and value == best[key] else ""
             missing = value is None and key != "rounds_to_target"
             cells.append(f"<td{mark}>{'–' if missing else escape(write_number(value))}</td>")
+        name = f'<i class="swatch" style="--c:{standing.colour}"></i><b>{escape(standing.entry.name)}</b>'
         rows.append(
-            f'<tr data-run="{place}"><td class="rank">{position}</td>'
-            f'<td class="left"><i class="swatch" style="--c:{standing.colour}"></i><b>{escape(standing.entry.name)}</b></td>'
-            f"{''.join(cells)}</tr>"
+            f'<tr data-run="{place}"><td class="rank">{position}</td><td class="left">{name}</td>{"".join(cells)}</tr>'
         )
     return (
         f'<table id="ranking"><thead><tr><th></th><th class="left">method</th>{head}</tr></thead>'
@@ -159,7 +165,7 @@ def _tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
         able = [(standing, spent) for standing, spent in costs if spent is not None]
         if able:
             standing, spent = min(able, key=lambda pair: pair[1])
-            found.append(tile(standing, f"{what} to {words.percent(target)}", written(spent)))
+            found.append(tile(standing, f"{what} to {_short(target)}", written(spent)))
     return found
 
 
@@ -215,6 +221,10 @@ def _citations(text: str) -> str:
         '<span class="note">exactly the parts in use</span></div>'
         f"<details><summary>BibTeX</summary><pre>{escape(text.strip())}</pre></details></section>"
     )
+
+
+def _short(target: float) -> str:
+    return words.percent(target).replace(".0%", "%")
 
 
 def _version() -> str:

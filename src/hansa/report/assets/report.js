@@ -16,12 +16,13 @@
     log: false, hidden: new Set(), at: null, zoom: {},
   };
   const plots = [...document.querySelectorAll(".plot")].filter((plot) => {
-    const drawn = measured(plot.dataset.x);
+    const drawn = measured(plot.dataset.x) && !(plot.dataset.insteadOf && measured(plot.dataset.insteadOf));
     if (!drawn) plot.parentElement.remove();
     return drawn;
   });
 
   function percent(v) { return (100 * v).toFixed(1) + "%"; }
+  function short(v) { return percent(v).replace(".0%", "%"); }
   function plain(v) { return v === 0 ? "0" : Math.abs(v) >= 1e4 || Math.abs(v) < 1e-3 ? v.toExponential(1) : String(+v.toPrecision(3)); }
   function whole(v) { return String(Math.round(v)); }
   function scaled(v, units) {
@@ -82,7 +83,7 @@
     const drawn = curves(axis);
     const width = Math.max(320, plot.clientWidth), height = tall ? Math.min(430, width * 0.46) : Math.min(300, width * 0.62);
     const longest = Math.max(...data.runs.map((run) => run.name.length));
-    const m = { top: 22, right: Math.min(width * 0.3, 14 + 7.2 * longest), bottom: 42, left: 54 };
+    const m = { top: 22, right: Math.min(width * 0.3, 18 + 8 * longest), bottom: 42, left: 54 };
     plot.replaceChildren();
     const svg = add(plot, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${yLabel} against ${xLabel}` });
     if (!drawn.length) { add(svg, "text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing to draw"); return; }
@@ -105,7 +106,7 @@
 
     for (const t of state.log ? logTicks(10 ** low, 10 ** high) : ticks(low, high, tall ? 6 : 5)) {
       add(svg, "line", { class: "grid", x1: m.left, x2: right, y1: Y(t), y2: Y(t) });
-      add(svg, "text", { x: m.left - 9, y: Y(t) + 4, "text-anchor": "end" }, yText(t).replace(".0%", "%"));
+      add(svg, "text", { x: m.left - 9, y: Y(t) + 4, "text-anchor": "end" }, yText === percent ? short(t) : yText(t));
     }
     const base = axis.endsWith("seconds") ? timeBase(x1) : 1;
     for (const t of ticks(x0, x1, tall ? 10 : 5, base))
@@ -119,7 +120,7 @@
     const inside = add(svg, "g", { "clip-path": `url(#${clip})` });
     if (data.target && state.metric === "test_accuracy" && f(data.target) < high && f(data.target) > low) {
       add(inside, "line", { class: "goal", x1: m.left, x2: right, y1: Y(data.target), y2: Y(data.target) });
-      add(svg, "text", { x: m.left + 6, y: Y(data.target) - 5 }, "target " + percent(data.target));
+      add(svg, "text", { x: m.left + 6, y: Y(data.target) - 5 }, "target " + short(data.target));
     }
     if (state.window > 1) for (const c of drawn) add(inside, "path", { class: "raw", stroke: c.run.colour, d: path(c.raw, X, Y) });
     for (const c of drawn) add(inside, "path", { class: "line", stroke: c.run.colour, d: path(c.points, X, Y) });

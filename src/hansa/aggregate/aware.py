@@ -1,0 +1,153 @@
+"""FedAWARE: the shortest combination of all clients' momenta, which maximises gradient diversity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from hansa.aggregate.base import Combined, diversity, weighted_sum
+from hansa.aggregate.min_norm import min_norm
+from hansa.errors import HansaError, decay, near, refuse
+from hansa.server import ServerTransform
+from hansa.types import RoundContext, RowReader, State, Update, Vector, in_client_order
+
+MOMENTUM = "server/aware/momentum"
+_STORAGE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class aware:
+    """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i when first seen; lambda = argmin
+    ||sum lambda_i m_i||^2 over the simplex of all clients seen; Delta = sum lambda_i m_i (FedAWARE Alg. 1).
+
+    ``normalize``: m_i/||m_i|| takes the place of m_i in both, as the authors' code has it. ``explore``: plain averaging
+    until every client was seen. ``project``: another server's step on the mean update, projected onto the direction.
+    Only the Gram matrix is kept in the state; the momenta are rows of the run's store, in RAM or on disk, in the run's
+    dtype or in ``storage``. A zero update never enters a row.
+    """
+
+    alpha: float = 0.5
+    normalize: bool = False
+    explore: bool = False
+    project: ServerTransform | None = None
+    rows: Literal["ram", "disk"] = "ram"
+    storage: Literal["float32", "float64", "bfloat16"] | None = None
+    cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
+
+    def __post_init__(self) -> None:
+        decay("aware", "alpha", self.alpha, "The paper uses 0.5; 0 forgets at once.")
+        if self.rows not in ("ram", "disk"):
+            raise refuse("aware", "rows", self.rows, "'ram' or 'disk'")
+        if self.storage is not None and self.storage not in _STORAGE:
+            raise refuse("aware", "storage", self.storage, "a known dtype", near(str(self.storage), _STORAGE))
+
+    def init(self, dim: int, population: int) -> State:
+        return {"clients": [], "gram": torch.zeros(0, 0, dtype=torch.float64), "project": {}}
+
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        if ctx.rows is None:
+            raise HansaError("aware keeps a row of every client: close the round with a store of rows.")
+        ordered = in_client_order(updates)
+        fresh = self._fresh(ordered, state["clients"], ctx.rows)
+        seen, gram = _refresh(state["clients"], state["gram"], fresh, ctx.rows)
+        average = weighted_sum(ordered, [1 / len(ordered)] * len(ordered))
+        exploring = self.explore and len(seen) < ctx.population.count
+        if exploring or not seen:
+            direction, info = average, {"exploring": float(exploring)}
+        else:
+            direction, info = self._direction(seen, gram, fresh, ctx.rows, average)
+        other = state["project"]
+        if self.project is not None:
+            step, other = self.project.update(average, other or self.project.init(average), ctx)
+            direction = step if exploring else _projected(step, direction)
+        rows = {client: {MOMENTUM: row} for client, row in fresh.items()}
+        return Combined(direction, {"clients": seen, "gram": gram, "project": other}, info, rows)
+
+    def _fresh(self, updates: Sequence[Update], seen: Sequence[int], rows: RowReader) -> dict[int, Vector]:
+        """The participants' momenta after this round, as they will be stored."""
+        fresh = {}
+        for update in updates:
+            if not bool(update.vector.any()):
+                continue
+            row = update.vector
+            if update.client in seen:
+                before = rows.read_many([update.client], MOMENTUM)[0].to(row)
+                row = before.mul_(self.alpha).add_(row, alpha=1 - self.alpha)
+            fresh[update.client] = row if self.storage is None else row.to(_STORAGE[self.storage])
+        return fresh
+
+    def _direction(
+        self, seen: list[int], gram: torch.Tensor, fresh: dict[int, Vector], rows: RowReader, like: Vector
+    ) -> tuple[Vector, dict[str, Any]]:
+        lengths = gram.diagonal().sqrt()
+        scale = 1 / lengths if self.normalize else torch.ones_like(lengths)
+        scaled = gram * scale[:, None] * scale[None, :]
+        solved = min_norm(scaled)
+        weights: torch.Tensor = solved.weights
+        used = weights.nonzero()[:, 0].tolist()
+        stored = [i for i in used if seen[i] not in fresh]
+        total = torch.zeros(like.numel(), dtype=torch.float64)
+        if stored:
+            coefficients = [float(weights[i] * scale[i]) for i in stored]
+            total += rows.combine([seen[i] for i in stored], MOMENTUM, coefficients)
+        for i in used:
+            if seen[i] in fresh:
+                total.add_(fresh[seen[i]].double(), alpha=float(weights[i] * scale[i]))
+        squares = scaled.diagonal().tolist()
+        uniform = 1 / len(seen)
+        plain = float(scaled.mean())
+        info = {
+            "weights": {seen[i]: float(weights[i]) for i in used},
+            "density": len(used),
+            "seen": len(seen),
+            "surrogate_diversity": diversity(squares, weights.tolist(), solved.value),
+            "momentum_diversity": diversity(squares, [uniform] * len(seen), plain),
+            "chi_square": math.fsum((float(w) - uniform) ** 2 / uniform for w in weights),
+            "min_norm_gap": solved.gap,
+        }
+        return total.to(like), info
+
+
+def _refresh(
+    clients: Sequence[int], gram: torch.Tensor, fresh: dict[int, Vector], rows: RowReader
+) -> tuple[list[int], torch.Tensor]:
+    """The Gram matrix over all clients seen, the rows of this round's participants computed anew."""
+    seen = sorted({*clients, *fresh})
+    place = {client: i for i, client in enumerate(seen)}
+    grown = torch.zeros(len(seen), len(seen), dtype=torch.float64)
+    old = [place[client] for client in clients]
+    if old:
+        grown[torch.tensor(old)[:, None], torch.tensor(old)[None, :]] = gram
+    if not fresh:
+        return seen, grown
+    now = sorted(fresh)
+    at = torch.tensor([place[client] for client in now])
+    vectors = torch.stack([fresh[client] for client in now])
+    among = _inner(vectors)
+    grown[at[:, None], at[None, :]] = among
+    others = [client for client in clients if client not in fresh]
+    if others:
+        cross = rows.dot(others, MOMENTUM, vectors)
+        there = torch.tensor([place[client] for client in others])
+        grown[there[:, None], at[None, :]] = cross
+        grown[at[:, None], there[None, :]] = cross.T
+    return seen, grown
+
+
+def _inner(vectors: torch.Tensor, block: int = 1 << 16) -> torch.Tensor:
+    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for start in range(0, vectors.shape[1], block):
+        part = vectors[:, start : start + block].to(torch.float64)
+        total.addmm_(part, part.T)
+    return total
+
+
+def _projected(step: Vector, direction: Vector) -> Vector:
+    """(s.d / d.d) d, and 0 where d is 0."""
+    s, d = step.double(), direction.double()
+    square = float(d @ d)
+    return (d * (float(s @ d) / square if square else 0.0)).to(step)

@@ -1,0 +1,170 @@
+"""An experiment: a configuration carried out in a folder of its own, stopped and taken up again exactly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hansa import checkpoint, data
+from hansa.comm import Ledger
+from hansa.config import Config, algorithm, build, slots
+from hansa.engine.choose import choose
+from hansa.errors import HansaError
+from hansa.orders import Lost
+from hansa.rounds import ServerState
+from hansa.runfolder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder
+from hansa.store import ClientStore, DiskStore
+from hansa.tasks import Task
+from hansa.train import Callback, Record, Run
+
+
+class Experiment:
+    """A run in its folder. ``Experiment.new`` begins one, ``Experiment.resumed`` takes one up; ``go`` runs it."""
+
+    def __init__(self, config: Config, run: Run, folder: RunFolder) -> None:
+        self.config, self.run, self.folder = config, run, folder
+        self._saved, self._saved_at = run.state.round, time.monotonic()
+
+    @classmethod
+    def new(cls, config: Config, path: Path | str, *, overwrite: bool = False) -> Experiment:
+        """A fresh run. Nothing is written before data, model and algorithm are known to fit together."""
+        folder = RunFolder(path)
+        folder.claim(overwrite=overwrite)
+        run = living_run(config, build.federated(config))
+        folder.begin(config, run)
+        made = cls(config, run, folder)
+        if config.checkpoint.every:
+            run.store = DiskStore(folder / CLIENTS)
+            made.save()  # so that a run can be taken up from its first moment on
+        return made
+
+    @classmethod
+    def resumed(cls, path: Path | str, *, rounds: int | None = None) -> Experiment:
+        """The run of a folder at its last checkpoint, to go on to its last round, or to another."""
+        folder = RunFolder(path)
+        config = folder.config if rounds is None else folder.config.model_copy(update={"rounds": rounds})
+        state, meta = checkpoint.load(folder / CHECKPOINT)
+        done = int(meta["round"])
+        if config.rounds < done:
+            raise HansaError(f"{folder}: has {done} rounds behind it, so it cannot end after {config.rounds}.")
+        store = DiskStore.open(folder / CLIENTS, at_round=done)
+        run = living_run(config, _same_data(config, folder), store, done)
+        if meta["run"] != run.id:
+            store.close()
+            raise HansaError(f"{folder}: config.yaml describes another run than the checkpoint. Put back what it was.")
+        run.state = ServerState(**state["server"])
+        run.ledger = Ledger.restore(state["ledger"], run.ledger.links)
+        run.lost = [(int(round), Lost(int(client), reason, detail)) for round, client, reason, detail in state["lost"]]
+        run.history = folder.rewind(done)
+        if rounds is not None:
+            folder.write_config(config, run)
+        return cls(config, run, folder)
+
+    @property
+    def left(self) -> int:
+        """Rounds yet to be run."""
+        return self.config.rounds - self.run.state.round
+
+    def go(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+        """Run to the end, or until a callback says stop; save everything either way; return the summary."""
+        everything = [*measures(self.config, self.run), self.folder.record, self._save_when_due, *callbacks]
+        target = self.config.evaluate.target
+        try:
+            self.run.advance(self.left, everything)
+        except BaseException as error:
+            # what closed is saved; a checkpoint must not be made of a round that may be half done
+            self.folder.finish(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
+            self._close()
+            raise
+        if self.config.checkpoint.every and self.run.state.round > self._saved:
+            self.save()
+        status = FINISHED if self.left == 0 else STOPPED
+        found = self.folder.finish(self.run, status, target)
+        self._close()
+        return found
+
+    def save(self) -> None:
+        """Write a checkpoint of the last closed round."""
+        run = self.run
+        state = {
+            "server": run.state.tree(),
+            "ledger": run.ledger.state(),
+            "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in run.lost],
+        }
+        meta = {"round": run.state.round, "run": run.id, "seed": run.key.seed}
+        home = self.folder / CHECKPOINT
+        checkpoint.save(home, state, meta, keep=self.config.checkpoint.keep)
+        run.store.retain([int(facts["round"]) for facts in checkpoint.kept(home)])
+        self._saved, self._saved_at = run.state.round, time.monotonic()
+
+    def _save_when_due(self, run: Run, record: Record) -> None:
+        asked = self.config.checkpoint
+        if not asked.every:
+            return
+        late = asked.minutes is not None and time.monotonic() - self._saved_at >= 60 * asked.minutes
+        if run.state.round - self._saved >= asked.every or late:
+            self.save()
+
+    def _close(self) -> None:
+        self.run.store.close()
+
+
+def living_run(config: Config, held: data.FederatedData, store: ClientStore | None = None, done: int = 0) -> Run:
+    """A run of a configuration on its data, before the first of its rounds."""
+    run = Run(
+        algorithm(config),
+        build.task(config, held),
+        seed=config.seed,
+        dtype=build.dtype(config),
+        quorum=config.quorum,
+        evaluate_every=config.evaluate.every,
+        store=store,
+        engine=choose(None if config.workers == "auto" else config.workers, config.rounds - done),
+    )
+    run.ledger = Ledger(slots.LINKS.build(config.links))
+    return run
+
+
+def measures(config: Config, run: Run) -> list[Callback]:
+    """The callbacks that add what a configuration asks for to each round's record."""
+    found: list[Callback] = []
+    if run.ledger.links is not None:
+        found.append(simulated_seconds)
+    if config.evaluate.train and isinstance(run.task, Task):
+        found.append(global_loss(run.task, config.evaluate.every))
+    return found
+
+
+def simulated_seconds(run: Run, record: Record) -> None:
+    """The time that the round's messages take by the link model."""
+    record["simulated_seconds"] = run.ledger.rounds[-1].seconds
+
+
+def global_loss(task: Task, every: int = 1) -> Callback:
+    """A callback that measures the server's model on all training data: the global objective, beside the local ones."""
+    held = task.data
+    rows = torch.cat([held.rows(client) for client in range(held.population)])
+    assert isinstance(held, data.FederatedData)
+    whole = replace(held, test_inputs=held.inputs[rows], test_targets=held.targets[rows])
+    everything = Task(task.model, task.loss, whole, metric=task.metric)
+    shells: list[Any] = []
+
+    def measure(run: Run, record: Record) -> None:
+        if every and record["round"] % every == 0:
+            if not shells:
+                shells.append(everything.shell(run.dtype, run.device))
+            record["global_loss"] = everything.evaluate(shells[0], run.state.vectors)["test_loss"]
+
+    return measure
+
+
+def _same_data(config: Config, folder: RunFolder) -> data.FederatedData:
+    """The data of a run that was begun: dealt as it was then, whatever has changed since."""
+    again = build.federated(config)
+    split = data.load_split(folder / PARTITION, again.targets)
+    return replace(again, index=split.index, offsets=split.offsets)

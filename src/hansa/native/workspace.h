@@ -1,0 +1,169 @@
+/* A stack's workspace: the shapes of its stages and every buffer they need for up to `batch` examples. */
+#ifndef HANSA_WORKSPACE_H
+#define HANSA_WORKSPACE_H
+
+#include <stdlib.h>
+
+#include "stage.h"
+
+struct hansa_stack {
+    const hansa_kernels *kernels; /* first, so that dispatch.c can find its way back */
+    ptrdiff_t stages, batch, classes, parameters, logits_row;
+    int failed;
+    stage_t *stage;
+    float *logits, *gradient;
+    scratch_t scratch;
+    void **blocks; /* every buffer, to be freed */
+    ptrdiff_t block_count;
+};
+
+/* Zeroed, aligned, and with a vector of slack. */
+static void *take(hansa_stack *stack, ptrdiff_t count) {
+    size_t bytes = (size_t)round_up(4 * count, 64) + 128;
+    void *block = NULL;
+    void **blocks = realloc(stack->blocks, sizeof(void *) * (size_t)(stack->block_count + 1));
+    if (blocks) stack->blocks = blocks;
+    if (!blocks || posix_memalign(&block, 64, bytes)) {
+        stack->failed = 1;
+        return NULL;
+    }
+    stack->blocks[stack->block_count++] = block;
+    return memset(block, 0, bytes);
+}
+
+static void stack_free(hansa_stack *stack) {
+    if (!stack) return;
+    for (ptrdiff_t i = 0; i < stack->block_count; i++) free(stack->blocks[i]);
+    free(stack->blocks);
+    free(stack->stage);
+    free(stack);
+}
+
+/* Shapes first, then buffers. */
+static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t *parameters) {
+    ptrdiff_t K = is->kernel, pad = is->padding;
+    s->is = *is;
+    s->features = is->channels * is->height * is->width;
+    s->weight = *parameters;
+    *parameters += is->out * (is->kind == HANSA_CONV ? K * K * is->channels : s->features);
+    s->bias = is->bias ? *parameters : -1;
+    *parameters += is->bias ? is->out : 0;
+    s->out_step = round_up(is->out, VL);
+    if (is->kind == HANSA_LINEAR) {
+        s->in_step = round_up(s->features, VL);
+        return;
+    }
+    s->in_step = first && is->channels < VL ? is->channels : round_up(is->channels, VL);
+    s->padded_h = is->height + 2 * pad;
+    s->padded_w = is->width + 2 * pad;
+    s->conv_h = s->padded_h - K + 1;
+    s->conv_w = s->padded_w - K + 1;
+    s->out_h = is->pool ? s->conv_h / 2 : s->conv_h;
+    s->out_w = is->pool ? s->conv_w / 2 : s->conv_w;
+    s->border = K - 1 - pad;
+    ptrdiff_t row = s->padded_w * s->in_step;
+    s->window = s->in_step == is->channels ? (window_t){K, row, 1, 0, K * is->channels}
+                                           : (window_t){K, row, K, s->in_step, is->channels};
+    if (is->pool && s->in_step % VL == 0 && (K == 3 || K == 5)) s->plan = SPARSE;
+    else if (is->pool && first && s->in_step == is->channels && few_supported(K, is->channels)) s->plan = FEW;
+    else s->plan = DENSE;
+}
+
+static void conv_buffers(hansa_stack *stack, stage_t *s) {
+    const hansa_stage *is = &s->is;
+    ptrdiff_t cells = is->kernel * is->kernel, wide_in = round_up(is->channels, VL);
+    ptrdiff_t sums = cells * (s->plan == SPARSE ? is->out * s->in_step : is->channels * s->out_step);
+    s->in = take(stack, stack->batch * image(s));
+    s->in_gradient = take(stack, image(s));
+    s->forward_weight = take(stack, taps(s) * s->out_step);
+    s->backward_weight = take(stack, cells * wide_in * is->out);
+    s->padded_bias = take(stack, s->out_step);
+    s->dw = take(stack, sums);
+    s->db = take(stack, s->out_step);
+    if (!is->pool) return;
+    s->which = take(stack, stack->batch * positions(s) * s->out_step);
+    s->base = take(stack, round_up(positions(s), VL));
+    if (!s->base) return;
+    for (ptrdiff_t p = 0; p < positions(s); p++)
+        s->base[p] = (int32_t)((2 * (p / s->out_w) * s->padded_w + 2 * (p % s->out_w)) * s->in_step);
+}
+
+static void shared_buffers(hansa_stack *stack) {
+    ptrdiff_t rows = 0, masked = 0, turned = 0, dense = 0, weights = 0, zeros = 0, starts = 0;
+#define GROW(size, need) size = (size) > (need) ? (size) : (need)
+    for (ptrdiff_t i = 0; i < stack->stages; i++) {
+        const stage_t *s = stack->stage + i;
+        if (s->is.kind != HANSA_CONV) continue;
+        GROW(rows, 4 * (s->out_w + 1) * s->out_step);
+        GROW(masked, positions(s) * s->out_step);
+        GROW(turned, round_up(positions(s), VL) * s->out_step);
+        GROW(dense, s->plan == DENSE ? dense_h(s) * dense_w(s) * s->out_step : 0);
+        GROW(weights, taps(s) * s->is.out);
+        GROW(zeros, s->in_step);
+        GROW(starts, 4 * positions(s) + s->is.out + 1);
+    }
+#undef GROW
+    scratch_t *scratch = &stack->scratch;
+    scratch->rows = take(stack, rows);
+    scratch->masked = take(stack, masked);
+    scratch->turned = take(stack, turned);
+    scratch->turned_which = take(stack, turned);
+    scratch->dense = take(stack, dense);
+    scratch->weights = take(stack, weights);
+    scratch->zeros = take(stack, zeros);
+    scratch->list.value = take(stack, masked + VL);
+    scratch->list.place = take(stack, masked + VL);
+    scratch->list.start = take(stack, starts);
+}
+
+static hansa_stack *stack_new(const hansa_stage *spec, int64_t stages, int64_t batch) {
+    hansa_stack *stack = calloc(1, sizeof *stack);
+    if (!stack) return NULL;
+    stack->kernels = &HANSA_KERNELS;
+    stack->stages = stages;
+    stack->batch = batch;
+    stack->stage = calloc((size_t)stages, sizeof(stage_t));
+    if (!stack->stage) {
+        stack_free(stack);
+        return NULL;
+    }
+    for (ptrdiff_t i = 0; i < stages; i++) {
+        stage_t *s = stack->stage + i;
+        shape_stage(s, spec + i, i == 0, &stack->parameters);
+        if (s->is.kind == HANSA_CONV) {
+            conv_buffers(stack, s);
+        } else {
+            s->in = take(stack, batch * s->in_step);
+            s->in_gradient = take(stack, batch * s->in_step);
+            s->out_gradient = take(stack, batch * s->out_step);
+        }
+    }
+    stack->classes = spec[stages - 1].out;
+    stack->logits_row = round_up(stack->classes, VL);
+    stack->logits = take(stack, batch * stack->logits_row);
+    stack->gradient = take(stack, stack->parameters);
+    for (ptrdiff_t i = 0; i < stages; i++) {
+        stage_t *s = stack->stage + i, *next = i + 1 < stages ? s + 1 : NULL;
+        if (s->is.kind == HANSA_LINEAR) {
+            s->out = next ? next->in : stack->logits;
+            s->out_row = next ? next->in_step : stack->logits_row;
+        } else if (next->is.kind == HANSA_CONV) {
+            s->out = next->in;
+            s->out_image = image(next);
+            s->out_row = next->padded_w * next->in_step;
+            s->out_0 = next->is.padding * (s->out_row + next->in_step);
+        } else {
+            s->out_row = s->out_w * s->out_step;
+            s->out_image = s->out_h * s->out_row;
+            s->out = take(stack, batch * s->out_image);
+        }
+    }
+    shared_buffers(stack);
+    if (stack->failed) {
+        stack_free(stack);
+        return NULL;
+    }
+    return stack;
+}
+
+#endif
