@@ -6,6 +6,7 @@ Persistent buffers (BatchNorm statistics, ...) lie in a vector of their own. Fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ class Entry:
         return piece.view(self.shape)
 
 
-def _entries(named: list[tuple[str, torch.Tensor]]) -> tuple[Entry, ...]:
+def _entries(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[Entry, ...]:
     entries, offset = [], 0
     for name, tensor in named:
         entries.append(Entry(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype))

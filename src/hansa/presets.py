@@ -143,7 +143,6 @@ def cafga(
 
 def afga(
     *,
-    participation: float = 0.1,
     topology: Topology = RING,
     reporters: Sampler | None = None,
     active: float | Activity | None = None,
@@ -152,20 +151,20 @@ def afga(
     gossip_compressor: Compressor | None = None,
     **words: Unpack[Rooted],
 ) -> Algorithm:
-    """AFGA: CAFGA with one cluster of all clients (AFGA Alg. 1)."""
-    return replace(
-        cafga(
-            clusters=1,
-            reporters=float(participation) if reporters is None else reporters,
-            topology=topology,
-            active=resample(float(participation)) if active is None else active,
-            every=every,
-            adapted=adapted,
-            gossip_compressor=gossip_compressor,
-            **words,
-        ),
-        name="afga",
+    """AFGA: CAFGA with one cluster of all clients; ``participation`` is the share that reports, and the share that
+    computes at a step (AFGA Alg. 1)."""
+    share = float(words.pop("participation", 0.1))
+    one_cluster = cafga(
+        clusters=1,
+        reporters=share if reporters is None else reporters,
+        topology=topology,
+        active=resample(share) if active is None else active,
+        every=every,
+        adapted=adapted,
+        gossip_compressor=gossip_compressor,
+        **words,
     )
+    return replace(one_cluster, name="afga")
 
 
 def dsgd(*, topology: Topology = RING, **common: Unpack[Common]) -> Algorithm:
@@ -341,10 +340,11 @@ def _gossiping(name: str, mixing: Mixing, reporters: int | float | Sampler, word
 
 def _decentralized(name: str, mixing: Mixing, common: Common) -> Algorithm:
     """Everyone takes part and keeps its own model; the server's model is their mean."""
+    words: dict[str, Any] = {"steps": 1, **common}
     for word in ("sampler", "participation", "server_lr", "weights", "compressor", "two_way"):
-        if word in common:
-            raise HansaError(f"{name}({word}={common[word]!r}): there is no server and everyone takes part.")  # type: ignore[literal-required]
-    return _federated(name, **{"steps": 1, **common}).with_local(mixing=mixing)  # type: ignore[misc]
+        if word in words:
+            raise HansaError(f"{name}({word}={words[word]!r}): there is no server and everyone takes part.")
+    return _federated(name, **words).with_local(mixing=mixing)
 
 
 def _rated(server: ServerTransform, common: Common, server_lr: Rate = 1.0) -> ServerTransform:

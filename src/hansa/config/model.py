@@ -101,7 +101,7 @@ class ServerSection(Section):
 
     lr: Annotated[Any, slots.RATE] = None
     """The server's rate, or a schedule of it."""
-    weights: Literal["uniform", "samples"] | list[float] | None = None
+    weights: Literal["uniform", "samples", "clusters"] | list[float] | None = None
     """Of the clients in the aggregate."""
     momentum: float | None = None
     """Of FedAvgM."""
@@ -134,6 +134,17 @@ class GossipSection(Section):
     """Steps between exchanges."""
     adapted: bool | None = None
     """Only the selected clients train and gossip."""
+    compressor: Annotated[Any, slots.COMPRESSOR] = None
+    """What neighbours send each other is compressed by it."""
+
+
+class CompressSection(Section):
+    """What travels between clients and server, compressed with error feedback."""
+
+    compressor: Annotated[Any, slots.COMPRESSOR] = None
+    """Of the updates: sign, {kind: top_k, ratio: 1/64}, ..."""
+    two_way: bool | None = None
+    """The model's broadcast is compressed too."""
 
 
 class EvaluateSection(Section):
@@ -181,6 +192,7 @@ class Config(Section):
     sample: Annotated[Any, slots.SAMPLER] = None
     """Who takes part: {participation: 0.1}, {count: 10}, or another sampler."""
     gossip: GossipSection = GossipSection()
+    compress: CompressSection = CompressSection()
     uplink: Annotated[Any, slots.UPLINK] = None
     """How updates travel to the server, in place of the preset's way."""
     downlink: Annotated[Any, slots.DOWNLINK] = None

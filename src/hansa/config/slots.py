@@ -17,7 +17,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PydanticSchemaG
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
 from pydantic_core import CoreSchema, core_schema
 
-from hansa import aggregate, comm, compress, gossip, local, sample, schedule
+from hansa import aggregate, comm, compress, gossip, local, sample, schedule, server
 from hansa.config.text import Keys
 from hansa.data.partitions import dirichlet, iid, natural, quantity_skew, shards
 from hansa.data.split import saved
@@ -50,7 +50,7 @@ class Slot:
     def build(self, value: Any) -> Any:
         """The part, or `Misfit` naming the argument and the remedy."""
         if value is None or (isinstance(value, self.plain) and not isinstance(value, (bool, str))):
-            return value
+            return self._chained(value) if self is SERVER and isinstance(value, list) else value
         if isinstance(value, str):
             if str in self.plain:
                 return value
@@ -66,7 +66,7 @@ class Slot:
         for name, parameter in known.items():
             if parameter.default is inspect.Parameter.empty and name not in given:
                 raise Misfit((), f"{kind} needs {name}.")
-        return self._make(kind, {name: _nested(name, inner) for name, inner in given.items()})
+        return self._make(kind, {name: _nested(name, _number(inner)) for name, inner in given.items()})
 
     def normal(self, value: Any) -> Any:
         """The value as a saved file writes it: a bare word as ``{kind: word}``. Refuses what cannot be built."""
@@ -97,6 +97,16 @@ class Slot:
             raise Misfit((at,) if at in arguments else (), str(error)) from error
         except (TypeError, ValueError) as error:
             raise Misfit((), f"{kind}: {error}.") from error
+
+    def _chained(self, parts: list[Any]) -> Any:
+        """A list of server transforms is the chain of them."""
+        found = []
+        for place, part in enumerate(parts):
+            try:
+                found.append(self.build(part))
+            except Misfit as misfit:
+                raise Misfit((place, *misfit.keys), misfit.message) from misfit
+        return server.chain(*found)
 
     def _expected(self) -> str:
         names = {int: "a whole number", float: "a number", list: "a list", str: "a word"}
@@ -140,7 +150,7 @@ WORK = Slot(
 )
 SAMPLER = Slot(
     "sampler",
-    _table(sample.uniform, sample.weighted, sample.explore, sample.availability, sample.replay),
+    _table(sample.uniform, sample.weighted, sample.explore, sample.availability, sample.replay, sample.per_cluster),
     default="uniform",
 )
 COMPRESSOR = Slot(
@@ -159,16 +169,28 @@ AGGREGATE = Slot(
         aggregate.trimmed_mean,
         aggregate.krum,
         aggregate.clipped,
+        aggregate.aware,
     ),
 )
 TOPOLOGY = Slot("topology", gossip.TOPOLOGIES)
 CLUSTERS = Slot("clustering", gossip.CLUSTERINGS, plain=(int, list))
 ACTIVE = Slot("activity", gossip.ACTIVITIES, plain=(int, float))
-REPORTERS = Slot("choice of reporters", _table(sample.replay), plain=(int, float))
+REPORTERS = Slot("choice of reporters", _table(sample.replay, sample.per_cluster), plain=(int, float))
+SERVER = Slot(
+    "server transform",
+    _table(server.scale, server.momentum, server.adagrad, server.adam, server.yogi, server.amsgrad, server.ams),
+    plain=(list,),
+)
 LINKS = Slot("link model", {"custom": comm.LinkModel, "afga": comm.afga}, default="custom")
 _VALUES = Slot("form of values", COMPRESSOR.table, plain=(str,))
 
-NESTED: Mapping[str, Slot] = {"compressor": COMPRESSOR, "inner": AGGREGATE, "lr": RATE, "values": _VALUES}
+NESTED: Mapping[str, Slot] = {
+    "compressor": COMPRESSOR,
+    "inner": AGGREGATE,
+    "lr": RATE,
+    "project": SERVER,
+    "values": _VALUES,
+}
 """Arguments of parts that are parts themselves."""
 
 WORDS: Mapping[str, Slot] = {
@@ -179,13 +201,21 @@ WORDS: Mapping[str, Slot] = {
     "clusters": CLUSTERS,
     "active": ACTIVE,
     "reporters": REPORTERS,
+    "project": SERVER,
+    "yogi_lr": RATE,
 }
 """Words of presets that are parts."""
 
 SLOTS = (
     PARTITION, RATE, WORK, SAMPLER, COMPRESSOR, UPLINK, DOWNLINK, AGGREGATE, TOPOLOGY, CLUSTERS, ACTIVE, REPORTERS,
-    LINKS, _VALUES,
+    SERVER, LINKS, _VALUES,
 )  # fmt: skip
+
+
+def _number(value: Any) -> Any:
+    """A fraction as the number it is: the papers keep 1/64 of the entries, not 0.015625."""
+    above, slash, below = value.partition("/") if isinstance(value, str) else ("", "", "")
+    return int(above) / int(below) if slash and above.isdigit() and below.isdigit() and int(below) else value
 
 
 def _nested(name: str, value: Any) -> Any:

@@ -43,7 +43,9 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "active": "active",
         "every": "every",
         "adapted": "adapted",
+        "compressor": "gossip_compressor",
     },
+    "compress": {"compressor": "compressor", "two_way": "two_way"},
 }
 """Key in a section -> word of the presets."""
 
@@ -70,7 +72,7 @@ def words(preset: Callable[..., Algorithm]) -> dict[str, Word]:
     for name, parameter in inspect.signature(preset).parameters.items():
         hint = hints.get(name, Any)
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            for vocabulary in typing.get_args(hint):
+            for vocabulary in typing.get_args(hint) or (presets.Common,):
                 found.update({word: Word(word, said) for word, said in typing.get_type_hints(vocabulary).items()})
         else:
             found[name] = Word(name, hint, parameter.default)

@@ -7,7 +7,7 @@ the changes made so far: rows of idle clients need never exist, and the cost doe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class LazyRows:
         common = self.coefficients[mixer.positions].sum(axis=0) / len(mixer.positions)
         self._over_survivors(mixer, np.tile(common, (len(mixer.positions), 1)))
 
-    def _over_survivors(self, mixer: Mixer, mixed: object) -> None:
+    def _over_survivors(self, mixer: Mixer, mixed: Any) -> None:
         place = sparse.csr_array(
             (np.ones(len(mixer.positions)), (mixer.positions, np.arange(len(mixer.positions)))),
             shape=(self.n, len(mixer.positions)),

@@ -123,7 +123,8 @@ class quadratic(_FunctionTask):
         """The minimiser of the uniform mean of the f_i, in float64."""
         A = torch.cat([a.double() / math.sqrt(a.shape[0]) for a in self.A])
         b = torch.cat([v.double() / math.sqrt(v.numel()) for v in self.b])
-        return torch.linalg.lstsq(A, b[:, None], driver="gelsd").solution[:, 0]
+        solution: Vector = torch.linalg.lstsq(A, b[:, None], driver="gelsd").solution[:, 0]
+        return solution
 
 
 class function(_FunctionTask):

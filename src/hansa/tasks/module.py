@@ -192,7 +192,7 @@ def default_metric(targets: torch.Tensor) -> Callable[[Any, torch.Tensor], torch
 
 def accuracy_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
     """How many rows have their target as the largest output; for targets with more axes, a mean over a row's own."""
-    found = (output.argmax(dim=1) == target).double()
+    found: torch.Tensor = (output.argmax(dim=1) == target).double()
     return found.flatten(1).mean(dim=1).sum() if found.ndim > 1 else found.sum()
 
 
