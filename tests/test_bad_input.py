@@ -50,7 +50,7 @@ def lab(clients=4):
         (lambda: presets.fedmgda(epsilon=1.5), "epsilon=1.5"),
         (lambda: presets.fedmgda(weights="samples"), "FedMGDA. finds the weights itself"),
         (lambda: presets.named("fedadan"), "unknown preset 'fedadan'. Did you mean fedadam"),
-        (lambda: presets.named("qwertz"), "Known: fedadagrad, fedadam"),
+        (lambda: presets.named("qwertz"), "Known: afga, cafga"),
         (lambda: Algorithm(channels={}), "lack 'model'"),
         (lambda: Algorithm(channels={"model": Channel(), "moddel": Channel()}), "nothing reports on channel 'moddel'"),
         (lambda: presets.fedavg().with_local(solver=hansa.local.scaffold()), "reports on channel 'control'"),

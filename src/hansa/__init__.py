@@ -4,6 +4,7 @@ from hansa import aggregate, compress, gossip, local, presets, sample, server, s
 from hansa.algorithm import Algorithm, Channel, LocalPhase
 from hansa.cite import cite
 from hansa.errors import HansaError
+from hansa.faults import faults
 from hansa.keys import Key
 from hansa.layout import Layout
 from hansa.tasks import Task
@@ -23,6 +24,7 @@ __all__ = [
     "aggregate",
     "cite",
     "compress",
+    "faults",
     "gossip",
     "local",
     "presets",

@@ -141,16 +141,20 @@ def close_round(
     orders: Sequence[Order],
     reports: Iterable[Report],
     population: Population,
+    *,
     quorum: int = 1,
     rows: RowReader | None = None,
+    gone: Sequence[Lost] = (),
+    max_norm: float = 1e12,
 ) -> Closed:
     """Admit what came back, aggregate it in client order, let each channel's server step, commit the memories.
 
     ``state`` is the one `open_round` gave. If fewer than ``quorum`` updates are admitted nothing moves: same model,
-    same moments, same memories. ``rows`` are those the server keeps of every client.
+    same moments, same memories. ``rows`` are those the server keeps of every client, ``gone`` the clients that no order reached.
     """
     reports = sorted(reports, key=lambda report: report.cohort)
-    door = _Door(algorithm, state, orders)
+    door = _Door(algorithm, state, orders, max_norm)
+    door.lost += gone
     for report in reports:
         door.take(report)
     admitted = tuple(sorted(door.vectors))
@@ -233,7 +237,7 @@ def _upload(algorithm: Algorithm, order: Order, client: int, trained: Trained) -
 class _Door:
     """Where reports arrive: what was admitted of them, and who was lost."""
 
-    def __init__(self, algorithm: Algorithm, state: ServerState, orders: Sequence[Order]) -> None:
+    def __init__(self, algorithm: Algorithm, state: ServerState, orders: Sequence[Order], max_norm: float) -> None:
         self.algorithm, self.state = algorithm, state
         self.orders = {client: order for order in orders for client in order.reporters}
         first = orders[0]
@@ -244,6 +248,7 @@ class _Door:
             frozenset(self.orders),
             {name: channel.uplink for name, channel in algorithm.channels.items()},
             state.vectors,
+            max_norm,
         )
         self.vectors: dict[int, Vectors] = {}
         self.norms: dict[int, float] = {}

@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -17,14 +17,15 @@ from torch import nn
 
 from hansa.algorithm import Algorithm
 from hansa.comm import Ledger
-from hansa.engine import Engine, Serial
-from hansa.errors import HansaError, refuse, whole
+from hansa.engine import Engine, Serial, choose
+from hansa.errors import HansaError, positive, refuse, whole
+from hansa.faults import faults
 from hansa.keys import Key
-from hansa.orders import Lost
+from hansa.orders import Lost, Order, Report
 from hansa.rounds import Closed, Opened, Outcome, ServerState, close_round, open_round
 from hansa.store import ClientStore, DiskStore, RamStore
 from hansa.tasks import TaskLike
-from hansa.types import BUFFERS, MODEL, Vector
+from hansa.types import BUFFERS, MODEL, State, Vector
 
 if TYPE_CHECKING:
     import pandas
@@ -51,9 +52,12 @@ class Run:
         keep_params: bool = False,
         evaluate_every: int = 1,
         store: ClientStore | None = None,
+        faults: faults | None = None,
+        max_norm: float = 1e12,
         engine: Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine] = Serial,
     ) -> None:
         whole("run", "quorum", quorum)
+        positive("run", "max_norm", max_norm, "Updates with a larger norm are refused.")
         whole("run", "evaluate_every", evaluate_every, "0 evaluates after the last round only.", least=0)
         self.task, self.key = task, Key(seed)
         self.dtype = task.dtype if dtype is None else dtype
@@ -68,6 +72,7 @@ class Run:
         self.store: ClientStore = self._own_store() if store is None else store
         self.ledger = Ledger()
         self.quorum, self.evaluate_every = quorum, evaluate_every
+        self.faults, self.max_norm = faults, max_norm
         self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
         self.history: list[Record] = []
         self.lost: list[tuple[int, Lost]] = []
@@ -135,9 +140,17 @@ class Run:
             replace(order, memory={client: self.store.read(client) for client in order.reporters})
             for order in opened.orders
         ]
-        reports = engine.run(orders)
+        reports, gone = self._reports(engine, orders)
         closed = close_round(
-            self.algorithm, opened.state, orders, reports, self.task.population, self.quorum, self.store
+            self.algorithm,
+            opened.state,
+            orders,
+            reports,
+            self.task.population,
+            quorum=self.quorum,
+            rows=self.store,
+            gone=gone,
+            max_norm=self.max_norm,
         )
         self.store.commit(self.state.round, closed.memory)
         self.state = closed.state
@@ -149,6 +162,34 @@ class Run:
         record["seconds"] = time.perf_counter() - began
         self.history.append(record)
         return record
+
+    def _reports(self, engine: Engine, orders: Sequence[Order]) -> tuple[Iterable[Report], Sequence[Lost]]:
+        """The reports as they arrive, and who was lost before; under a fault plan, as the plan has it."""
+        if self.faults is None:
+            return engine.run(orders), ()
+        left, gone = self.faults.strike_orders(orders)
+        return self.faults.strike_reports(self.algorithm, left, engine.run(left)), gone
+
+    def tree(self) -> State:
+        """All that a checkpoint must hold beside the clients' rows and the history."""
+        return {
+            "server": self.state.tree(),
+            "ledger": self.ledger.state(),
+            "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in self.lost],
+        }
+
+    def restore(self, tree: State, history: Sequence[Record]) -> None:
+        """Go back to the closed round that `tree` was made at; the store must stand at the same round."""
+        state = ServerState(**tree["server"])
+        if self.store.generation != state.round or len(history) != state.round:
+            raise HansaError(
+                f"the checkpoint is of round {state.round}, the clients' rows of round {self.store.generation}, the "
+                f"history of {len(history)} rounds: these three belong together."
+            )
+        self.state = state
+        self.ledger = Ledger.restore(tree["ledger"], self.ledger.links)
+        self.lost = [(int(round), Lost(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]]
+        self.history = list(history)
 
     def _record(self, opened: Opened, closed: Closed) -> Record:
         outcome: Outcome = closed.outcome
@@ -200,22 +241,24 @@ def run(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    workers: int = 1,
+    workers: int | None = None,
     quorum: int = 1,
     keep_params: bool = False,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     store: ClientStore | None = None,
+    faults: faults | None = None,
+    max_norm: float = 1e12,
 ) -> Run:
     """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
 
-    Equal seeds give bit-identical results, whatever the number of ``workers``. ``dtype`` float64 or float32 runs
-    through everything. Fewer than ``quorum`` surviving updates leave a round without effect.
+    Equal seeds give bit-identical results, whatever the number of ``workers``; None takes all cores when that pays.
+    ``dtype`` float64 or float32 runs through everything. Fewer than ``quorum`` surviving updates leave a round without
+    effect, an update longer than ``max_norm`` is refused. ``faults`` is a plan of clients that vanish or misbehave.
     """
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
     whole("run", "rounds", rounds)
-    whole("run", "workers", workers)
     living = Run(
         algorithm,
         task,
@@ -226,6 +269,9 @@ def run(
         keep_params=keep_params,
         evaluate_every=evaluate_every,
         store=store,
+        faults=faults,
+        max_norm=max_norm,
+        engine=choose(workers, rounds),
     )
     return living.advance(rounds, callbacks)
 

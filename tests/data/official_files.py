@@ -67,12 +67,12 @@ def write_cifar(path: Path, pixels: npt.NDArray[np.uint8], labels: list[int], ke
     return hashlib.sha256(pixels.tobytes() + bytes(labels)).hexdigest()
 
 
-def write_leaf(path: Path, users: dict[str, tuple[list[Any], list[Any]]], **changes: Any) -> None:
+def write_leaf(path: Path, held: dict[str, tuple[list[Any], list[Any]]], **changes: Any) -> None:
     """Write a LEAF file of {user: (x, y)}; ``changes`` replace top-level entries."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "users": list(users),
-        "num_samples": [len(y) for _, y in users.values()],
-        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+        "users": list(held),
+        "num_samples": [len(y) for _, y in held.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in held.items()},
     }
     path.write_text(json.dumps({**content, **changes}))

@@ -214,5 +214,5 @@ def test_columns_without_clients_are_refused() -> None:
 
 
 def test_ragged_columns_are_refused() -> None:
-    with pytest.raises(HansaError, match="expected one shape. Resize or pad first"):
+    with pytest.raises(HansaError, match=r"expected one shape\. Resize or pad first"):
         from_hf(Columns(ids=[[1, 2], [3]], label=[0, 1]), "ids", "label", clients=1)

@@ -21,6 +21,7 @@ from hansa.data import (
     federate,
     load,
     names,
+    partition,
     present,
     source,
 )
@@ -178,17 +179,19 @@ def test_spellings_of_a_name_are_one() -> None:
 def test_options_that_a_set_does_not_take_are_refused() -> None:
     with pytest.raises(HansaError, match="fashion-mini: takes no options, found stride"):
         load("fashion-mini", stride=2)
-    with pytest.raises(HansaError, match="synthetic: .*gamma"):
+    with pytest.raises(HansaError, match=r"synthetic: .*gamma"):
         federate("synthetic", gamma=2)
     with pytest.raises(HansaError, match="brings its own clients"):
         federate("two-gaussians", dirichlet(0.3))
 
 
-def test_federating_by_name_is_a_function_of_the_seed() -> None:
-    first, again, other = (federate("fashion-mini", dirichlet(0.3), 20, seed) for seed in (5, 5, 6))
+def test_a_partition_is_a_function_of_the_seed_and_by_name_the_same() -> None:
+    embedded = load("fashion-mini")
+    first, again, other = (partition(embedded, dirichlet(0.3), 20, seed) for seed in (5, 5, 6))
     assert torch.equal(first.index, again.index)
     assert not torch.equal(first.index, other.index)
     assert len(first.index) == 10_000
+    assert torch.equal(first.index, federate("fashion-mini", dirichlet(0.3), 20, seed=5).index)
 
 
 def test_every_registered_set_is_described() -> None:

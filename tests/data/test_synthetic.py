@@ -49,7 +49,7 @@ def fitted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Weights of a linear classifier by gradient descent on the cross-entropy."""
     weights = torch.zeros(x.shape[1] + 1, 10, requires_grad=True)
     padded = torch.cat([x, torch.ones(len(x), 1)], 1)
-    optimizer = torch.optim.LBFGS([weights], max_iter=60)
+    optimizer = torch.optim.LBFGS([weights], max_iter=40)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -63,11 +63,11 @@ def fitted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def agreement(iid: bool) -> float:
     """How well a linear model fitted to one client explains the others."""
-    data = synthetic(1.0, 1.0, clients=6, seed=4, iid=iid)
+    data = synthetic(1.0, 1.0, clients=4, seed=4, iid=iid, largest=600)
     largest = int(data.sizes.argmax())
     own = data.rows(largest)
     weights = fitted(data.inputs[own], data.targets[own])
-    others = torch.cat([data.rows(i) for i in range(6) if i != largest])
+    others = torch.cat([data.rows(i) for i in range(4) if i != largest])
     padded = torch.cat([data.inputs[others], torch.ones(len(others), 1)], 1)
     return float(((padded @ weights).argmax(1) == data.targets[others]).float().mean())
 

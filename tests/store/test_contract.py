@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torture.disks import Hasty
 
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.store import ClientStore, DiskStore, RamStore, io
+from torture.disks import Hasty
 
 ALL_STORES: dict[str, Callable[[Path], ClientStore]] = {"ram": lambda _: RamStore(), "disk": DiskStore}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
@@ -124,7 +124,7 @@ def test_a_commit_with_a_bad_row_is_refused_whole(store: ClientStore, rows: dict
 
 def test_asking_for_a_row_that_is_not_there_names_the_client(store: ClientStore) -> None:
     store.commit(0, {1: {"momentum": row(1)}})
-    with pytest.raises(HansaError, match="client 1 has no row 'momentun'. Did you mean momentum"):
+    with pytest.raises(HansaError, match=r"client 1 has no row 'momentun'\. Did you mean momentum"):
         store.read_many([1], "momentun")
     with pytest.raises(HansaError, match="client 9 has no row 'momentum'"):
         store.dot([1, 9], "momentum", row(1)[None])

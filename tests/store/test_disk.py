@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torture.disks import Counting, Failing, Hasty, Stingy
 
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.store import Damaged, DiskStore, io
+from torture.disks import Counting, Failing, Hasty, Stingy
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +66,7 @@ def test_kept_generations_are_opened_exactly_and_what_followed_is_given_up(tmp_p
             if store.generation % 10 == 0:
                 store.retain([*store.retained[-2:], store.generation])
         assert store.retained == [40, 50, 60]
+        store.commit(60, {})
     for generation in (50, 40):
         with DiskStore.open(tmp_path, at_round=generation) as store:
             assert store.generation == generation
@@ -144,7 +145,7 @@ def test_damage_after_a_first_good_read_is_noticed_too(tmp_path: Path, read: str
         getattr(store, read)([0, 1, 2], "a", *arguments)
         path = next((tmp_path / "rows").iterdir())
         data = bytearray(path.read_bytes())
-        data[4096 + 100] ^= 16
+        data[1600 + 100] ^= 16
         path.write_bytes(data)
         with pytest.raises(Damaged, match=r"client 1, row 'a' of round 0 is damaged: its CRC-32"):
             getattr(store, read)([0, 1, 2], "a", *arguments)

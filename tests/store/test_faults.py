@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torture import faults
 
 from hansa.store import index
+from torture import faults
 
 
 @pytest.mark.parametrize("case", faults.CASES, ids=lambda case: case.name)

@@ -11,11 +11,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from torture.disks import Dead, Hasty, PowerCut
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from hansa.keys import Key
 from hansa.store import DiskStore, index, io
+from torture.disks import Dead, Hasty, PowerCut
 
 Model = dict[int, dict[str, torch.Tensor]]
 ROWS = st.dictionaries(
@@ -134,6 +141,4 @@ def test_a_store_is_a_dict_with_a_past(examples: int, monkeypatch: pytest.Monkey
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    from hypothesis.stateful import run_state_machine_as_test
-
     run_state_machine_as_test(History, settings=chosen)

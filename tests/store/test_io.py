@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torture.disks import Counting, Failing, Stingy
 
 from hansa.store import Damaged, io
+from torture.disks import Counting, Failing, Stingy
 
 
 def test_a_file_is_replaced_by_write_sync_rename_and_sync_of_the_folder(tmp_path: Path) -> None:

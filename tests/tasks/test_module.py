@@ -189,7 +189,7 @@ def test_a_model_that_answers_with_a_record_works_through_its_loss_and_metric():
         metric=lambda out, y: (out.logits.argmax(1) == y).sum(),
     )
     algorithm = presets.fedavg(local_lr=0.1, steps=3)
-    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data), rounds=2)
+    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data, native=False), rounds=2)
     assert torch.equal(hansa.run(algorithm, wrapped, rounds=2).params, plain.params)
 
 

@@ -139,12 +139,12 @@ class PowerCut(Counting):
     def write(self, file: int, offset: int, data: Bytes) -> int:
         old = os.pread(file, len(memoryview(data)), offset)
         done = super().write(file, offset, data)
-        self._writes.append((self._files[file], offset, done, old))
+        self._writes.append((self._inode(file), offset, done, old))
         return done
 
     def sync(self, file: int) -> None:
         super().sync(file)
-        inode = self._files[file]
+        inode = self._inode(file)
         self._writes = [write for write in self._writes if write[0] != inode]
 
     def rename(self, source: Path, target: Path) -> None:
@@ -198,6 +198,13 @@ class PowerCut(Counting):
             if position not in survivors:
                 self._names[position][1]()
         shutil.rmtree(self._trash, ignore_errors=True)
+
+    def _inode(self, file: int) -> int:
+        """Also of a file that was opened before this disk took over."""
+        if file not in self._files:
+            inode = os.fstat(file).st_ino
+            self._files[file], self._paths[inode] = inode, Path(os.readlink(f"/proc/self/fd/{file}"))
+        return self._files[file]
 
     def _save(self, path: Path) -> str:
         place = self._trash / str(len(self.calls))

@@ -111,7 +111,7 @@ def from_hf(
     x, y = _hf_column(name, data, input_column), np.asarray(_hf_column(name, data, label_column))
     if y.dtype.kind in "UO":
         raise HansaError(
-            f"{name}: column {label_column!r} holds {y[0]!r}: expected numbers. Use class_encode_column first."
+            f"{name}: column {label_column!r} holds {str(y[0])!r}: expected numbers. Use class_encode_column first."
         )
     pair = None
     if held is not None:

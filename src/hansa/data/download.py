@@ -96,26 +96,25 @@ def _from_one(
     pause: Callable[[float], None],
 ) -> None:
     part = target.with_name(target.name + ".part")
-    failures, fresh = 0, not part.is_file()
+    failures, fresh, furthest = 0, not part.is_file(), _size(part)
     while True:
-        before = part.stat().st_size if part.is_file() else 0
-        if before < remote.size:
+        if _size(part) < remote.size:
             try:
                 _transfer(url, remote, part, progress, timeout)
             except _Broken as problem:
-                moved = part.is_file() and part.stat().st_size > before
-                failures = 0 if moved else failures + 1
+                # only new ground counts as progress, or a server that starts over for ever would never be given up
+                failures = 0 if _size(part) > furthest else failures + 1
+                furthest = max(furthest, _size(part))
                 if failures > retries:
-                    size = part.stat().st_size if part.is_file() else 0
-                    raise damaged(target.name, f"{remote.size} bytes", f"{size} after {problem}") from None
+                    raise damaged(target.name, f"{remote.size} bytes", f"{_size(part)} after {problem}") from None
                 pause(min(30.0, 0.5 * 2**failures))
                 continue
         found = file_digest(part)
-        if found == remote.sha256 and part.stat().st_size == remote.size:
+        if found == remote.sha256 and _size(part) == remote.size:
             os.replace(part, target)
             _validator(part).unlink(missing_ok=True)
             return
-        size = part.stat().st_size
+        size = _size(part)
         _forget(part)
         if fresh:
             expected = f"SHA-256 {remote.sha256} ({remote.size} bytes)"
@@ -127,7 +126,7 @@ def _transfer(url: str, remote: Remote, part: Path, progress: Progress | None, t
     """Ask for what is missing of a file and append it; a server that sends the whole again is obeyed."""
     if not url.startswith(("http://", "https://")):
         raise DataError("expected an http or https address")
-    have = part.stat().st_size if part.is_file() else 0
+    have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "hansa", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
@@ -165,6 +164,10 @@ def _transfer(url: str, remote: Remote, part: Path, progress: Progress | None, t
         raise _Broken(f"{getattr(problem, 'reason', None) or problem or type(problem).__name__}") from None
     if done < remote.size:
         raise _Broken("the connection ended early")
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
 
 
 def _validator(part: Path) -> Path:

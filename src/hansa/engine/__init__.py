@@ -1,5 +1,7 @@
 """Engines: they only transport."""
 
+from hansa.engine.choose import choose
+from hansa.engine.pool import Pool
 from hansa.engine.serial import Engine, Serial
 
-__all__ = ["Engine", "Serial"]
+__all__ = ["Engine", "Pool", "Serial", "choose"]

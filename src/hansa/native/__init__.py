@@ -17,7 +17,7 @@ from typing import Any
 from hansa.errors import HansaError
 from hansa.native import abi
 
-__all__ = ["available", "instruction_set", "instruction_sets", "kernels", "why_not"]
+__all__ = ["available", "instruction_set", "instruction_sets", "load", "why_not"]
 
 NAMES = ("avx512", "avx2", "base")
 
@@ -49,10 +49,10 @@ def instruction_sets() -> tuple[str, ...]:
 
 def instruction_set() -> str | None:
     """The instruction set in use, or None where the kernels are not available."""
-    return None if why_not() else str(kernels().name.decode())
+    return None if why_not() else str(load().name.decode())
 
 
-def kernels(isa: str = "") -> Any:
+def load(isa: str = "") -> Any:
     """The table of kernels (``hansa.native.abi.Kernels``) of one instruction set, by default the best."""
     reason = why_not()
     if reason is not None:

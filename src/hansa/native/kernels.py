@@ -81,7 +81,7 @@ def server_step(
         1 / (1 - b1**t) if corrected else 1.0,
         1 / (1 - b2**t) if corrected and kind != "adagrad" else 1.0,
     )
-    table = native.kernels(isa)
+    table = native.load(isa)
     (table.server64 if dtype == torch.float64 else table.server32)(rule, delta.numel(), *pointers)
     return out
 
@@ -100,7 +100,7 @@ def weighted_sum(
     target = _pointer("weighted_sum", "out", out, dtype, first.numel())
     if target in pointers:
         raise HansaError("weighted_sum: out is one of the rows; it must be apart from them.")
-    table = native.kernels(isa)
+    table = native.load(isa)
     (table.mean64 if dtype == torch.float64 else table.mean32)(
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_double * len(pointers))(*weights),
@@ -115,7 +115,7 @@ def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
     """||x||^2 in float64 and whether every entry is finite, in one pass. Entry i joins lane i mod 32 of the sum."""
     double = x.dtype in (torch.float64, np.float64)
     pointer = _pointer("squared_norm", "x", x, torch.float64 if double else torch.float32)
-    finite, table = c_int64(), native.kernels(isa)
+    finite, table = c_int64(), native.load(isa)
     total = (table.squares64 if double else table.squares32)(pointer, _size(x), ctypes.byref(finite))
     return float(total), bool(finite.value)
 
@@ -128,7 +128,7 @@ def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint
     """
     pointer, size = _pointer("sign_pack", "x", x, torch.float32), _size(x)
     bits, lanes = np.empty(-(-size // 8), np.uint8), np.empty(abi.SUM_LANES)
-    native.kernels(isa).sign_pack(pointer, size, bits.ctypes.data, lanes.ctypes.data)
+    native.load(isa).sign_pack(pointer, size, bits.ctypes.data, lanes.ctypes.data)
     return bits, math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
 
 
@@ -151,7 +151,7 @@ def reaching(
     """
     pointer, size = _pointer("reaching", "x", x, torch.float32), _size(x)
     room = min(size, size // 32 + 1024 if room is None else room)
-    kernel = native.kernels(isa).reaching
+    kernel = native.load(isa).reaching
     while True:
         index, value = np.empty(room, np.int64), np.empty(room, np.float32)
         found = kernel(pointer, size, threshold, room, index.ctypes.data, value.ctypes.data)
@@ -165,7 +165,7 @@ def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Arra
         raise HansaError(f"{where}: {len(bits)} packets and {len(scales)} scales, expected as many.")
     target, size = _pointer(where, "out", out, torch.float32), _size(out)
     pointers = [_pointer(where, f"packet {i}", one, torch.uint8, -(-size // 8)) for i, one in enumerate(bits)]
-    native.kernels(isa).sign_add(
+    native.load(isa).sign_add(
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_float * len(pointers))(*scales),
         len(pointers),

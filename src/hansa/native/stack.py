@@ -225,7 +225,7 @@ class _Workspace:
     """Buffers for one stack and up to ``batch`` examples, for one call at a time."""
 
     def __init__(self, stack: Stack, batch: int) -> None:
-        self.kernels, self.batch = native.kernels(stack.isa), batch
+        self.kernels, self.batch = native.load(stack.isa), batch
         spec = (abi.Stage * len(stack.stages))()
         for place, stage in zip(spec, stack.stages, strict=True):
             place.kind, place.out, place.kernel, place.padding = stage.kind, stage.out, stage.kernel, stage.padding

@@ -103,7 +103,7 @@ class Index:
             if not self._base <= goal < head:
                 raise
             return {goal}
-        return {generation for generation in newest["kept"] if self._base <= generation < head}
+        return {generation for generation in newest["kept"] if self._base <= generation <= head}
 
     def _begin(self, rounds: list[int]) -> None:
         """A new history; but where rounds or rows lie about, the base was lost and nothing may be guessed."""

@@ -10,6 +10,7 @@ import torch
 
 from hansa.errors import HansaError
 from hansa.keys import Key
+from hansa.local.loop import Descent
 from hansa.local.work import Work
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
 
@@ -35,6 +36,9 @@ class FunctionShell:
         return None
 
     def seed(self, key: Key) -> None:
+        return None
+
+    def descend(self, rows: torch.Tensor | None, descent: Descent) -> None:
         return None
 
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,12 +10,18 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
+from hansa import native
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.layout import Layout
+from hansa.local.loop import Descent
 from hansa.local.work import Work
+from hansa.native.stack import Stack, compile_stack
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
+
+log = logging.getLogger("hansa")
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 _EVALUATION_BATCH = 500
@@ -48,6 +55,11 @@ class Store:
             inputs = inputs.permute(0, 2, 3, 1)
         self.values = inputs.contiguous().to(device)
 
+    @property
+    def logical(self) -> torch.Tensor:
+        """All inputs in the shape the model knows, whatever their order in memory."""
+        return self.values.permute(0, 3, 1, 2) if self.image else self.values
+
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
         batch = self.values.index_select(0, rows)
         return batch.permute(0, 3, 1, 2) if self.image else batch
@@ -57,7 +69,9 @@ class Task:
     """A model factory (or module class), a loss of (output, target), and federated data.
 
     ``model`` is called without arguments; equal seeds give equal first models. ``metric`` maps (output, target) to the
-    number of hits, by default classification accuracy where targets are class numbers.
+    number of hits, by default classification accuracy where targets are class numbers. Small stacks of convolutions and
+    linear layers with cross-entropy are trained by native code in float32, equal to eager PyTorch to float rounding;
+    ``native=False`` keeps to eager, ``native=True`` refuses a model that has no native form.
     """
 
     def __init__(
@@ -68,6 +82,7 @@ class Task:
         *,
         metric: Callable[[Any, torch.Tensor], torch.Tensor] | None = None,
         name: str | None = None,
+        native: bool | None = None,
     ) -> None:
         if isinstance(model, nn.Module):
             raise HansaError(
@@ -81,9 +96,23 @@ class Task:
         for client, samples in enumerate(self.population.samples):
             if samples < 1:
                 raise HansaError(f"client {client} holds no samples: give it some, or leave it out of the data.")
-        self._seeded = _fresh(model, Key(0))
-        self.layout = Layout.of(self._seeded)
-        self.name = name if name is not None else type(self._seeded).__name__
+        example = _fresh(model, Key(0))
+        self.layout = Layout.of(example)
+        self.name = name if name is not None else type(example).__name__
+        self.stack = self._native_form(example, wanted=native)
+
+    def _native_form(self, example: nn.Module, wanted: bool | None) -> Stack | None:
+        """The native form of the model where it has one and the loss is cross-entropy."""
+        if wanted is False:
+            return None
+        plain = _is_cross_entropy(self.loss) and self.metric is accuracy_hits and self.data.targets.ndim == 1
+        stack = compile_stack(example, tuple(self.data.inputs.shape[1:])) if plain else None
+        if stack is None and wanted:
+            why = native.why_not() or "not a plain stack of convolutions and linear layers with cross-entropy"
+            raise HansaError(f"Task(native=True): {why}. Leave native out to train {self.name} eagerly.")
+        if stack is not None:
+            log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
+        return stack
 
     def start(self, key: Key, dtype: torch.dtype) -> Vectors:
         model, buffers = self.layout.pack(_fresh(self.model, key.child("init")), dtype)
@@ -124,6 +153,11 @@ class ModuleShell:
         self.targets = _cast(task.data.targets, dtype, device)
         self._test: tuple[Store, torch.Tensor] | None = None
         self.module.train()
+        fits = dtype == torch.float32 and device.type == "cpu" and self.targets.dtype == torch.int64
+        self.stack = task.stack if fits else None
+        if self.stack is not None:
+            self._gradient = torch.zeros_like(self.y)
+            self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
 
     def load(self, model: Vector, buffers: Vector | None) -> None:
         self.y.copy_(model)
@@ -142,8 +176,30 @@ class ModuleShell:
     def seed(self, key: Key) -> None:
         torch.manual_seed(int.from_bytes(key.digest(8), "little") >> 1)
 
+    def descend(self, rows: torch.Tensor | None, descent: Descent) -> torch.Tensor | None:
+        """All steps in one native call, or None where there is no such form of them."""
+        if self.stack is None or descent.optimizer is not None or rows is None:
+            return None
+        a, s = descent.correction
+        return self.stack.train(
+            self.y,
+            self.inputs.logical,
+            self.targets,
+            rows,
+            lr=descent.lr,
+            a=a,
+            anchor=descent.anchor,
+            s=s,
+            weight_decay=descent.weight_decay,
+            momentum=descent.momentum,
+            clip=descent.clip,
+        )
+
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         assert rows is not None
+        if self.stack is not None:
+            mean, _ = self.stack.gradient(self.y, self.inputs.logical, self.targets, rows, out=self._gradient)
+            return torch.tensor(mean), self._gradients
         with torch.enable_grad():
             loss = self.task.loss(self.module(self.inputs[rows]), self.targets.index_select(0, rows))
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
@@ -162,6 +218,8 @@ class ModuleShell:
             )
         inputs, targets = self._test
         self.load(vectors[MODEL], vectors.get(BUFFERS))
+        if self.stack is not None:
+            return self.stack.evaluate(self.y, inputs.logical, targets, start, stop)
         self.module.eval()
         losses, hits = [], []
         for first in range(start, stop, _EVALUATION_BATCH):
@@ -194,6 +252,13 @@ def accuracy_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
     """How many rows have their target as the largest output; for targets with more axes, a mean over a row's own."""
     found: torch.Tensor = (output.argmax(dim=1) == target).double()
     return found.flatten(1).mean(dim=1).sum() if found.ndim > 1 else found.sum()
+
+
+def _is_cross_entropy(loss: Loss) -> bool:
+    """Whether a loss is the plain mean cross-entropy, as a function or as a module with its defaults."""
+    if loss is cross_entropy:
+        return True
+    return type(loss) is nn.CrossEntropyLoss and repr(vars(loss)) == repr(vars(nn.CrossEntropyLoss()))
 
 
 def _cast(targets: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -139,7 +139,7 @@ def _labels(path: Path, labels: npt.NDArray[Any], count: int) -> npt.NDArray[np.
 def _femnist_npz(path: Path) -> Owned:
     wanted = ("x_train", "y_train", "w_train", "x_test", "y_test", "w_test", "writers")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             absent = [name for name in wanted if name not in file.files]
             if absent:
                 raise damaged(path, f"arrays {', '.join(wanted)}", f"none named {', '.join(absent)}")

@@ -1,0 +1,163 @@
+"""Which engine a run gets: never a crash, always a logged reason, always the same numbers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from engine import laboratory as lab
+from torch import nn
+
+import hansa
+from hansa import presets
+from hansa.engine import choose as chooser
+from hansa.engine.choose import Auto, choose, cores
+from hansa.engine.job import NotShareable
+from hansa.engine.processes import script
+from hansa.engine.serial import Serial
+from hansa.train import Run
+
+WORDS = {"local_lr": 0.05, "steps": 3, "batch_size": 7}
+
+
+def both(algorithm, task, factory, rounds: int = 3) -> list[Run]:
+    return [Run(algorithm, task, keep_params=True, engine=engine).advance(rounds) for engine in (Serial, factory)]
+
+
+def assert_equal_runs(runs: list[Run]) -> None:
+    assert torch.equal(runs[0].trajectory, runs[1].trajectory)
+    assert runs[0].history[-1]["test_loss"] == runs[1].history[-1]["test_loss"]
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(chooser, "cores", lambda: 2)
+
+
+def test_one_worker_or_one_core_is_serial(monkeypatch):
+    assert choose(1, rounds=100) is Serial
+    monkeypatch.setattr(chooser, "cores", lambda: 1)
+    assert choose(None, rounds=100) is Serial
+
+
+def test_a_small_run_stays_serial_and_says_so(caplog):
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), lab.task(), choose(None, rounds=3)))
+    assert [record.message for record in caplog.records] == ["serial: the run was too short for workers to pay"]
+
+
+def test_workers_take_over_in_the_middle_of_a_round_when_they_pay(caplog, monkeypatch):
+    monkeypatch.setattr(chooser, "START", 0.0)
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.scaffold(**WORDS), lab.task(), choose(None, rounds=3, kind="thread")))
+    assert [record.message for record in caplog.records] == ["2 workers: threads"]
+
+
+@pytest.mark.parametrize(("rounds", "hires"), [(10, False), (1000, True)])
+def test_the_rule_weighs_the_time_ahead_against_the_start(monkeypatch, rounds, hires):
+    """6 cohorts of 0.01 s a round on 2 cores: 10 rounds save 0.3 s, 1000 rounds 30 s; workers take 2 s to start."""
+    ticks = iter(0.01 * i for i in range(10**6))
+    monkeypatch.setattr(chooser.time, "perf_counter", lambda: next(ticks))
+    task, algorithm = lab.bowls(), presets.fedavg(local_lr=0.1, steps=1)
+    engine = Auto(algorithm, task, torch.float64, lab.CPU, rounds=rounds, kind="thread")
+    list(engine.run(lab.first_orders(algorithm, task)))
+    assert (engine._pool is not None) == hires
+    engine.close()
+
+
+class _Local(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(36, 3))
+
+
+def test_a_model_that_cannot_be_sent_runs_serially_with_a_reason(caplog):
+    task = hansa.Task(lambda: _Local(), nn.functional.cross_entropy, lab.data(), name="lambda net")
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
+    reason, then = caplog.records
+    assert reason.levelname == "WARNING"
+    assert reason.message.startswith("lambda net: it cannot be sent to another process (")
+    assert "lambda" in reason.message.split("(", 1)[1]
+    assert then.message == "serial: no kind of worker can take this task"
+
+
+def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplog, monkeypatch):
+    monkeypatch.setattr(chooser, "LONG_STEP", 0.0)
+
+    class Inner(_Local):
+        pass
+
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(
+            both(
+                presets.fedavg(**WORDS),
+                hansa.Task(Inner, nn.functional.cross_entropy, lab.data()),
+                choose(2, rounds=3),
+            )
+        )
+    assert caplog.records[-1].message == "2 workers: threads"
+
+
+def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
+    monkeypatch.setattr(chooser, "LONG_STEP", 0.0)
+    task = hansa.Task(lambda: lab.dropout(), nn.functional.cross_entropy, lab.data())
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
+    assert "draws random numbers" in caplog.text
+    assert caplog.records[-1].message == "serial: no kind of worker can take this task"
+
+
+def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
+    monkeypatch.setattr(hansa.tasks.module.ModuleShell, "releases_gil", True, raising=False)
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), lab.task(), choose(2, rounds=3)))
+    assert [record.message for record in caplog.records] == ["2 workers: threads"]
+
+
+def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkeypatch):
+    """A module that only this process has."""
+    hidden = ModuleType("hidden_module")
+    exec("from engine.laboratory import perceptron\ndef net(): return perceptron()", hidden.__dict__)
+    monkeypatch.setitem(sys.modules, "hidden_module", hidden)
+    task = hansa.Task(hidden.net, nn.functional.cross_entropy, lab.data())
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
+    assert "No module named 'hidden_module'" in caplog.text
+    assert caplog.records[-1].message == "serial: no kind of worker can take this task"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (None, "interactive session"),
+        ("class Net: pass\nNet()\n", 'has no `if __name__ == "__main__":`'),
+        ('class Net: pass\nif __name__ == "__main__":\n    Net()\n', None),
+    ],
+)
+def test_what_the_script_defines_is_sent_only_if_the_script_is_guarded(monkeypatch, tmp_path, source, reason):
+    main = ModuleType("__main__")
+    if source is not None:
+        path = tmp_path / "train.py"
+        path.write_text(source)
+        main.__file__, main.__spec__ = str(path), None
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    if reason is None:
+        assert script() == {"init_main_from_path": str(path)}
+    else:
+        with pytest.raises(NotShareable, match=reason):
+            script()
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(hansa.HansaError, match=r"run\(workers=0\).*None uses all cores"):
+        choose(0, rounds=1)
+    with pytest.raises(hansa.HansaError, match=r"run\(kind='fibre'\)"):
+        choose(2, rounds=1, kind="fibre")
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert 1 <= cores() <= 3

@@ -1,0 +1,133 @@
+"""Stacks for the native tests, and the plain PyTorch they are compared with."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+ReLU, Flatten, Sequential = nn.ReLU, nn.Flatten, nn.Sequential
+Conv, Linear = nn.Conv2d, nn.Linear
+Shape = tuple[int, ...]
+
+
+def pool() -> nn.Module:
+    return nn.MaxPool2d(2)
+
+
+def cnn_29k() -> nn.Sequential:
+    first = [Conv(1, 16, 5, padding=2), ReLU(), pool()]
+    return Sequential(*first, Conv(16, 32, 5, padding=2), ReLU(), pool(), Flatten(), Linear(1568, 10))
+
+
+def cifar() -> nn.Sequential:
+    """Nested, as models with named parts are."""
+    parts = [Sequential(Conv(i, o, 3, padding="same"), ReLU(), pool()) for i, o in ((3, 32), (32, 64), (64, 64))]
+    return Sequential(Sequential(*parts), Sequential(Flatten(), Linear(1024, 64), ReLU(), Linear(64, 10)))
+
+
+def odd_sides() -> nn.Sequential:
+    """Channels that fill no vector, rows that the pool drops, ReLU after the pool, layers without ReLU or bias."""
+    first = [Conv(3, 20, 3), pool(), ReLU(), Conv(20, 35, 5, padding=1), Conv(35, 7, 3, bias=False), ReLU(), pool()]
+    return Sequential(*first, Flatten(), Linear(28, 33), ReLU(), Linear(33, 5, bias=False))
+
+
+def large_kernels() -> nn.Sequential:
+    first = [Conv(4, 8, 7, padding=3), ReLU(), pool(), Conv(8, 9, 7, padding=1), ReLU()]
+    return Sequential(*first, Flatten(), Linear(9 * 16, 4))
+
+
+def no_pool() -> nn.Sequential:
+    first = [Conv(2, 8, 3, padding=1), ReLU(), Conv(8, 8, 3, padding=2), ReLU(), Conv(8, 24, 1), pool()]
+    return Sequential(*first, Flatten(), Linear(24 * 36, 4))
+
+
+def colour_5x5() -> nn.Sequential:
+    first = [Conv(3, 6, 5), ReLU(), pool(), Conv(6, 16, 5), ReLU(), pool(), Flatten()]
+    return Sequential(*first, Linear(16, 12), ReLU(), Linear(12, 10))
+
+
+def many_channels() -> nn.Sequential:
+    return Sequential(Conv(17, 18, 3, padding=1), ReLU(), pool(), Flatten(), Linear(18 * 6, 4))
+
+
+def grey_3x3() -> nn.Sequential:
+    return Sequential(Conv(1, 33, 3), ReLU(), pool(), Conv(33, 8, 3), pool(), Flatten(), Linear(32, 3))
+
+
+STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
+    "logistic regression": (lambda: Sequential(Flatten(), Linear(784, 10)), (1, 28, 28)),
+    "single linear layer": (lambda: Linear(37, 3), (37,)),
+    "MLP": (lambda: Sequential(Flatten(), Linear(784, 200), ReLU(), Linear(200, 10)), (1, 28, 28)),
+    "MLP on colour": (lambda: Sequential(Flatten(), Linear(60, 21), ReLU(), Linear(21, 2)), (3, 5, 4)),
+    "CNN-29k": (cnn_29k, (1, 28, 28)),
+    "CIFAR CNN": (cifar, (3, 32, 32)),
+    "odd sides": (odd_sides, (3, 19, 18)),
+    "large kernels": (large_kernels, (4, 16, 16)),
+    "no pool": (no_pool, (2, 10, 10)),
+    "colour, 5x5": (colour_5x5, (3, 16, 17)),
+    "many channels": (many_channels, (17, 4, 6)),
+    "grey, 3x3": (grey_3x3, (1, 14, 14)),
+}
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    """Hansa's layout, written out: convolution weights as O, H, W, I, all else as it is."""
+    return torch.cat([(t.permute(0, 2, 3, 1) if t.ndim == 4 else t).reshape(-1) for t in tensors])
+
+
+def pieces(module: nn.Module, flat: Tensor) -> list[Tensor]:
+    """A flat vector cut into the parameters' shares."""
+    return list(flat.split([p.numel() for p in module.parameters()]))
+
+
+def parameters_of(module: nn.Module) -> Tensor:
+    return flatten([p.detach() for p in module.parameters()])
+
+
+def exact(module: nn.Module, shape: Shape, rows: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    """The module with whole-numbered convolution weights, with whole-numbered inputs and labels.
+
+    Every sum before the first linear layer is then exact in float32 in any order, so that ReLU and pool decide the same
+    way everywhere, and among small whole numbers equal maxima abound.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    bound = 3.0
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, Conv):
+                taps = layer.weight[0].numel()
+                keep = torch.rand(layer.weight.shape, generator=draw) < 24 / taps
+                signs = torch.randint(0, 2, layer.weight.shape, generator=draw) * 2.0 - 1
+                layer.weight.copy_(signs * keep)
+                bound *= float(layer.weight.abs().sum(dim=(1, 2, 3)).max())
+                if layer.bias is not None:
+                    layer.bias.copy_(torch.randint(-2, 3, layer.bias.shape, generator=draw).float())
+                    bound += 2
+            elif isinstance(layer, Linear):
+                layer.weight.copy_(torch.randn(layer.weight.shape, generator=draw))
+                layer.weight /= math.sqrt(layer.in_features) * max(1.0, bound / 8)
+                if layer.bias is not None:
+                    layer.bias.copy_(torch.randn(layer.bias.shape, generator=draw) / 4)
+                bound = 1.0
+    assert bound < 2**24
+    inputs = torch.randint(0, 4, (rows, *shape), generator=draw).float()
+    with torch.no_grad():
+        classes = module(inputs[:1]).shape[1]
+    return module, inputs, torch.randint(0, classes, (rows,), generator=draw)
+
+
+def reference(module: nn.Module, inputs: Tensor, labels: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
+    """Mean cross-entropy and its flat gradient by autograd."""
+    twin = copy.deepcopy(module).to(dtype)
+    loss = cross_entropy(twin(inputs.to(dtype)), labels)
+    return float(loss), flatten(list(torch.autograd.grad(loss, list(twin.parameters()))))
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """||a - b|| / ||b|| in float64."""
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-300))
