@@ -150,7 +150,8 @@ def close_round(
     """Admit what came back, aggregate it in client order, let each channel's server step, commit the memories.
 
     ``state`` is the one `open_round` gave. If fewer than ``quorum`` updates are admitted nothing moves: same model,
-    same moments, same memories. ``rows`` are those the server keeps of every client, ``gone`` the clients that no order reached.
+    same moments, same memories. ``rows`` are those the server keeps of every client, ``gone`` the clients that no order
+    reached.
     """
     reports = sorted(reports, key=lambda report: report.cohort)
     door = _Door(algorithm, state, orders, max_norm)
