@@ -13,7 +13,14 @@ setup(
             sources=sorted(path.as_posix() for path in NATIVE.glob("*.c")),
             depends=sorted(path.as_posix() for path in NATIVE.glob("*.h")),
             # Plain arithmetic: contraction to fused multiply-add is allowed, assumptions about NaN are not.
-            extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden"],
+            extra_compile_args=[
+                "-O3",
+                "-g0",
+                "-std=gnu11",
+                "-ffp-contract=fast",
+                "-fno-math-errno",
+                "-fvisibility=hidden",
+            ],
             libraries=["m"],
             optional=True,
         )

@@ -1,6 +1,6 @@
 """Hansa: federated optimization for PyTorch in which neighbours talk first."""
 
-from hansa import aggregate, compress, gossip, local, presets, sample, server, store, tasks
+from hansa import aggregate, compress, gossip, local, measures, presets, sample, server, store, tasks
 from hansa.algorithm import Algorithm, Channel, LocalPhase
 from hansa.cite import cite
 from hansa.errors import HansaError
@@ -27,6 +27,7 @@ __all__ = [
     "faults",
     "gossip",
     "local",
+    "measures",
     "presets",
     "run",
     "sample",

@@ -19,6 +19,7 @@ from hansa.algorithm import Algorithm
 from hansa.gossip.loop import Mixed, train_together
 from hansa.keys import Key
 from hansa.local import Shell, descend, effective_steps
+from hansa.measures import Measure, Probe, measured
 from hansa.orders import Lost, Order, Report, Trained, Upload, scoped
 from hansa.types import BUFFERS, MODEL, Population, RoundContext, RowReader, State, Update, Vector, Vectors
 
@@ -146,6 +147,7 @@ def close_round(
     rows: RowReader | None = None,
     gone: Sequence[Lost] = (),
     max_norm: float = 1e12,
+    measures: Sequence[Measure] = (),
 ) -> Closed:
     """Admit what came back, aggregate it in client order, let each channel's server step, commit the memories.
 
@@ -184,6 +186,11 @@ def close_round(
                 else weighted_sum(updates, [1 / len(updates)] * len(updates))
             )
             spread = _diversity(door, admitted, average)
+    if measures:
+        before = {client: door.orders[client].memory.get(client, {}) for client in admitted}
+        received = {client: door.vectors[client] for client in admitted}
+        probe = Probe(state.round, algorithm, orders[0].key, received, before, memory)
+        info = {**info, **measured(measures, probe)}
     after = ServerState(state.round + 1, vectors, server, aggregate, downlink)
     return Closed(after, memory, door.outcome(admitted, spread, info))
 

@@ -21,6 +21,7 @@ from hansa.engine import Engine, Serial, choose
 from hansa.errors import HansaError, positive, refuse, whole
 from hansa.faults import faults
 from hansa.keys import Key
+from hansa.measures import Measure
 from hansa.orders import Lost, Order, Report
 from hansa.rounds import Closed, Opened, Outcome, ServerState, close_round, open_round
 from hansa.store import ClientStore, DiskStore, RamStore
@@ -54,6 +55,7 @@ class Run:
         store: ClientStore | None = None,
         faults: faults | None = None,
         max_norm: float = 1e12,
+        measures: Sequence[Measure] = (),
         engine: Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine] = Serial,
     ) -> None:
         whole("run", "quorum", quorum)
@@ -72,7 +74,7 @@ class Run:
         self.store: ClientStore = self._own_store() if store is None else store
         self.ledger = Ledger()
         self.quorum, self.evaluate_every = quorum, evaluate_every
-        self.faults, self.max_norm = faults, max_norm
+        self.faults, self.max_norm, self.measures = faults, max_norm, tuple(measures)
         self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
         self.history: list[Record] = []
         self.lost: list[tuple[int, Lost]] = []
@@ -151,6 +153,7 @@ class Run:
             rows=self.store,
             gone=gone,
             max_norm=self.max_norm,
+            measures=self.measures,
         )
         self.store.commit(self.state.round, closed.memory)
         self.state = closed.state
@@ -249,12 +252,14 @@ def run(
     store: ClientStore | None = None,
     faults: faults | None = None,
     max_norm: float = 1e12,
+    measures: Sequence[Measure] = (),
 ) -> Run:
     """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
 
     Equal seeds give bit-identical results, whatever the number of ``workers``; None takes all cores when that pays.
     ``dtype`` float64 or float32 runs through everything. Fewer than ``quorum`` surviving updates leave a round without
     effect, an update longer than ``max_norm`` is refused. ``faults`` is a plan of clients that vanish or misbehave.
+    ``measures`` adds numbers to each round's record, such as `hansa.measures.compression`.
     """
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
@@ -271,6 +276,7 @@ def run(
         store=store,
         faults=faults,
         max_norm=max_norm,
+        measures=measures,
         engine=choose(workers, rounds),
     )
     return living.advance(rounds, callbacks)

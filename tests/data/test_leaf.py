@@ -218,6 +218,8 @@ def test_a_stride_thins_the_training_windows(tmp_path: Path) -> None:
     assert len(partition(data, iid(), 1).index) == len(range(0, int(0.9 * 420), 10))
     with pytest.raises(ValueError, match="stride, test_stride and test_fraction"):
         load("shakespeare", tmp_path, step=10)
+    with pytest.raises(ValueError, match=r"shakespeare\(stride=0\): expected a whole number >= 1"):
+        load("shakespeare", tmp_path, stride=0)
 
 
 @pytest.mark.parametrize("bad", ["é", "#", "\x00", "世", "\u2019", "\x7f"])

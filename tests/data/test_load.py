@@ -13,6 +13,7 @@ import torch
 from data.official_files import write_cifar, write_idx
 from hansa.data import (
     DataError,
+    Dataset,
     MissingError,
     Source,
     check,
@@ -26,7 +27,7 @@ from hansa.data import (
     source,
 )
 from hansa.data.embed import ASSET, first_of_each
-from hansa.data.load import normalised
+from hansa.data.loading import normalised
 from hansa.data.sources import SOURCES
 from hansa.errors import HansaError
 
@@ -51,8 +52,13 @@ def tiny_cifar(root: Path) -> Source:
     return replace(source("cifar10"), members=tuple(members))
 
 
-def test_the_embedded_set_is_the_stratified_start_of_fashion_mnist() -> None:
-    data = load("fashion-mini")
+@pytest.fixture(scope="module")
+def embedded() -> Dataset:
+    return load("fashion-mini")
+
+
+def test_the_embedded_set_is_the_stratified_start_of_fashion_mnist(embedded: Dataset) -> None:
+    data = embedded
     assert data.test_inputs is not None
     assert data.test_targets is not None
     assert torch.bincount(data.targets).tolist() == [1000] * 10
@@ -185,8 +191,7 @@ def test_options_that_a_set_does_not_take_are_refused() -> None:
         federate("two-gaussians", dirichlet(0.3))
 
 
-def test_a_partition_is_a_function_of_the_seed_and_by_name_the_same() -> None:
-    embedded = load("fashion-mini")
+def test_a_partition_is_a_function_of_the_seed_and_by_name_the_same(embedded: Dataset) -> None:
     first, again, other = (partition(embedded, dirichlet(0.3), 20, seed) for seed in (5, 5, 6))
     assert torch.equal(first.index, again.index)
     assert not torch.equal(first.index, other.index)

@@ -243,6 +243,7 @@ def test_natural_without_owners_names_the_alternatives() -> None:
         lambda: quantity_skew(),
         lambda: quantity_skew(alpha=1.0, power=1.0),
         lambda: natural(min_size=0),
+        lambda: natural(min_size=3).split(torch.zeros(4), None, Key(0), torch.tensor([0, 0, 1, 1])),
         lambda: iid().split(torch.zeros(4), None, Key(0)),
         lambda: iid().split(torch.zeros(4), 0, Key(0)),
         lambda: shards(5, 1).split(torch.zeros(4, dtype=torch.int64), 2, Key(0)),

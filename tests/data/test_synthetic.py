@@ -45,36 +45,21 @@ def test_synthetic_centres_spread_with_beta() -> None:
         assert float(centres.std()) == pytest.approx((beta**2 + 1 / 60) ** 0.5, rel=0.2, abs=0.05)
 
 
-def fitted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Weights of a linear classifier by gradient descent on the cross-entropy."""
-    weights = torch.zeros(x.shape[1] + 1, 10, requires_grad=True)
-    padded = torch.cat([x, torch.ones(len(x), 1)], 1)
-    optimizer = torch.optim.LBFGS([weights], max_iter=40)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(padded @ weights, y) + 1e-4 * weights.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return weights.detach()
-
-
 def agreement(iid: bool) -> float:
-    """How well a linear model fitted to one client explains the others."""
-    data = synthetic(1.0, 1.0, clients=4, seed=4, iid=iid, largest=600)
+    """How well a linear model, fitted by least squares to one client, explains the others."""
+    data = synthetic(1.0, 1.0, clients=6, seed=4, iid=iid, dtype=torch.float64)
+    padded = torch.cat([data.inputs, torch.ones(len(data.inputs), 1)], 1)
     largest = int(data.sizes.argmax())
     own = data.rows(largest)
-    weights = fitted(data.inputs[own], data.targets[own])
-    others = torch.cat([data.rows(i) for i in range(4) if i != largest])
-    padded = torch.cat([data.inputs[others], torch.ones(len(others), 1)], 1)
-    return float(((padded @ weights).argmax(1) == data.targets[others]).float().mean())
+    labels = torch.nn.functional.one_hot(data.targets[own], 10).double()
+    weights = torch.linalg.lstsq(padded[own], labels, driver="gelsd").solution
+    others = torch.cat([data.rows(i) for i in range(6) if i != largest])
+    return float(((padded[others] @ weights).argmax(1) == data.targets[others]).double().mean())
 
 
 def test_clients_share_one_model_only_when_iid() -> None:
-    assert agreement(iid=True) > 0.8
-    assert agreement(iid=False) < 0.5
+    assert agreement(iid=True) > 0.6
+    assert agreement(iid=False) < 0.3
 
 
 def test_synthetic_sizes_have_the_floor_the_cap_and_a_tenth_for_testing() -> None:
@@ -82,9 +67,7 @@ def test_synthetic_sizes_have_the_floor_the_cap_and_a_tenth_for_testing() -> Non
     assert data.test_targets is not None
     assert int(data.sizes.min()) >= 45  # nine tenths of 50
     assert int(data.sizes.max()) == 450
-    assert len(data.test_targets) == sum((int(size) * 10 // 9) // 10 for size in data.sizes) or len(
-        data.test_targets
-    ) == pytest.approx(len(data.targets) / 9, rel=0.03)
+    assert len(data.test_targets) == pytest.approx(len(data.targets) / 9, rel=0.03)
     assert torch.equal(data.inputs, synthetic(0.5, 0.5, clients=100, seed=0, largest=500).inputs)
 
 

@@ -95,8 +95,8 @@ def diverging(bad: int, client: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def raising(bad: int, client: int, x: torch.Tensor) -> torch.Tensor:
-    """Fails at the third step: each step shrinks the distance by 0.8, from 3 * bad^2."""
-    if client == bad and float(_bowl(client, x)) < 3 * bad**2 * 0.8**3:
+    """Fails at the third step: at a rate of 0.1 each step shrinks the loss, 3 bad^2 at first, to 0.64 of it."""
+    if client == bad and float(_bowl(client, x.detach())) < 3 * bad**2 * 0.5:
         raise ZeroDivisionError("the sextant is broken")
     return _bowl(client, x)
 

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from engine import laboratory as lab
 from torch import nn
 
 import hansa
+from engine import laboratory as lab
 from hansa import presets
 from hansa.engine import choose as chooser
 from hansa.engine.choose import Auto, choose, cores

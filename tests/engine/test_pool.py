@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 import torch
-from engine import laboratory as lab
-from engine.laboratory import CPU
 
 import hansa
+from engine import laboratory as lab
+from engine.laboratory import CPU
 from hansa import presets
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial

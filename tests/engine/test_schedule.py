@@ -1,4 +1,4 @@
-"""How work is shared out, and what happens when workers die: with workers played by this process, on a clock of its own."""
+"""How work is shared out, and what happens when workers die: played by this process, on a clock of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from engine import laboratory as lab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hansa
+from engine import laboratory as lab
 from hansa import presets
 from hansa.engine.job import Answered, Gone, Job, Ready, StartError
 from hansa.engine.pool import Pool

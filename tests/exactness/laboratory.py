@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +32,8 @@ def task(reference: Quadratics) -> hansa.tasks.quadratic:
     return hansa.tasks.quadratic([torch.from_numpy(a) for a in reference.A], [torch.from_numpy(b) for b in reference.b])
 
 
-def trajectory(algorithm: hansa.Algorithm, reference: Quadratics, rounds: int = ROUNDS) -> hansa.Run:
-    return hansa.run(algorithm, task(reference), rounds=rounds, dtype=torch.float64, keep_params=True)
+def trajectory(algorithm: hansa.Algorithm, reference: Quadratics, rounds: int = ROUNDS, **more: Any) -> hansa.Run:
+    return hansa.run(algorithm, task(reference), rounds=rounds, dtype=torch.float64, keep_params=True, **more)
 
 
 def assert_agree(run: hansa.Run, expected: np.ndarray, tolerance: float = 1e-10) -> None:

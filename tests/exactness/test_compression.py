@@ -25,8 +25,11 @@ def test_fedcams(mine, theirs, two_way):
     expected, state = compression.fedcams(
         lab, zeros(), participants(), STEPS, LOCAL_LR, C=theirs, two_way=two_way, eta=0.2, eps=1e-2
     )
-    run = trajectory(presets.fedcams(**words(compressor=mine, two_way=two_way, server_lr=0.2, eps=1e-2)), lab)
+    algorithm = presets.fedcams(**words(compressor=mine, two_way=two_way, server_lr=0.2, eps=1e-2))
+    run = trajectory(algorithm, lab, measures=[hansa.measures.compression])
     assert_agree(run, expected, 1e-9)
+    np.testing.assert_allclose([r["gamma"] for r in run.history], state["gamma"], rtol=1e-6)
+    assert all(0 <= r["q"] < 1 for r in run.history)
     for client, row in enumerate(state["e"]):
         np.testing.assert_allclose(run.store.read(client)["uplink/model/residual"].numpy(), row, atol=1e-8)
 

@@ -5,6 +5,7 @@ import collections
 import pytest
 
 from hansa import HansaError, Key, local, presets, tasks
+from hansa.data import shards as hansa_shards
 from hansa.tasks.module import batch_stream
 
 
@@ -58,6 +59,13 @@ def test_a_stream_of_batches_passes_over_all_samples_before_any_again():
         (lambda: local.random_steps(3, 2), "high=2"),
         (lambda: local.hybrid_plus(epochs=(5, 2)), r"epochs=\(5, 2\)"),
         (lambda: local.hybrid_plus(min_batch=0), "min_batch=0"),
+        (lambda: local.drawn(epochs=0), "epochs=0"),
+        (lambda: local.drawn(epochs=1, batch=-2), "batch=-2"),
+        (lambda: local.between(5, 2), "high=2"),
+        (lambda: local.one_of([]), "at least one number"),
+        (lambda: local.one_of([1, 2], [0.5, 0.6]), "sum to 1"),
+        (lambda: local.lognormal(0.0), "median=0.0"),
+        (lambda: local.deadline(0.0), "seconds=0.0"),
         (lambda: local.prox(-1.0), r"prox\(mu=-1.0\)"),
         (lambda: local.dyn(0.0), r"dyn\(alpha=0.0\)"),
         (lambda: local.step_decay(0.1, every=0), "every=0"),
@@ -89,3 +97,36 @@ def test_effective_steps_is_the_weight_of_the_gradients_under_momentum_and_pull(
             v = momentum * v + 1.0 + pull * y
             y = y - 0.1 * v
         assert local.effective_steps(5, 0.1, momentum, pull) == pytest.approx(-y / 0.1)
+
+
+def test_drawn_work_follows_its_distributions():
+    part = local.drawn(epochs=local.one_of([1, 3]), batch=local.between(5, 7))
+    seen = {part.draw(0, 30, None, Key(r)) for r in range(200)}
+    assert seen == {(max(1, e * 30 // b), b) for e in (1, 3) for b in (5, 6, 7)}
+
+
+def test_chances_are_followed():
+    part = local.one_of([1.0, 2.0], chances=[0.25, 0.75])
+    draws = [part.draw(Key(r).numpy(), 1) for r in range(2000)]
+    assert abs(draws.count(2.0) / 2000 - 0.75) < 0.04
+
+
+def test_a_device_keeps_its_speed_and_is_stopped_by_the_deadline_or_its_epochs():
+    slow = local.deadline(3.0, speed=local.lognormal(4.0, 1.0))
+    steps = {client: {slow.draw(client, 1000, 10, Key(r)).steps for r in range(5)} for client in range(30)}
+    assert all(len(own) == 1 for own in steps.values())
+    assert len({min(own) for own in steps.values()}) > 10
+    assert local.deadline(100.0, speed=5.0, epochs=2).draw(0, 50, 10, Key(0)).steps == 10
+    assert local.deadline(0.01, speed=5.0).draw(0, 50, 10, Key(0)).steps == 1
+    jittered = local.deadline(10.0, speed=10.0, jitter=0.3)
+    assert len({jittered.draw(0, 5000, 10, Key(r)).steps for r in range(20)}) > 5
+
+
+def test_the_published_settings_have_names():
+    from hansa.settings import setting
+
+    assert setting("statistical").words["epochs"] == 3
+    assert setting("statistical").partition == hansa_shards(200, 2)
+    assert presets.fedavg(**setting("hybrid+").words).local.steps == local.hybrid_plus()
+    with pytest.raises(HansaError, match=r"unknown setting 'hybird'\. Did you mean hybrid"):
+        setting("hybird")

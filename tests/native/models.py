@@ -121,11 +121,20 @@ def exact(module: nn.Module, shape: Shape, rows: int, seed: int = 0) -> tuple[nn
     return module, inputs, torch.randint(0, classes, (rows,), generator=draw)
 
 
+def smooth(module: nn.Module, shape: Shape, rows: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    """The module as PyTorch starts it, with normal inputs: no two entries of a window are equal."""
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(rows, *shape, generator=draw)
+    with torch.no_grad():
+        classes = module(inputs[:1]).shape[1]
+    return module, inputs, torch.randint(0, classes, (rows,), generator=draw)
+
+
 def reference(module: nn.Module, inputs: Tensor, labels: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
     """Mean cross-entropy and its flat gradient by autograd."""
     twin = copy.deepcopy(module).to(dtype)
     loss = cross_entropy(twin(inputs.to(dtype)), labels)
-    return float(loss), flatten(list(torch.autograd.grad(loss, list(twin.parameters()))))
+    return float(loss.detach()), flatten(list(torch.autograd.grad(loss, list(twin.parameters()))))
 
 
 def distance(a: Tensor, b: Tensor) -> float:

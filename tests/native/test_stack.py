@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from hansa import native
 from hansa.errors import HansaError
 from hansa.native.stack import Stack, compile_stack
-from native.models import STACKS, distance, exact, flatten, parameters_of, pieces, reference
+from native.models import STACKS, distance, exact, flatten, parameters_of, pieces, reference, smooth
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
 SETS = native.instruction_sets() or ("none",)
@@ -28,11 +28,11 @@ def compiled(module: nn.Module, shape: tuple[int, ...], isa: str = "") -> Stack:
     return stack
 
 
-def case(name: str, isa: str = "", seed: int = 0) -> tuple[Stack, nn.Module, Tensor, Tensor, Tensor]:
+def case(name: str, isa: str = "", kind: Any = exact) -> tuple[Stack, nn.Module, Tensor, Tensor, Tensor]:
     make, shape = STACKS[name]
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        module, inputs, labels = exact(make(), shape, ROWS, seed)
+        torch.manual_seed(0)
+        module, inputs, labels = kind(make(), shape, ROWS)
     return compiled(module, shape, isa), module, parameters_of(module), inputs, labels
 
 
@@ -108,7 +108,7 @@ def eager_phase(
             d = d + s.double()
         velocity = options.get("momentum", 0.0) * velocity + d
         y = y - options["lr"] * velocity
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return y, losses
 
 
@@ -133,7 +133,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["MLP on colour", "grey, 3x3"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any], isa: str) -> None:
-    stack, module, y, inputs, labels = case(name, isa)
+    stack, module, y, inputs, labels = case(name, isa, smooth)
     options = {"lr": 0.05, **options}
     if "a" in options:
         options["anchor"] = vector(y, 2)
@@ -143,7 +143,7 @@ def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any], 
     trained = y.clone()
     losses = stack.train(trained, inputs, labels, index, **options)
     wanted, wanted_losses = eager_phase(module, y, inputs, labels, list(index), options)
-    assert distance(trained - y, wanted - y.double()) < 2e-5
+    assert float((trained - wanted).norm()) < 1e-5 * float((wanted - y).norm()) + 2e-7 * float(y.norm())
     assert losses.tolist() == pytest.approx(wanted_losses, rel=1e-5)
 
 

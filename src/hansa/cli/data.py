@@ -27,7 +27,6 @@ PLAIN = " .:+*#"
 def list_sets(folder: Folder = None) -> None:
     """All data sets, and which are here."""
     from hansa import data
-    from hansa.data.load import SYNTHETIC
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("name", "here", "input", "classes", "what it is", "licence"):
@@ -36,8 +35,10 @@ def list_sets(folder: Folder = None) -> None:
         here = "[green]yes[/]" if data.present(name, folder) else "no"
         shape = " x ".join(map(str, entry.shape))
         table.add_row(f"[bold]{name}[/]", here, shape, str(entry.classes), escape(entry.title), escape(entry.licence))
-    for name, make in SYNTHETIC.items():
-        first = (make.__doc__ or "").split("\n")[0]
+    for name in data.names():
+        if name in data.SOURCES:
+            continue
+        first = (getattr(data, name.replace("-", "_")).__doc__ or "").split("\n")[0]
         table.add_row(f"[bold]{name}[/]", "[green]made[/]", "", "", escape(first), "")
     out().print(table)
     out().print(f"\ndata folder: {data.data_folder(folder)}", markup=False, soft_wrap=True, style="dim")

@@ -16,7 +16,6 @@ from torch.nn import functional
 from hansa import data, models
 from hansa.config import slots
 from hansa.config.model import Config
-from hansa.data.load import SYNTHETIC
 from hansa.errors import HansaError, near
 from hansa.tasks import Task
 
@@ -29,7 +28,7 @@ def federated(config: Config, split: data.Split | None = None) -> data.Federated
     asked = config.data
     how = slots.PARTITION.build(asked.partition)
     seed = config.seed if asked.seed is None else asked.seed
-    if asked.name in SYNTHETIC:
+    if asked.name in set(data.names()) - set(data.SOURCES):  # synthetic: it brings its own clients
         return data.federate(asked.name, how, asked.clients, seed, **asked.options)
     known = {name.replace("-", "").replace("_", ""): name for name in data.names()}
     plain = asked.name.lower().replace("-", "").replace("_", "")

@@ -169,6 +169,10 @@ class natural:
         owners = groups.numpy()
         sizes = np.bincount(owners[owners >= 0])
         able = np.flatnonzero(sizes >= self.min_size)
+        if not len(able):
+            raise refuse(
+                "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the most any owner has"
+            )
         number = len(able) if clients is None else _clients("natural", clients)
         _room("natural", number, len(able), f"{len(able)} natural owners of {self.min_size} samples or more")
         chosen = np.sort(key.numpy().permutation(able)[:number])

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-from hansa.errors import HansaError, positive, refuse, whole
+from hansa.errors import HansaError, non_negative, positive, refuse, whole
 from hansa.keys import Key
+from hansa.local.distributions import Drawn, between, check_drawn, drawn_value, lognormal
 
 
 class Work(NamedTuple):
@@ -116,6 +117,36 @@ class random_steps:
 
 
 @dataclass(frozen=True, slots=True)
+class drawn:
+    """E and B drawn afresh for every client and round, tau = floor(E n_i / B), at least 1. Each is a number or a
+    distribution; ``batch`` None takes the batch size of the local phase.
+
+    >>> drawn(epochs=2, batch=5).draw(0, 10, None, Key(0))
+    Work(steps=4, batch_size=5)
+    """
+
+    epochs: Drawn
+    batch: Drawn | None = None
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_drawn("drawn", "epochs", self.epochs)
+        if self.batch is not None:
+            check_drawn("drawn", "batch", self.batch)
+
+    def check(self, population: int) -> None:
+        return None
+
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        chance = key.numpy()
+        passes = drawn_value(self.epochs, chance, samples)
+        size = _batch(batch_size, samples)
+        if self.batch is not None:
+            size = min(max(1, math.floor(drawn_value(self.batch, chance, samples))), samples)
+        return Work(_epoch_steps(passes, samples, size), size)
+
+
+@dataclass(frozen=True, slots=True)
 class hybrid_plus:
     """E ~ U{low..high}, B ~ U{min_batch..n_i}, tau = floor(E n_i / B), at least 1, afresh for every client and round
     (the hybrid+ setting of Zeng et al.).
@@ -141,7 +172,46 @@ class hybrid_plus:
         return None
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        draw = key.numpy()
-        passes = int(draw.integers(self.epochs[0], self.epochs[1] + 1))
-        batch = int(draw.integers(min(self.min_batch, samples), samples + 1))
-        return Work(_epoch_steps(passes, samples, batch), batch)
+        both = drawn(between(*self.epochs), between(self.min_batch, "samples"))
+        return both.draw(client, samples, batch_size, key)
+
+
+TYPICAL = lognormal(median=10.0, sigma=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class deadline:
+    """The steps a device manages before a deadline: floor(speed_i * seconds), at least 1, at most ``epochs`` passes.
+
+    A client's speed, in steps a second, is drawn once by ``seed`` and stays its own; ``jitter`` is the spread of what
+    it manages from round to round (the sigma of a lognormal factor).
+
+    >>> deadline(2.0, speed=3.0, epochs=10).draw(0, 100, 10, Key(0))
+    Work(steps=6, batch_size=10)
+    """
+
+    seconds: float
+    speed: Drawn = TYPICAL
+    epochs: float | None = None
+    jitter: float = 0.0
+    seed: int = 0
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        positive("deadline", "seconds", self.seconds)
+        check_drawn("deadline", "speed", self.speed)
+        non_negative("deadline", "jitter", self.jitter)
+        whole("deadline", "seed", self.seed, least=0)
+        if self.epochs is not None:
+            positive("deadline", "epochs", self.epochs)
+
+    def check(self, population: int) -> None:
+        return None
+
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        size = _batch(batch_size, samples)
+        speed = drawn_value(self.speed, Key(self.seed).child("speed", client).numpy(), samples)
+        factor = lognormal(1.0, self.jitter).draw(key.numpy(), samples) if self.jitter else 1.0
+        steps = max(1, math.floor(speed * factor * self.seconds + 1e-9))
+        most = steps if self.epochs is None else _epoch_steps(self.epochs, samples, size)
+        return Work(min(steps, most), size)

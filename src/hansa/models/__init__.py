@@ -1,6 +1,6 @@
 """Models by name. Each is a plain module whose first weights are a function of torch's generator at construction."""
 
-from hansa.models.build import MODELS, build, parameter_count
+from hansa.models.catalogue import MODELS, build, parameter_count
 from hansa.models.plain import cifar_cnn, cnn_29k, logistic, mlp
 from hansa.models.recurrent import lstm
 from hansa.models.residual import convmixer, resnet18

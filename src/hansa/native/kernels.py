@@ -1,7 +1,7 @@
 """The server's and the compressors' passes over whole vectors, natively: each entry is read and written once.
 
 All functions take contiguous CPU tensors or NumPy arrays, check them, and run on the calling thread with the
-interpreter lock released. An output may be the input of the same name (an update in place); otherwise nothing may overlap.
+interpreter lock released. An output may be the input of the same name (an update in place); nothing else may overlap.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def server_step(
     """One step of ``momentum``, ``adagrad``, ``adam``, ``yogi``, ``amsgrad`` or ``ams``, by `hansa.server`'s equations.
 
     ``t`` counts from 1 and matters under ``bias_correction`` only. The step is ``rate`` times the rule's and is added
-    to ``x`` if that is given. Without ``out`` the inputs stay as they are; ``out=ServerStep(delta, m, v, vhat)`` updates
-    everything in place. float32 or float64.
+    to ``x`` if that is given. Without ``out`` the inputs stay as they are; ``out=ServerStep(delta, m, v, vhat)``
+    updates everything in place. float32 or float64.
     """
     if kind not in abi.SERVER_KINDS:
         raise refuse("server_step", "kind", kind, f"one of {', '.join(abi.SERVER_KINDS)}")

@@ -76,8 +76,8 @@ class Stack:
         sizes: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """y <- y - lr d in place for each row of ``index``, with d = g + weight_decay y + a (y - anchor) + s; under local
-        momentum d <- momentum d + that sum. The raw gradient is clipped first. Returns the loss of each step.
+        """y <- y - lr d in place for each row of ``index``, with d = g + weight_decay y + a (y - anchor) + s; under
+        local momentum d <- momentum d + that sum. The raw gradient is clipped first. Returns the loss of each step.
 
         ``velocity`` is updated in place; without it momentum starts from zero. ``sizes`` gives each step's own batch
         size, the rest of its row being ignored. uint8 inputs need ``table`` [C, 256], the value of each byte.

@@ -16,6 +16,7 @@ import torch
 
 from hansa.data.problems import damaged, missing
 from hansa.data.readers.leaf import leaf_files, read_json, read_users
+from hansa.errors import decay, whole
 
 WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -40,7 +41,7 @@ def encode(text: str, path: Path | str = "text", role: str = "") -> npt.NDArray[
     """Places in LEAF's alphabet.
 
     >>> encode("To be").tolist()
-    [44, 68, 1, 55, 58]
+    [44, 67, 1, 54, 57]
     """
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     codes = np.where(points < 128, _CODES[np.minimum(points, 127)], _NONE)
@@ -59,6 +60,9 @@ def read_shakespeare(
     LEAF slides by one character (``stride``). Testing on each of 300,000 overlapping windows would take minutes, so
     every ``test_stride``-th is kept.
     """
+    whole("shakespeare", "stride", stride)
+    whole("shakespeare", "test_stride", test_stride)
+    decay("shakespeare", "test_fraction", test_fraction)
     train, test = leaf_files(folder)
     if train:
         return _from_leaf(train, test)

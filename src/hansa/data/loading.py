@@ -15,6 +15,7 @@ import torch
 from hansa.data.embed import ASSET, read_embedded
 from hansa.data.federated import Dataset, FederatedData, partition
 from hansa.data.folder import data_folder
+from hansa.data.generate import synthetic, two_gaussians
 from hansa.data.partitions import Partition, dirichlet, natural
 from hansa.data.problems import DataError, MissingError, damaged
 from hansa.data.readers.cifar import read_cifar
@@ -22,7 +23,6 @@ from hansa.data.readers.idx import read_idx
 from hansa.data.readers.leaf import read_femnist
 from hansa.data.readers.shakespeare import read_shakespeare
 from hansa.data.sources import SOURCES, Member, Source, source
-from hansa.data.synthetic import synthetic, two_gaussians
 from hansa.errors import HansaError
 
 Bytes = npt.NDArray[np.uint8]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hansa.data.folder import data_folder, writable
-from hansa.data.load import check
+from hansa.data.loading import check
 from hansa.data.problems import DataError, damaged
 from hansa.data.sources import Remote, Source, source
 
@@ -140,7 +140,7 @@ def _transfer(url: str, remote: Remote, part: Path, progress: Progress | None, t
                 raise _Broken(f"a part that was not asked for ({answer.headers.get('Content-Range')})")
             _remember(part, answer.headers)
             done = have if resumed else 0
-            with open(part, "ab" if resumed else "wb") as file:
+            with open(part, "ab") as file:
                 while block := answer.read(_BLOCK):
                     done += len(block)
                     if done > remote.size:

@@ -1,0 +1,96 @@
+"""Numbers drawn per client: what local work and device speeds are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from hansa.errors import HansaError, non_negative, positive, refuse, whole
+
+
+class Distribution(Protocol):
+    """A draw that may depend on how many samples the client holds."""
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float: ...
+
+
+Drawn: TypeAlias = float | Distribution
+
+
+def drawn_value(value: Drawn, chance: np.random.Generator, samples: int) -> float:
+    """A number as it is, a distribution drawn from."""
+    return float(value) if isinstance(value, (int, float)) else value.draw(chance, samples)
+
+
+def check_drawn(part: str, argument: str, value: object) -> None:
+    """Refuse anything but a positive number or a distribution."""
+    if not hasattr(value, "draw"):
+        positive(part, argument, value, "A number, or a distribution such as between(2, 5).")
+
+
+@dataclass(frozen=True, slots=True)
+class between:
+    """A whole number, uniform in {low..high}; ``high`` may be "samples", the client's own number of them.
+
+    >>> between(3, 3).draw(np.random.default_rng(0), 10)
+    3.0
+    """
+
+    low: int
+    high: int | Literal["samples"]
+
+    def __post_init__(self) -> None:
+        whole("between", "low", self.low)
+        if self.high != "samples":
+            whole("between", "high", self.high, "A whole number, or 'samples'.")
+            if isinstance(self.high, int) and self.high < self.low:
+                raise refuse("between", "high", self.high, f"high >= low = {self.low}")
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        high = samples if isinstance(self.high, str) else self.high
+        return float(chance.integers(min(self.low, high), high + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class one_of:
+    """One of the given numbers, equally likely or with the given chances."""
+
+    values: Sequence[float]
+    chances: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))
+        for value in self.values:
+            positive("one_of", "values", value)
+        if not self.values:
+            raise refuse("one_of", "values", self.values, "at least one number")
+        if self.chances is not None:
+            object.__setattr__(self, "chances", tuple(self.chances))
+            for chance in self.chances:
+                non_negative("one_of", "chances", chance)
+            if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
+                raise HansaError(
+                    f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1, one a value."
+                )
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return float(chance.choice(np.asarray(self.values, dtype=np.float64), p=self.chances))
+
+
+@dataclass(frozen=True, slots=True)
+class lognormal:
+    """median * exp(sigma z), z standard normal: how device speeds are usually spread."""
+
+    median: float
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        positive("lognormal", "median", self.median)
+        non_negative("lognormal", "sigma", self.sigma)
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return self.median * math.exp(self.sigma * float(chance.standard_normal()))
