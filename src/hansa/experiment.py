@@ -13,10 +13,9 @@ import torch
 from hansa import checkpoint, data
 from hansa.comm import Ledger
 from hansa.config import Config, algorithm, build, slots
-from hansa.engine.choose import choose
+from hansa.engine import choose
 from hansa.errors import HansaError
-from hansa.orders import Lost
-from hansa.rounds import ServerState
+from hansa.measures import compression
 from hansa.runfolder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder
 from hansa.store import ClientStore, DiskStore
 from hansa.tasks import Task
@@ -57,10 +56,7 @@ class Experiment:
         if meta["run"] != run.id:
             store.close()
             raise HansaError(f"{folder}: config.yaml describes another run than the checkpoint. Put back what it was.")
-        run.state = ServerState(**state["server"])
-        run.ledger = Ledger.restore(state["ledger"], run.ledger.links)
-        run.lost = [(int(round), Lost(int(client), reason, detail)) for round, client, reason, detail in state["lost"]]
-        run.history = folder.rewind(done)
+        run.restore(state, folder.rewind(done))
         if rounds is not None:
             folder.write_config(config, run)
         return cls(config, run, folder)
@@ -91,14 +87,9 @@ class Experiment:
     def save(self) -> None:
         """Write a checkpoint of the last closed round."""
         run = self.run
-        state = {
-            "server": run.state.tree(),
-            "ledger": run.ledger.state(),
-            "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in run.lost],
-        }
         meta = {"round": run.state.round, "run": run.id, "seed": run.key.seed}
         home = self.folder / CHECKPOINT
-        checkpoint.save(home, state, meta, keep=self.config.checkpoint.keep)
+        checkpoint.save(home, run.tree(), meta, keep=self.config.checkpoint.keep)
         run.store.retain([int(facts["round"]) for facts in checkpoint.kept(home)])
         self._saved, self._saved_at = run.state.round, time.monotonic()
 
@@ -124,6 +115,9 @@ def living_run(config: Config, held: data.FederatedData, store: ClientStore | No
         quorum=config.quorum,
         evaluate_every=config.evaluate.every,
         store=store,
+        faults=slots.FAULTS.build(config.faults),
+        max_norm=config.max_norm,
+        measures=[compression] if config.evaluate.compression else [],
         engine=choose(None if config.workers == "auto" else config.workers, config.rounds - done),
     )
     run.ledger = Ledger(slots.LINKS.build(config.links))

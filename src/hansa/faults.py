@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
-import torch
-
 from hansa.algorithm import Algorithm
-from hansa.compress import Packet
 from hansa.errors import HansaError, fraction, positive
 from hansa.keys import Key
 from hansa.orders import Lost, Order, Report, Upload
@@ -20,7 +18,8 @@ class faults:
 
     Clients are lost ``before`` training, ``after`` it, or in mid-``upload``; or send an update that is ``nan``,
     ``scaled`` by ``factor``, sign-``flipped``, or ``stale``, made for the round before. Whether the door refuses it or
-    the method withstands it is what one wants to see.
+    the method withstands it is what one wants to see. A client that gossips and is lost before training is missed by
+    its cluster; lost later, its neighbours have heard it. All of it is a function of the run's seed, on any engine.
 
     >>> faults(before=0.1, flipped=0.05).draw(Key(0), 3, 7) in ("", "before", "flipped")
     True
@@ -56,46 +55,42 @@ class faults:
         return ""
 
     def strike_orders(self, orders: Sequence[Order]) -> tuple[list[Order], list[Lost]]:
-        """The orders that reach somebody, without the clients lost before training."""
+        """The orders that reach somebody who reports, and the reporters lost before training."""
         left, lost = [], []
         for order in orders:
-            gone = {client for client in order.clients if self.draw(order.key, order.round, client) == "before"}
+            gone = [client for client in order.clients if self.draw(order.key, order.round, client) == "before"]
             lost += [Lost(client, "lost", "before training") for client in order.reporters if client in gone]
-            clients = tuple(client for client in order.clients if client not in gone)
             reporters = tuple(client for client in order.reporters if client not in gone)
             if reporters:
-                left.append(replace(order, clients=clients, reporters=reporters) if gone else order)
+                left.append(replace(order, reporters=reporters, absent=tuple(gone)) if gone else order)
         return left, lost
 
     def strike_reports(
         self, algorithm: Algorithm, orders: Sequence[Order], reports: Iterable[Report]
     ) -> Iterator[Report]:
         """The reports as they arrive, with uploads lost or spoilt on the way."""
-        keys = {order.cohort: order for order in orders}
+        asked = {order.cohort: order for order in orders}
         for report in reports:
-            order = keys[report.cohort]
+            order = asked[report.cohort]
             kept, lost = [], list(report.lost)
             for upload in report.uploads:
                 fault = self.draw(order.key, order.round, upload.client)
-                if fault in ("after", "upload"):
-                    when = "after training" if fault == "after" else "during upload"
-                    lost.append(Lost(upload.client, "lost", when))
-                else:
-                    kept.append(self._spoil(algorithm, upload, fault, order) if fault else upload)
+                found = self._strike(algorithm, upload, fault, order) if fault else upload
+                lost.append(found) if isinstance(found, Lost) else kept.append(found)
             yield replace(report, uploads=tuple(kept), lost=tuple(lost))
 
-    def _spoil(self, algorithm: Algorithm, upload: Upload, fault: str, order: Order) -> Upload:
+    def _strike(self, algorithm: Algorithm, upload: Upload, fault: str, order: Order) -> Upload | Lost:
+        if fault in ("after", "upload"):
+            return Lost(upload.client, "lost", "after training" if fault == "after" else "during upload")
         if fault == "stale":
             return replace(upload, round=upload.round - 1)
-        if fault == "before":  # struck already
-            return upload
+        times = {"nan": math.nan, "scaled": self.factor, "flipped": -1.0}[fault]
         packets = {}
         for name, packet in upload.packets.items():
             link, like = algorithm.channels[name].uplink, order.got[name]
-            vector = link.receive(packet, dim=like.numel(), dtype=like.dtype)
-            if fault == "nan":
-                packets[name] = Packet.of(torch.full_like(vector, torch.nan))
-                continue
-            wrong = vector * (self.factor if fault == "scaled" else -1.0)
-            packets[name], _ = link.send(wrong, {}, order.key.child("fault", name, order.round, upload.client))
+            wrong = link.receive(packet, dim=like.numel(), dtype=like.dtype) * times
+            try:
+                packets[name], _ = link.send(wrong, {}, order.key.child("fault", name, order.round, upload.client))
+            except HansaError as error:  # a compressor makes no packet of what is not finite: nothing was sent
+                return Lost(upload.client, "non-finite", str(error))
         return replace(upload, packets=packets)

@@ -18,11 +18,12 @@ from hansa.types import MODEL, Vectors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """What a measure may look at: the admitted vectors of each client, its memory before and after the round."""
+    """What a measure may look at: what clients got, the admitted vectors of each, its memory before and after."""
 
     round: int
     algorithm: Algorithm
     key: Key
+    got: Vectors
     received: Mapping[int, Vectors]
     before: Mapping[int, Vectors]
     after: Mapping[int, Vectors]

@@ -24,7 +24,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """A cohort's work of one round: who trains, who reports, what they received, what they remember."""
+    """A cohort's work of one round: who trains, who reports, what they received, what they remember. Those of the
+    clients who are ``absent`` cannot be reached: the others go on without them."""
 
     run: str
     round: int
@@ -36,6 +37,7 @@ class Order:
     got: Vectors
     key: Key
     memory: Mapping[int, Vectors] = field(default_factory=dict)
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

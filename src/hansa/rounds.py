@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hansa.admit import Expected, Refused, admit
+from hansa.admit import Expected, Refused, admit, repeated, sender
 from hansa.aggregate import diversity, mean
 from hansa.aggregate.base import weighted_sum
 from hansa.algorithm import Algorithm
@@ -158,11 +158,11 @@ def close_round(
     reports = sorted(reports, key=lambda report: report.cohort)
     door = _Door(algorithm, state, orders, max_norm)
     door.lost += gone
-    for report in reports:
-        door.take(report)
+    door.take(reports)
     admitted = tuple(sorted(door.vectors))
-    if len(admitted) < max(1, quorum):
-        door.lost += [Lost(client, "quorum", f"{len(admitted)} of {quorum} needed") for client in admitted]
+    needed = max(quorum, _least(algorithm, len(door.orders)))
+    if len(admitted) < needed:
+        door.lost += [Lost(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted]
         return Closed(replace(state, round=state.round + 1), {}, door.outcome((), math.nan, {}))
 
     ctx = RoundContext(state.round, population, admitted, rows)
@@ -189,10 +189,15 @@ def close_round(
     if measures:
         before = {client: door.orders[client].memory.get(client, {}) for client in admitted}
         received = {client: door.vectors[client] for client in admitted}
-        probe = Probe(state.round, algorithm, orders[0].key, received, before, memory)
+        probe = Probe(state.round, algorithm, orders[0].key, orders[0].got, received, before, memory)
         info = {**info, **measured(measures, probe)}
     after = ServerState(state.round + 1, vectors, server, aggregate, downlink)
     return Closed(after, memory, door.outcome(admitted, spread, info))
+
+
+def _least(algorithm: Algorithm, asked: int) -> int:
+    """The updates that every aggregator can work with; where not even so many were asked for, it says so itself."""
+    return max(min(getattr(channel.aggregate, "least", 1), asked) for channel in algorithm.channels.values())
 
 
 def _serverless(algorithm: Algorithm) -> bool:
@@ -253,7 +258,7 @@ class _Door:
             first.run,
             first.round,
             first.base,
-            frozenset(self.orders),
+            {client: order.cohort for client, order in self.orders.items()},
             {name: channel.uplink for name, channel in algorithm.channels.items()},
             state.vectors,
             max_norm,
@@ -268,27 +273,24 @@ class _Door:
         self.info: dict[str, list[float]] = {}
         self.lost: list[Lost] = []
 
-    def take(self, report: Report) -> None:
-        self.lost += report.lost
-        self.peer_bytes.update(report.peer)
-        self.exchanges = max(self.exchanges, report.exchanges)
-        for name, value in report.info.items():
-            self.info.setdefault(name, []).append(value)
-        senders = Counter(upload.client for upload in report.uploads)
-        for upload in report.uploads:
-            client = upload.client
-            try:
-                if senders[client] > 1 or client in self.vectors:
-                    self.vectors.pop(client, None)
-                    raise Refused("duplicate", f"client {client} sent more than one update this round")
-                vectors, norms = admit(upload, self.expected)
-            except Refused as refusal:
-                self.lost.append(Lost(client, refusal.reason, refusal.detail))
-                continue
-            self.vectors[client], self.norms[client], self.losses[client] = vectors, norms[MODEL], upload.loss
-            self.memory[client] = report.memory.get(client, {})
-            sent = sum(packet.nbytes for packet in upload.packets.values())
-            self.up_bytes[client] = 0 if _serverless(self.algorithm) else sent
+    def take(self, reports: Sequence[Report]) -> None:
+        several = repeated(reports, self.expected)
+        for report in reports:
+            self.lost += report.lost
+            self.peer_bytes.update(report.peer)
+            self.exchanges = max(self.exchanges, report.exchanges)
+            for name, value in report.info.items():
+                self.info.setdefault(name, []).append(value)
+            for upload in report.uploads:
+                try:
+                    vectors, norms, nbytes = admit(upload, self.expected, report.cohort, several)
+                except Refused as refusal:
+                    self.lost.append(Lost(sender(upload), refusal.reason, refusal.detail))
+                    continue
+                client = upload.client
+                self.vectors[client], self.norms[client], self.losses[client] = vectors, norms[MODEL], upload.loss
+                self.memory[client] = report.memory.get(client, {})
+                self.up_bytes[client] = 0 if _serverless(self.algorithm) else sum(nbytes.values())
 
     def updates(self, name: str, admitted: Sequence[int], population: Population) -> list[Update]:
         phase = self.algorithm.local
@@ -322,6 +324,7 @@ class _Door:
 
 def _diversity(door: _Door, admitted: Sequence[int], average: Vector) -> float:
     """D of the reported updates with equal weights."""
-    squares = [door.norms[client] ** 2 for client in admitted]
-    combined = float(torch.linalg.vector_norm(average)) ** 2
+    squares = [door.norms[client] * door.norms[client] for client in admitted]  # as ** they would raise, not overflow
+    length = float(torch.linalg.vector_norm(average))
+    combined = length * length
     return diversity(squares, [1 / len(squares)] * len(squares), combined)

@@ -125,6 +125,13 @@ def test_a_broken_connection_is_resumed_where_it_broke(tmp_path: Path, served: S
     assert len(pauses) == 2
 
 
+def test_a_connection_that_breaks_often_but_gets_on_is_never_given_up(tmp_path: Path, served: Served) -> None:
+    served.cuts = [90_000] * 7
+    get(remote(served), tmp_path / "file", retries=1)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert len(served.asked) == 8
+
+
 def test_a_later_call_goes_on_with_what_an_earlier_one_left(tmp_path: Path, served: Served) -> None:
     served.cuts = [123_456, 0, 0]
     with pytest.raises(DataError, match="expected 700000 bytes, found 123456 after"):

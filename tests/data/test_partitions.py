@@ -128,9 +128,19 @@ def test_topping_up_moves_only_the_rows_that_were_lacking_and_only_from_the_larg
 
 def test_a_topped_up_client_gets_few_labels() -> None:
     labels = balanced(10, 200)
-    split = dirichlet(1e-6, min_size=20).split(labels, 60, Key(0))
-    kinds = [len(set(labels[split.rows(client)].tolist())) for client in range(60)]
-    assert sum(kinds) / 60 < 2
+    free = dirichlet(0.02, min_size=0).split(labels, 60, Key(0))
+    split = dirichlet(0.02, min_size=20).split(labels, 60, Key(0))
+    empty = torch.nonzero(free.sizes == 0).flatten().tolist()
+    assert len(empty) > 20  # all they hold was given to them
+    kinds = [len(set(labels[split.rows(client)].tolist())) for client in empty]
+    assert sum(kinds) / len(kinds) < 1.5
+
+
+def test_rounding_does_not_favour_the_same_clients_for_every_label() -> None:
+    # a tenth of a row is each client's share of each label: 5 rows a client in all, not 50 for one in ten
+    labels = balanced(50, 10)
+    split = dirichlet(1e6, min_size=0).split(labels, 100, Key(0))
+    assert int(split.sizes.max()) < 16
 
 
 @pytest.mark.parametrize(

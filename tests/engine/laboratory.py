@@ -26,6 +26,10 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def plain_convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+
+
 def convolution() -> nn.Module:
     """With BatchNorm, so that buffers travel."""
     return nn.Sequential(
@@ -68,8 +72,9 @@ class divided(hansa.Task):
         return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
 
 
-def task(model=perceptron) -> hansa.Task:
-    return hansa.Task(model, nn.functional.cross_entropy, data())
+def task(model=perceptron, native: bool | None = None) -> hansa.Task:
+    """The perceptron and the plain convolution have native steps unless ``native`` is False; the others have none."""
+    return hansa.Task(model, nn.functional.cross_entropy, data(), native=native)
 
 
 def bowls(dtype: torch.dtype = torch.float64) -> quadratic:

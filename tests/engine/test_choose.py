@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -13,13 +14,13 @@ from torch import nn
 import hansa
 from engine import laboratory as lab
 from hansa import presets
-from hansa.engine import choose as chooser
 from hansa.engine.choose import Auto, choose, cores
 from hansa.engine.job import NotShareable
 from hansa.engine.processes import script
 from hansa.engine.serial import Serial
 from hansa.train import Run
 
+chooser = import_module("hansa.engine.choose")
 WORDS = {"local_lr": 0.05, "steps": 3, "batch_size": 7}
 
 
@@ -44,15 +45,17 @@ def test_one_worker_or_one_core_is_serial(monkeypatch):
 
 
 def test_a_small_run_stays_serial_and_says_so(caplog):
+    task = lab.task()
     with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), lab.task(), choose(None, rounds=3)))
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(None, rounds=3)))
     assert [record.message for record in caplog.records] == ["serial: the run was too short for workers to pay"]
 
 
 def test_workers_take_over_in_the_middle_of_a_round_when_they_pay(caplog, monkeypatch):
     monkeypatch.setattr(chooser, "START", 0.0)
+    task = lab.task()
     with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.scaffold(**WORDS), lab.task(), choose(None, rounds=3, kind="thread")))
+        assert_equal_runs(both(presets.scaffold(**WORDS), task, choose(None, rounds=3, kind="thread")))
     assert [record.message for record in caplog.records] == ["2 workers: threads"]
 
 
@@ -112,8 +115,9 @@ def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
 
 def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
     monkeypatch.setattr(hansa.tasks.module.ModuleShell, "releases_gil", True, raising=False)
+    task = lab.task()
     with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), lab.task(), choose(2, rounds=3)))
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
     assert [record.message for record in caplog.records] == ["2 workers: threads"]
 
 

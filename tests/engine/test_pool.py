@@ -23,18 +23,18 @@ from hansa.train import Run
 UNEVEN = {"local_lr": 0.05, "steps": random_steps(1, 9), "batch_size": 7, "participation": 0.7}
 CASES = {
     "fedavg": lambda: (presets.fedavg(**UNEVEN, weights="samples"), lab.task(), torch.float32),
-    "fedams with BatchNorm buffers": lambda: (presets.fedams(**UNEVEN), lab.task(lab.convolution), torch.float32),
-    "scaffold, memory and a second channel": lambda: (
-        presets.scaffold(**UNEVEN),
-        lab.task(lab.convolution),
-        torch.float32,
-    ),
+    "fedavg, eager steps": lambda: (presets.fedavg(**UNEVEN), lab.task(native=False), torch.float32),
+    "convolutions": lambda: (presets.fedprox(**UNEVEN), lab.task(lab.plain_convolution), torch.float32),
+    "BatchNorm buffers": lambda: (presets.fedams(**UNEVEN), lab.task(lab.convolution), torch.float32),
+    "memory and a second channel": lambda: (presets.scaffold(**UNEVEN), lab.task(lab.convolution), torch.float32),
     "feddyn": lambda: (presets.feddyn(**UNEVEN), lab.task(), torch.float32),
     "fednova": lambda: (presets.fednova(**UNEVEN), lab.task(), torch.float32),
-    "fedcams, packed uploads and residuals": lambda: (presets.fedcams(**UNEVEN), lab.task(), torch.float32),
+    "packed uploads and residuals": lambda: (presets.fedcams(**UNEVEN), lab.task(), torch.float32),
     "dropout": lambda: (presets.fedavg(**UNEVEN), lab.task(lab.dropout), torch.float32),
     "float64 data and model": lambda: (presets.scaffold(**UNEVEN), lab.task(lab.convolution), torch.float64),
     "quadratic in float64": lambda: (presets.fedadam(**UNEVEN), lab.bowls(), torch.float64),
+    "clusters that gossip": lambda: (presets.cafga(clusters=2, reporters=2, steps=5), lab.task(), torch.float32),
+    "every client its own model": lambda: (presets.dsgd(steps=3), lab.bowls(), torch.float64),
     "a client that diverges": lambda: (
         presets.fedavg(local_lr=0.1, steps=4),
         lab.with_accident(lab.diverging, 4),

@@ -14,6 +14,7 @@ from hansa.keys import Key
 
 RULES = [
     gossip.everyone(),
+    gossip.selected(),
     gossip.resample(2),
     gossip.resample(0.4),
     gossip.bernoulli(0.5),

@@ -268,6 +268,12 @@ def test_bad_rows_labels_and_sizes_are_named_and_change_nothing() -> None:
     assert torch.equal(y, before)
 
 
+def test_the_anchor_must_not_be_the_vector_that_moves() -> None:
+    stack, _, y, inputs, labels = case("MLP on colour")
+    with pytest.raises(HansaError, match="anchor is y itself"):
+        stack.train(y, inputs, labels, torch.zeros(1, 2, dtype=torch.int64), lr=0.1, a=0.1, anchor=y)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -284,6 +290,7 @@ def test_bad_rows_labels_and_sizes_are_named_and_change_nothing() -> None:
         ({"index": torch.zeros(2, 2)}, "rows are float32"),
         ({"s": torch.zeros(2)}, "s is float32 \\[2\\]"),
         ({"a": 0.1}, "an anchor with it"),
+        ({"clip": 0.0}, "clip > 0"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused(change: dict[str, Any], message: str) -> None:

@@ -130,11 +130,10 @@ class History(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize("examples", [25])
-def test_a_store_is_a_dict_with_a_past(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_a_dict_with_a_past(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "LOG", 2)
     chosen = settings(
-        max_examples=examples,
+        max_examples=25,
         stateful_step_count=25,
         deadline=None,
         derandomize=True,

@@ -109,8 +109,8 @@ def damage_rows(patient: Patient, kind: str, draw: np.random.Generator) -> None:
         if not hurt(path, kind, [live[entry]], stale, draw):
             path.write_bytes(before)
             return damage_rows(patient, kind, draw)
-    after = path.read_bytes() if path.exists() else b""
-    victims = {peer for peer, at in live.items() if before[at.start : at.stop] != after[at.start : at.stop]}
+    now = path.read_bytes() if path.exists() else b""
+    victims = {peer for peer, at in live.items() if before[at.start : at.stop] != now[at.start : at.stop]}
     assert victims
     with DiskStore(patient.store, at_round=ROUNDS) as store:
         for client in store.clients():

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -129,9 +130,7 @@ class PowerCut(Counting):
         inode = os.fstat(file).st_ino
         self._files[file], self._paths[inode] = inode, path
         if absent:
-            self._names.append(
-                (path.parent, lambda: inode in self._paths and self._paths[inode].unlink(missing_ok=True))
-            )
+            self._names.append((path.parent, partial(self._unmake, inode)))
         elif old:
             self._writes.append((inode, 0, 0, old))
         return file
@@ -213,6 +212,10 @@ class PowerCut(Counting):
         else:
             shutil.copy2(path, place)
         return str(place)
+
+    def _unmake(self, inode: int) -> None:
+        if inode in self._paths:
+            self._paths[inode].unlink(missing_ok=True)
 
     def _gone(self, path: Path) -> None:
         for inode in [inode for inode, where in self._paths.items() if where == path]:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -96,6 +96,18 @@ def _is_new(folder: Path, finished: bool) -> None:
         assert store.verify() == 6
 
 
+def _commit_first(folder: Path) -> None:
+    with DiskStore(folder) as store:
+        store.commit(0, rows(0))
+
+
+def _none_or_one(folder: Path, finished: bool) -> None:
+    with DiskStore(folder) as store:
+        assert store.generation in ((1,) if finished else (0, 1))
+        assert store.digest() == digests()[store.generation]
+        assert store.verify() == 6 * store.generation
+
+
 def _commit(folder: Path) -> None:
     with DiskStore(folder) as store:
         store.commit(ROUNDS, rows(ROUNDS))
@@ -163,6 +175,8 @@ def _three_saved(folder: Path) -> None:
 
 def _three_or_four(folder: Path, finished: bool) -> None:
     _loads(folder, (4,) if finished else (3, 4))
+    standing = [path for path in folder.iterdir() if path.suffix != io.ASIDE]
+    assert all(len(list(path.iterdir())) == 3 for path in standing), "part of a generation stands where a whole one did"
     for _ in range(3):
         save(folder, 5)
     _loads(folder, (5,))
@@ -179,6 +193,7 @@ def _loads(folder: Path, numbers: tuple[int, ...]) -> None:
 
 CASES = (
     Case("a store is made", _nothing, _create, _is_new),
+    Case("the first round is committed", _create, _commit_first, _none_or_one),
     Case("a round is committed", history, _commit, _old_or_new),
     Case("a round is committed and the log folded", history, _retain_and_commit, _old_or_new),
     Case("a store is rolled back", history, _roll_back, _rolled_or_rolling),
@@ -243,10 +258,11 @@ def trials(bench: Bench, cuts: int) -> Iterator[Callable[[], None]]:
     """Every call failing in every way, and ``cuts`` power cuts before each and after the last."""
     for at in range(len(bench.calls)):
         for fault in FAULTS:
-            yield lambda at=at, fault=fault: bench.fail(at, fault)
-    for at in [*range(len(bench.calls)), None]:
+            yield partial(bench.fail, at, fault)
         for seed in range(cuts):
-            yield lambda at=at, seed=seed: bench.cut(at, seed)
+            yield partial(bench.cut, at, seed)
+    for seed in range(5 + cuts):
+        yield partial(bench.cut, None, seed)
 
 
 def run(case: Case, place: Path, cuts: int) -> int:

@@ -74,6 +74,11 @@ class krum:
         whole("krum", "byzantine", self.byzantine, least=0)
         whole("krum", "keep", self.keep)
 
+    @property
+    def least(self) -> int:
+        """Updates that it needs; a round that lost so many that fewer are left is below the quorum."""
+        return max(self.byzantine + 3, self.keep)
+
     def init(self, dim: int, population: int) -> State:
         return {}
 
@@ -81,11 +86,10 @@ class krum:
         ordered = in_client_order(updates)
         n = len(ordered)
         nearest = n - self.byzantine - 2
-        if nearest < 1 or self.keep > n:
+        if n < self.least:
             raise HansaError(
-                f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least "
-                f"{max(self.byzantine + 3, self.keep)} updates, this round has {n}: sample more clients or expect "
-                "fewer bad ones."
+                f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least {self.least} updates, this round "
+                f"has {n}: sample more clients or expect fewer bad ones."
             )
         products = gram([update.vector for update in ordered])
         squared = products.diagonal()
@@ -108,6 +112,11 @@ class clipped:
 
     def __post_init__(self) -> None:
         positive("clipped", "norm", self.norm)
+
+    @property
+    def least(self) -> int:
+        """Updates that the wrapped aggregator needs."""
+        return int(getattr(self.inner, "least", 1))
 
     def init(self, dim: int, population: int) -> State:
         return self.inner.init(dim, population)

@@ -3,6 +3,12 @@ everything saved (143 by SIGTERM)."""
 
 from __future__ import annotations
 
+import warnings
+
+with warnings.catch_warnings():  # typer names things that newer clicks deprecate: not our users' concern
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer as _typer  # noqa: F401
+
 __all__ = ["main"]
 
 

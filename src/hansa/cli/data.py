@@ -24,22 +24,27 @@ PLAIN = " .:+*#"
 
 @app.command("list")
 @guarded
-def list_sets(folder: Folder = None) -> None:
+def list_sets(
+    folder: Folder = None,
+    long: Annotated[bool, typer.Option("--long", "-l", help="With licences and addresses.")] = False,
+) -> None:
     """All data sets, and which are here."""
     from hansa import data
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("name", "here", "input", "classes", "what it is", "licence"):
+    more = ("licence", "home") if long else ()
+    for heading in ("name", "here", "input", "classes", "what it is", *more):
         table.add_column(heading, no_wrap=heading in ("name", "here", "input"))
     for name, entry in data.SOURCES.items():
         here = "[green]yes[/]" if data.present(name, folder) else "no"
         shape = " x ".join(map(str, entry.shape))
-        table.add_row(f"[bold]{name}[/]", here, shape, str(entry.classes), escape(entry.title), escape(entry.licence))
+        told = (entry.title, *((entry.licence, entry.home) if long else ()))
+        table.add_row(f"[bold]{name}[/]", here, shape, str(entry.classes), *map(escape, told))
     for name in data.names():
         if name in data.SOURCES:
             continue
         first = (getattr(data, name.replace("-", "_")).__doc__ or "").split("\n")[0]
-        table.add_row(f"[bold]{name}[/]", "[green]made[/]", "", "", escape(first), "")
+        table.add_row(f"[bold]{name}[/]", "[green]made[/]", "", "", escape(first))
     out().print(table)
     out().print(f"\ndata folder: {data.data_folder(folder)}", markup=False, soft_wrap=True, style="dim")
 

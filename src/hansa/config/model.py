@@ -154,6 +154,8 @@ class EvaluateSection(Section):
     """Rounds between evaluations; 0 evaluates after the last round only."""
     train: bool = False
     """Also measure the global training loss, over all clients' data."""
+    compression: bool = False
+    """Also measure how much compression loses: q, and the dissimilarity gamma."""
     target: float | None = None
     """A test accuracy; the summary says after how many rounds it was reached."""
 
@@ -199,6 +201,10 @@ class Config(Section):
     """How the model travels to the clients, in place of the preset's way."""
     aggregate: Annotated[Any, slots.AGGREGATE] = None
     """What the server makes of the updates, in place of the preset's way."""
+    max_norm: Annotated[float, Field(gt=0)] = 1e12
+    """Longer updates are refused."""
+    faults: Annotated[Any, slots.FAULTS] = None
+    """Chances that clients vanish or misbehave: {before: 0.1, nan: 0.01}."""
     links: Annotated[Any, slots.LINKS] = None
     """Speeds of the network, for simulated time."""
     evaluate: EvaluateSection = EvaluateSection()

@@ -22,6 +22,7 @@ from hansa.config.text import Keys
 from hansa.data.partitions import dirichlet, iid, natural, quantity_skew, shards
 from hansa.data.split import saved
 from hansa.errors import HansaError, near
+from hansa.faults import faults
 
 Table = Mapping[str, Callable[..., Any]]
 
@@ -146,8 +147,11 @@ RATE = Slot(
     plain=(int, float),
 )
 WORK = Slot(
-    "kind of local work", _table(local.fixed, local.epochs, local.random_steps, local.hybrid_plus), plain=(int, list)
+    "kind of local work",
+    _table(local.fixed, local.epochs, local.random_steps, local.hybrid_plus, local.drawn, local.deadline),
+    plain=(int, list),
 )
+DRAWN = Slot("distribution", _table(local.between, local.one_of, local.lognormal), plain=(int, float, list))
 SAMPLER = Slot(
     "sampler",
     _table(sample.uniform, sample.weighted, sample.explore, sample.availability, sample.replay, sample.per_cluster),
@@ -182,9 +186,13 @@ SERVER = Slot(
     plain=(list,),
 )
 LINKS = Slot("link model", {"custom": comm.LinkModel, "afga": comm.afga}, default="custom")
+FAULTS = Slot("fault plan", _table(faults), default="faults")
 _VALUES = Slot("form of values", COMPRESSOR.table, plain=(str,))
 
 NESTED: Mapping[str, Slot] = {
+    "epochs": DRAWN,
+    "batch": DRAWN,
+    "speed": DRAWN,
     "compressor": COMPRESSOR,
     "inner": AGGREGATE,
     "lr": RATE,
@@ -208,7 +216,7 @@ WORDS: Mapping[str, Slot] = {
 
 SLOTS = (
     PARTITION, RATE, WORK, SAMPLER, COMPRESSOR, UPLINK, DOWNLINK, AGGREGATE, TOPOLOGY, CLUSTERS, ACTIVE, REPORTERS,
-    SERVER, LINKS, _VALUES,
+    SERVER, DRAWN, LINKS, FAULTS, _VALUES,
 )  # fmt: skip
 
 

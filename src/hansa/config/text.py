@@ -127,6 +127,7 @@ def parse(text: str, source: str = "config") -> Document:
         node = loader.get_single_node()
         if node is None:
             return Document({}, source)
+        _refuse_loops(node, source)
         _refuse_twins(node, source, text)
         data = loader.construct_document(node)
     except yaml.YAMLError as error:
@@ -210,6 +211,25 @@ def _walk(node: yaml.Node) -> Iterator[tuple[Keys, int, yaml.Node]]:
             for key, line, value in _children(inside):
                 yield (*above, key), line, value
                 waiting.append(((*above, key), value))
+
+
+def _refuse_loops(node: yaml.Node, source: str) -> None:
+    """An alias of something that it stands inside."""
+    open_nodes: set[int] = set()
+    done: set[int] = set()
+
+    def visit(at: yaml.Node) -> None:
+        if id(at) in open_nodes:
+            line = at.start_mark.line + 1
+            raise ConfigError([Problem(f"{source}:{line}", (), "an alias that contains itself.", line)])
+        if id(at) not in done:
+            open_nodes.add(id(at))
+            for _, _, value in _children(at):
+                visit(value)
+            open_nodes.discard(id(at))
+            done.add(id(at))
+
+    visit(node)
 
 
 def _refuse_twins(node: yaml.Node, source: str, text: str) -> None:

@@ -140,7 +140,7 @@ def _transfer(url: str, remote: Remote, part: Path, progress: Progress | None, t
                 raise _Broken(f"a part that was not asked for ({answer.headers.get('Content-Range')})")
             _remember(part, answer.headers)
             done = have if resumed else 0
-            with open(part, "ab") as file:
+            with open(part, "ab" if resumed else "wb") as file:
                 while block := answer.read(_BLOCK):
                     done += len(block)
                     if done > remote.size:

@@ -156,14 +156,17 @@ class Processes:
                 worker.popen.wait(timeout=5)
             return Gone(worker, _cause(worker.popen.returncode))
         if not worker.ready:
+            if message:
+                return Gone(worker, message.decode(), unable=True)
             worker.charges -= 1
-            return Gone(worker, message.decode(), unable=True) if message else Ready(worker)
+            return Ready(worker)
         number, *letter = MESSAGE.unpack(message)
         return Answered(worker, unpack(Letter(*letter), [worker.slots[number]], copy=True))
 
     def close(self) -> None:
         """End all workers and free what they share."""
         self._close()
+        self._charge = None
 
     def __enter__(self) -> Processes:
         return self

@@ -27,8 +27,8 @@ class Memory:
     """A nameless file, mapped, that grows. Maps made before it grew stay valid.
 
     >>> memory = Memory()
-    >>> memory.write(64, b"Lübeck".ljust(8))
-    >>> bytes(Memory(memory.handle()).mapped(72)[64:71]).decode()
+    >>> memory.write(64, "Lübeck".encode())
+    >>> Memory(memory.handle()).mapped(71)[64:71].decode()
     'Lübeck'
     """
 

@@ -46,6 +46,7 @@ class _Cohort:
         buffers = order.got.get(BUFFERS)
         self.start = order.got[MODEL] if buffers is None else torch.cat([order.got[MODEL], buffers])
         self.mixer = Mixer(mixing.topology, len(self.clients))
+        self.mixer.lose(*(self.position[client] for client in order.absent))
         self.rows = self._rows()
         self.public = self.start.repeat(len(self.clients), 1) if mixing.compressor is not None else None
         self.descents: dict[int, Descent] = {}
@@ -80,7 +81,9 @@ class _Cohort:
             kept = [self.order.memory.get(client, {}).get("local/row") for client in self.clients]
             return DenseRows(torch.stack([self.start if row is None else row for row in kept]))
         active = [len(self._active(step, self.clients)) for step in range(steps)]
-        if self.mixing.compressor is None and lazy_pays(n, active, steps // self.mixing.every):
+        if self.mixing.compressor is None and lazy_pays(
+            n, active, self.mixing.every, self.mixer.links, self.start.numel()
+        ):
             return LazyRows(self.start, n, sum(active))
         return DenseRows(self.start.repeat(n, 1))
 
@@ -129,7 +132,7 @@ class _Cohort:
             return
         size = self._size()
         reporters = self.order.reporters
-        others = len(self.clients) - len(reporters)
+        others = len(self.mixer.positions) - len(reporters)
         for place, client in enumerate(reporters):
             share = others // len(reporters) + (place < others % len(reporters))
             if share:

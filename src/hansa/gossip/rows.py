@@ -7,6 +7,7 @@ the changes made so far: rows of idle clients need never exist, and the cost doe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,14 @@ from scipy import sparse
 from hansa.gossip.topology import Topology, complete, over_survivors
 from hansa.types import Vector
 
+FULL = 0.05  # of the entries: beyond it a sparse matrix costs more than an array
+
+
+@lru_cache(maxsize=64)
+def _weights(topology: Topology, n: int) -> Any:
+    """The mixing matrix of a topology, made once: a random graph over many clients takes a while."""
+    return topology.sparse(n)
+
 
 class Mixer:
     """The mixing matrix of a cohort, rebuilt doubly stochastic over the survivors when a client is lost."""
@@ -24,9 +33,11 @@ class Mixer:
         self.topology, self.alive = topology, [True] * n
         self._build()
 
-    def lose(self, position: int) -> None:
-        self.alive[position] = False
-        self._build()
+    def lose(self, *positions: int) -> None:
+        for position in positions:
+            self.alive[position] = False
+        if positions:
+            self._build()
 
     def _build(self) -> None:
         self.positions = [i for i, alive in enumerate(self.alive) if alive]
@@ -34,15 +45,20 @@ class Mixer:
         self.uniform = isinstance(self.topology, complete)
         if self.uniform or n < 2:
             # W = 11'/n is kept as that fact: as a matrix it would be the one dense one among sparse ones
-            self.weights = None
+            self.weights: Any = None
             self.degrees = np.full(n, n - 1, dtype=np.int64)
             return
         whole = n == len(self.alive)
-        self.weights = self.topology.sparse(n) if whole else over_survivors(self.topology, self.alive)
+        self.weights = _weights(self.topology, n) if whole else over_survivors(self.topology, self.alive)
         off = self.weights.copy()
         off.setdiag(0)
         off.eliminate_zeros()
         self.degrees = np.bincount(off.indices, minlength=n)
+
+    @property
+    def links(self) -> int:
+        """Entries of W that are not zero."""
+        return len(self.positions) if self.weights is None else int(self.weights.nnz)
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """W over the survivors as a tensor."""
@@ -99,20 +115,23 @@ class DenseRows:
 
 
 class LazyRows:
-    """X = 1 start' + C U: the changes U made so far, and the coefficients C that gossip carries, C <- W C."""
+    """X = 1 start' + C U: the changes U made so far, and the coefficients C that gossip carries, C <- W C.
+
+    C begins sparse, for on a ring a change travels one client a step; where it fills up it goes on as an array.
+    """
 
     def __init__(self, start: Vector, n: int, changes: int) -> None:
         self.start, self.n = start, n
         self.changes = start.new_empty(changes, start.numel())
         self.count = 0
-        self.coefficients: sparse.csr_array = sparse.csr_array((n, 0), dtype=np.float64)
+        self.coefficients: Any = sparse.csr_array((n, 0), dtype=np.float64)
         self._new: list[int] = []
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
         self._settle()
         if not self.count:
             return self.start.repeat(len(positions), 1)
-        chosen = self.coefficients[list(positions)].toarray()
+        chosen = _array(self.coefficients[list(positions)])
         needed = np.flatnonzero(chosen.any(axis=0))
         weights = torch.from_numpy(chosen[:, needed]).to(self.changes)
         used = self.changes[: self.count] if len(needed) == self.count else self.changes[torch.from_numpy(needed)]
@@ -129,45 +148,60 @@ class LazyRows:
         self._settle()
         if mixer.weights is None:
             self.average(mixer)
-        elif len(mixer.positions) == self.n:
-            self.coefficients = sparse.csr_array(mixer.weights @ self.coefficients)
-        else:
-            self._over_survivors(mixer, mixer.weights @ self.coefficients[mixer.positions])
+            return
+        whole = len(mixer.positions) == self.n
+        mixed = mixer.weights @ (self.coefficients if whole else self.coefficients[mixer.positions])
+        self._keep(mixed if whole else self._placed(mixer, mixed))
 
     def average(self, mixer: Mixer) -> None:
         self._settle()
         common = self.coefficients[mixer.positions].sum(axis=0) / len(mixer.positions)
-        self._over_survivors(mixer, np.tile(common, (len(mixer.positions), 1)))
+        self._keep(self._placed(mixer, np.tile(common, (len(mixer.positions), 1))))
 
-    def _over_survivors(self, mixer: Mixer, mixed: Any) -> None:
-        place = sparse.csr_array(
-            (np.ones(len(mixer.positions)), (mixer.positions, np.arange(len(mixer.positions)))),
-            shape=(self.n, len(mixer.positions)),
-        )
-        self.coefficients = sparse.csr_array(place @ sparse.csr_array(mixed))
+    def _keep(self, mixed: Any) -> None:
+        full = isinstance(mixed, np.ndarray) or mixed.nnz > FULL * mixed.shape[0] * mixed.shape[1]
+        self.coefficients = _array(mixed) if full else sparse.csr_array(mixed)
+
+    def _placed(self, mixer: Mixer, mixed: Any) -> Any:
+        """The survivors' coefficients in their places; those of lost clients are given up."""
+        if len(mixer.positions) == self.n:
+            return mixed
+        placed = np.zeros((self.n, mixed.shape[1]))
+        placed[mixer.positions] = _array(mixed)
+        return placed
 
     def _settle(self) -> None:
         """A column for each change made since the last look, all of it still at the client that made it."""
-        if self._new:
-            columns = sparse.csr_array(
-                (np.ones(len(self._new)), (self._new, np.arange(len(self._new)))), shape=(self.n, len(self._new))
-            )
+        if not self._new:
+            return
+        added = len(self._new)
+        columns = sparse.csr_array((np.ones(added), (self._new, np.arange(added))), shape=(self.n, added))
+        if isinstance(self.coefficients, np.ndarray):
+            self.coefficients = np.hstack([self.coefficients, columns.toarray()])
+        else:
             self.coefficients = sparse.csr_array(sparse.hstack([self.coefficients, columns]))
-            self._new = []
+        self._new = []
 
 
-def lazy_pays(n: int, active: Sequence[int], mixes: int) -> bool:
+def _array(matrix: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.toarray())
+
+
+def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int) -> bool:
     """The cost rule, in passes over one row, a product of matrices costing a sixteenth of a pass an entry.
 
     Dense rows: each mixing reads and writes all n rows. Lazy rows: each step combines all changes so far for those who
-    compute.
+    compute, and each mixing carries the coefficients of all changes over the ``links`` of W.
 
-    >>> lazy_pays(100, [5] * 24, 24), lazy_pays(8, [8] * 48, 48)
+    >>> lazy_pays(100, [5] * 24, 1, 300, 30_000), lazy_pays(8, [8] * 48, 1, 24, 30_000)
     (True, False)
     """
-    dense = mixes * (3 * n + n * n / 16)
-    lazy, changes = 0.0, 0
-    for count in active:
+    dense = lazy = 0.0
+    changes = 0
+    for step, count in enumerate(active):
         lazy += changes * (1 + count / 16)
         changes += count
+        if (step + 1) % every == 0:
+            dense += 3 * n + n * n / 16
+            lazy += links * changes / dim
     return lazy < dense

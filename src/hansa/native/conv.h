@@ -1,7 +1,7 @@
 /* Convolution of stride one over padded NHWC images, one image at a time.
  *
  * A tile holds P neighbouring output positions of V output vectors in registers and walks the window once:
- * every input is broadcast against V weight vectors. ReLU and the 2x2 pool work on two fresh rows in the first cache. */
+ * every input is broadcast against V weight vectors. ReLU and pool work on two fresh rows in the first cache. */
 #ifndef HANSA_CONV_H
 #define HANSA_CONV_H
 
@@ -15,8 +15,17 @@ typedef struct {
     ptrdiff_t rows, row, runs, run_step, length;
 } window_t;
 
-INLINE void conv_tile(const int P, const int V, const float *x, ptrdiff_t position, window_t window, const float *weight,
-                      const float *bias, float *out, ptrdiff_t out_step) {
+/* A layer's filters over inputs `position` floats apart: weights as pack_forward leaves them, `out_step` filters. */
+typedef struct {
+    window_t window;
+    ptrdiff_t position, out_step;
+    const float *weight, *bias;
+} filters_t;
+
+INLINE void conv_tile(const int P, const int V, const filters_t *filters, ptrdiff_t first, const float *x, float *out) {
+    const window_t window = filters->window;
+    const ptrdiff_t position = filters->position, out_step = filters->out_step;
+    const float *weight = filters->weight + first * window.rows * window.runs * window.length;
     vf sum[14 * 2];
     ptrdiff_t odd[7]; /* odd multiples of the step between positions, in bytes; x86 addressing doubles them */
     UNROLL for (int i = 0; i < P / 2; i++) {
@@ -24,7 +33,7 @@ INLINE void conv_tile(const int P, const int V, const float *x, ptrdiff_t positi
         OPAQUE(odd[i]);
     }
     UNROLL for (int v = 0; v < V; v++) {
-        vf b = load(bias + v * VL);
+        vf b = load(filters->bias + first + v * VL);
         UNROLL for (int p = 0; p < P; p++) sum[p * V + v] = b;
     }
     for (ptrdiff_t row = 0; row < window.rows; row++) {
@@ -43,16 +52,15 @@ INLINE void conv_tile(const int P, const int V, const float *x, ptrdiff_t positi
         }
     }
     UNROLL for (int p = 0; p < P; p++) {
-        UNROLL for (int v = 0; v < V; v++) store(out + p * out_step + v * VL, sum[p * V + v]);
+        UNROLL for (int v = 0; v < V; v++) store(out + p * out_step + first + v * VL, sum[p * V + v]);
     }
 }
 
-typedef void (*conv_tile_t)(const float *, ptrdiff_t, window_t, const float *, const float *, float *, ptrdiff_t);
+typedef void (*conv_tile_t)(const filters_t *, ptrdiff_t first, const float *x, float *out);
 
 #define CONV_TILE(P, V)                                                                                             \
-    static void conv_tile_##P##_##V(const float *x, ptrdiff_t position, window_t window, const float *weight,      \
-                                    const float *bias, float *out, ptrdiff_t out_step) {                           \
-        conv_tile(P, V, x, position, window, weight, bias, out, out_step);                                         \
+    static void conv_tile_##P##_##V(const filters_t *filters, ptrdiff_t first, const float *x, float *out) {       \
+        conv_tile(P, V, filters, first, x, out);                                                                   \
     }
 #define CONV_TILES(P) CONV_TILE(P, 1) CONV_TILE(P, 2)
 CONV_TILES(1) CONV_TILES(2) CONV_TILES(3) CONV_TILES(4) CONV_TILES(5) CONV_TILES(6)
@@ -67,18 +75,14 @@ static const conv_tile_t conv_tiles[][2] = {
 #endif
 };
 
-/* One row of `count` output positions, all output vectors. `weight` is packed by pack_forward. */
-static void conv_row(const float *x, ptrdiff_t position, window_t window, const float *weight, const float *bias,
-                     float *out, ptrdiff_t out_step, ptrdiff_t count) {
-    ptrdiff_t taps = window.rows * window.runs * window.length;
+/* One row of `count` output positions, all output vectors. */
+static void conv_row(const filters_t *filters, const float *x, float *out, ptrdiff_t count) {
     ptrdiff_t tiles = (count + TILE_POSITIONS - 1) / TILE_POSITIONS;
-    for (ptrdiff_t o = 0; o < out_step; o += 2 * VL) {
-        int pair = out_step - o >= 2 * VL;
-        for (ptrdiff_t t = 0, p = 0; t < tiles; t++) {
-            ptrdiff_t width = (count - p + tiles - t - 1) / (tiles - t);
-            conv_tiles[width - 1][pair](x + p * position, position, window, weight + o * taps, bias + o,
-                                        out + p * out_step + o, out_step);
-            p += width;
+    for (ptrdiff_t o = 0; o < filters->out_step; o += 2 * VL) {
+        int pair = filters->out_step - o >= 2 * VL;
+        for (ptrdiff_t t = 0, p = 0, width; t < tiles; t++, p += width) {
+            width = (count - p + tiles - t - 1) / (tiles - t);
+            conv_tiles[width - 1][pair](filters, o, x + p * filters->position, out + p * filters->out_step);
         }
     }
 }
@@ -91,8 +95,8 @@ static void pack_forward(const float *weight, ptrdiff_t out, ptrdiff_t taps, flo
         ptrdiff_t width = at_most(2 * VL, padded - o), present = at_most(width, out - o);
         float *block = packed + o * taps;
         transpose(weight + o * taps, taps, block, width, present, taps);
-        if (present < width)
-            for (ptrdiff_t t = 0; t < taps; t++) memset(block + t * width + present, 0, sizeof(float) * (width - present));
+        for (ptrdiff_t t = 0; present < width && t < taps; t++)
+            memset(block + t * width + present, 0, sizeof(float) * (width - present));
     }
 }
 

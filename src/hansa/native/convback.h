@@ -8,33 +8,13 @@
 
 #include "conv.h"
 
-/* Gradient values of one image, the zeros left out: for filter o, entries start[o] .. start[o + 1]. */
+/* Gradient values of one image, the zeros left out, in groups: group i is start[i] .. start[i + 1]. A group is a
+ * filter, and `place` the offset of the window in the padded image; or a pooled position's one of four, and `place` the
+ * filter. */
 typedef struct {
     float *value;
-    int32_t *place; /* by filter: offset of the window in the padded image; by position: the filter */
-    int32_t *start;
+    int32_t *place, *start;
 } sparse_t;
-
-/* Appends the entries of `value` that are not zero, with their places. Writes up to VL beyond the new end. */
-INLINE ptrdiff_t append(float *values, int32_t *places, ptrdiff_t end, vf value, vi place) {
-#if VL == 16
-    __mmask16 keep = _mm512_cmp_ps_mask(value, zero(), _CMP_NEQ_UQ);
-    store(values + end, _mm512_maskz_compress_ps(keep, value));
-    store_int(places + end, _mm512_maskz_compress_epi32(keep, place));
-    return end + __builtin_popcount(keep);
-#else
-    float v[VL];
-    int32_t p[VL];
-    store(v, value);
-    store_int(p, place);
-    for (int i = 0; i < VL; i++) {
-        values[end] = v[i];
-        places[end] = p[i];
-        end += v[i] != 0;
-    }
-    return end;
-#endif
-}
 
 /* From [positions][channels] to lists by filter. `turned` and `turned_which` are scratch of [channels][stride]. */
 static void list_by_filter(const float *g, const int32_t *which, ptrdiff_t positions, ptrdiff_t channels,
@@ -44,21 +24,11 @@ static void list_by_filter(const float *g, const int32_t *which, ptrdiff_t posit
     transpose(g, channels, turned, stride, positions, channels);
     transpose((const float *)which, channels, (float *)turned_which, stride, positions, channels);
     const vi right_step = splat_int((int32_t)right), down_step = splat_int((int32_t)down);
-    const vi one = splat_int(1), two = splat_int(2);
     for (ptrdiff_t o = 0; o < filters; o++) {
         list.start[o] = (int32_t)end;
         for (ptrdiff_t p = 0; p < positions; p += VL) {
             vi q = load_int(turned_which + o * stride + p), place = load_int(base + p);
-#if VL == 16
-            place = _mm512_mask_add_epi32(place, _mm512_test_epi32_mask(q, one), place, right_step);
-            place = _mm512_mask_add_epi32(place, _mm512_test_epi32_mask(q, two), place, down_step);
-#elif VL == 8
-            place = _mm256_add_epi32(place, _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_and_si256(q, one), one), right_step));
-            place = _mm256_add_epi32(place, _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_and_si256(q, two), two), down_step));
-#else
-            place += (vi)((q & one) == one) & right_step;
-            place += (vi)((q & two) == two) & down_step;
-#endif
+            place = add_int(place, add_int(where_bit(q, 1, right_step), where_bit(q, 2, down_step)));
             end = append(list.value, list.place, end, load_part(turned + o * stride + p, positions - p), place);
         }
     }
@@ -77,14 +47,7 @@ static void list_by_position(const float *g, const int32_t *which, ptrdiff_t pos
             list.start[4 * p + q] = (int32_t)end;
             for (ptrdiff_t o = 0; o < channels; o += VL) {
                 vf value = where_equal(load_int(which + p * channels + o), splat_int(q), load(g + p * channels + o));
-#if VL == 16
-                vi filter = _mm512_add_epi32(lanes, splat_int((int32_t)o));
-#elif VL == 8
-                vi filter = _mm256_add_epi32(lanes, splat_int((int32_t)o));
-#else
-                vi filter = lanes + splat_int((int32_t)o);
-#endif
-                end = append(list.value, list.place, end, value, filter);
+                end = append(list.value, list.place, end, value, add_int(lanes, splat_int((int32_t)o)));
             }
         }
     }
@@ -123,7 +86,8 @@ INLINE void sparse_filter(const int K, const int R, const int CV, const float *x
 
 /* dW[filter][K][K][channels] += for one image. Wide registers hold all rows of a kernel, others a part of them. */
 #define SPARSE_ROWS(K, R, CV, from, c)                                                                              \
-    sparse_filter(K, R, CV, x + (from) * row + (c), row, channels, value, place, count, to + (from) * K * channels + (c))
+    sparse_filter(K, R, CV, x + (from) * row + (c), row, channels, value, place, count,                            \
+                  to + (from) * K * channels + (c))
 #define SPARSE_FILTERS(K, BODY)                                                                                     \
     static void sparse_filters_##K(const float *x, ptrdiff_t row, ptrdiff_t channels, sparse_t list,               \
                                    ptrdiff_t filters, float *dw) {                                                 \
@@ -191,7 +155,7 @@ INLINE ptrdiff_t input_pass(ptrdiff_t kernel, ptrdiff_t from) {
     return kernel == 3 ? at_most(2, kernel - from) : 1;
 }
 
-/* Weights [filter][K][K][in] into the slabs that sparse_input reads, one after another: [vector][pass][filter][R][K][VL]. */
+/* Weights [filter][K][K][in] into the slabs that sparse_input reads: [vector][pass][filter][R][K][VL]. */
 static void pack_sparse(const float *weight, ptrdiff_t filters, ptrdiff_t K, ptrdiff_t in, float *slab) {
     for (ptrdiff_t c = 0; c < in; c += VL)
         for (ptrdiff_t from = 0, R; from < K; from += R) {
@@ -221,7 +185,7 @@ static void sparse_inputs(ptrdiff_t K, const float *slab, sparse_t list, ptrdiff
         }
 }
 
-/* dW of a dense gradient: R contiguous window values times V output vectors over all positions; dw is [taps][out_step]. */
+/* dW of a dense gradient: R contiguous window values times V output vectors over all positions. */
 INLINE void dense_tile(const int R, const int V, const float *x, ptrdiff_t row, ptrdiff_t column, const float *g,
                        ptrdiff_t g_row, ptrdiff_t out_step, ptrdiff_t height, ptrdiff_t width, float *dw) {
     vf sum[14 * 2];
@@ -258,6 +222,7 @@ static void dense_tiles(ptrdiff_t R, int pair, const float *x, ptrdiff_t row, pt
     }
 }
 
+/* dW[taps][out_step] += for one image. */
 static void dense_filters(const float *x, ptrdiff_t column, window_t window, const float *g, ptrdiff_t g_row,
                           ptrdiff_t out_step, ptrdiff_t height, ptrdiff_t width, float *dw) {
     ptrdiff_t tiles = (window.length + TILE_POSITIONS - 1) / TILE_POSITIONS;
@@ -275,7 +240,8 @@ static void dense_filters(const float *x, ptrdiff_t column, window_t window, con
 }
 
 /* Weights [filter][K][K][in] of the transposed convolution, as pack_forward wants them: [in][K][K][filter], turned. */
-static void pack_dense(const float *weight, ptrdiff_t filters, ptrdiff_t K, ptrdiff_t in, float *scratch, float *packed) {
+static void pack_dense(const float *weight, ptrdiff_t filters, ptrdiff_t K, ptrdiff_t in, float *scratch,
+                       float *packed) {
     for (ptrdiff_t o = 0; o < filters; o++)
         for (ptrdiff_t t = 0; t < K * K; t++)
             for (ptrdiff_t c = 0; c < in; c++)

@@ -31,7 +31,8 @@ INLINE void few_tile(const int C, const int N, const float *x, ptrdiff_t row, pt
     vf upper[14], lower[14];
     UNROLL for (int n = 0; n < N; n++) upper[n] = lower[n] = load(bias);
     few_row(C, N, 1, 0, x, K * C, weight, tap, upper, lower);
-    for (ptrdiff_t u = 1; u < K; u++) few_row(C, N, 1, 1, x + u * row, K * C, weight + u * K * C * tap, tap, upper, lower);
+    for (ptrdiff_t u = 1; u < K; u++)
+        few_row(C, N, 1, 1, x + u * row, K * C, weight + u * K * C * tap, tap, upper, lower);
     few_row(C, N, 0, 1, x + K * row, K * C, weight + K * K * C * tap, tap, upper, lower);
     UNROLL for (int n = 0; n < N / 2; n++) {
         vf best = upper[2 * n];
@@ -44,18 +45,19 @@ INLINE void few_tile(const int C, const int N, const float *x, ptrdiff_t row, pt
     }
 }
 
-/* One row of `count` pooled positions, all output vectors; the weights are those of conv_row. */
-static void few_forward(ptrdiff_t K, ptrdiff_t C, const float *x, ptrdiff_t row, const float *weight, const float *bias,
-                        int relu, float *out, int32_t *which, ptrdiff_t out_step, ptrdiff_t count) {
+/* One row of `count` pooled positions, all output vectors. */
+static void few_forward(const filters_t *filters, ptrdiff_t C, const float *x, int relu, float *out, int32_t *which,
+                        ptrdiff_t count) {
+    ptrdiff_t K = filters->window.rows, row = filters->window.row, out_step = filters->out_step;
     ptrdiff_t tiles = (count + FEW_POOLED - 1) / FEW_POOLED;
     for (ptrdiff_t o = 0; o < out_step; o += VL) {
         ptrdiff_t pair = o - o % (2 * VL), tap = at_most(2 * VL, out_step - pair);
-        const float *w = weight + pair * K * K * C + (o - pair);
+        const float *w = filters->weight + pair * K * K * C + (o - pair);
         for (ptrdiff_t t = 0, p = 0, many; t < tiles; t++, p += many) {
             many = (count - p + tiles - t - 1) / (tiles - t);
 #define FEW_CASE(C, N)                                                                                              \
     case 100 * C + N:                                                                                              \
-        few_tile(C, N, x + 2 * p * C, row, K, w, tap, bias + o, relu, out + p * out_step + o,                      \
+        few_tile(C, N, x + 2 * p * C, row, K, w, tap, filters->bias + o, relu, out + p * out_step + o,             \
                  which + p * out_step + o, out_step);                                                              \
         break;
             switch (100 * C + 2 * many) {

@@ -37,7 +37,7 @@ static void step_span(const step_t *step, ptrdiff_t at, const float *gradient, p
     }
 }
 
-/* Forward: y[b][o] += x[b] . w[o] ----------------------------------------------------------------------------------- */
+/* Forward: y[b][o] += x[b] . w[o] ---------------------------------------------------------------------------------- */
 
 #define DOT_ROWS 4
 #define DOT_FILTERS (WIDE_REGISTERS ? 4 : 2)
@@ -61,8 +61,8 @@ INLINE void sum_tile(const vf *sum, float *totals) {
 }
 
 /* `rows` and `filters` may be fewer than the tile's: the last is then repeated and its sums are dropped. */
-INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, ptrdiff_t w_row, ptrdiff_t filters,
-                     ptrdiff_t length, float *y, ptrdiff_t y_row) {
+INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, ptrdiff_t w_row,
+                     ptrdiff_t filters, ptrdiff_t length, float *y, ptrdiff_t y_row) {
     const float *xs[DOT_ROWS], *ws[DOT_FILTERS];
     vf sum[DOT_ROWS * DOT_FILTERS];
     UNROLL for (int b = 0; b < DOT_ROWS; b++) xs[b] = x + at_most(b, rows - 1) * x_row;
@@ -89,7 +89,7 @@ INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const floa
         for (ptrdiff_t o = 0; o < at_most(DOT_FILTERS, filters); o++) y[b * y_row + o] += totals[b * DOT_FILTERS + o];
 }
 
-/* y = bias + x w'. Inputs are cut so that a block of them stays in the first cache while the weights stream past once. */
+/* y = bias + x w'. Inputs are cut so that a block of them stays in the first cache while the weights stream past. */
 static void linear_forward(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, const float *bias,
                            ptrdiff_t in, ptrdiff_t out, float *y, ptrdiff_t y_row) {
     for (ptrdiff_t b = 0; b < rows; b++) {
@@ -109,7 +109,7 @@ static void linear_forward(const float *x, ptrdiff_t x_row, ptrdiff_t rows, cons
     }
 }
 
-/* Backward: c[m][n] = sum over k of a(m, k) b[k][n] ------------------------------------------------------------------ */
+/* Backward: c[m][n] = sum over k of a(m, k) b[k][n] --------------------------------------------------------------- */
 
 #define OUTER_ROWS (WIDE_REGISTERS ? 6 : 4)
 #define OUTER_VECTORS (WIDE_REGISTERS ? 4 : 2)

@@ -21,8 +21,8 @@ typedef struct {
     int64_t kind, channels, height, width, out, kernel, padding, relu, pool, bias;
 } hansa_stage;
 
-/* Rows of examples: float32, or uint8 with `table`[channel][256] giving the value of each byte. `planar` says that a row
- * is stored C, H, W; otherwise it is H, W, C. */
+/* Rows of examples: float32, or uint8 with `table`[channel][256] giving the value of each byte. `planar` says that a
+ * row is stored C, H, W; otherwise it is H, W, C. */
 typedef struct {
     const void *values;
     const float *table;
@@ -67,7 +67,8 @@ typedef struct {
     void (*stack_free)(hansa_stack *);
     int64_t (*train)(hansa_stack *, float *y, const hansa_data *, const hansa_batches *, const hansa_update *,
                      float *losses);
-    int64_t (*gradient)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *g, float *loss);
+    int64_t (*gradient)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *g,
+                        float *loss);
     int64_t (*evaluate)(hansa_stack *, const float *y, const hansa_data *, int64_t from, int64_t to, hansa_score *);
     int64_t (*logits)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *out);
     void (*server32)(const hansa_rule *, int64_t n, const float *delta, const float *m, const float *v,

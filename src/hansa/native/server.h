@@ -25,7 +25,7 @@
 #undef ROOT
 
 /* Sums of squares run in 32 float64 lanes (entry i joins lane i mod 32), then the lanes pairwise: one order for all
- * instruction sets. For float32 the squares are exact and cannot overflow, so the sum is finite just if every entry is. */
+ * instruction sets. Squares of float32 are exact and cannot overflow: the sum is finite just if all entries are. */
 typedef double lanes_t __attribute__((vector_size(64)));
 typedef float floats_t __attribute__((vector_size(32)));
 

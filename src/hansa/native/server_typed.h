@@ -1,5 +1,8 @@
 /* Included by server.h once for float32 and once for float64: T, NAMED(name) and ROOT are set there. */
 
+/* a times the sign of b, which is 0 for 0 and NaN for NaN. */
+INLINE T NAMED(signed)(T a, T b) { return b > 0 ? a : b < 0 ? -a : a * b; }
+
 /* torch.maximum: NaN on either side is the result. */
 INLINE T NAMED(larger)(T a, T b) { return (a != a || a >= b) ? a : b; }
 
@@ -16,7 +19,7 @@ INLINE void NAMED(server_pass)(const int kind, const int inside, const hansa_rul
         } else {
             T square = d * d, old = v[i], second, under, root;
             if (kind == HANSA_ADAGRAD) second = old + square;
-            else if (kind == HANSA_YOGI) second = old - d2 * (old > square ? square : old < square ? -square : square * 0);
+            else if (kind == HANSA_YOGI) second = old - d2 * NAMED(signed)(square, old - square);
             else second = b2 * old + d2 * square;
             v_out[i] = under = second;
             if (kind == HANSA_AMSGRAD || kind == HANSA_AMS) {
@@ -57,7 +60,7 @@ static void NAMED(server)(const hansa_rule *rule, int64_t n, const T *delta, con
 #undef PASS
 }
 
-/* out = w_0 row_0, then out += w_i row_i in the order given, entry by entry. Cut so that out stays in the first cache. */
+/* out = w_0 row_0, then out += w_i row_i in the order given, entry by entry; cut so that out stays in cache. */
 static void NAMED(mean)(const T *const *rows, const double *weights, int64_t count, int64_t n, T *out) {
     for (int64_t i = 0, some; i < n; i += some) {
         some = at_most(2048, n - i);

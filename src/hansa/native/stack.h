@@ -7,7 +7,7 @@
 #include "server.h"
 #include "workspace.h"
 
-/* Batches ----------------------------------------------------------------------------------------------------------- */
+/* Batches ---------------------------------------------------------------------------------------------------------- */
 
 /* Copies one stored row to where the first stage wants it, in the order it wants: C, H, W for linear, else H, W, C. */
 static void copy_row(const hansa_data *data, const stage_t *s, int64_t row, float *to) {
@@ -65,7 +65,7 @@ static int64_t check(const hansa_stack *stack, const hansa_data *data, const han
     return HANSA_OK;
 }
 
-/* Forward, loss, backward ------------------------------------------------------------------------------------------- */
+/* Forward, loss, backward ------------------------------------------------------------------------------------------ */
 
 static void prepare(const hansa_stack *stack, const float *y, int backward) {
     for (ptrdiff_t i = 0; i < stack->stages; i++)
@@ -84,10 +84,12 @@ static void forward(const hansa_stack *stack, const float *y, ptrdiff_t size) {
     }
     for (; i < stack->stages; i++) {
         const stage_t *s = stack->stage + i;
-        linear_forward(s->in, s->in_step, size, y + s->weight, s->bias >= 0 ? y + s->bias : NULL, s->features, s->is.out,
-                       s->out, s->out_row);
-        if (s->is.relu)
-            for (ptrdiff_t b = 0; b < size; b++) relu_row(s->out + b * s->out_row, s->out + b * s->out_row, s->out_step, 1);
+        const float *bias = s->bias >= 0 ? y + s->bias : NULL;
+        linear_forward(s->in, s->in_step, size, y + s->weight, bias, s->features, s->is.out, s->out, s->out_row);
+        for (ptrdiff_t b = 0; s->is.relu && b < size; b++) {
+            float *row = s->out + b * s->out_row;
+            relu_row(row, row, s->out_step, 1);
+        }
     }
 }
 
@@ -176,7 +178,7 @@ static float backward(const hansa_stack *stack, const float *y, const hansa_data
     return (float)(loss / (double)size);
 }
 
-/* What Python calls --------------------------------------------------------------------------------------------------- */
+/* What Python calls ------------------------------------------------------------------------------------------------ */
 
 static int64_t train(hansa_stack *stack, float *y, const hansa_data *data, const hansa_batches *batches,
                      const hansa_update *update, float *losses) {

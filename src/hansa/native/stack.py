@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa import native
-from hansa.errors import HansaError, refuse
+from hansa.errors import HansaError, positive, refuse
 from hansa.native import abi
 from hansa.native.recognise import Stage, stages_of
 
@@ -87,11 +87,15 @@ class Stack:
         batches = _batches(index, sizes, "train")
         if a and anchor is None:
             raise refuse("Stack.train", "a", a, "an anchor with it", "Pass anchor=, the model that was received.")
+        if clip is not None:
+            positive("Stack.train", "clip", clip)
         if momentum and velocity is None:
             velocity = torch.zeros_like(y)
         for name, vector in (("anchor", anchor), ("s", s), ("velocity", velocity)):
             if vector is not None:
                 self._vector(name, vector)
+                if vector.data_ptr() == y.data_ptr():
+                    raise HansaError(f"Stack.train: {name} is y itself, which changes at every step. Pass a copy.")
         update = abi.Update(
             velocity.data_ptr() if momentum and velocity is not None else None,
             anchor.data_ptr() if a and anchor is not None else None,

@@ -20,7 +20,7 @@ typedef struct {
     ptrdiff_t conv_h, conv_w;     /* before the pool */
     ptrdiff_t out_h, out_w;       /* after it */
     ptrdiff_t border;             /* of the dense output gradient, so that its convolution is the input gradient */
-    window_t window;
+    filters_t forward, backward;
     float *in;                           /* [batch][padded_h][padded_w][in_step] or [batch][in_step] */
     float *out;                          /* the next stage's `in`, or logits, or what is to be flattened */
     ptrdiff_t out_image, out_row, out_0; /* steps of `out` between images and rows, and where its inside starts */
@@ -34,7 +34,7 @@ typedef struct {
 
 /* Buffers that stages share, each as large as the largest need. */
 typedef struct {
-    float *rows, *masked, *turned, *dense, *weights, *zeros;
+    float *rows, *masked, *turned, *dense, *weights;
     int32_t *turned_which;
     sparse_t list;
 } scratch_t;
@@ -44,13 +44,6 @@ INLINE ptrdiff_t taps(const stage_t *s) { return s->is.kernel * s->is.kernel * s
 INLINE ptrdiff_t image(const stage_t *s) { return s->padded_h * s->padded_w * s->in_step; }
 INLINE ptrdiff_t dense_w(const stage_t *s) { return s->conv_w + 2 * s->border; }
 INLINE ptrdiff_t dense_h(const stage_t *s) { return s->conv_h + 2 * s->border; }
-
-/* How the window of the transposed convolution lies in the dense output gradient. */
-INLINE window_t dense_window(const stage_t *s) {
-    ptrdiff_t K = s->is.kernel, row = dense_w(s) * s->out_step;
-    if (s->out_step == s->is.out) return (window_t){K, row, 1, 0, K * s->is.out};
-    return (window_t){K, row, K, s->out_step, s->is.out};
-}
 
 /* Weights change every step: put them in the order the kernels walk, and clear the gradient sums. */
 static void conv_prepare(const stage_t *s, const float *y, int backward, int first, const scratch_t *scratch) {
@@ -72,19 +65,16 @@ static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
     ptrdiff_t row = s->padded_w * s->in_step, line = s->out_w * s->out_step;
     for (ptrdiff_t y = 0; y < s->out_h; y++) {
         if (s->plan == FEW) {
-            few_forward(s->is.kernel, s->is.channels, x + 2 * y * row, row, s->forward_weight, s->padded_bias,
-                        s->is.relu != 0, out + y * s->out_row, s->which + (n * s->out_h + y) * line, s->out_step, s->out_w);
+            few_forward(&s->forward, s->is.channels, x + 2 * y * row, s->is.relu != 0, out + y * s->out_row,
+                        s->which + (n * s->out_h + y) * line, s->out_w);
         } else if (s->is.pool) {
             float *upper = scratch->rows, *lower = upper + 2 * line;
-            conv_row(x + 2 * y * row, s->in_step, s->window, s->forward_weight, s->padded_bias, upper, s->out_step,
-                     2 * s->out_w);
-            conv_row(x + (2 * y + 1) * row, s->in_step, s->window, s->forward_weight, s->padded_bias, lower, s->out_step,
-                     2 * s->out_w);
+            conv_row(&s->forward, x + 2 * y * row, upper, 2 * s->out_w);
+            conv_row(&s->forward, x + (2 * y + 1) * row, lower, 2 * s->out_w);
             pool_rows(upper, lower, s->out_step, s->out_w, s->is.relu != 0, out + y * s->out_row,
                       s->which + (n * s->out_h + y) * line);
         } else {
-            conv_row(x + y * row, s->in_step, s->window, s->forward_weight, s->padded_bias, scratch->rows, s->out_step,
-                     s->out_w);
+            conv_row(&s->forward, x + y * row, scratch->rows, s->out_w);
             relu_row(scratch->rows, out + y * s->out_row, line, s->is.relu != 0);
         }
     }
@@ -152,13 +142,12 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
     }
     ptrdiff_t dense_row = dense_w(s) * s->out_step;
     conv_spread(s, scratch->masked, which, scratch->dense);
-    dense_filters(x, s->in_step, s->window, scratch->dense + s->border * (dense_row + s->out_step), dense_row,
+    dense_filters(x, s->in_step, s->forward.window, scratch->dense + s->border * (dense_row + s->out_step), dense_row,
                   s->out_step, s->conv_h, s->conv_w, s->dw);
     if (first) return;
     for (ptrdiff_t y = 0; y < s->is.height; y++)
-        conv_row(scratch->dense + y * dense_row, s->out_step, dense_window(s), s->backward_weight, scratch->zeros,
-                 s->in_gradient + ((y + s->is.padding) * s->padded_w + s->is.padding) * s->in_step, s->in_step,
-                 s->is.width);
+        conv_row(&s->backward, scratch->dense + y * dense_row,
+                 s->in_gradient + ((y + s->is.padding) * s->padded_w + s->is.padding) * s->in_step, s->is.width);
 }
 
 /* The sums over the batch, in the order of the flat parameters. */

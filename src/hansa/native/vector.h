@@ -47,6 +47,10 @@ INLINE void store_part(float *p, vf v, ptrdiff_t n) {
 INLINE vi load_int(const int32_t *p) { return _mm512_loadu_si512(p); }
 INLINE void store_int(int32_t *p, vi v) { _mm512_storeu_si512(p, v); }
 INLINE vi splat_int(int32_t s) { return _mm512_set1_epi32(s); }
+INLINE vi add_int(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi where_bit(vi test, int32_t bit, vi v) {
+    return _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(test, splat_int(bit)), v);
+}
 INLINE vf where_equal(vi a, vi b, vf v) { return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(a, b), v); }
 INLINE vf where_positive(vf test, vf v) { /* v where test > 0 or test is NaN, else 0 */
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, zero(), _CMP_NLE_UQ), v);
@@ -55,13 +59,6 @@ INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) { /* torch's
     __mmask16 wins = _mm512_cmp_ps_mask(rival, *best, _CMP_GT_OQ) | _mm512_cmp_ps_mask(rival, rival, _CMP_UNORD_Q);
     *best = _mm512_mask_mov_ps(*best, wins, rival);
     *which = _mm512_mask_mov_epi32(*which, wins, splat_int(index));
-}
-INLINE float sum_lanes(vf v) {
-    float lanes[VL];
-    store(lanes, v);
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
 }
 
 #elif VL == 8 /* AVX2 with FMA -------------------------------------------------------------------------------------- */
@@ -85,19 +82,17 @@ INLINE void store_part(float *p, vf v, ptrdiff_t n) {
 INLINE vi load_int(const int32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE void store_int(int32_t *p, vi v) { _mm256_storeu_si256((__m256i *)p, v); }
 INLINE vi splat_int(int32_t s) { return _mm256_set1_epi32(s); }
+INLINE vi add_int(vi a, vi b) { return _mm256_add_epi32(a, b); }
+INLINE vi where_bit(vi test, int32_t bit, vi v) {
+    vi mask = splat_int(bit);
+    return _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_and_si256(test, mask), mask), v);
+}
 INLINE vf where_equal(vi a, vi b, vf v) { return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)), v); }
 INLINE vf where_positive(vf test, vf v) { return _mm256_and_ps(_mm256_cmp_ps(test, zero(), _CMP_NLE_UQ), v); }
 INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
     vf wins = _mm256_or_ps(_mm256_cmp_ps(rival, *best, _CMP_GT_OQ), _mm256_cmp_ps(rival, rival, _CMP_UNORD_Q));
     *best = _mm256_blendv_ps(*best, rival, wins);
     *which = _mm256_blendv_epi8(*which, splat_int(index), _mm256_castps_si256(wins));
-}
-INLINE float sum_lanes(vf v) {
-    float lanes[VL];
-    store(lanes, v);
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
 }
 
 #else /* any machine, by the compiler's own vectors ---------------------------------------------------------------- */
@@ -128,6 +123,8 @@ INLINE vi load_int(const int32_t *p) {
 }
 INLINE void store_int(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
 INLINE vi splat_int(int32_t s) { return (vi){s, s, s, s}; }
+INLINE vi add_int(vi a, vi b) { return a + b; }
+INLINE vi where_bit(vi test, int32_t bit, vi v) { return (vi)((test & splat_int(bit)) != splat_int(0)) & v; }
 INLINE vf where_equal(vi a, vi b, vf v) { return (vf)((vi)(a == b) & (vi)v); }
 INLINE vf where_positive(vf test, vf v) { return (vf)(~(vi)(test <= zero()) & (vi)v); }
 INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
@@ -135,8 +132,36 @@ INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
     *best = (vf)((wins & (vi)rival) | (~wins & (vi)*best));
     *which = (wins & splat_int(index)) | (~wins & *which);
 }
-INLINE float sum_lanes(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 #endif
+
+INLINE float sum_lanes(vf v) {
+    float lanes[VL];
+    store(lanes, v);
+    for (int half = VL / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+/* Appends the entries of `value` that are not zero, with their places. Writes up to VL beyond the new end. */
+INLINE ptrdiff_t append(float *values, int32_t *places, ptrdiff_t end, vf value, vi place) {
+#if VL == 16
+    __mmask16 keep = _mm512_cmp_ps_mask(value, zero(), _CMP_NEQ_UQ);
+    store(values + end, _mm512_maskz_compress_ps(keep, value));
+    store_int(places + end, _mm512_maskz_compress_epi32(keep, place));
+    return end + __builtin_popcount(keep);
+#else
+    float v[VL];
+    int32_t p[VL];
+    store(v, value);
+    store_int(p, place);
+    for (int i = 0; i < VL; i++) {
+        values[end] = v[i];
+        places[end] = p[i];
+        end += v[i] != 0;
+    }
+    return end;
+#endif
+}
 
 /* 32-bit matrix transpose: to[c][r] = from[r][c] ------------------------------------------------------------------- */
 

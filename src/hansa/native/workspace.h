@@ -62,8 +62,13 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     s->out_w = is->pool ? s->conv_w / 2 : s->conv_w;
     s->border = K - 1 - pad;
     ptrdiff_t row = s->padded_w * s->in_step;
-    s->window = s->in_step == is->channels ? (window_t){K, row, 1, 0, K * is->channels}
-                                           : (window_t){K, row, K, s->in_step, is->channels};
+    s->forward.window = s->in_step == is->channels ? (window_t){K, row, 1, 0, K * is->channels}
+                                                   : (window_t){K, row, K, s->in_step, is->channels};
+    row = dense_w(s) * s->out_step;
+    s->backward.window = s->out_step == is->out ? (window_t){K, row, 1, 0, K * is->out}
+                                                : (window_t){K, row, K, s->out_step, is->out};
+    s->forward.position = s->backward.out_step = s->in_step;
+    s->forward.out_step = s->backward.position = s->out_step;
     if (is->pool && s->in_step % VL == 0 && (K == 3 || K == 5)) s->plan = SPARSE;
     else if (is->pool && first && s->in_step == is->channels && few_supported(K, is->channels)) s->plan = FEW;
     else s->plan = DENSE;
@@ -78,6 +83,10 @@ static void conv_buffers(hansa_stack *stack, stage_t *s) {
     s->forward_weight = take(stack, taps(s) * s->out_step);
     s->backward_weight = take(stack, cells * wide_in * is->out);
     s->padded_bias = take(stack, s->out_step);
+    s->forward.weight = s->forward_weight;
+    s->forward.bias = s->padded_bias;
+    s->backward.weight = s->backward_weight;
+    s->backward.bias = take(stack, s->in_step);
     s->dw = take(stack, sums);
     s->db = take(stack, s->out_step);
     if (!is->pool) return;
@@ -89,7 +98,7 @@ static void conv_buffers(hansa_stack *stack, stage_t *s) {
 }
 
 static void shared_buffers(hansa_stack *stack) {
-    ptrdiff_t rows = 0, masked = 0, turned = 0, dense = 0, weights = 0, zeros = 0, starts = 0;
+    ptrdiff_t rows = 0, masked = 0, turned = 0, dense = 0, weights = 0, starts = 0;
 #define GROW(size, need) size = (size) > (need) ? (size) : (need)
     for (ptrdiff_t i = 0; i < stack->stages; i++) {
         const stage_t *s = stack->stage + i;
@@ -99,7 +108,6 @@ static void shared_buffers(hansa_stack *stack) {
         GROW(turned, round_up(positions(s), VL) * s->out_step);
         GROW(dense, s->plan == DENSE ? dense_h(s) * dense_w(s) * s->out_step : 0);
         GROW(weights, taps(s) * s->is.out);
-        GROW(zeros, s->in_step);
         GROW(starts, 4 * positions(s) + s->is.out + 1);
     }
 #undef GROW
@@ -110,7 +118,6 @@ static void shared_buffers(hansa_stack *stack) {
     scratch->turned_which = take(stack, turned);
     scratch->dense = take(stack, dense);
     scratch->weights = take(stack, weights);
-    scratch->zeros = take(stack, zeros);
     scratch->list.value = take(stack, masked + VL);
     scratch->list.place = take(stack, masked + VL);
     scratch->list.start = take(stack, starts);
