@@ -11,10 +11,8 @@ import hansa
 from hansa import metrics
 
 CURVE = [0.10, 0.52, 0.48, 0.71, 0.69, 0.70, 0.74, 0.73]
-HISTORY = [
-    {"round": r, "test_accuracy": a, "test_loss": 1 - a, "up_bytes": 10, "down_bytes": 30, "peer_bytes": 5, "seconds": 2.0}
-    for r, a in enumerate(CURVE, start=1)
-]  # fmt: skip
+COSTS = {"up_bytes": 10, "down_bytes": 30, "peer_bytes": 5, "seconds": 2.0}
+HISTORY = [{"round": r, "test_accuracy": a, "test_loss": 1 - a, **COSTS} for r, a in enumerate(CURVE, start=1)]
 
 
 def test_rounds_to_target_is_the_first_round_that_reaches_it_even_if_later_ones_fall_back():
@@ -47,7 +45,7 @@ def test_a_diverged_run_has_its_finite_measurements_only():
 
 
 def test_an_unknown_metric_is_refused_with_its_near_match():
-    with pytest.raises(hansa.HansaError, match="test_acuracy.*Did you mean test_accuracy"):
+    with pytest.raises(hansa.HansaError, match=r"test_acuracy.*Did you mean test_accuracy"):
         metrics.best(HISTORY, "test_acuracy")
 
 
@@ -97,5 +95,5 @@ def test_damage_in_the_middle_names_the_file_and_the_line(tmp_path):
 
 
 def test_a_folder_without_metrics_says_so(tmp_path):
-    with pytest.raises(hansa.HansaError, match="metrics.jsonl: no such file"):
+    with pytest.raises(hansa.HansaError, match=r"metrics.jsonl: no such file"):
         metrics.load_run(tmp_path)

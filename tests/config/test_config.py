@@ -115,8 +115,8 @@ def test_sections_say_what_the_words_of_a_preset_say():
     sample: {participation: 0.25}
     """
     expected = presets.fedprox(
-        mu=0.5, local_lr=0.2, epochs=1.5, batch_size=None, local_momentum=0.9, weight_decay=1e-4, clip=5.0, server_lr=0.7,
-        weights="samples", participation=0.25,
+        mu=0.5, local_lr=0.2, epochs=1.5, batch_size=None, local_momentum=0.9, weight_decay=1e-4, clip=5.0,
+        server_lr=0.7, weights="samples", participation=0.25,
     )  # fmt: skip
     assert algorithm(from_text(text)) == expected
 
@@ -124,7 +124,9 @@ def test_sections_say_what_the_words_of_a_preset_say():
 def test_parts_in_a_file_are_the_parts_of_python():
     text = """
     algorithm: fedams
-    local: {lr: {kind: warmup, lr: {kind: cosine, lr: 0.1, rounds: 9}, rounds: 2}, steps: {kind: random_steps, low: 2, high: 5}}
+    local:
+      lr: {kind: warmup, lr: {kind: cosine, lr: 0.1, rounds: 9}, rounds: 2}
+      steps: {kind: random_steps, low: 2, high: 5}
     server: {lr: {kind: step_decay, lr: 1.0, every: 10}, eps: 1e-4}
     sample: {kind: weighted, count: 3}
     uplink: {kind: error_feedback, compressor: {kind: top_k, ratio: 1/64}}

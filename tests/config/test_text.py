@@ -9,8 +9,8 @@ from hansa.config.text import ConfigError, dump, parse, read
 
 
 @pytest.mark.parametrize(
-    ("written", "number"), [("1e-3", 1e-3), ("1E5", 1e5), ("-2e3", -2e3), (".5", 0.5), ("1.", 1.0), ("3", 3), ("0.1", 0.1)]
-)  # fmt: skip
+    ("written", "number"), [("1e-3", 1e-3), ("1E5", 1e5), ("-2e3", -2e3), (".5", 0.5), ("1.", 1.0), ("3", 3)]
+)
 def test_numbers_are_read_as_people_write_them(written, number):
     found = parse(f"a: {written}").data["a"]
     assert found == number

@@ -46,6 +46,13 @@ def test_femnist_from_leafs_json_keeps_writers_apart(tmp_path: Path, below: str)
     assert [clients.rows(i).tolist() for i in range(3)] == [[0, 1], [2], [3]]
 
 
+def test_every_shade_comes_back_from_leafs_fractions(tmp_path: Path) -> None:
+    shades = [k % 256 for k in range(784)]
+    write_leaf(tmp_path / "train" / "a.json", {"a": ([[k / 255 for k in shades]], [0])})
+    write_leaf(tmp_path / "test" / "a.json", {"a": ([image(1)], [0])})
+    assert read_femnist(tmp_path).inputs.flatten().tolist() == shades
+
+
 def test_femnist_unsplit_keeps_a_tenth_of_each_writer_for_testing(tmp_path: Path) -> None:
     users = {f"w{k}": ([image(k)] * 20, list(range(20))) for k in range(3)}
     write_leaf(tmp_path / "all_data" / "all_data_0.json", users)
@@ -207,7 +214,8 @@ def test_lines_are_joined_by_a_space_as_leaf_does(tmp_path: Path) -> None:
 def test_windows_are_views_of_the_text_and_gather_right(tmp_path: Path) -> None:
     roles(tmp_path, {"HAMLET": spoken(500)})
     found = read_shakespeare(tmp_path)
-    assert found.inputs.untyped_storage().nbytes() == 500 * 8
+    assert found.inputs.untyped_storage().nbytes() == 500
+    assert found.targets.dtype == torch.int64
     rows = torch.tensor([7, 0, 100])
     assert torch.equal(found.inputs.index_select(0, rows), torch.stack([found.inputs[i] for i in rows.tolist()]))
 

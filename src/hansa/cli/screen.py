@@ -16,7 +16,7 @@ from rich.markup import escape
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OK, FAILED, BAD, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+FAILED, BAD, INTERRUPTED = 1, 2, 130
 
 
 def out() -> Console:
@@ -42,6 +42,9 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except HansaError as error:
             complain(error)
             raise typer.Exit(BAD) from error
+        except KeyboardInterrupt as error:  # a second Ctrl-C, or one outside a run
+            err().print("[yellow]stopped at once[/]")
+            raise typer.Exit(INTERRUPTED) from error
         except OSError as error:
             err().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(FAILED) from error

@@ -17,7 +17,7 @@ from hansa.keys import Key
 class Dataset:
     """A data set before anyone owns it. ``groups`` are the natural owners of the rows, -1 for rows that are nobody's.
 
-    Images are float32 of logical shape [n, C, H, W] that lie channels-last in memory.
+    Images are float32 of logical shape [n, C, H, W] that lie channels-last in memory; windows of characters are bytes.
     """
 
     name: str

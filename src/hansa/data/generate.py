@@ -75,7 +75,7 @@ def synthetic(
     parts, held, owners = [], [], []
     for client in range(clients):
         draw = key.child("client", client).numpy()
-        model = draw
+        model = key.child("model").numpy() if iid else draw
         u = 0.0 if iid else draw.normal(0.0, alpha)
         weights, bias = model.normal(u, 1.0, (_DIMENSION, _CLASSES)), model.normal(u, 1.0, _CLASSES)
         centre = np.zeros(_DIMENSION) if iid else draw.normal(draw.normal(0.0, beta), 1.0, _DIMENSION)

@@ -1,0 +1,68 @@
+"""A command line to test: in a folder of its own, on data that is made in a moment."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+SMALL = """\
+name: small
+rounds: 3
+workers: 1
+data: {name: synthetic, clients: 6, options: {largest: 60}}
+model: logistic
+local: {lr: 0.05, steps: 2, batch_size: 10}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder of a test, with a small configuration in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(folder):
+    """Run a command in this process: ``cli("run", "small.yaml").exit_code``."""
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    from typer.testing import CliRunner
+
+    def run(*words, width=160):
+        before = list(logging.getLogger("hansa").handlers)
+        result = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(app, [str(word) for word in words])
+        assert logging.getLogger("hansa").handlers == before
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+@pytest.fixture
+def process(folder):
+    """Start a command as a process of its own, for signals; what is still running is ended with the test."""
+    started = []
+
+    def start(*words, cwd=None):
+        command = [sys.executable, "-c", "from hansa.cli import main; main()", *map(str, words)]
+        child = subprocess.Popen(
+            command,
+            cwd=cwd or folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()

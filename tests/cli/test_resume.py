@@ -1,0 +1,168 @@
+"""Stopping and going on: Ctrl-C, SIGTERM, kill -9, and a result that does not show it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hansa.config import from_text
+from hansa.experiment import Experiment
+from hansa.runfolder import RunFolder
+
+LONG = "rounds: 100000\ncheckpoint: {every: 7}\n"
+
+SLOW = """\
+import time
+from torch import nn
+
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.2)
+        return super().forward(x)
+
+
+def make():
+    return Slow(60, 10)
+"""
+
+
+def rounds_done(path):
+    file = path / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def wait_for_rounds(path, count, child, patience=120):
+    end = time.monotonic() + patience
+    while rounds_done(path) < count:
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end, "the run does not get on"
+        time.sleep(0.02)
+
+
+def same_model(first, second):
+    one, other = (load_file(path / "model.safetensors") for path in (first, second))
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def without_time(history):
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
+
+
+@pytest.fixture
+def small(folder):
+    return (folder / "small.yaml").read_text().replace("rounds: 3\n", "")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_stops_after_the_round_with_everything_saved_and_the_run_goes_on(
+    sent, code, folder, small, process, cli
+):
+    (folder / "long.yaml").write_text(LONG + small)
+    child = process("run", "long.yaml", "-o", "out")
+    wait_for_rounds(folder / "out", 3, child)
+    child.send_signal(sent)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == code
+    assert "stopped and saved: `hansa resume out` goes on." in said
+    found = RunFolder(folder / "out")
+    done = found.summary["rounds"]
+    assert found.summary["status"] == "stopped"
+    assert [record["round"] for record in found.history] == list(range(1, done + 1))
+
+    assert cli("resume", "out", "-q", "--rounds", done + 5).exit_code == 0
+    assert cli("run", "long.yaml", "-o", "whole", "-q", "--rounds", done + 5).exit_code == 0
+    assert same_model(folder / "out", folder / "whole")
+    assert without_time(found.history) == without_time(RunFolder(folder / "whole").history)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_model(folder, small, process, cli):
+    (folder / "long.yaml").write_text(LONG + small + "algorithm: scaffold\n")
+    child = process("run", "long.yaml", "-o", "out", "-q")
+    wait_for_rounds(folder / "out", 9, child)
+    child.kill()
+    child.wait()
+    reached = rounds_done(folder / "out")
+    assert cli("resume", "out", "-q", "--rounds", reached + 3).exit_code == 0
+    assert cli("run", "long.yaml", "-o", "whole", "-q", "--rounds", reached + 3).exit_code == 0
+    assert same_model(folder / "out", folder / "whole")
+    assert RunFolder(folder / "out").summary["status"] == "finished"
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again_from_nothing(folder, small):
+    experiment = Experiment.new(from_text(small, ["rounds=2"]), folder / "out")
+    experiment._close()  # nothing was run, as after a crash in the first round
+    again = Experiment.resumed(folder / "out")
+    assert again.run.state.round == 0
+    assert again.go()["rounds"] == 2
+
+
+@pytest.mark.parametrize("preset", ["fedams", "scaffold", "feddyn", "fedcams", "cafga", "fedaware", "dsgd"])
+def test_stopped_and_resumed_equals_never_stopped_for_every_kind_of_state(preset, folder, small):
+    said = [f"algorithm={preset}", "rounds=6", "checkpoint.every=2", "local.lr=0.1"]
+    said += {"cafga": ["gossip.clusters=2"], "fedcams": ["compress.two_way=true"]}.get(preset, [])
+    config = from_text(small, said)
+    Experiment.new(config, folder / "whole").go()
+    Experiment.new(config, folder / "parts").go([lambda run, record: record["round"] == 3])
+    Experiment.resumed(folder / "parts").go()
+    assert same_model(folder / "whole", folder / "parts")
+    whole, parts = RunFolder(folder / "whole"), RunFolder(folder / "parts")
+    assert without_time(whole.history) == without_time(parts.history)
+    assert parts.summary["status"] == "finished"
+
+
+def test_a_finished_run_goes_on_to_more_rounds_but_not_back(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
+    assert RunFolder(folder / "out").config.rounds == 5
+    refused = cli("resume", "out", "-q", "-r", "4")
+    assert refused.exit_code == 2
+    assert "has 5 rounds behind it" in refused.stderr
+
+
+def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    path = folder / "out" / "config.yaml"
+    path.write_text(path.read_text().replace("lr: 0.05", "lr: 0.06"))
+    result = cli("resume", "out", "-q", "-r", "5")
+    assert result.exit_code == 2
+    assert "describes another run than the checkpoint" in result.stderr
+
+
+def test_a_run_without_checkpoints_says_why_it_cannot_go_on(cli):
+    assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "checkpoint.every=0").exit_code == 0
+    result = cli("resume", "out")
+    assert result.exit_code == 2
+    assert "holds no checkpoint" in result.stderr
+
+
+def test_a_damaged_checkpoint_is_named(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    newest = sorted((folder / "out" / "checkpoint").iterdir())[-1] / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\x00")
+    result = cli("resume", "out", "-r", "9")
+    assert result.exit_code == 2
+    assert "tensors.safetensors is damaged" in result.stderr
+
+
+def test_a_second_interrupt_stops_at_once(folder, process):
+    (folder / "slow.py").write_text(SLOW)
+    child = process("run", "small.yaml", "-o", "out", "-s", "model={factory: 'slow:make'}", "-s", "local.steps=1000")
+    end = time.monotonic() + 60
+    while not (folder / "out" / "checkpoint" / "00000001").exists():
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(1.0)
+    child.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "stopped at once" in said
+    assert json.loads((folder / "out" / "summary.json").read_text())["rounds"] == 0

@@ -1,0 +1,208 @@
+"""hansa run: what it leaves, what it refuses, what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hansa
+from hansa import data, metrics
+from hansa.runfolder import RunFolder
+
+
+def test_a_run_leaves_everything_behind(cli, folder):
+    result = cli("run", "small.yaml", "-o", "out", "--set", "local.lr=0.1")
+    assert result.exit_code == 0, result.output
+    assert "out (finished)" in result.stdout
+    names = {path.name for path in (folder / "out").iterdir()}
+    assert names == {
+        "config.yaml", "partition.safetensors", "environment.json", "metrics.jsonl", "summary.json",
+        "model.safetensors", "checkpoint", "clients",
+    }  # fmt: skip
+    found = RunFolder(folder / "out")
+    assert found.config.local.lr == 0.1
+    assert [record["round"] for record in found.history] == [1, 2, 3]
+    assert found.summary["status"] == "finished"
+    assert found.environment["packages"]["torch"].startswith("2.")
+
+
+def test_the_command_line_and_python_give_the_same_model_bit_for_bit(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    held = data.synthetic(clients=6, largest=60)
+    make = lambda: hansa.models.logistic(classes=10, shape=(60,))  # noqa: E731
+    task = hansa.Task(make, torch.nn.functional.cross_entropy, held, name="logistic on synthetic(1, 1)")
+    run = hansa.run(hansa.presets.fedavg(local_lr=0.05, steps=2, batch_size=10), task, rounds=3, workers=1)
+    saved = load_file(folder / "out" / "model.safetensors")
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(saved[name], tensor), name
+
+
+def test_the_saved_configuration_repeats_the_run(cli, folder):
+    cli("run", "small.yaml", "-o", "first", "-q", "--set", "algorithm=fedams", "--seed", "3")
+    assert cli("run", "first/config.yaml", "-o", "second", "-q").exit_code == 0
+    first, second = (load_file(folder / name / "model.safetensors") for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_saved_partition_is_that_of_the_run(cli, folder):
+    (folder / "c.yaml").write_text("rounds: 1\nmodel: logistic\ndata: {clients: 5}\nlocal: {steps: 1}\nworkers: 1\n")
+    assert cli("run", "c.yaml", "-o", "out", "-q").exit_code == 0
+    bare = data.load("fashion-mini")
+    split = data.load_split(folder / "out" / "partition.safetensors", bare.targets)
+    expected = data.partition(bare, data.dirichlet(0.3), 5, 0)
+    assert torch.equal(split.index, expected.index)
+    assert torch.equal(split.offsets, expected.offsets)
+
+
+def test_a_preset_runs_by_its_name_and_a_folder_is_found_for_it(cli, folder):
+    tiny = ["-r", "1", "-q", "-w", "1", "-s", "local.steps=1", "-s", "sample.count=2", "-s", "model=logistic"]
+    assert cli("run", "--preset", "fedams", *tiny).exit_code == 0
+    assert cli("run", "fedams", *tiny).exit_code == 0
+    assert {path.name for path in (folder / "runs").iterdir()} == {"fedams", "fedams-2"}
+
+
+def test_quiet_says_only_what_came_out(cli):
+    result = cli("run", "small.yaml", "-q")
+    assert result.stderr == ""
+    assert "finished" in result.stdout
+
+
+def test_without_a_terminal_progress_is_plain_lines_with_all_numbers(cli):
+    result = cli("run", "small.yaml", "--rounds", "100")
+    lines = [line for line in result.stderr.splitlines() if line.startswith("small: round")]
+    assert len(lines) == 20
+    form = r"small: round 100/100  accuracy [\d.]+%  loss [\d.]+  sent [\d.]+ Mbit  lost 0  0 ms left"
+    assert re.fullmatch(form, lines[-1]), lines[-1]
+    assert "\x1b" not in result.stderr
+
+
+def test_metrics_hold_what_a_study_needs(cli, folder):
+    links = "links={up_bandwidth: 1000.0, down_bandwidth: 2000.0, latency: 0.5}"
+    assert cli("run", "small.yaml", "-o", "out", "-q", "-s", links, "-s", "evaluate.train=true").exit_code == 0
+    (first, *_) = RunFolder(folder / "out").history
+    for name in ("train_loss", "global_loss", "test_loss", "test_accuracy", "diversity", "update_norm", "participants"):
+        assert isinstance(first[name], (int, float)), name
+    one = first["up_bytes"] / 6
+    assert first["simulated_seconds"] == pytest.approx(0.5 + one / 1000 + one / 2000)
+    assert first["seconds"] > 0
+
+
+def test_the_global_loss_is_the_mean_over_all_training_samples(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "evaluate.train=true").exit_code == 0
+    held = data.synthetic(clients=6, largest=60)
+    saved = load_file(folder / "out" / "model.safetensors")
+    logits = held.inputs.double() @ saved["1.weight"].double().T + saved["1.bias"].double()
+    by_hand = -torch.log_softmax(logits, 1)[torch.arange(len(held.targets)), held.targets].mean()
+    assert RunFolder(folder / "out").history[-1]["global_loss"] == pytest.approx(float(by_hand), rel=1e-5)
+
+
+def test_one_call_loads_a_run_as_a_frame(cli, folder):
+    cli("run", "small.yaml", "-o", "out", "-q")
+    frame = metrics.load_run(folder / "out")
+    assert frame["round"].tolist() == [1, 2, 3]
+    assert frame["up_bits"].tolist() == (8 * frame["up_bytes"]).cumsum().tolist()
+
+
+def test_faults_and_target_are_told_in_the_summary(cli, folder):
+    result = cli("run", "small.yaml", "-o", "out", "-q", "-s", "faults.before=1.0", "-s", "evaluate.target=0.9")
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert summary["lost_by_reason"] == {"lost": 18}
+    assert summary["unmoved_rounds"] == 3
+    assert summary["rounds_to_target"] is None
+    assert "clients lost" in result.stdout
+
+
+def test_a_folder_that_holds_a_run_is_refused_overwritten_or_gone_on_with_as_asked(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    refused = cli("run", "small.yaml", "-o", "out", "-q")
+    assert refused.exit_code == 2
+    assert "holds a run already" in refused.stderr
+    assert "hansa resume out" in refused.stderr
+    assert cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5").exit_code == 0
+    assert RunFolder(folder / "out").summary["rounds"] == 5
+    assert cli("run", "small.yaml", "-o", "out", "-q", "--overwrite").exit_code == 0
+    assert RunFolder(folder / "out").summary["rounds"] == 3
+
+
+def test_a_folder_with_something_else_in_it_is_never_touched(cli, folder):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.txt").write_text("years of work")
+    result = cli("run", "small.yaml", "-o", "mine", "-q", "--overwrite")
+    assert result.exit_code == 2
+    assert "is not a run" in result.stderr
+    assert (folder / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder):
+    (folder / "bad.yaml").write_text("seed: 1\nlocal:\n  lerning_rate: 0.1\n")
+    result = cli("run", "bad.yaml")
+    assert result.exit_code == 2
+    assert "bad.yaml:3: local.lerning_rate: no such key." in result.stderr
+    assert "3 |   lerning_rate: 0.1" in result.stderr
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "expected a configuration file, or --preset"),
+        (["run", "small.yaml", "--preset", "fedavg"], "expected a configuration file, or --preset"),
+        (["run", "none.yaml"], "none.yaml: no such file"),
+        (["run", "--preset", "fedavgg"], "Did you mean fedavg"),
+        (
+            ["run", "small.yaml", "-s", "data.name=fashion-minni"],
+            "no data set 'fashion-minni'. Did you mean fashion-mini",
+        ),
+        (["run", "small.yaml", "-s", "model.name=cnn29k"], "no model 'cnn29k'. Did you mean cnn_29k?"),
+        (["run", "small.yaml", "-s", "model.options={hiden: 3}"], "no option 'hiden'"),
+        (["run", "small.yaml", "-s", "sample.count=7"], "at most the population of 6 clients"),
+        (["run", "small.yaml", "-s", "data.options={alfa: 1}"], "alfa"),
+        (["run", "small.yaml", "-s", "data.partition=iid"], "brings its own clients"),
+        (["run", "small.yaml", "--track", "tensorbord"], "Did you mean tensorboard"),
+        (["run", "--preset", "fedavg", "-s", "data.name=mnist", "-s", "data.folder=nowhere"], "no such file"),
+        (["resume", "nowhere"], "nowhere: no run here"),
+        (["show", "nowhere"], "nowhere: no run here"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_says_what_to_do(cli, folder, words, said):
+    result = cli(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert not (folder / "runs").exists()
+
+
+def test_more_clients_than_samples_is_refused_with_the_largest_feasible_number(cli):
+    result = cli("run", "--preset", "fedavg", "-s", "data.clients=10001", "-s", "data.partition=iid")
+    assert result.exit_code == 2
+    assert "expected at most 10000" in result.stderr
+
+
+def test_a_run_that_fails_ends_with_1_and_says_where(cli, folder):
+    result = cli("run", "small.yaml", "-o", "out", "-q", "-s", "aggregate={kind: krum, byzantine: 9}")
+    assert result.exit_code == 1
+    assert "failed in round 1" in result.stderr
+    assert "krum" in result.stderr
+    assert RunFolder(folder / "out").summary["status"] == "failed"
+
+
+def test_your_own_model_is_named_by_module_and_function(cli, folder):
+    (folder / "mynets.py").write_text(
+        "from torch import nn\n\n\n"
+        "def make(width=4):\n    return nn.Sequential(nn.Linear(60, width), nn.Linear(width, 10))\n"
+    )
+    own = ["-s", "model={factory: 'mynets:make', options: {width: 7}}"]
+    assert cli("run", "small.yaml", "-o", "out", "-q", *own).exit_code == 0
+    assert load_file(folder / "out" / "model.safetensors")["0.weight"].shape == (7, 60)
+    for place, said in (
+        ("mynets:mak", "Did you mean make?"),
+        ("nonets:make", "cannot be imported"),
+        ("make", "MODULE:"),
+    ):
+        result = cli("run", "small.yaml", "-o", "x", "-q", "-s", f"model={{factory: '{place}'}}")
+        assert result.exit_code == 2
+        assert said in result.stderr

@@ -1,0 +1,152 @@
+"""The report page: complete, offline, safe, and true to the histories it is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+import hansa
+from hansa import report
+from hansa.report import entries
+
+
+def history(curve, up=1000, seconds=1.0, simulated=None):
+    found = []
+    for round, accuracy in enumerate(curve, start=1):
+        record = {"round": round, "test_accuracy": accuracy, "up_bytes": up, "down_bytes": 1000, "seconds": seconds}
+        found.append(record if simulated is None else {**record, "simulated_seconds": simulated})
+    return found
+
+
+SLOW = report.Entry("slow", history([0.2, 0.4, 0.5, 0.6, 0.61, 0.62], simulated=10.0), "algorithm: fedavg\n")
+FAST = report.Entry("fast", history([0.5, 0.7, 0.72, 0.74, 0.74, 0.75], up=10, simulated=1.0), "algorithm: fedams\n")
+
+
+class Reader(HTMLParser):
+    """Collects tables, attributes that point elsewhere, and the embedded data."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.links, self.data, self._cell, self._in_data = [], [], "", None, False
+        self.tags = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        told = dict(attributes)
+        self.tags.append(tag)
+        self.links += [told[name] for name in ("src", "href") if name in told]
+        if tag == "tr":
+            self.rows.append([])
+        self._cell = [] if tag in ("td", "th") else self._cell
+        self._in_data = tag == "script" and told.get("type") == "application/json"
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.rows[-1].append("".join(self._cell))
+            self._cell = None
+
+    def handle_data(self, data):
+        if self._cell is not None:
+            self._cell.append(data)
+        if self._in_data:
+            self.data += data
+
+
+def test_the_table_ranks_by_the_mean_of_the_last_five():
+    table = Reader(report.page([SLOW, FAST])).rows
+    assert [row[1] for row in table[1:]] == ["fast", "slow"]
+    assert table[1][2] == "73.0%"  # (0.70 + 0.72 + 0.74 + 0.74 + 0.75) / 5
+    assert table[2][2] == "54.6%"  # (0.40 + 0.50 + 0.60 + 0.61 + 0.62) / 5
+
+
+def test_the_table_says_what_was_sent_and_how_long_it_took():
+    header, fast, slow = Reader(report.page([SLOW, FAST])).rows
+    at = {name: place for place, name in enumerate(header)}
+    assert (fast[at["sent up"]], slow[at["sent up"]]) == ("480 bit", "48 kbit")
+    assert (fast[at["simulated time"]], slow[at["simulated time"]]) == ("6 s", "60 s")
+
+
+def test_rounds_to_a_target_that_was_never_reached_says_never():
+    header, fast, slow = Reader(report.page([SLOW, FAST], target=0.7)).rows
+    place = header.index("rounds to 70%")
+    assert (fast[place], slow[place]) == ("2", "never")
+
+
+def test_the_chosen_target_is_the_highest_step_of_five_percent_that_half_of_them_reached():
+    assert report.common_target([SLOW, FAST]) == 0.75
+    assert report.common_target([SLOW]) == 0.6
+    assert report.common_target([report.Entry("x", [{"round": 1, "loss": 1.0}])]) is None
+
+
+def test_the_curves_hold_the_history_with_running_totals():
+    data = json.loads(Reader(report.page([SLOW, FAST])).data)
+    slow = data["runs"][0]
+    assert slow["name"] == "slow"
+    assert slow["series"]["test_accuracy"] == [0.2, 0.4, 0.5, 0.6, 0.61, 0.62]
+    assert slow["series"]["bits"] == [16_000 * r for r in range(1, 7)]
+    assert slow["series"]["simulated_total_seconds"] == [10.0 * r for r in range(1, 7)]
+
+
+def test_a_method_keeps_its_colour_whatever_its_rank():
+    data = json.loads(Reader(report.page([SLOW, FAST])).data)
+    assert [run["colour"] for run in data["runs"]] == list(entries.COLOURS[:2])
+
+
+def test_the_page_asks_the_network_for_nothing():
+    text = report.page([SLOW, FAST], citations="@article{a, url = {https://example.org}}")
+    assert "default-src 'none'" in text
+    assert not Reader(text).links
+    assert not re.search(r"@import|url\(\s*['\"]?(?:https?:)?//", text)
+    assert "fetch(" not in text
+
+
+def test_names_and_texts_cannot_break_out_of_the_page():
+    nasty = "</script><script>alert(1)</script>&<b>"
+    page = Reader(report.page([report.Entry(nasty, history([0.5]), nasty)], title=nasty, lead=nasty, facts=[nasty]))
+    assert page.tags.count("script") == 2
+    assert json.loads(page.data)["runs"][0]["name"] == nasty
+    assert page.rows[1][1] == nasty
+
+
+def test_long_histories_are_thinned_and_keep_their_last_round():
+    series = report.Entry("long", history([0.5] * 10_000)).series()
+    assert len(series["round"]) <= entries.POINTS
+    assert series["round"][-1] == 10_000
+
+
+def test_a_run_without_accuracy_is_ranked_by_its_loss():
+    low = report.Entry("low", [{"round": 1, "loss": 0.1}])
+    high = report.Entry("high", [{"round": 1, "loss": 0.9}])
+    assert [row[1] for row in Reader(report.page([high, low])).rows[1:]] == ["low", "high"]
+
+
+def test_what_diverged_is_drawn_as_far_as_it_is_finite_and_ranks_last():
+    gone = report.Entry(
+        "gone", [{"round": 1, "test_accuracy": float("nan")}, {"round": 2, "test_accuracy": float("inf")}]
+    )
+    page = Reader(report.page([gone, SLOW]))
+    json.loads(page.data)
+    assert [row[1] for row in page.rows[1:]] == ["slow", "gone"]
+
+
+def test_the_heat_map_has_a_cell_for_everything_that_is_held():
+    held = report.Holdings([[5, 0, 1], [0, 0, 9]], ["a", "b", "c<"], "two clients")
+    text = report.page([SLOW], holdings=held)
+    assert text.count('class="cell"') == 3
+    assert "client 1: 9 of c&lt;" in text
+
+
+def test_no_runs_and_equal_names_are_refused():
+    with pytest.raises(hansa.HansaError, match="at least one run"):
+        report.page([])
+    with pytest.raises(hansa.HansaError, match="two runs are called 'slow'"):
+        report.page([SLOW, SLOW])
+
+
+def test_it_is_written_as_one_file(tmp_path):
+    path = report.write(tmp_path / "deep" / "report.html", [SLOW, FAST], title="A title")
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+    assert "<title>A title</title>" in path.read_text()
