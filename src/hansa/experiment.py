@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +17,12 @@ from hansa.config import Config, algorithm, build, slots
 from hansa.engine import choose
 from hansa.errors import HansaError
 from hansa.measures import compression
-from hansa.runfolder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder
+from hansa.runfolder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
 from hansa.store import ClientStore, DiskStore
 from hansa.tasks import Task
 from hansa.train import Callback, Record, Run
+
+log = logging.getLogger("hansa")
 
 
 class Experiment:
@@ -40,6 +43,7 @@ class Experiment:
         if config.checkpoint.every:
             run.store = DiskStore(folder / CLIENTS)
             made.save()  # so that a run can be taken up from its first moment on
+        folder.write_config(config, run)  # last, since a folder with a configuration is a run
         return made
 
     @classmethod
@@ -56,6 +60,11 @@ class Experiment:
         if meta["run"] != run.id:
             store.close()
             raise HansaError(f"{folder}: config.yaml describes another run than the checkpoint. Put back what it was.")
+        if meta["arithmetic"] != arithmetic():
+            log.warning(
+                "%s: was run with %s, goes on with %s: the result will not be that of an unbroken run to the last bit",
+                folder, meta["arithmetic"], arithmetic(),
+            )  # fmt: skip
         run.restore(state, folder.rewind(done))
         if rounds is not None:
             folder.write_config(config, run)
@@ -87,7 +96,7 @@ class Experiment:
     def save(self) -> None:
         """Write a checkpoint of the last closed round."""
         run = self.run
-        meta = {"round": run.state.round, "run": run.id, "seed": run.key.seed}
+        meta = {"round": run.state.round, "run": run.id, "seed": run.key.seed, "arithmetic": arithmetic()}
         home = self.folder / CHECKPOINT
         checkpoint.save(home, run.tree(), meta, keep=self.config.checkpoint.keep)
         run.store.retain([int(facts["round"]) for facts in checkpoint.kept(home)])

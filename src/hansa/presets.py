@@ -47,7 +47,7 @@ class Common(TypedDict, total=False):
     weight_decay: float
     clip: float | None
     compressor: Compressor
-    two_way: bool
+    two_way: bool | Compressor
 
 
 class Adaptive(Common, total=False):
@@ -359,7 +359,8 @@ def _known(name: str, words: Mapping[str, Any], common: type, own: set[str] | fr
 
 
 def _links(name: str, common: Common) -> tuple[Downlink, Uplink]:
-    """Uncompressed links; or error feedback up, and with ``two_way`` a compressed replica down."""
+    """Uncompressed links; or error feedback up, and with ``two_way`` a compressed replica down, by the same compressor
+    or by the one given: a client that was away hears what it missed, so the downlink may want fewer bytes."""
     if "compressor" not in common:
         if common.get("two_way"):
             raise refuse(name, "two_way", True, "a compressor with it", "compressor=hansa.compress.sign().")
@@ -367,7 +368,10 @@ def _links(name: str, common: Common) -> tuple[Downlink, Uplink]:
     compressor = common["compressor"]
     if not hasattr(compressor, "encode"):
         raise refuse(name, "compressor", compressor, "a compressor", "hansa.compress.sign() is one.")
-    return replica(compressor) if common.get("two_way") else direct(), error_feedback(compressor)
+    down = common.get("two_way", False)
+    if not down:
+        return direct(), error_feedback(compressor)
+    return replica(compressor if isinstance(down, bool) else down), error_feedback(compressor)
 
 
 def _work(name: str, common: Common) -> LocalWork:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from hansa import data, metrics
+from hansa import data, metrics, native
 from hansa.config import Config, load, to_text
 from hansa.errors import HansaError
 from hansa.store import io
@@ -42,6 +42,9 @@ SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 CLIENTS = "clients"
+NAMES = (CONFIG, PARTITION, METRICS, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT)
+"""All that is ours in a folder, in the order in which it is cleared away: without the first it is no run any more, and
+with the last it is still ours."""
 
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
 
@@ -91,24 +94,28 @@ class RunFolder:
         """Refuse a folder that holds something; with ``overwrite`` an older run in it is cleared away."""
         if not self.path.exists():
             return
-        if not self.path.is_dir() or (any(self.path.iterdir()) and not self.exists):
+        if not self.path.is_dir() or not (self.exists or self._barely_begun()):
             raise HansaError(f"{self}: holds something that is not a run. Choose another folder.")
         if self.exists and not overwrite:
             raise HansaError(
                 f"{self}: holds a run already. `hansa resume {self}` goes on with it, --overwrite starts anew."
             )
-        for name in (CONFIG, PARTITION, ENVIRONMENT, METRICS, SUMMARY, MODEL, CHECKPOINT, CLIENTS):
+        for name in NAMES:
+            io.remove(self / (name + io.ASIDE))
             io.remove(self / name)
 
+    def _barely_begun(self) -> bool:
+        """Whether all there is, if anything, was left by a run that was killed before it had its configuration."""
+        found = {path.name.removesuffix(io.ASIDE) for path in self.path.iterdir()}
+        return not found or (ENVIRONMENT in found and found.issubset(NAMES))
+
     def begin(self, config: Config, run: Run) -> None:
-        """Write down what is known before the first round."""
+        """Write down what is known before the first round; the configuration comes when the run can be taken up."""
         held = getattr(run.task, "data", None)
         io.make_folder(self.path.absolute())
+        _write_json(self / ENVIRONMENT, environment())
         if isinstance(held, data.FederatedData):
             data.save_split(self / PARTITION, held.split, held.targets, str(config.data.partition))
-        _write_json(self / ENVIRONMENT, environment())
-        # last, since a folder with a configuration is a run
-        self.write_config(config, run)
 
     def write_config(self, config: Config, run: Run) -> None:
         """The resolved configuration, led by the composition that it stands for."""
@@ -159,8 +166,14 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "native kernels": native.instruction_set() or "none",
         "packages": packages,
     }
+
+
+def arithmetic() -> str:
+    """What the last bits of a result depend on beside the configuration."""
+    return f"torch {version('torch')}, {platform.machine()}, native kernels: {native.instruction_set() or 'none'}"
 
 
 def free_folder(parent: Path | str, title: str) -> Path:

@@ -23,6 +23,7 @@ from torch import nn
 
 class Slow(nn.Linear):
     def forward(self, x):
+        open("began", "w").close()
         time.sleep(0.2)
         return super().forward(x)
 
@@ -150,17 +151,34 @@ def test_a_damaged_checkpoint_is_named(cli, folder):
     assert "tensors.safetensors is damaged" in result.stderr
 
 
+def test_other_arithmetic_than_before_is_told(cli, monkeypatch):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    result = cli("resume", "out", "-q", "-r", "4")
+    told = "will not be that of an unbroken run" in " ".join(result.stderr.split())
+    assert told == native_was_in_use()
+    assert result.exit_code == 0
+
+
+def native_was_in_use():
+    import os
+
+    from hansa import native
+
+    assert os.environ["HANSA_NATIVE"] == "off"
+    return bool(native.instruction_sets())
+
+
 def test_a_second_interrupt_stops_at_once(folder, process):
     (folder / "slow.py").write_text(SLOW)
     child = process("run", "small.yaml", "-o", "out", "-s", "model={factory: 'slow:make'}", "-s", "local.steps=1000")
-    end = time.monotonic() + 60
-    while not (folder / "out" / "checkpoint" / "00000001").exists():
+    end = time.monotonic() + 120
+    while not (folder / "began").exists():
         assert child.poll() is None, child.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)
-    time.sleep(1.0)
     child.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    assert "stopping after this round" in child.stderr.readline()
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130

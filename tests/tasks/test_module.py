@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import hansa
-from hansa import HansaError, presets
+from hansa import HansaError, native, presets
 from hansa.tasks.module import batch_stream
 
 
@@ -218,3 +218,35 @@ def test_a_client_without_samples_is_named():
     data.parts[1] = []
     with pytest.raises(HansaError, match="client 1 holds no samples"):
         hansa.Task(convolutional, cross_entropy, data)
+
+
+def test_native_training_agrees_with_eager_to_float_rounding():
+    if not native.available():
+        assert hansa.Task(convolutional, cross_entropy, images()).stack is None
+        return
+    words = {"local_lr": 0.1, "steps": 5, "batch_size": 4}
+    for algorithm in (
+        presets.fedavg(local_momentum=0.5, weight_decay=0.01, clip=1.0, **words),
+        presets.scaffold(**words),
+        presets.feddyn(**words),
+        presets.ha_fed(clusters=1, reporters=2, **words),
+    ):
+        runs = [
+            hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, images(), native=choice), rounds=3, workers=1)
+            for choice in (True, False)
+        ]
+        assert torch.allclose(runs[0].params, runs[1].params, atol=2e-5)
+        assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-4)
+        assert runs[0].history[-1]["train_loss"] == pytest.approx(runs[1].history[-1]["train_loss"], rel=1e-4)
+
+
+def test_asking_for_native_where_there_is_none_is_refused():
+    with pytest.raises(HansaError, match="native=True"):
+        hansa.Task(normalised, cross_entropy, images(), native=True)
+
+
+def test_a_loss_module_with_other_settings_is_not_taken_for_plain_cross_entropy():
+    smooth = hansa.Task(convolutional, nn.CrossEntropyLoss(label_smoothing=0.1), images())
+    assert smooth.stack is None
+    if native.available() and native.instruction_set() != "base":
+        assert hansa.Task(convolutional, nn.CrossEntropyLoss(), images()).stack is not None

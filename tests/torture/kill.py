@@ -1,14 +1,15 @@
 """kill -9 at random moments: every run, taken up again to its end, is to the bit the run that was never killed.
 
-``python -m torture.kill 200`` (with ``tests`` on the path) kills and resumes 200 runs of the command ``hansa run``. Most
-are forked from one process that has torch loaded, so that the moments fall into the run and not into imports; every
-tenth is a fresh interpreter.
+``python -m torture.kill 200`` (with ``tests`` on the path) kills and resumes 200 runs of the command ``hansa run``.
+Most are forked from one process that has torch loaded, so that the moments fall into the run and not into imports;
+every tenth is a fresh interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from typing import Any
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import torch
+from safetensors.torch import load_file
 
 from hansa import checkpoint
 from hansa.keys import Key
@@ -125,7 +127,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
         "rows": sha(rows),
         "history": sha(history),
         "summary": sha(summary),
-        "model": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+        "model": sha(load_file(folder / "model.safetensors")),
     }
 
 
@@ -243,9 +245,8 @@ def share(work: Callable[[int], Counter[str]], numbers: range, jobs: int) -> Cou
 
 def run(count: int, place: Path, seed: int = 0, jobs: int = 2, first: int = 0) -> Counter[str]:
     """``count`` trials; returns the kills, by the round that they fell into, and the trials by method."""
-    import hansa.experiment  # once, for all that are forked
-
-    assert hansa.experiment is not None
+    for name in ("hansa.experiment", "hansa.cli.app", "hansa.cli.progress", "hansa.report"):
+        importlib.import_module(name)  # once, for all that are forked
     torch.set_num_threads(1)
     place.mkdir(parents=True, exist_ok=True)
     unkilled = Unkilled(place)

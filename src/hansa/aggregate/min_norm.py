@@ -134,6 +134,7 @@ class _Problem:
         self.rounding = EPS * (8 + self.size**0.5)
         self.length = matrix.diagonal().clamp(min=0).sqrt()
         self.movable = low < high
+        self.simplex = float(low.max()) == 0 and float(high.min()) >= 1
         self.iterations = 0
 
     def solve(self) -> _Point:
@@ -159,6 +160,10 @@ class _Problem:
 
     def vertex(self, cost: Tensor) -> Tensor:
         """argmin cost's over the feasible set: fill the cheapest weights first, the first of equals first."""
+        if self.simplex:
+            vertex = torch.zeros_like(self.low)
+            vertex[int(cost.argmin())] = 1
+            return vertex
         order = torch.argsort(cost, stable=True)
         room = (self.high - self.low)[order]
         before = room.cumsum(0) - room

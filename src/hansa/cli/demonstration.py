@@ -18,7 +18,7 @@ SETTING = """
 rounds: 40
 data: {name: fashion-mini, clients: 50, partition: {kind: dirichlet, alpha: 0.3}}
 model: cnn_29k
-local: {lr: 0.05, steps: 10, batch_size: 50}
+local: {lr: 0.1, steps: 10, batch_size: 50}
 links: {up_bandwidth: 1.25e5, down_bandwidth: 1.25e6, latency: 0.05, peer_bandwidth: 1.25e7, peer_latency: 0.002}
 checkpoint: {every: 0}
 """
@@ -28,11 +28,11 @@ TENTH = "sample: {participation: 0.1}\n"
 
 METHODS: Mapping[str, str] = {
     "FedAvg": TENTH + "algorithm: fedavg",
-    "FedAdam": TENTH + "algorithm: fedadam\nserver: {lr: 0.03, eps: 1e-3}",
-    "FedAMS": TENTH + "algorithm: fedams\nserver: {lr: 0.03, eps: 1e-4}",
-    "FedCAMS": TENTH + "algorithm: fedcams\nserver: {lr: 0.03, eps: 1e-4}",
-    "CAFGA": "algorithm: cafga\ngossip: {clusters: 5, reporters: 1, topology: ring}\nserver: {lr: 0.03, eps: 1e-8}",
-    "FedAWARE": TENTH + "algorithm: {preset: fedaware, alpha: 0.5}",
+    "FedAdam": TENTH + "algorithm: fedadam\nserver: {lr: 0.01, eps: 1e-3}",
+    "FedAMS": TENTH + "algorithm: fedams\nserver: {lr: 0.1, eps: 1e-3}",
+    "FedCAMS": TENTH + "algorithm: fedcams\nserver: {lr: 0.2, eps: 1e-3}",
+    "CAFGA": "algorithm: cafga\ngossip: {clusters: 5, reporters: 1, topology: ring}\nserver: {lr: 0.01, eps: 1e-8}",
+    "FedAWARE": TENTH + "algorithm: {preset: fedaware, alpha: 0.5}\nserver: {lr: 1.5}",
 }
 """Name in the report -> what is its own. A method joins by adding a line."""
 

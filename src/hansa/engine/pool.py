@@ -178,15 +178,13 @@ class Pool:
         """Longest first to whoever has nothing; one in advance to those who will need it soon, so that nobody waits
         for the next. In advance only up to a fair share of what is left, so that nothing queues behind a long one."""
         workers = [worker for worker in self._crew.members[: self._workers] if worker.ready]
-        for ahead in (0, 1):
-            for worker in workers:
-                if self._pending and len(worker.jobs) == ahead and (not ahead or self._fair(worker)):
-                    self._crew.give(worker, self._pending.pop(0))
-
-    def _fair(self, worker: Any) -> bool:
-        mine = sum(job.cost for job in worker.jobs) + self._pending[0].cost
-        left: float = sum(job.cost for job in self._unanswered())
-        return bool(mine * self._workers <= left)
+        for worker in workers:
+            if self._pending and not worker.jobs:
+                self._crew.give(worker, self._pending.pop(0))
+        share = sum(job.cost for job in self._unanswered()) / self._workers if self._pending else 0.0
+        for worker in workers:
+            if self._pending and len(worker.jobs) == 1 and worker.jobs[0].cost + self._pending[0].cost <= share:
+                self._crew.give(worker, self._pending.pop(0))
 
 
 class Evaluation:

@@ -91,7 +91,7 @@ class Stack:
             positive("Stack.train", "clip", clip)
         if momentum and velocity is None:
             velocity = torch.zeros_like(y)
-        for name, vector in (("anchor", anchor), ("s", s), ("velocity", velocity)):
+        for name, vector in (("anchor", anchor if a else None), ("s", s), ("velocity", velocity)):
             if vector is not None:
                 self._vector(name, vector)
                 if vector.data_ptr() == y.data_ptr():

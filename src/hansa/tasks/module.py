@@ -106,6 +106,8 @@ class Task:
         if wanted is False:
             return None
         plain = _is_cross_entropy(self.loss) and self.metric is accuracy_hits and self.data.targets.ndim == 1
+        if wanted is None and native.instruction_set() == "base":  # without vector units eager is the faster one
+            return None
         stack = compile_stack(example, tuple(self.data.inputs.shape[1:])) if plain else None
         if stack is None and wanted:
             why = native.why_not() or "not a plain stack of convolutions and linear layers with cross-entropy"

@@ -1,0 +1,200 @@
+"""Commands that look: show, presets, cite, topology, config, data; and progress on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from rich.console import Console
+
+import hansa
+from hansa import presets
+
+
+def test_help_names_every_command_and_the_exit_codes(cli):
+    text = cli("--help").stdout
+    for name in (
+        "run", "resume", "compare", "sweep", "show", "report", "presets", "topology", "cite", "demo", "data", "config",
+    ):  # fmt: skip
+        assert re.search(rf"^│ {name} ", text, flags=re.MULTILINE), name
+    assert "130 stopped by Ctrl-C" in text
+
+
+def test_the_version_is_the_installed_one(cli):
+    from importlib.metadata import version
+
+    assert cli("--version").stdout.strip() == f"hansa {version('hansa')}"
+
+
+def test_show_tells_the_numbers_and_the_curve(cli):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    text = cli("show", "out").stdout
+    assert "out (finished)" in text
+    assert re.search(r"test accuracy [▁▂▃▄▅▆▇█]{3}", text)
+    told = json.loads(cli("show", "out", "--json").stdout)
+    assert told["summary"]["rounds"] == 3
+    assert told["config"]["data"]["clients"] == 6
+
+
+def test_show_of_a_run_under_way_or_killed_is_made_from_its_rounds(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    (folder / "out" / "summary.json").unlink()
+    assert "out (unfinished)" in cli("show", "out").stdout
+
+
+def test_presets_are_listed_with_their_equations(cli):
+    text = cli("presets").stdout
+    for name in presets.catalogue():
+        assert re.search(rf"^{name} ", text, flags=re.MULTILINE), name
+    assert json.loads(cli("presets", "--json").stdout).keys() == presets.catalogue().keys()
+
+
+def test_one_preset_tells_its_words_and_its_composition(cli):
+    text = " ".join(cli("presets", "fedprox").stdout.split())
+    assert "mu=0.01" in text
+    assert "solver=prox(mu=0.01)" in text
+    assert "li2020" in text
+    assert json.loads(cli("presets", "fedams", "--json").stdout)["sections"]["server"][:2] == ["lr", "weights"]
+    unknown = cli("presets", "fedproxx")
+    assert unknown.exit_code == 2
+    assert "Did you mean fedprox" in unknown.stderr
+
+
+def test_cite_prints_bibtex_of_the_parts_in_use_each_once(cli):
+    text = cli("cite", "fedams", "fedprox", "small.yaml").stdout
+    assert text.count("@") == len(set(re.findall(r"@\w+\{(\w+),", text)))
+    assert {"wang2022", "li2020", "mcmahan2017"} <= set(re.findall(r"@\w+\{(\w+),", text))
+
+
+def test_topology_of_the_papers_ring(cli):
+    text = cli("topology", "ring", "-n", "32", "--clusters", "4", "--participation", "0.25", "-d", "1000").stdout
+    assert "0.805" in text  # rho of a ring of eight
+    assert "does not hold" in text
+    assert "complete() instead of ring()" in text
+    told = json.loads(
+        cli("topology", "ring", "-n", "32", "-k", "4", "--participation", "0.25", "-d", "1000", "--json").stdout
+    )
+    assert told["messages_per_step"] == 64
+    assert told["bytes_per_step"] == 64 * 1000 * 4
+    assert told["corollary_5_11"]["holds"] is False
+
+
+def test_topology_takes_options_and_draws_a_picture(cli, folder):
+    result = cli("topology", "erdos-renyi", "-n", "9", "--option", "p=0.9", "--option", "seed=3", "--svg", "g.svg")
+    assert result.exit_code == 0
+    assert (folder / "g.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rin"], "Did you mean ring?"),
+        (["erdos-renyi"], "needs p"),
+        (["erdos-renyi", "--option", "p"], "expected NAME=VALUE"),
+        (["hypercube", "-n", "9"], "power of two"),
+        (["ring", "--participation", "0.5", "-m", "2"], "one of the two"),
+        (["ring", "-n", "4", "-m", "9"], "at most the 4 clients"),
+    ],
+)
+def test_a_wrong_topology_is_refused(cli, words, said):
+    result = cli("topology", *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_the_schema_prints_as_json(cli):
+    assert json.loads(cli("config", "schema").stdout)["title"] == "A Hansa run"
+
+
+def test_the_example_is_a_configuration_that_resolves(cli, folder):
+    (folder / "run.yaml").write_text(cli("config", "example").stdout)
+    shown = cli("config", "show", "run.yaml", "--set", "local.lr=0.2")
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("# composition: Algorithm(name='fedams'")
+    assert yaml.safe_load(shown.stdout)["local"]["lr"] == 0.2
+
+
+def test_config_show_refuses_with_the_line(cli, folder):
+    (folder / "bad.yaml").write_text("rounds: 3\nmodl: cnn_29k\n")
+    result = cli("config", "show", "bad.yaml")
+    assert result.exit_code == 2
+    assert "bad.yaml:2: modl: no such key. Did you mean model?" in result.stderr
+
+
+def test_data_list_says_what_is_here(cli, monkeypatch, folder):
+    monkeypatch.setenv("HANSA_DATA", str(folder / "data"))
+    text = cli("data", "list").stdout
+    assert re.search(r"^fashion-mini +yes", text, flags=re.MULTILINE)
+    assert re.search(r"^cifar10 +no", text, flags=re.MULTILINE)
+    assert re.search(r"^synthetic +made", text, flags=re.MULTILINE)
+    assert "MIT, Zalando" in cli("data", "list", "--long", width=400).stdout
+
+
+def test_data_check_ends_with_1_when_something_is_missing_or_damaged(cli, folder):
+    assert cli("data", "check", "fashion-mini").exit_code == 0
+    missing = cli("data", "check", "mnist", "--folder", "nowhere", width=400)
+    assert missing.exit_code == 1
+    assert missing.stdout.count("missing") == 4
+    raw = folder / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "train-labels-idx1-ubyte").write_bytes(b"\x00\x00\x08\x01\x00\x00\x00\x05abc")
+    damaged = cli("data", "check", "mnist", "--folder", "data", width=400)
+    assert damaged.exit_code == 1
+    assert "damaged" in damaged.stdout
+    assert "train-labels-idx1-ubyte" in damaged.stdout
+
+
+def test_data_get_into_a_folder_that_cannot_be_written_says_so(cli, folder):
+    (folder / "file").write_text("")
+    result = cli("data", "get", "mnist", "--folder", "file/data", width=400)
+    assert result.exit_code == 2
+    assert "read-only or cannot be made" in result.stderr
+    assert "HANSA_DATA" in result.stderr
+
+
+def test_data_get_refuses_unknown_names_before_the_first_byte(cli):
+    result = cli("data", "get", "mnist", "cifar11")
+    assert result.exit_code == 2
+    assert "no data set 'cifar11'" in result.stderr
+
+
+def test_data_show_draws_who_holds_which_labels(cli, folder):
+    words = ["data", "show", "fashion-mini", "-n", "12", "-p", "{kind: shards, shards: 20, per_client: 1}"]
+    text = cli(*words, "--svg", "heat.svg").stdout
+    rows = re.findall(r"^(Trouser|Ankle boot) +([ ·░▒▓█]{12})$", text, flags=re.MULTILINE)
+    assert len(rows) == 2
+    assert "12 clients, 6000 samples: 500 / 500 / 500 a client" in text
+    assert (folder / "heat.svg").read_text().count("<rect") == 12  # one shard of one label each
+
+
+def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():
+    from hansa.cli.progress import Bars, progress
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=140, color_system=None, legacy_windows=False)
+    shown = progress(console, quiet=False)
+    assert isinstance(shown, Bars)
+    with shown:
+        follow = shown.follow("fedams", 4)
+        follow(
+            None, {"round": 1, "test_accuracy": 0.25, "test_loss": 1.5, "up_bytes": 1000, "down_bytes": 250, "lost": 2}
+        )
+        follow(None, {"round": 2, "train_loss": 1.25, "up_bytes": 1000, "down_bytes": 250, "lost": 1})
+    last = screen.getvalue().splitlines()[-1]
+    for piece in ("fedams", "2/4", "accuracy 25.0%", "loss 1.25", "sent 20 kbit", "lost 3"):
+        assert piece in last, piece
+
+
+def test_the_command_line_itself_imports_nothing_heavy():
+    code = (
+        "import sys, types; sys.modules['hansa'] = package = types.ModuleType('hansa');"
+        f"package.__path__ = {list(hansa.__path__)!r};"
+        "import hansa.cli.app; assert not {'torch', 'numpy', 'pydantic', 'scipy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
