@@ -48,26 +48,7 @@ def keep(
         if options.only and name not in options.only:
             continue
         target = options.out / f"{study}-{name}-seed{options.seed}.json"
-        began = time.time()
-
-        def save(run: hansa.Run, record: dict[str, Any], target: Path = target, began: float = began) -> None:
-            if "test_accuracy" not in record:
-                return
-            kept = ("round", "train_loss", "test_loss", "test_accuracy", "diversity", "surrogate_diversity", "density")
-            rows = [{k: r[k] for k in kept if k in r} for r in run.history]
-            result = {
-                "algorithm": repr(algorithm),
-                "setting": {**setting, "seed": options.seed, "rounds": options.rounds},
-                "machine": f"{platform.machine()}, torch {torch.__version__}, hansa {hansa.__version__}",
-                "seconds": round(time.time() - began, 1),
-                "bytes": {"up": run.ledger.up_bytes, "down": run.ledger.down_bytes, "peer": run.ledger.peer_bytes},
-                "lost": len(run.lost),
-                "history": rows,
-            }
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(json.dumps(result, indent=1) + "\n")
-            print(f"{name} round {record['round']}: accuracy {record['test_accuracy']:.4f}", flush=True)
-
+        save = functools.partial(_save, target, name, repr(algorithm), setting, options, time.time())
         hansa.run(
             algorithm,
             task,
@@ -76,3 +57,30 @@ def keep(
             evaluate_every=options.every,
             callbacks=[save],
         )
+
+
+def _save(
+    target: Path,
+    name: str,
+    algorithm: str,
+    setting: Mapping[str, Any],
+    options: argparse.Namespace,
+    began: float,
+    run: hansa.Run,
+    record: dict[str, Any],
+) -> None:
+    if "test_accuracy" not in record:
+        return
+    kept = ("round", "train_loss", "test_loss", "test_accuracy", "diversity", "surrogate_diversity", "density")
+    result = {
+        "algorithm": algorithm,
+        "setting": {**setting, "seed": options.seed, "rounds": options.rounds},
+        "machine": f"{platform.machine()}, torch {torch.__version__}, hansa {hansa.__version__}",
+        "seconds": round(time.time() - began, 1),
+        "bytes": {"up": run.ledger.up_bytes, "down": run.ledger.down_bytes, "peer": run.ledger.peer_bytes},
+        "lost": len(run.lost),
+        "history": [{key: round_[key] for key in kept if key in round_} for round_ in run.history],
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{name} round {record['round']}: accuracy {record['test_accuracy']:.4f}", flush=True)

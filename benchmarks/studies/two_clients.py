@@ -109,9 +109,8 @@ def main() -> None:
     for study in (1, 2):
         for method, sign in (("fedamsgrad", 1), ("ha_fed", -1)):
             two, ten = (np.array(found["runs"][f"group {study}, {method}, tau {t}"]["final_global"]) for t in (2, 10))
-            print(
-                f"group {study}, {method}: tau 10 {'worse' if sign > 0 else 'better'} in {(sign * (ten - two) > 0).sum()} of {len(two)} seeds"
-            )
+            verdict, count = "worse" if sign > 0 else "better", int((sign * (ten - two) > 0).sum())
+            print(f"group {study}, {method}: tau 10 {verdict} than tau 2 in {count} of {len(two)} seeds")
 
 
 if __name__ == "__main__":

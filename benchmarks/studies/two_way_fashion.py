@@ -1,5 +1,6 @@
-"""Two-way compression under partial participation: FedAMS and FedCAMS on the embedded Fashion-MNIST subset, 100 clients,
-10% a round, 60 rounds. Bytes are those of the packets, both directions. Run: python benchmarks/studies/two_way_fashion.py"""
+"""Two-way compression under partial participation: FedAMS and FedCAMS on the embedded Fashion-MNIST subset,
+100 clients, 10% a round, 60 rounds. Bytes are those of the packets, in both directions.
+Run: python benchmarks/studies/two_way_fashion.py"""
 
 from __future__ import annotations
 

@@ -60,16 +60,13 @@ def small(folder):
     return (folder / "small.yaml").read_text().replace("rounds: 3\n", "")
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_stops_after_the_round_with_everything_saved_and_the_run_goes_on(
-    sent, code, folder, small, process, cli
-):
+def test_ctrl_c_stops_after_the_round_with_everything_saved_and_the_run_goes_on_exactly(folder, small, process, cli):
     (folder / "long.yaml").write_text(LONG + small)
     child = process("run", "long.yaml", "-o", "out")
     wait_for_rounds(folder / "out", 3, child)
-    child.send_signal(sent)
+    child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)
-    assert child.returncode == code
+    assert child.returncode == 130
     assert "stopped and saved: `hansa resume out` goes on." in said
     found = RunFolder(folder / "out")
     done = found.summary["rounds"]
@@ -80,6 +77,18 @@ def test_a_signal_stops_after_the_round_with_everything_saved_and_the_run_goes_o
     assert cli("run", "long.yaml", "-o", "whole", "-q", "--rounds", done + 5).exit_code == 0
     assert same_model(folder / "out", folder / "whole")
     assert without_time(found.history) == without_time(RunFolder(folder / "whole").history)
+
+
+def test_a_polite_end_of_the_process_saves_everything_too(folder, small, process):
+    (folder / "long.yaml").write_text(LONG + small)
+    child = process("run", "long.yaml", "-o", "out", "-q")
+    wait_for_rounds(folder / "out", 3, child)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 143
+    summary = RunFolder(folder / "out").summary
+    assert summary["status"] == "stopped"
+    assert Experiment.resumed(folder / "out").run.state.round == summary["rounds"]
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_model(folder, small, process, cli):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from typing import ClassVar
 
 import pytest
 
@@ -13,7 +14,7 @@ from hansa import track
 
 
 class Writer:
-    made: list[Writer] = []
+    made: ClassVar[list[Writer]] = []
 
     def __init__(self, folder):
         self.folder, self.scalars = folder, []

@@ -34,7 +34,7 @@ from hansa.keys import Key
 from hansa.store import DiskStore
 
 ROUNDS = 10
-COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "checkpoint.minutes=60")
+COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "model.name=mlp", "checkpoint.minutes=60")
 HALF = "sample={participation: 0.5}"
 CASES: dict[str, tuple[str, ...]] = {
     "fedavg": ("fedavg", HALF),

@@ -43,7 +43,8 @@ def compare(
             found[_fresh_name(entry.name, Path(word).name, found)] = entry
         else:
             config = _config(word, base, asked)
-            found[_fresh_name(config.title, f"{config.title} {place + 1}", found)] = config
+            name = config.title if Path(word).is_file() else word
+            found[_fresh_name(name, f"{name} {place + 1}", found)] = config
     entries = carry_out_all(found, folder, quiet)
     show(entries, report, title="Federated runs compared")
 

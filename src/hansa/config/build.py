@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def federated(config: Config, split: data.Split | None = None) -> data.Federated
     plain = asked.name.lower().replace("-", "").replace("_", "")
     if plain not in known:
         raise data.DataError(f"data.name: no data set {asked.name!r}. {near(asked.name, data.names())}")
-    found = data.load(known[plain], asked.folder, **asked.options)
+    found = _loaded(known[plain], str(data.data_folder(asked.folder)), json.dumps(asked.options, sort_keys=True))
     if split is not None:
         return data.with_clients(found, split)
     if how is None:
@@ -42,6 +43,12 @@ def federated(config: Config, split: data.Split | None = None) -> data.Federated
     knows_clients = isinstance(how, (data.natural, data.saved))
     clients = CLIENTS if asked.clients is None and not knows_clients else asked.clients
     return data.partition(found, how, clients, seed)
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, folder: str, options: str) -> data.Dataset:
+    """The data set that the last run had, if this one has the same: comparisons and sweeps read it once."""
+    return data.load(name, folder, **json.loads(options))
 
 
 def task(config: Config, held: data.FederatedData) -> Task:
