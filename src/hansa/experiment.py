@@ -47,10 +47,12 @@ class Experiment:
         return made
 
     @classmethod
-    def resumed(cls, path: Path | str, *, rounds: int | None = None) -> Experiment:
-        """The run of a folder at its last checkpoint, to go on to its last round, or to another."""
+    def resumed(cls, path: Path | str, *, rounds: int | None = None, workers: int | None = None) -> Experiment:
+        """The run of a folder at its last checkpoint, to go on to its last round, or to another, with as many workers
+        as before, or others: the result is the same."""
         folder = RunFolder(path)
-        config = folder.config if rounds is None else folder.config.model_copy(update={"rounds": rounds})
+        changes = {name: value for name, value in (("rounds", rounds), ("workers", workers)) if value is not None}
+        config = folder.config.model_copy(update=changes)
         state, meta = checkpoint.load(folder / CHECKPOINT)
         done = int(meta["round"])
         if config.rounds < done:
@@ -66,7 +68,7 @@ class Experiment:
                 folder, meta["arithmetic"], arithmetic(),
             )  # fmt: skip
         run.restore(state, folder.rewind(done))
-        if rounds is not None:
+        if changes:
             folder.write_config(config, run)
         return cls(config, run, folder)
 

@@ -84,7 +84,7 @@ def rounds_to(history: History, target: float, metric: str = ACCURACY) -> int | 
 
 
 def with_totals(history: History) -> list[dict[str, Any]]:
-    """The records with running totals beside them: bits by link and in all, simulated and wall seconds.
+    """The records with running totals beside them: bits by link, with the server, in all; simulated and wall seconds.
 
     >>> [r["up_bits"] for r in with_totals([{"round": 1, "up_bytes": 2}, {"round": 2, "up_bytes": 3}])]
     [16, 40]
@@ -96,7 +96,8 @@ def with_totals(history: History) -> list[dict[str, Any]]:
         for total, part in COSTS.items():
             totals[total] += 8 * int(record.get(part) or 0)
         wall += float(record.get("seconds") or 0.0)
-        entry = {**record, **totals, "bits": sum(totals.values()), "wall_seconds": wall}
+        sums = {"server_bits": totals["up_bits"] + totals["down_bits"], "bits": sum(totals.values())}
+        entry = {**record, **totals, **sums, "wall_seconds": wall}
         if _measured(record.get("simulated_seconds")):
             simulated += float(record["simulated_seconds"])
             entry["simulated_total_seconds"] = simulated
@@ -118,7 +119,7 @@ def summarize(history: History, target: float | None = None) -> dict[str, Any]:
     if target is not None:
         found["target"] = target
         found["rounds_to_target"] = rounds_to(records, target) if ACCURACY in measured else None
-    for total in (*COSTS, "bits", "wall_seconds", "simulated_total_seconds"):
+    for total in (*COSTS, "server_bits", "bits", "wall_seconds", "simulated_total_seconds"):
         if total in final:
             found[total] = final[total]
     found["lost"] = sum(int(record.get("lost") or 0) for record in records)

@@ -10,6 +10,8 @@ behind those are reached.
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import random
 import struct
 import sys
@@ -20,6 +22,12 @@ from collections import Counter
 
 import numpy as np
 import torch
+
+if guided := __name__ == "__main__" and importlib.util.find_spec("atheris") is not None:
+    import atheris
+
+    with atheris.instrument_imports(include=["hansa.compress"]):
+        importlib.import_module("hansa.compress")
 
 from hansa.compress import PacketError, accumulate, cast, decode, identity, quantize, random_k, sign, top_k
 from hansa.compress.packet import HEADER
@@ -167,9 +175,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    try:
-        import atheris
-    except ImportError:
+    if not guided:
         began = time.perf_counter()
         outcomes = run(given.inputs, given.seed)
         print(
@@ -190,7 +196,6 @@ def main() -> None:
         damaged = chosen[:at] + data[2:] + chosen[at + len(data) - 2 :]
         check(mend(damaged) if mended else damaged, genuine=bool(mended) or damaged in known)
 
-    atheris.instrument_all()
     atheris.Setup([sys.argv[0], f"-runs={given.inputs}", f"-seed={given.seed + 1}"], one)
     atheris.Fuzz()
 

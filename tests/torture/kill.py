@@ -2,7 +2,7 @@
 
 ``python -m torture.kill 200`` (with ``tests`` on the path) kills and resumes 200 runs of the command ``hansa run``.
 Most are forked from one process that has torch loaded, so that the moments fall into the run and not into imports;
-every tenth is a fresh interpreter.
+every tenth is a fresh interpreter, and every twentieth has another number of workers, one to four, at every start.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 # before torch is loaded: a process with threads cannot be forked
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -34,7 +35,7 @@ from hansa.keys import Key
 from hansa.store import DiskStore
 
 ROUNDS = 10
-COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "model.name=mlp", "checkpoint.minutes=60")
+COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "checkpoint.minutes=60")
 HALF = "sample={participation: 0.5}"
 CASES: dict[str, tuple[str, ...]] = {
     "fedavg": ("fedavg", HALF),
@@ -51,11 +52,13 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def command(case: str, folder: Path, *more: str) -> list[str]:
+def command(case: str, folder: Path, workers: int, every: int) -> list[str]:
     """``hansa run``, to begin the run in a folder or to go on with the one that is there."""
     preset, *words = CASES[case]
-    sets = [argument for change in (*COMMON, *words, *more) for argument in ("--set", change)]
-    return ["run", "--preset", preset, *sets, "--out", str(folder), "--resume", "--quiet"]
+    changes = (*COMMON, *words, f"checkpoint.every={every}")
+    sets = [argument for change in changes for argument in ("--set", change)]
+    place = ["--out", str(folder), "--resume", "--workers", str(workers), "--quiet"]
+    return ["run", "--preset", preset, *sets, *place]
 
 
 class Child:
@@ -63,11 +66,13 @@ class Child:
 
     def __init__(self, arguments: list[str], log: Path, fresh: bool) -> None:
         self.code: int | None = None
+        self.fresh: subprocess.Popen[bytes] | None = None
         self.log = log
         with log.open("ab") as output:
             if fresh:
                 start = [sys.executable, "-c", "from hansa.cli import main; main()", *arguments]
-                self.pid = subprocess.Popen(start, stdout=output, stderr=output, stdin=subprocess.DEVNULL).pid
+                self.fresh = subprocess.Popen(start, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+                self.pid = self.fresh.pid
                 return
             self.pid = os.fork()
             if self.pid == 0:
@@ -95,10 +100,12 @@ class Child:
             pid, status = os.waitpid(self.pid, 0 if until is None else os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
+                if self.fresh is not None:
+                    self.fresh.returncode = self.code  # it is ours to wait for
             elif until is not None and time.monotonic() >= until:
                 return None
             elif until is not None:
-                time.sleep(min(0.002, max(0.0, until - time.monotonic())))
+                time.sleep(min(0.005, max(0.0, until - time.monotonic())))
         return self.code
 
     def kill(self) -> None:
@@ -155,19 +162,23 @@ def sha(tree: Any) -> str:
 
 
 class Unkilled:
-    """The runs that nobody disturbs, made when first asked for: what comes of them, and how long they take."""
+    """The runs that nobody disturbs: what comes of them, and how long a run takes in each way of starting it."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.known: dict[tuple[str, bool], tuple[dict[str, str], float]] = {}
+        self.expected: dict[str, dict[str, str]] = {}
+        self.seconds: dict[tuple[bool, int], float] = {}
 
-    def __call__(self, case: str, fresh: bool) -> tuple[dict[str, str], float]:
-        if (case, fresh) not in self.known:
-            folder = self.place / f"unkilled {case} {fresh}"
-            began = time.monotonic()
-            finish(Child(command(case, folder, "workers=1", "checkpoint.every=1"), log_of(folder), fresh))
-            self.known[case, fresh] = fingerprint(folder), time.monotonic() - began
-        return self.known[case, fresh]
+    def add(self, case: str, fresh: bool, workers: int) -> None:
+        """Make what is not known yet."""
+        if case in self.expected and (fresh, workers) in self.seconds:
+            return
+        folder = self.place / f"unkilled {case} {fresh} {workers}"
+        began = time.monotonic()
+        finish(Child(command(case, folder, workers, 1), log_of(folder), fresh))
+        self.seconds.setdefault((fresh, workers), time.monotonic() - began)
+        found = fingerprint(folder)
+        assert self.expected.setdefault(case, found) == found, f"{case}: the number of workers changed the result"
 
 
 def log_of(folder: Path) -> Path:
@@ -178,26 +189,35 @@ def finish(child: Child) -> None:
     assert child.wait() == 0, f"exit code {child.code}: {child.log.read_text()[-2000:]}"
 
 
+def kind(number: int) -> tuple[str, bool, int]:
+    """The method of a trial, whether it is a fresh interpreter, and its workers."""
+    return list(CASES)[number % len(CASES)], number % 10 == 9, 2 if number % 20 == 19 else 1
+
+
+def some(workers: int, draw: np.random.Generator) -> int:
+    """One worker, or in trials with several another number at every start."""
+    return 1 if workers == 1 else int(draw.integers(1, 5))
+
+
 def trial(number: int, seed: int, place: Path, unkilled: Unkilled) -> Counter[str]:
     """One run, killed one to three times and resumed to its end; returns where it was killed."""
     draw = Key(seed).child("kill", number).numpy()
-    case = list(CASES)[number % len(CASES)]
-    fresh = number % 10 == 9
-    expected, duration = unkilled(case, fresh)
+    case, fresh, workers = kind(number)
+    expected, seconds = unkilled.expected[case], unkilled.seconds[fresh, workers]
     seen: Counter[str] = Counter()
     while not seen["kills"]:  # a run that was quicker than the kill proves nothing
         folder = place / f"trial {number}"
         shutil.rmtree(folder, ignore_errors=True)
-        words = command(case, folder, f"workers={1 + int(draw.integers(2))}", f"checkpoint.every={draw.integers(1, 4)}")
+        every = int(draw.integers(1, 4))
         for _ in range(int(draw.integers(1, 4))):
-            child = Child(words, log_of(folder), fresh)
-            if child.wait(time.monotonic() + float(draw.uniform(0, duration))) is not None:
+            child = Child(command(case, folder, some(workers, draw), every), log_of(folder), fresh)
+            if child.wait(time.monotonic() + float(draw.uniform(0, 1.3 * seconds))) is not None:
                 finish(child)
                 break
             child.kill()
             seen.update(kills=1)
             seen[f"at round {closed(folder)}"] += 1
-        finish(Child(words, log_of(folder), fresh))
+        finish(Child(command(case, folder, some(workers, draw), every), log_of(folder), fresh))
     found = fingerprint(folder)
     different = [name for name in expected if found[name] != expected[name]]
     assert not different, f"trial {number}, {case}: {', '.join(different)} differ from the unkilled run"
@@ -252,7 +272,7 @@ def run(count: int, place: Path, seed: int = 0, jobs: int = 2, first: int = 0) -
     unkilled = Unkilled(place)
     numbers = range(first, first + count)
     for number in numbers:
-        unkilled(list(CASES)[number % len(CASES)], number % 10 == 9)
+        unkilled.add(*kind(number))
     return share(lambda number: trial(number, seed, place, unkilled), numbers, jobs)
 
 

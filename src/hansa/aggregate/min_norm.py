@@ -258,16 +258,16 @@ class _Problem:
     def newton(self, gradient: Tensor, free: Tensor) -> Tensor:
         """The step to the minimum over sum = const of the free weights. A ridge near rounding error makes a
         rank-deficient block solvable; steps are taken from the true gradient, so repeating them removes its trace."""
-        block = self.matrix if len(free) == self.size else self.matrix[free][:, free]
+        block = self.matrix.clone() if len(free) == self.size else self.matrix[free][:, free]
+        diagonal = block.diagonal().clone()
         uneven = gradient[free] - gradient[free].mean()  # centred first: what remains is small, and so is its error
         right = torch.stack((uneven, torch.ones_like(uneven)), 1)
         ridge = self.length[free].square().clamp(min=1e-30) * (4 * self.size * EPS)
         for _ in range(12):
-            shifted = block.clone()
-            shifted.diagonal().add_(ridge)
-            factor, failed = torch.linalg.cholesky_ex(shifted)
+            block.diagonal().copy_(diagonal + ridge)
+            factor, failed = torch.linalg.cholesky_ex(block)
             if not int(failed):
-                first, second = torch.cholesky_solve(right, factor).unbind(1)
+                first, second = _solve(factor, right).unbind(1)
                 step = second * (first.sum() / second.sum()) - first
                 return step - step.mean()  # the sum is zero up to rounding; now to the last bit of it
             ridge = ridge * 10
@@ -294,7 +294,7 @@ class _Problem:
         value = level = float(weights @ gradient)
         slack = sides * (weights - bounds)
         dual = (sides * (gradient - level)).clamp(min=0) + value
-        work = torch.empty_like(matrix)
+        barred = matrix.clone()
 
         for _ in range(INTERIOR_STEPS):
             gradient = matrix @ weights + shift
@@ -304,12 +304,12 @@ class _Problem:
             # the residual starts at zero and stays there, to rounding
             if product <= max(1e-10 * value, self.rounding * float(self.length[free] @ weights) ** 2):
                 break
-            work.copy_(matrix).diagonal().add_((dual / slack).sum(0))
-            factor, failed = torch.linalg.cholesky_ex(work)
+            barred.diagonal().copy_(matrix.diagonal() + (dual / slack).sum(0))
+            factor, failed = torch.linalg.cholesky_ex(barred)
             if int(failed):
                 break
             self.iterations += 1
-            unit = torch.cholesky_solve(torch.ones_like(residual)[:, None], factor)[:, 0]
+            unit = _solve(factor, torch.ones_like(residual)[:, None])[:, 0]
             newton = _Newton(factor, unit, residual, slack, dual, sides, total - float(weights.sum()))
             step, rise, dual_step = newton.toward(-slack * dual)
             reach = min(1.0, _reach(slack, sides * step), _reach(dual, dual_step))
@@ -332,7 +332,7 @@ class _Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Newton:
-    """The linear system of one interior-point iteration, factored once and solved twice."""
+    """The linear system of one interior-point iteration, factored once and solved for two targets."""
 
     factor: Tensor
     unit: Tensor
@@ -344,10 +344,16 @@ class _Newton:
 
     def toward(self, target: Tensor) -> tuple[Tensor, float, Tensor]:
         right = (self.sides * (target / self.slack)).sum(0) - self.residual
-        solved = torch.cholesky_solve(right[:, None], self.factor)[:, 0]
+        solved = _solve(self.factor, right[:, None])[:, 0]
         rise = float((self.missing - solved.sum()) / self.unit.sum())
         step = solved + rise * self.unit
         return step, rise, (target - self.dual * (self.sides * step)) / self.slack
+
+
+def _solve(factor: Tensor, right: Tensor) -> Tensor:
+    """x of L L' x = right, by two triangular solves: several times as fast as one cholesky_solve."""
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
 
 
 def _reach(value: Tensor, step: Tensor) -> float:

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from hansa.cli.running import Quiet, Rounds, Seed, Sets, Workers, changes, follow
@@ -125,21 +128,36 @@ def show(
     from hansa.config import algorithm, from_text
 
     target = report.common_target(entries)
-    out().print(ranked_table(report.rank(entries, target), target))
+    console = out()
+    console.print(ranked_table(report.rank(entries, target), target, console))
     configs = cited or [from_text(entry.config) for entry in entries if entry.config]
     citations = bibtex([algorithm(config) for config in configs])
     report.write(page, entries, title=title, lead=lead, facts=facts, target=target, holdings=held, citations=citations)
     out().print(f"\nreport: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
 
 
-def ranked_table(standings: Sequence[Standing], target: float | None) -> Table:
-    """The ranking for the terminal; the best of each column stands out."""
+def ranked_table(standings: Sequence[Standing], target: float | None, console: Console) -> Table:
+    """The ranking for the terminal, the best of each column in green; columns that do not fit are left to the page."""
     from hansa.report.page import columns
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("#", justify="right", style="dim")
-    table.add_column("method", style="bold", no_wrap=True)
     shown = columns(standings, target)
+    unbounded = console.options.update(width=10_000)
+    for key in (*_DISPENSABLE, None):
+        table = _ranked_table(standings, shown)
+        if key is None or Measurement.get(console, unbounded, table).maximum <= console.width:
+            break
+        shown = [column for column in shown if column[1] != key]
+    return table
+
+
+_DISPENSABLE = ("wall_seconds", "last5_test_loss", "down_bits", "best_test_accuracy", "peer_bits", "lost")
+"""What a narrow terminal does without, first to last."""
+
+
+def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str, Any, bool]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("#", justify="right", style="dim", no_wrap=True)
+    table.add_column("method", style="bold", no_wrap=True)
     best: dict[str, Any] = {}
     for heading, key, _, smaller in shown:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -152,7 +170,7 @@ def ranked_table(standings: Sequence[Standing], target: float | None) -> Table:
             value = standing.numbers.get(key)
             text = write(value) if value is not None or key == "rounds_to_target" else "–"
             cells.append(f"[green]{text}[/]" if key in best and value == best[key] else text)
-        table.add_row(str(position), standing.entry.name, *cells)
+        table.add_row(str(position), escape(standing.entry.name), *cells)
     return table
 
 

@@ -26,25 +26,27 @@ LINES = 20
 
 
 class Shown:
-    """The newest numbers of a run: the last measured accuracy and loss, all bits so far, all clients lost so far."""
+    """The newest numbers of a run: the last measured accuracy and loss; bits and lost clients so far."""
 
     def __init__(self) -> None:
         self.accuracy: float | None = None
         self.loss: float | None = None
-        self.bits = 0
+        self.bits = self.peer_bits = 0
         self.lost = 0
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Note a round."""
         self.accuracy = record.get("test_accuracy", self.accuracy)
         self.loss = record.get("test_loss", record.get("loss", record.get("train_loss", self.loss)))
-        self.bits += 8 * sum(int(record.get(name) or 0) for name in ("up_bytes", "down_bytes", "peer_bytes"))
+        self.bits += 8 * (int(record.get("up_bytes") or 0) + int(record.get("down_bytes") or 0))
+        self.peer_bits += 8 * int(record.get("peer_bytes") or 0)
         self.lost += int(record.get("lost") or 0)
 
     def fields(self) -> list[str]:
         """As they are printed."""
         found = [] if self.accuracy is None else [f"accuracy {words.percent(self.accuracy)}"]
-        return [*found, f"loss {words.number(self.loss)}", f"sent {words.bits(self.bits)}", f"lost {self.lost}"]
+        sent = f"sent {words.bits(self.bits)}" + (f" + {words.bits(self.peer_bits)} to peers" if self.peer_bits else "")
+        return [*found, f"loss {words.number(self.loss)}", sent, f"lost {self.lost}"]
 
 
 class Bars:

@@ -53,7 +53,7 @@ def run(
 
     check(track or [])
     if resume and folder is not None and RunFolder(folder).exists:
-        carry_out(Experiment.resumed(folder, rounds=rounds), quiet, track or [])
+        carry_out(Experiment.resumed(folder, rounds=rounds, workers=workers), quiet, track or [])
         return
     read = read_config(config, preset, changes(sets, rounds, seed, workers))
     place = folder if folder is not None else free_folder("runs", read.title)
@@ -64,6 +64,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped, killed, or is to go on.")],
     rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="Go on to this round.", min=1)] = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-w", help="Others than before.", min=1)] = None,
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
@@ -72,7 +73,7 @@ def resume(
     from hansa.track import check
 
     check(track or [])
-    carry_out(Experiment.resumed(folder, rounds=rounds), quiet, track or [])
+    carry_out(Experiment.resumed(folder, rounds=rounds, workers=workers), quiet, track or [])
 
 
 def changes(

@@ -18,8 +18,8 @@ POINTS = 1500
 """More rounds than this are thinned out for drawing; tables use them all."""
 
 DRAWN = (
-    "round", "bits", "simulated_total_seconds", "wall_seconds", "test_accuracy", "test_loss", "global_loss", "loss",
-    "train_loss", "diversity", "update_norm", "consensus", "lost",
+    "round", "server_bits", "bits", "simulated_total_seconds", "wall_seconds", "test_accuracy", "test_loss",
+    "global_loss", "loss", "train_loss", "diversity", "update_norm", "consensus", "lost",
 )  # fmt: skip
 
 

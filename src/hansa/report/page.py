@@ -158,7 +158,7 @@ def _tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
         return found
     for what, cost, written in (
         ("fewest rounds", "round", lambda n: f"{n} rounds"),
-        ("fewest bits", "bits", words.bits),
+        ("fewest bits with the server", "server_bits", words.bits),
         ("least simulated time", "simulated_total_seconds", words.duration),
     ):
         costs = [(standing, _cost_at(standing.entry, target, cost)) for standing in standings]

@@ -7,7 +7,7 @@
     train_loss: ["local loss", plain], diversity: ["diversity", plain], update_norm: ["update norm", plain], consensus: ["consensus", plain],
   };
   const AXES = {
-    round: ["communication rounds", whole], bits: ["bits sent, all links", bits],
+    round: ["communication rounds", whole], server_bits: ["bits to and from the server", bits],
     simulated_total_seconds: ["simulated time", time], wall_seconds: ["wall time", time],
   };
   const measured = (name) => data.runs.some((run) => (run.series[name] || []).some(Number.isFinite));

@@ -1,0 +1,108 @@
+"""The workloads that everyone runs, as arrays in files: one partition, one first model, one number of steps for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from hansa import data, models
+from hansa.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """FedAvg: ``clients`` hold a Dirichlet(0.6) share each, ``cohort`` of them a round do ``steps`` steps of ``batch``.
+
+    Every client holds at least one batch, so that all batches are full and every contender does the same work.
+    Updates count equally.
+    """
+
+    name: str
+    model: str
+    clients: int
+    cohort: int
+    steps: int
+    batch: int
+    lr: float = 0.05
+    rounds: int = 20
+
+    @property
+    def steps_a_round(self) -> int:
+        return self.cohort * self.steps
+
+    def module(self) -> nn.Module:
+        return models.build(self.model, classes=10, shape=(1, 28, 28))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model}, {self.clients} clients, {self.cohort} a round, {self.steps} steps of {self.batch}, "
+            f"lr {self.lr}, {self.rounds} rounds"
+        )
+
+
+W1 = Workload("W1", "cnn_29k", clients=100, cohort=10, steps=24, batch=50)
+W2 = Workload("W2", "mlp", clients=1000, cohort=50, steps=10, batch=20)
+WORKLOADS = {workload.name: workload for workload in (W1, W2)}
+ROWS = 60_000  # of Fashion-MNIST
+
+
+def fashion() -> tuple[data.Dataset, str]:
+    """Fashion-MNIST if its files are there, else the embedded part of it; and a note that says which."""
+    if data.present("fashion-mnist"):
+        return data.load("fashion-mnist"), "Fashion-MNIST (60,000 images)"
+    note = (
+        "fashion-mini, the embedded 10,000 images of Fashion-MNIST, each dealt six times, since the full set is not in "
+        "the data folder: the work is the same, accuracies are lower. `hansa data get fashion-mnist` fetches it"
+    )
+    return data.load("fashion-mini"), note
+
+
+def deal(found: data.Dataset, workload: Workload, seed: int = 0) -> data.FederatedData:
+    """The set dealt to the workload's clients; a smaller set is dealt as if repeated to Fashion-MNIST's size."""
+    times = -(-ROWS // len(found.targets))
+    labels = found.targets.repeat(times)
+    how = data.dirichlet(0.6, min_size=workload.batch)
+    split = how.split(labels, workload.clients, Key(seed).child("partition"))
+    return data.with_clients(found, data.Split(split.index % len(found.targets), split.offsets))
+
+
+def write(workload: Workload, found: data.Dataset, folder: Path, seed: int = 0) -> None:
+    """The workload as plain arrays, images [n, 1, 28, 28], and the first model under the names of its parameters."""
+    dealt = deal(found, workload, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(
+        folder / f"{workload.name}.npz",
+        inputs=dealt.inputs.contiguous().numpy(),
+        targets=dealt.targets.numpy(),
+        index=dealt.index.numpy(),
+        offsets=dealt.offsets.numpy(),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        save_weights(folder / f"{workload.name}-start.npz", workload.module())
+
+
+def save_weights(path: Path, module: nn.Module) -> None:
+    np.savez(path, **{name: value.detach().numpy() for name, value in module.named_parameters()})
+
+
+def load_weights(path: Path, module: nn.Module) -> nn.Module:
+    """The module with the parameters of a file."""
+    with np.load(path) as held:
+        module.load_state_dict({name: torch.from_numpy(held[name]) for name in held.files})
+    return module
+
+
+def accuracy(workload: Workload, weights: Path, found: data.Dataset) -> float:
+    """Test accuracy of saved weights: one judge for all contenders."""
+    assert found.test_inputs is not None
+    assert found.test_targets is not None
+    module = load_weights(weights, workload.module()).eval()
+    with torch.no_grad():
+        parts = zip(found.test_inputs.split(500), found.test_targets.split(500), strict=True)
+        hits = sum(int((module(inputs).argmax(1) == targets).sum()) for inputs, targets in parts)
+    return hits / len(found.test_targets)
