@@ -94,16 +94,12 @@ class _Watch:
     def end(self, patience: float = 5.0) -> None:
         """Ask whatever is left to end, then make it."""
         for wanted in (signal.SIGTERM, signal.SIGKILL):
-            # a process between fork and exec still has its parent's environment: look at all again
-            self._others.clear()
             left = set(self.alive())
             for pid in left:
                 with contextlib.suppress(OSError):
                     os.kill(pid, wanted)
             until = time.perf_counter() + patience
             while left and time.perf_counter() < until:
-                with contextlib.suppress(OSError):
-                    os.waitpid(-1, os.WNOHANG)
                 left = {pid for pid in left if _runs(pid)}
                 time.sleep(0.02)
             if not left:

@@ -47,7 +47,7 @@ class Common(TypedDict, total=False):
     weight_decay: float
     clip: float | None
     compressor: Compressor
-    two_way: bool | Compressor
+    two_way: bool | Compressor | Downlink
 
 
 class Adaptive(Common, total=False):
@@ -369,9 +369,9 @@ def _links(name: str, common: Common) -> tuple[Downlink, Uplink]:
     if not hasattr(compressor, "encode"):
         raise refuse(name, "compressor", compressor, "a compressor", "hansa.compress.sign() is one.")
     down = common.get("two_way", False)
-    if not down:
-        return direct(), error_feedback(compressor)
-    return replica(compressor if isinstance(down, bool) else down), error_feedback(compressor)
+    if isinstance(down, bool):
+        return replica(compressor) if down else direct(), error_feedback(compressor)
+    return replica(down) if isinstance(down, Compressor) else down, error_feedback(compressor)
 
 
 def _work(name: str, common: Common) -> LocalWork:

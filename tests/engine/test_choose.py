@@ -48,7 +48,7 @@ def test_a_small_run_stays_serial_and_says_so(caplog):
     task = lab.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(None, rounds=3)))
-    assert [record.message for record in caplog.records] == ["serial: the run was too short for workers to pay"]
+    assert [record.message for record in caplog.records] == ["serial: workers would not have paid in so short a run"]
 
 
 def test_workers_take_over_in_the_middle_of_a_round_when_they_pay(caplog, monkeypatch):

@@ -155,6 +155,8 @@ _DISPENSABLE = ("wall_seconds", "last5_test_loss", "down_bits", "best_test_accur
 
 
 def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str, Any, bool]]) -> Table:
+    from hansa.report.page import QUIET
+
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", style="dim", no_wrap=True)
     table.add_column("method", style="bold", no_wrap=True)
@@ -162,7 +164,7 @@ def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str,
     for heading, key, _, smaller in shown:
         table.add_column(heading, justify="right", no_wrap=True)
         values = [s.numbers[key] for s in standings if s.numbers.get(key) is not None]
-        if len(set(values)) > 1:
+        if len(set(values)) > 1 and key not in QUIET:
             best[key] = min(values) if smaller else max(values)
     for position, standing in enumerate(standings, start=1):
         cells = []

@@ -63,4 +63,6 @@ def facts(config: Config) -> list[str]:
 def holdings(config: Config) -> Holdings:
     """Who holds what in the demo."""
     held = build.federated(config)
-    return Holdings(held.label_counts().tolist(), source(config.data.name).class_names, str(held.summary()))
+    return Holdings(
+        held.label_counts().tolist(), source(config.data.name).class_names, str(held.summary()).replace("\n", "; ")
+    )

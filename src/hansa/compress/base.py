@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from hansa.errors import refuse
 from hansa.keys import Key
 
 
+@runtime_checkable
 class Compressor(Protocol):
     """An operator C on flat vectors with E||C(x) - x||^2 <= q^2 ||x||^2, q = ``contraction(dim)``, and C(0) = 0.
 

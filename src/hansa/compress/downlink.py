@@ -12,7 +12,7 @@ from torch import Tensor
 from hansa.compress.base import Compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.packet import Packet, PacketError
-from hansa.errors import HansaError
+from hansa.errors import HansaError, whole
 from hansa.keys import Key
 from hansa.types import State
 
@@ -67,12 +67,17 @@ class replica:
     shorter than the whole. A client counts as up to date once its report came back. Where x stayed nothing is sent.
 
     With ``public_start`` the initial vector is known to all, being made from the public seed; else a client's first
-    message is the whole replica.
+    message is the whole replica. ``every`` moves the replica in every so many rounds only: clients train from a slightly
+    older model, and those that were away have fewer increments to hear.
     """
 
     compressor: Compressor
     public_start: bool = True
+    every: int = 1
     cites: ClassVar[tuple[str, ...]] = ("wang2022",)
+
+    def __post_init__(self) -> None:
+        whole("replica", "every", self.every, "1 moves the replica in every round.")
 
     def init(self, x: Tensor) -> State:
         return {"replica": x.detach().clone(), "version": 0, "round": -1, "log": [], "held": {}}
@@ -84,15 +89,15 @@ class replica:
         if x.shape != vector.shape or x.dtype != vector.dtype:
             found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (x, vector))
             raise HansaError(f"replica.broadcast: the vector is {found}, the replica {wanted}: from another model?")
-        whole = Packet.of(vector, "whole")
-        if not torch.equal(x, vector):
+        full = Packet.of(vector, "whole")
+        if round % self.every == 0 and not torch.equal(x, vector):
             packet = self.compressor.encode(x - vector, key)
             vector = accumulate(packet, vector.clone())
-            whole = Packet.of(vector, "whole")
+            full = Packet.of(vector, "whole")
             version += 1
             log.append(torch.frombuffer(bytearray(packet.bytes), dtype=torch.uint8))
             size = sum(map(len, log))
-            while size >= whole.nbytes:
+            while size >= full.nbytes:
                 size -= len(log.pop(0))
         increments = [Packet.parse(memoryview(entry.numpy())) for entry in log]
         oldest = version - len(log)
@@ -101,7 +106,7 @@ class replica:
         for client in clients:
             base = state["held"].get(str(client), 0 if self.public_start else None)
             bases[client] = base if base is not None and base >= oldest else None
-            messages[client] = (whole,) if bases[client] is None else tuple(increments[base - oldest :])
+            messages[client] = (full,) if bases[client] is None else tuple(increments[base - oldest :])
         after = {"replica": vector, "version": version, "round": round, "log": log}
         return Broadcast(vector, messages, bases), {**after, "held": _worth(state["held"], oldest)}
 

@@ -93,7 +93,7 @@ class Auto:
 
     def close(self) -> None:
         if self._open:
-            log.info("serial: the run was too short for workers to pay")
+            log.info("serial: workers would not have paid in so short a run")
         if self._pool is not None:
             self._pool.close()
 

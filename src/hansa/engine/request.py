@@ -105,7 +105,12 @@ def perform(request: Request, algorithm: Algorithm, task: TaskLike, shell: Any) 
             return task.evaluate(shell, request.vectors)
         return shell.evaluate(request.vectors, *request.piece)
     except Exception as error:
-        return Failure(f"{_scene(request, error)}: {type(error).__name__}: {error}", traceback.format_exc())
+        return Failure(str(blamed(request, error)), traceback.format_exc())
+
+
+def blamed(request: Request, error: Exception) -> HansaError:
+    """The error that names where another happened: round, client and step."""
+    return HansaError(f"{_scene(request, error)}: {type(error).__name__}: {error}")
 
 
 def describe(request: Request) -> str:

@@ -24,6 +24,9 @@ _MARK = (
     '<path d="M10.7 6.8 5.8 15.7M13.3 6.8l4.9 8.9M7.1 18h9.8"/></svg>'
 )
 
+QUIET = ("peer_bits", "lost")
+"""Columns that are left out where they are all zero, and in which having none is no merit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
@@ -111,7 +114,7 @@ def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[s
     found = []
     for column in known:
         values = [standing.numbers.get(column[1]) for standing in standings]
-        quiet = column[1] in ("peer_bits", "lost") and not any(values)
+        quiet = column[1] in QUIET and not any(values)
         if any(value is not None for value in values) and not quiet:
             found.append(column)
     return found
@@ -122,7 +125,7 @@ def _table(standings: Sequence[Standing], places: Sequence[int], target: float |
     best: dict[str, Any] = {}
     for _, key, _, smaller in shown:
         values = [s.numbers[key] for s in standings if s.numbers.get(key) is not None]
-        if len(set(values)) > 1:
+        if len(set(values)) > 1 and key not in QUIET:
             best[key] = min(values) if smaller else max(values)
     head = "".join(f"<th>{escape(heading)}</th>" for heading, *_ in shown)
     rows = []

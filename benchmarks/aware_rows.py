@@ -1,0 +1,148 @@
+"""FedAWARE's aggregator over momentum rows on disk, driven with synthetic updates.
+
+    python aware_rows.py disk|naive CLIENTS DIM PARTICIPANTS ROUNDS FOLDER ANSWER.json
+
+"disk" is `hansa.aggregate.aware` over a `DiskStore` that holds a row of every client. "naive" holds all rows in one
+matrix, makes the whole Gram matrix anew each round, and forms the direction from all rows.
+
+Row i is sum_k c_ik b_k + e_i, b_k dense and random, e_i on a block of coordinates of its own: so the Gram matrix of all
+clients is known without reading a row, and a run can begin with every client seen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hansa.aggregate import aware, min_norm
+from hansa.aggregate.aware import MOMENTUM
+from hansa.keys import Key
+from hansa.store import DiskStore
+from hansa.types import Population, RoundContext, Update
+
+FACTORS = 16
+AWARE = importlib.import_module("hansa.aggregate.aware")  # the module, whose name the part of that name hides
+
+
+class Rows:
+    """The synthetic momenta."""
+
+    def __init__(self, clients: int, dim: int) -> None:
+        self.clients, self.dim = clients, dim
+        draw = Key(0).child("rows").numpy()
+        self.basis = torch.from_numpy(draw.standard_normal((FACTORS, dim), dtype="float32")) / dim**0.5
+        # around a common direction, as the updates of clients that share a model are
+        self.weights = torch.from_numpy(draw.standard_normal((clients, FACTORS)))
+        self.weights[:, 0] += 3.0
+        self.block, self.own = dim // clients, 2.0
+
+    def row(self, client: int) -> torch.Tensor:
+        found = self.weights[client].float() @ self.basis
+        found[client * self.block : (client + 1) * self.block] += self.own / self.block**0.5
+        return found
+
+    def gram(self) -> torch.Tensor:
+        """<m_i, m_j> of all, from the factors."""
+        basis = self.basis.double()
+        shared = self.weights @ (basis @ basis.T) @ self.weights.T
+        blocks = basis[:, : self.clients * self.block].view(FACTORS, self.clients, self.block).sum(2)
+        cross = self.weights @ blocks * (self.own / self.block**0.5)
+        return shared + cross + cross.T + self.own**2 * torch.eye(self.clients, dtype=torch.float64)
+
+
+def updates(rows: Rows, participants: int, round: int) -> list[Update]:
+    """Fresh updates of some clients: their rows with noise."""
+    draw = Key(1).child("updates", round).numpy()
+    chosen = sorted(draw.choice(rows.clients, participants, replace=False).tolist())
+    noise = torch.from_numpy(draw.standard_normal((participants, rows.dim), dtype="float32")) / rows.dim**0.5
+    return [Update(c, i, rows.row(c) + noise[i], 100, 24.0) for i, c in enumerate(chosen)]
+
+
+class Split:
+    """Where the time of a round goes: functions and methods are timed where they are called."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*given, **named)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+        return measured
+
+
+def on_disk(rows: Rows, participants: int, rounds: int, folder: Path) -> dict[str, Any]:
+    split = Split()
+    part = aware(rows="disk")
+    population = Population((100,) * rows.clients)
+    with DiskStore(folder) as store:
+        for turn, start in enumerate(range(0, rows.clients, 50)):
+            some = range(start, min(start + 50, rows.clients))
+            store.commit(turn, {client: {MOMENTUM: rows.row(client)} for client in some})
+        state = {**part.init(rows.dim, rows.clients), "clients": list(range(rows.clients)), "gram": rows.gram()}
+        store.read_many = split.timed("reading participants' rows", store.read_many)  # type: ignore[method-assign]
+        store.dot = split.timed("Gram refresh (streams all rows)", store.dot)  # type: ignore[method-assign]
+        store.combine = split.timed("forming the direction", store.combine)  # type: ignore[method-assign]
+        AWARE.min_norm = split.timed("min-norm solve", AWARE.min_norm)
+        found, parts, density = [], [], 0
+        for round in range(rounds + 1):  # the first warms up: rows are verified by SHA-256 when first met
+            given = updates(rows, participants, round)
+            split.seconds.clear()
+            began = time.perf_counter()
+            ctx = RoundContext(round, population, tuple(u.client for u in given), store)
+            combined = part.combine(given, state, ctx)
+            split.timed("committing rows", store.commit)(store.generation, combined.rows)
+            found.append(time.perf_counter() - began)
+            parts.append(dict(split.seconds))
+            state, density = combined.state, combined.info["density"]
+    return {"seconds": found[1:], "first": found[0], "split": _medians(parts[1:]), "density": density}
+
+
+def naive(rows: Rows, participants: int, rounds: int) -> dict[str, Any]:
+    held = torch.stack([rows.row(client) for client in range(rows.clients)])
+    found = []
+    for round in range(rounds + 1):
+        given = updates(rows, participants, round)
+        began = time.perf_counter()
+        for update in given:
+            held[update.client].mul_(0.5).add_(update.vector, alpha=0.5)
+        weights = min_norm((held @ held.T).double()).weights
+        _ = weights.float() @ held
+        found.append(time.perf_counter() - began)
+    return {"seconds": found[1:]}
+
+
+def _medians(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(part.get(name, 0.0) for part in parts) for name in parts[0]} if parts else {}
+
+
+def main() -> None:
+    how, clients, dim, participants, rounds = sys.argv[1], *map(int, sys.argv[2:6])
+    folder, answer = Path(sys.argv[6]), Path(sys.argv[7])
+    torch.set_num_threads(1)
+    rows = Rows(clients, dim)
+    if how == "naive":
+        answer.write_text(json.dumps(naive(rows, participants, rounds)))
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        answer.write_text(json.dumps(on_disk(rows, participants, rounds, folder)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

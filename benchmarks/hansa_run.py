@@ -1,0 +1,133 @@
+"""Hansa as a contender: the job of ``peers/job.py``, its variant "workers=2 native" or "workers=1 eager".
+
+With "bare" in the variant each round is followed by its own steps once more, without the engine around them: what a
+round takes beyond that is the engine's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import data, models
+from hansa.local import descend
+from hansa.local.work import Work
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+from job import Clock, Job, finish
+
+
+def first_model(name: str, start: str) -> nn.Module:
+    """The model with the weights it starts from."""
+    module = models.build(name, classes=10, shape=(1, 28, 28))
+    with np.load(start) as held:
+        module.load_state_dict({name: torch.from_numpy(held[name]) for name in held.files})
+    return module
+
+
+def main() -> None:
+    job = Job.given()
+    words = job.variant.split()
+    workers = next(int(word.removeprefix("workers=")) for word in words if word.startswith("workers="))
+    with np.load(job.data) as held:
+        arrays = {name: torch.from_numpy(held[name]) for name in held.files}
+    dealt = data.FederatedData(**arrays, classes=10, name="fashion")
+    factory = partial(first_model, job.model, job.start)
+    task = hansa.Task(factory, cross_entropy, dealt, native="native" in words)
+    algorithm = hansa.presets.fedavg(
+        local_lr=job.lr, steps=job.steps, batch_size=job.batch, participation=job.cohort / job.clients
+    )
+    clock = Clock()
+    bare = Bare(job, task, algorithm, workers) if "bare" in words else None
+
+    def round_ended(run: hansa.Run, record: dict[str, Any]) -> None:
+        clock.tick()
+        if bare is not None:
+            bare.repeat(record)
+
+    run = hansa.run(
+        algorithm,
+        task,
+        rounds=job.rounds,
+        seed=job.seed,
+        workers=workers,
+        evaluate_every=0,
+        callbacks=[round_ended],
+    )
+    named = {name: value.detach().numpy() for name, value in run.model.named_parameters()}
+    more = {} if bare is None else {"bare": bare.seconds, "round": bare.rounds}
+    finish(job, clock, named, **more)
+
+
+class Bare:
+    """The same steps of the same clients on the same batches, in as many threads, and nothing else."""
+
+    def __init__(self, job: Job, task: hansa.Task, algorithm: hansa.Algorithm, workers: int) -> None:
+        self.job, self.algorithm = job, algorithm
+        self.key = hansa.Key(job.seed)
+        self.shells = [task.shell(torch.float32, torch.device("cpu")) for _ in range(workers)]
+        self.start = task.start(self.key, torch.float32)["model"]
+        self.seconds: list[float] = []
+        self.rounds: list[float] = []
+
+    def repeat(self, record: dict[str, Any]) -> None:
+        """Time the steps of a round that has just ended; the batches are drawn before the clock starts."""
+        self.rounds.append(record["seconds"])
+        work = Work(self.job.steps, self.job.batch)
+        shares: list[list[tuple[int, Any, Any]]] = [[] for _ in self.shells]
+        for place, client in enumerate(record["clients"]):
+            shell = self.shells[place % len(self.shells)]
+            key = self.key.child("local", record["round"] - 1, client)
+            drawn = _Drawn(shell, shell.rows(client, work, key.child("batch")))
+            descent = self.algorithm.local.descent(0, self.start, (0.0, None))
+            shares[place % len(self.shells)].append((client, drawn, descent))
+        for shell in self.shells:
+            shell.load(self.start, None)
+        threads = [threading.Thread(target=self._steps, args=(share, work)) for share in shares[1:]]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        self._steps(shares[0], work)
+        for thread in threads:
+            thread.join()
+        self.seconds.append(time.perf_counter() - began)
+
+    def _steps(self, share: list[tuple[int, Any, Any]], work: Work) -> None:
+        for client, shell, descent in share:
+            descend(shell, client, work, descent, self.key)
+
+    def overhead(self) -> float:
+        """The share of a round that is not steps."""
+        return 1 - statistics.median(self.seconds[1:]) / statistics.median(self.rounds[1:])
+
+
+class _Drawn:
+    """A shell whose batches are there already."""
+
+    def __init__(self, shell: Any, rows: Any) -> None:
+        self._shell, self._rows = shell, rows
+
+    def rows(self, client: int, work: Work, key: hansa.Key) -> Any:
+        return self._rows
+
+    def seed(self, key: hansa.Key) -> None:
+        """Nothing here draws."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shell, name)
+
+
+if __name__ == "__main__":
+    main()
