@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# before torch is loaded: a process with threads cannot be forked
-os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+if __name__ == "__main__":  # before torch is loaded: a process with threads cannot be forked
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class Child:
         assert self.code == -signal.SIGKILL
 
 
-def fingerprint(folder: Path) -> dict[str, str]:
+def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
     """SHA-256 of all that a finished run comes to: server, moments, clients' rows, ledger, history, model, summary."""
     state, meta = checkpoint.load(folder / "checkpoint")
     with DiskStore.open(folder / "clients") as store:
@@ -125,7 +125,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
     for timed in (*history, summary):  # the only numbers that may differ
         timed.pop("seconds", None)
         timed.pop("wall_seconds", None)
-    assert [record["round"] for record in history] == list(range(1, ROUNDS + 1))
+    assert [record["round"] for record in history] == list(range(1, rounds + 1))
     return {
         "server": sha(state["server"]),
         "ledger": sha(state["ledger"]),

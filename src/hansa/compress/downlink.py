@@ -67,8 +67,8 @@ class replica:
     shorter than the whole. A client counts as up to date once its report came back. Where x stayed nothing is sent.
 
     With ``public_start`` the initial vector is known to all, being made from the public seed; else a client's first
-    message is the whole replica. ``every`` moves the replica in every so many rounds only: clients train from a slightly
-    older model, and those that were away have fewer increments to hear.
+    message is the whole replica. ``every`` moves the replica in every so many rounds only: clients train from a
+    slightly older model, and those that were away have fewer increments to hear.
     """
 
     compressor: Compressor
