@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import hansa
-import torture
 from contracts.small import small
 from engine import laboratory
 from hansa import checkpoint
@@ -23,7 +22,7 @@ from hansa.runfolder import NAMES, RunFolder
 from hansa.store import RamStore, disk, io
 from hansa.train import Run
 from torture.disks import Counting, Dead, Hasty
-from torture.kill import fingerprint
+from torture.kill import fingerprint, sha
 
 ROUNDS = 4
 COMMON = ("data.name=synthetic", "data.clients=6", f"rounds={ROUNDS}", "local.steps=2", "workers=1")
@@ -146,7 +145,7 @@ def test_a_resume_with_another_number_of_workers_is_bit_identical(first, then, t
     resumed.advance(3)
     assert torch.equal(resumed.params, whole.params)
     assert not torch.equal(resumed.params, begun.params)
-    assert torture.kill.sha(resumed.tree()) == torture.kill.sha(whole.tree())
+    assert sha(resumed.tree()) == sha(whole.tree())
     assert resumed.store.digest() == whole.store.digest()
 
 

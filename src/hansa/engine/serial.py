@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from hansa.algorithm import Algorithm
+from hansa.engine.request import blamed
 from hansa.orders import Order, Report
 from hansa.rounds import client_round
 from hansa.tasks import TaskLike
@@ -33,7 +34,11 @@ class Serial:
 
     def run(self, orders: Sequence[Order]) -> Iterator[Report]:
         for order in orders:
-            yield client_round(self.algorithm, order, self.shell, self.task.population)
+            try:
+                report = client_round(self.algorithm, order, self.shell, self.task.population)
+            except Exception as error:
+                raise blamed(order, error) from error
+            yield report
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self.task.evaluate(self.shell, vectors)

@@ -125,7 +125,7 @@ class Trial(NamedTuple):
 
 
 def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) -> Trial:
-    """The gradient of the largest client's first batch, twice since the first is slow; torch's generator is put back."""
+    """The gradient of the largest client's first batch, twice since the first is slow. Torch's generator stays put."""
     samples = task.population.samples
     client = max(range(len(samples)), key=samples.__getitem__)
     phase, key = algorithm.local, Key(0)

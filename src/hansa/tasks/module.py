@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ log = logging.getLogger("hansa")
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 _EVALUATION_BATCH = 500
+_PIECE = 1000  # test rows evaluated at a time: fixed, so that sums do not depend on the number of workers
 
 
 class ClientData(Protocol):
@@ -123,14 +124,23 @@ class Task:
     def shell(self, dtype: torch.dtype, device: torch.device) -> ModuleShell:
         return ModuleShell(self, dtype, device)
 
+    def pieces(self) -> list[tuple[int, int]]:
+        """The test rows in fixed pieces, which workers share."""
+        rows = 0 if self.data.test_inputs is None or self.data.test_targets is None else len(self.data.test_targets)
+        return [(first, min(first + _PIECE, rows)) for first in range(0, rows, _PIECE)]
+
+    def total(self, parts: Sequence[tuple[float, float | None]]) -> dict[str, float]:
+        """Mean loss and accuracy over the test rows, from one part a piece in the pieces' order; nothing from none."""
+        if not parts:
+            return {}
+        rows = self.pieces()[-1][1]
+        found = {"test_loss": math.fsum(loss for loss, _ in parts) / rows}
+        hits = [hits for _, hits in parts if hits is not None]
+        return {**found, "test_accuracy": math.fsum(hits) / rows} if hits else found
+
     def evaluate(self, shell: ModuleShell, vectors: Vectors) -> dict[str, float]:
         """Mean test loss and accuracy of the given vectors, or nothing where there is no test set."""
-        if self.data.test_inputs is None or self.data.test_targets is None:
-            return {}
-        total = len(self.data.test_targets)
-        loss, hits = shell.evaluate(vectors, 0, total)
-        found = {"test_loss": loss / total}
-        return found if hits is None else {**found, "test_accuracy": hits / total}
+        return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
 
     def module(self, vectors: Vectors) -> nn.Module:
         """A module of its own holding the given vectors, ready to use or to save."""
@@ -160,6 +170,11 @@ class ModuleShell:
         if self.stack is not None:
             self._gradient = torch.zeros_like(self.y)
             self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether its steps run outside the interpreter's lock, so that threads serve as well as processes."""
+        return self.stack is not None
 
     def load(self, model: Vector, buffers: Vector | None) -> None:
         self.y.copy_(model)
