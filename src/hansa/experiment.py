@@ -43,7 +43,7 @@ class Experiment:
         if config.checkpoint.every:
             run.store = DiskStore(folder / CLIENTS)
             made.save()  # so that a run can be taken up from its first moment on
-        folder.write_config(config, run)  # last, since a folder with a configuration is a run
+        folder.write_config(config)  # last, since a folder with a configuration is a run
         return made
 
     @classmethod
@@ -69,7 +69,7 @@ class Experiment:
             )  # fmt: skip
         run.restore(state, folder.rewind(done))
         if changes:
-            folder.write_config(config, run)
+            folder.write_config(config)
         return cls(config, run, folder)
 
     @property

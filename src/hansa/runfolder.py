@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import save
 
 from hansa import data, metrics, native
-from hansa.config import Config, load, to_text
+from hansa.config import Config, algorithm, load, to_text
 from hansa.errors import HansaError
 from hansa.store import io
 from hansa.train import Record, Run
@@ -117,9 +117,9 @@ class RunFolder:
         if isinstance(held, data.FederatedData):
             data.save_split(self / PARTITION, held.split, held.targets, str(config.data.partition))
 
-    def write_config(self, config: Config, run: Run) -> None:
+    def write_config(self, config: Config) -> None:
         """The resolved configuration, led by the composition that it stands for."""
-        io.write_file(self / CONFIG, to_text(config, [f"composition: {run.algorithm!r}"]).encode())
+        io.write_file(self / CONFIG, to_text(config, [f"composition: {algorithm(config)!r}"]).encode())
 
     def record(self, run: Run, record: Record) -> None:
         """A callback that appends a round's numbers, durable before the next round begins."""

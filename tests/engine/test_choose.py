@@ -77,7 +77,7 @@ class _Local(nn.Sequential):
 
 
 def test_a_model_that_cannot_be_sent_runs_serially_with_a_reason(caplog):
-    task = hansa.Task(lambda: _Local(), nn.functional.cross_entropy, lab.data(), name="lambda net")
+    task = hansa.Task(lambda: _Local(), nn.functional.cross_entropy, lab.data(), name="lambda net", native=False)
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
     reason, then = caplog.records
@@ -126,7 +126,7 @@ def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkey
     hidden = ModuleType("hidden_module")
     exec("from engine.laboratory import perceptron\ndef net(): return perceptron()", hidden.__dict__)
     monkeypatch.setitem(sys.modules, "hidden_module", hidden)
-    task = hansa.Task(hidden.net, nn.functional.cross_entropy, lab.data())
+    task = hansa.Task(hidden.net, nn.functional.cross_entropy, lab.data(), native=False)
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
     assert "No module named 'hidden_module'" in caplog.text

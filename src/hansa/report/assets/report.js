@@ -36,10 +36,10 @@
     return s < 1 ? +(1000 * s).toPrecision(3) + " ms" : s < 120 ? +s.toPrecision(3) + " s" : s < 7200 ? +(s / 60).toPrecision(3) + " min" : +(s / 3600).toPrecision(3) + " h";
   }
 
-  function ticks(low, high, count, base) {
-    const span = (high - low) / (base || 1) || 1;
-    const rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => span / s <= count + 0.5) * (base || 1);
+  function ticks(low, high, count, base, integers) {
+    const span = (high - low) / base || 1;
+    const rough = span / count, power = Math.max(10 ** Math.floor(Math.log10(rough)), integers ? 1 : 0);
+    const step = (integers ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((m) => m * power).find((s) => span / s <= count + 0.5) * base;
     const found = [];
     for (let t = Math.ceil(low / step - 1e-9); t * step <= high + step * 1e-9; t += 1) found.push(+(t * step).toPrecision(12));
     return found;
@@ -104,12 +104,12 @@
     const X = (v) => m.left + ((v - x0) / (x1 - x0 || 1)) * (right - m.left);
     const Y = (v) => bottom - ((f(v) - low) / (high - low)) * (bottom - m.top);
 
-    for (const t of state.log ? logTicks(10 ** low, 10 ** high) : ticks(low, high, tall ? 6 : 5)) {
+    for (const t of state.log ? logTicks(10 ** low, 10 ** high) : ticks(low, high, tall ? 6 : 5, 1)) {
       add(svg, "line", { class: "grid", x1: m.left, x2: right, y1: Y(t), y2: Y(t) });
       add(svg, "text", { x: m.left - 9, y: Y(t) + 4, "text-anchor": "end" }, yText === percent ? short(t) : yText(t));
     }
     const base = axis.endsWith("seconds") ? timeBase(x1) : 1;
-    for (const t of ticks(x0, x1, tall ? 10 : 5, base))
+    for (const t of ticks(x0, x1, tall ? 10 : 5, base, axis === "round"))
       add(svg, "text", { x: X(t), y: bottom + 19, "text-anchor": "middle" }, xText(t));
     add(svg, "line", { class: "axis", x1: m.left, x2: right, y1: bottom, y2: bottom });
     add(svg, "text", { x: (m.left + right) / 2, y: height - 4, "text-anchor": "middle" }, xLabel);
