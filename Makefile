@@ -11,6 +11,7 @@ help:
 	@echo "make test   the whole test suite"
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  speed against peers  make bench-quick  without peers"
+	@echo "make fuzz   100,000 packets      make torture      kills, corruptions, losses: the long forms"
 
 # torch first, so that nothing else decides which build of it is taken
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -33,6 +34,12 @@ lint: $(VENV)/.ready
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+fuzz: $(VENV)/.ready
+	$(BIN)/python tests/fuzz/fuzz_decode.py
+
+torture: $(VENV)/.ready
+	PYTHONPATH=tests $(BIN)/python -m torture
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

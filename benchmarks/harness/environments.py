@@ -23,12 +23,12 @@ class Recipe:
     steps: tuple[tuple[str, ...], ...]
 
 
-# torch stands first in every environment and is pinned in all that follows, so that no peer brings another build of it.
+# torch stands first in every environment and is pinned in all that follows, so that no peer brings another build of it;
+# FedLab and fluke come without what they ask for, since they ask for torchvision (see peers/no_torchvision.py).
 RECIPES = {
     "fedlab": Recipe(
         "FedLab 1.3.0",
-        # it asks for torchvision, for data sets that are not used here
-        (("numpy", "pandas", "scikit-learn", "pynvml", "tqdm", "munch"), ("--no-deps", "fedlab==1.3.0")),
+        (("numpy", "pandas", "scikit-learn", "pynvml", "tqdm", "munch", "pillow"), ("--no-deps", "fedlab==1.3.0")),
     ),
     "flower": Recipe(
         "Flower 1.42.0, Ray 2.55.1",
@@ -39,7 +39,6 @@ RECIPES = {
     "fluke": Recipe(
         "fluke 0.8.1",
         (
-            ("--no-deps", "torchvision==0.28.0"),
             (
                 *("numpy", "pandas", "scikit-learn", "torchmetrics", "rich", "typer", "wandb", "datasets", "psutil"),
                 *("tensorboard", "clearml", "matplotlib", "seaborn", "diskcache", "cerberus", "hydra-core", "requests"),

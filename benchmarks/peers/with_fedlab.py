@@ -6,6 +6,7 @@ import logging
 import random
 from typing import Any
 
+import no_torchvision  # noqa: F401  first
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from fedlab.core.standalone import StandalonePipeline
 from job import Clock, Job, finish

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import no_torchvision  # noqa: F401  first
 import numpy as np
 from fluke import DDict, FlukeENV
 from fluke.algorithms import CentralizedFL

@@ -28,6 +28,17 @@ def test_presets_on_a_shared_file_are_run_ranked_and_reported(cli, folder):
     assert presets == {"fedavg", "fedams"}
 
 
+def test_presets_share_the_setting_of_a_file_but_not_its_method(cli, folder):
+    (folder / "ams.yaml").write_text(
+        (folder / "small.yaml").read_text() + "algorithm: fedams\nserver: {lr: 0.7, eps: 1e-4}\n"
+    )
+    assert cli("compare", "fedavg", "fedadam", "-c", "ams.yaml", "-q", "-r", "1").exit_code == 0
+    for name in ("fedavg", "fedadam"):
+        config = RunFolder(folder / "runs" / "compare" / name).config
+        assert config.local.lr == 0.05
+        assert (config.server.lr, config.server.eps) == (None, None)
+
+
 def test_files_and_finished_runs_compare_without_running_them_again(cli, folder):
     assert cli("run", "small.yaml", "-o", "done", "-q").exit_code == 0
     before = (folder / "done" / "summary.json").stat().st_mtime_ns

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hansa.compress import accumulate, cast, decode, identity, quantize, random_k, sign, top_k
+from hansa.compress import accumulate, cast, decode, grid, identity, quantize, random_k, sign, top_k
 from hansa.compress.sparse import shuffled
 from hansa.errors import HansaError
 from hansa.keys import Key
@@ -30,6 +30,9 @@ ALWAYS = [
     top_k(1 / 8, quantize(7, rounding="nearest")),
     quantize(1, rounding="nearest"),
     quantize(16, 32, "nearest"),
+    grid(0.01),
+    grid(1.0),
+    grid(7.0),
 ]
 IN_THE_MEAN = [random_k(1 / 4), random_k(1 / 4, sign()), quantize(16), quantize(1, 64), top_k(1 / 8, quantize(3))]
 ALL = ALWAYS + IN_THE_MEAN + [quantize(16, rounding="unbiased")]
@@ -267,6 +270,7 @@ def test_composition_saves_the_bytes_it_promises() -> None:
         (lambda: quantize(4, 9), "multiple of 8"),
         (lambda: quantize(4, rounding="up"), "nearest"),
         (lambda: cast("float64"), "bfloat16"),
+        (lambda: grid(0), "coarseness > 0"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(make, complaint) -> None:

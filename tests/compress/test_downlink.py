@@ -15,6 +15,7 @@ from hansa.compress import (
     PacketError,
     cast,
     direct,
+    grid,
     identity,
     quantize,
     random_k,
@@ -22,11 +23,13 @@ from hansa.compress import (
     sign,
     top_k,
 )
+from hansa.compress.base import Mergeable
 from hansa.errors import HansaError
 from hansa.keys import Key
 
 DIM, CLIENTS = 200, 6
 COMPRESSORS = [identity(), cast(), sign(), top_k(1 / 8), top_k(1 / 16, sign()), random_k(1 / 4), quantize(3)]
+COMPRESSORS += [grid(), grid(5.0)]
 DOWNLINKS = [direct(), *(replica(c, public_start=known) for c in COMPRESSORS for known in (True, False))]
 contract = pytest.mark.parametrize("downlink", DOWNLINKS, ids=repr)
 START = torch.from_numpy(np.random.default_rng(0).standard_normal(DIM)).float()
@@ -39,18 +42,24 @@ rounds_of = st.lists(
 
 
 class Client:
-    """A real client: it holds what it made of the bytes that reached it, and knows which version that is."""
+    """A real client: it holds what it made of the bytes that reached it, and knows which version that is.
+
+    Of a merged message it cannot drop what it has applied, so it also keeps what it held before the last message.
+    """
 
     def __init__(self, start: torch.Tensor | None) -> None:
         self.held, self.version = start, 0
+        self.before = (start, 0)
 
     def read(self, downlink, broadcast, client: int, version: int) -> torch.Tensor:
         packets = [Packet.parse(bytes(packet.bytes)) for packet in broadcast.packets(client)]
-        base = broadcast.bases[client]
-        if base is not None:
+        base, held = broadcast.bases[client], (self.held, self.version)
+        if base is not None and isinstance(downlink.compressor, Mergeable):
+            held = held if base == self.version else self.before
+            assert held[1] == base
+        elif base is not None:
             packets = packets[self.version - base :]
-        self.held = downlink.apply(self.held, packets)
-        self.version = version
+        self.held, self.version, self.before = downlink.apply(held[0], packets), version, held
         return self.held
 
 

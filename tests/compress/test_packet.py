@@ -16,6 +16,7 @@ from hansa.compress import (
     accumulate,
     cast,
     decode,
+    grid,
     identity,
     quantize,
     random_k,
@@ -39,8 +40,10 @@ ALL = [
     top_k(0.4, sign()),
     random_k(0.4),
     quantize(5, 8),
+    grid(0.1),
+    grid(2.0),
 ]
-IDENTITY, WHOLE, CAST, SIGN, QUANTIZE, TOP_K, RANDOM_K = range(7)
+IDENTITY, WHOLE, CAST, SIGN, QUANTIZE, TOP_K, RANDOM_K, GRID = range(8)
 
 
 def build(
@@ -138,6 +141,14 @@ def floats(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
 
 
+def lattice(rest: bytes, exponent: int = 0, finest: int = 0, shift: int = 0, planes: int = 1) -> bytes:
+    return struct.pack("<hhBB", exponent, finest, shift, planes) + rest
+
+
+def plane(count: int, data: bytes, code: int = 0, width: int = 0, flipped: int = 0) -> bytes:
+    return struct.pack("<HHB", count, len(data), flipped + 2 * code + 8 * width) + data
+
+
 def top(count: int, length: int, code: int, width: int, values: int) -> bytes:
     return struct.pack("<IIBBB", count, length, code, width, values)
 
@@ -182,6 +193,23 @@ BAD = {
     "top_k NaN value": (build(TOP_K, 8, top(1, 1, 0, 0, 0) + b"\x01" + floats(NAN)), "NaN"),
     "top_k bytes after none": (build(TOP_K, 8, top(0, 0, 1, 0, 0) + floats(1)), "without entries"),
     "top_k huge dim": (build(TOP_K, 2**40, top(1, 1, 1, 0, 0) + b"\x01" + floats(1)), "at most 268435456"),
+    "grid exponent": (build(GRID, 8, lattice(plane(0, b"", 1), exponent=128)), "no grid of 2\\^128"),
+    "grid finer than fine": (build(GRID, 8, lattice(plane(0, b"", 1), finest=-150)), "on one of 2\\^-150"),
+    "grid finest above": (build(GRID, 8, lattice(plane(0, b"", 1), finest=1)), "on one of 2\\^1"),
+    "grid beyond float32": (build(GRID, 8, lattice(plane(1, b"\1") + b"\1\0\1\0", exponent=127)), "beyond"),
+    "grid no planes": (build(GRID, 8, lattice(b"\0" * 9, planes=0)), "0 planes"),
+    "grid planes": (build(GRID, 8, lattice(plane(0, b"", 1), planes=25)), "25 planes"),
+    "grid low bits": (build(GRID, 8, lattice(plane(0, b"", 1), shift=25)), "25 low bits"),
+    "grid more than half": (build(GRID, 8, lattice(plane(5, b"\x1f") + b"\0")), "the fewer are to be listed"),
+    "grid half flipped": (build(GRID, 8, lattice(plane(4, b"\x0f", flipped=1) + b"\0")), "the fewer"),
+    "grid bitmap count": (build(GRID, 8, lattice(plane(1, b"\3") + b"\0")), "marks 2"),
+    "grid index code": (build(GRID, 8, lattice(plane(1, b"\1", code=3) + b"\0")), "unknown index code"),
+    "grid sign padding": (build(GRID, 8, lattice(plane(1, b"\1") + b"\1\0\0" + b"\2")), "padding"),
+    "grid varint": (build(GRID, 8, lattice(plane(1, b"\1") + b"\2\0\x80\0" + b"\0")), "longer than its number"),
+    "grid huge number": (build(GRID, 8, lattice(plane(1, b"\1") + b"\4\0\xff\xff\xff\x7f\0")), "beyond 2\\^24"),
+    "grid truncated": (build(GRID, 8, lattice(plane(1, b"\1"))), "truncated"),
+    "grid bytes after": (build(GRID, 8, lattice(plane(0, b"", 1) + b"\0")), "follow the last number"),
+    "grid huge dim": (build(GRID, 2**27, lattice(plane(0, b"", 1))), "57344 bytes at least"),
     "random_k none": (build(RANDOM_K, 8, struct.pack("<QIB", 1, 0, 0)), "0 entries"),
     "random_k too many": (build(RANDOM_K, 8, struct.pack("<QIB", 1, 9, 0) + floats(*[1] * 9)), "9 entries"),
     "random_k NaN": (build(RANDOM_K, 8, struct.pack("<QIB", 1, 1, 0) + floats(NAN)), "NaN"),
@@ -213,6 +241,7 @@ def test_refusals_take_no_more_memory_than_twice_the_expected_vector() -> None:
         build(QUANTIZE, dim, struct.pack("<BI", 127, 2**32 - 8) + floats(1) + b"\xff" * dim),
         build(QUANTIZE, dim, struct.pack("<BI", 1, 8) + b"\xff" * (dim // 2 + dim // 4)),
         build(SIGN, 2**62, full),
+        build(GRID, dim, lattice(plane(0, b"", 1) + full[:8000])),
         build(IDENTITY, 2**62, full),
     ]
     for data in hostile:

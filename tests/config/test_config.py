@@ -66,7 +66,11 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("local: {steps: 3, epochs: 1}", "steps and epochs: expected one of the two"),
         ("local: {lr: -0.1}", "local.lr: .*expected lr > 0"),
         ("local: {lr: fast}", "local.lr.kind: no schedule 'fast'"),
-        ("local: {lr: true}", "local.lr: expected a whole number or a number or a schedule"),
+        ("local: {lr: true}", "local.lr: expected a whole number or a number or a schedule .*, found True.$"),
+        (
+            "compress: {two_way: 3}",
+            "compress.two_way: expected true or false or a compressor or downlink .*, found 3.$",
+        ),
         ("local: {lr: {kind: cosine, lr: 0.1}}", "local.lr: cosine needs rounds"),
         ("local: {lr: {kind: cosin, lr: 0.1}}", "no schedule 'cosin'. Did you mean cosine?"),
         ("local: {lr: {lr: 0.1}}", "which schedule\\? Add kind"),

@@ -29,7 +29,7 @@ if guided := __name__ == "__main__" and importlib.util.find_spec("atheris") is n
     with atheris.instrument_imports(include=["hansa.compress"]):
         importlib.import_module("hansa.compress")
 
-from hansa.compress import PacketError, accumulate, cast, decode, identity, quantize, random_k, sign, top_k
+from hansa.compress import PacketError, accumulate, cast, decode, grid, identity, quantize, random_k, sign, top_k
 from hansa.compress.packet import HEADER
 from hansa.keys import Key
 
@@ -69,6 +69,9 @@ COMPRESSORS = [
     top_k(1 / 8, quantize(7, 8)),
     random_k(1 / 8),
     random_k(1 / 8, quantize(1)),
+    grid(0.05),
+    grid(1.0),
+    grid(4.0),
 ]
 
 

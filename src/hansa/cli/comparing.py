@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.report import Entry, Holdings, Standing
 
+METHOD = ("name", "algorithm", "server", "gossip", "compress", "uplink", "downlink", "aggregate")
+"""What is a method's own: rates that suit one server are nonsense for another."""
+
 Report = Annotated[Path, typer.Option("--report", help="Where the page of curves goes.")]
 
 
 @guarded
 def compare(
     runs: Annotated[list[str], typer.Argument(help="YAML files, folders of runs, or names of presets.")],
-    base: Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file that the presets share.")] = None,
+    base: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A YAML file whose setting the presets share, not its method.")
+    ] = None,
     sets: Sets = None,
     rounds: Rounds = None,
     seed: Seed = None,
@@ -197,6 +202,8 @@ def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:
     if base is None:
         return from_preset(word, asked)
     document = read(base)
+    for section in METHOD:
+        document.data.pop(section, None)
     document.put(("algorithm", "preset"), word, f"preset {word}")
     return check(document, asked)
 

@@ -13,6 +13,7 @@ from hansa.compress.base import Compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.dense import cast, identity, sign
 from hansa.compress.downlink import Broadcast, Downlink, replica
+from hansa.compress.grid import grid
 from hansa.compress.links import Uplink, direct, error_feedback, memoryless
 from hansa.compress.packet import Packet, PacketError
 from hansa.compress.quantize import quantize
@@ -30,6 +31,7 @@ __all__ = [
     "decode",
     "direct",
     "error_feedback",
+    "grid",
     "identity",
     "memoryless",
     "quantize",

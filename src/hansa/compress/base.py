@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -38,6 +38,23 @@ class Compressor(Protocol):
 
     def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:
         """No packet for a vector of ``dim`` entries is longer than this."""
+        ...
+
+
+@runtime_checkable
+class Mergeable(Compressor, Protocol):
+    """A compressor whose packets add up exactly, so that several can travel as one."""
+
+    def encode_above(self, x: Tensor, finest: int) -> Packet:
+        """C(x) in multiples of 2^finest; the packet says so."""
+        ...
+
+    def merge_latest(self, packets: Sequence[Packet], counts: Iterable[int]) -> dict[int, Packet]:
+        """For each count n one packet with the sum of the last n."""
+        ...
+
+    def finest(self, packet: Packet) -> int:
+        """The exponent of the grid on which everything lies that this packet is to be added to."""
         ...
 
 

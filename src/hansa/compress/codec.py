@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hansa.compress.base import Body, Parser
 from hansa.compress.dense import Signs, Values, parse_cast
+from hansa.compress.grid import Lattice
 from hansa.compress.packet import LIMIT, Buffer, Packet, PacketError, flat, floats
 from hansa.compress.quantize import Levels
 from hansa.compress.sparse import Shuffled, Sparse
@@ -21,6 +22,7 @@ PARSERS: dict[str, Parser] = {
     "quantize": Levels.parse,
     "top_k": Sparse.parse,
     "random_k": Shuffled.parse,
+    "grid": Lattice.parse,
 }
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from hansa.compress.base import Compressor
+from hansa.compress.base import Compressor, Mergeable
 from hansa.compress.codec import accumulate, decode
-from hansa.compress.packet import Packet, PacketError
+from hansa.compress.grid import grain_of, outgrown, settled
+from hansa.compress.packet import Packet, PacketError, finite, flat
 from hansa.errors import HansaError, whole
 from hansa.keys import Key
 from hansa.types import State
+
+#: Increments that merge are kept as long as all of them are shorter than so many whole replicas: their sum may be
+#: worth sending long after they themselves are not.
+MERGED = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +72,9 @@ class replica:
     shorter than the whole. A client counts as up to date once its report came back. Where x stayed nothing is sent.
 
     With ``public_start`` the initial vector is known to all, being made from the public seed; else a client's first
-    message is the whole replica. ``every`` moves the replica in every so many rounds only: clients train from a
+    message is the whole replica. Where increments are `Mergeable`, as those of `grid` are, a client is sent one packet with
+    their sum: the replica moves on a fixed grid, so that no sum is rounded, and a client whose last report was lost adds
+    to what it held before. ``every`` moves the replica in every so many rounds only: clients train from a
     slightly older model, and those that were away have fewer increments to hear.
     """
 
@@ -89,26 +96,45 @@ class replica:
         if x.shape != vector.shape or x.dtype != vector.dtype:
             found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (x, vector))
             raise HansaError(f"replica.broadcast: the vector is {found}, the replica {wanted}: from another model?")
-        full = Packet.of(vector, "whole")
+        grain = state.get("grain")
         if round % self.every == 0 and not torch.equal(x, vector):
-            packet = self.compressor.encode(x - vector, key)
-            vector = accumulate(packet, vector.clone())
-            full = Packet.of(vector, "whole")
-            version += 1
-            log.append(torch.frombuffer(bytearray(packet.bytes), dtype=torch.uint8))
-            size = sum(map(len, log))
-            while size >= full.nbytes:
-                size -= len(log.pop(0))
-        increments = [Packet.parse(memoryview(entry.numpy())) for entry in log]
+            if isinstance(self.compressor, Mergeable):
+                moved = _on_grid(self.compressor, x, vector, grain)
+                if moved.grain != grain and version:
+                    log, version = [], version + 1  # what is held lies on a finer grid: only the whole replica helps
+            else:
+                moved = _Moved(self.compressor.encode(x - vector, key), vector, None)
+            if moved.packet is not None:
+                vector, grain = accumulate(moved.packet, moved.start.clone()), moved.grain
+                version += 1
+                log.append(torch.frombuffer(bytearray(moved.packet.bytes), dtype=torch.uint8))
+        full = Packet.of(vector, "whole")
+        size = sum(map(len, log))
+        limit = full.nbytes * (MERGED if isinstance(self.compressor, Mergeable) else 1)
+        while size >= limit:
+            size -= len(log.pop(0))
         oldest = version - len(log)
-        messages: dict[int, tuple[Packet, ...]] = {}
         bases: dict[int, int | None] = {}
         for client in clients:
             base = state["held"].get(str(client), 0 if self.public_start else None)
             bases[client] = base if base is not None and base >= oldest else None
-            messages[client] = (full,) if bases[client] is None else tuple(increments[base - oldest :])
+        behind = {version - base for base in bases.values() if base is not None}
+        latest = self._latest([Packet.parse(memoryview(entry.numpy())) for entry in log], behind)
+        for client, base in bases.items():
+            if base is not None and sum(packet.nbytes for packet in latest[version - base]) >= full.nbytes:
+                bases[client] = None
+        messages = {client: (full,) if base is None else latest[version - base] for client, base in bases.items()}
         after = {"replica": vector, "version": version, "round": round, "log": log}
+        if grain is not None:
+            after["grain"] = grain
         return Broadcast(vector, messages, bases), {**after, "held": _worth(state["held"], oldest)}
+
+    def _latest(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
+        """The last n increments for each count n, as they are or merged into one."""
+        if not isinstance(self.compressor, Mergeable):
+            return {n: tuple(increments[len(increments) - n :]) for n in counts}
+        merged = self.compressor.merge_latest(increments, counts - {0}) if counts - {0} else {}
+        return {n: (merged[n],) if n else () for n in counts}
 
     def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
         if round != state["round"]:
@@ -126,8 +152,28 @@ class replica:
             raise PacketError("replica.apply: increments arrived, but no replica is held. Ask for the whole one.")
         vector = held.clone() if packets else held
         for packet in packets:
+            if isinstance(self.compressor, Mergeable):
+                vector = settled(vector, self.compressor.finest(packet.expect(kind=self.compressor.kind)))
             accumulate(packet.expect(kind=self.compressor.kind), vector)
         return vector
+
+
+class _Moved(NamedTuple):
+    """An increment, if there is anything to send; what it is added to; the exponent of the grid that holds both."""
+
+    packet: Packet | None
+    start: Tensor
+    grain: int | None
+
+
+def _on_grid(compressor: Mergeable, x: Tensor, vector: Tensor, grain: int | None) -> _Moved:
+    """The increment from the replica to x on the replica's grid, or on a coarser one if the replica outgrew it."""
+    finite(flat(x, "replica.broadcast"), "replica.broadcast")
+    highest = max(float(x.abs().max()), float(vector.abs().max()))
+    chosen = grain_of(highest, x.dtype) if grain is None or outgrown(highest, grain, x.dtype) else grain
+    start = settled(vector, chosen)
+    packet = compressor.encode_above(x - start, chosen)
+    return _Moved(packet, start, chosen) if decode(packet).any() else _Moved(None, vector, grain)
 
 
 def _worth(held: Mapping[str, int], oldest: int) -> dict[str, int]:

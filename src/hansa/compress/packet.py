@@ -34,7 +34,7 @@ Buffer = bytes | bytearray | memoryview
 
 MAGIC, VERSION = b"hP", 1
 HEADER = struct.Struct("<2sBBQQI")
-KINDS = ("identity", "whole", "cast", "sign", "quantize", "top_k", "random_k")
+KINDS = ("identity", "whole", "cast", "sign", "quantize", "top_k", "random_k", "grid")
 FLOATS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
 DTYPES = tuple(FLOATS)
 

@@ -82,8 +82,9 @@ def _problems(document: Document, error: ValidationError) -> list[Problem]:
         inputs[keys] = item.get("input")
     problems = []
     for keys, texts in found.items():
-        expected = dict.fromkeys(text.removeprefix("expected ") for text in texts if text.startswith("expected "))
-        sentences = [text for text in dict.fromkeys(texts) if not text.startswith("expected ")]
+        parts = [text for text in texts if text.startswith("expected ") and not text.endswith(".")]
+        expected = dict.fromkeys(text.removeprefix("expected ") for text in parts)
+        sentences = [text for text in dict.fromkeys(texts) if text not in parts]
         if expected:
             sentences.append(f"expected {' or '.join(expected)}, found {inputs[keys]!r}.")
         problems.append(document.problem(keys, " ".join(sentences)))

@@ -143,8 +143,8 @@ class CompressSection(Section):
 
     compressor: Annotated[Any, slots.COMPRESSOR] = None
     """Of the updates: sign, {kind: top_k, ratio: 1/64}, ..."""
-    two_way: bool | None = None
-    """The model's broadcast is compressed too."""
+    two_way: Annotated[Any, slots.TWO_WAY] = None
+    """The model's broadcast is compressed too: true for the same compressor, or another one, or a downlink."""
 
 
 class EvaluateSection(Section):

@@ -50,11 +50,9 @@ class Slot:
 
     def build(self, value: Any) -> Any:
         """The part, or `Misfit` naming the argument and the remedy."""
-        if value is None or (isinstance(value, self.plain) and not isinstance(value, (bool, str))):
+        if value is None or self._is_plain(value):
             return self._chained(value) if self is SERVER and isinstance(value, list) else value
         if isinstance(value, str):
-            if str in self.plain:
-                return value
             value = {"kind": value}
         if not isinstance(value, Mapping):
             raise Misfit((), f"expected {self._expected()}, found {value!r}.")
@@ -72,12 +70,15 @@ class Slot:
     def normal(self, value: Any) -> Any:
         """The value as a saved file writes it: a bare word as ``{kind: word}``. Refuses what cannot be built."""
         self.build(value)
-        if isinstance(value, str) and str not in self.plain:
+        if isinstance(value, str) and not self._is_plain(value):
             return {"kind": value}
         if isinstance(value, Mapping):
             kind, given = self._split(value)
             return {"kind": kind, **given}
         return value
+
+    def _is_plain(self, value: Any) -> bool:
+        return bool in self.plain if isinstance(value, bool) else isinstance(value, self.plain)
 
     def _split(self, value: Mapping[Any, Any]) -> tuple[str, dict[str, Any]]:
         given = {str(name): inner for name, inner in value.items()}
@@ -110,7 +111,7 @@ class Slot:
         return server.chain(*found)
 
     def _expected(self) -> str:
-        names = {int: "a whole number", float: "a number", list: "a list", str: "a word"}
+        names = {int: "a whole number", float: "a number", list: "a list", str: "a word", bool: "true or false"}
         plain = [names[kind] for kind in dict.fromkeys(self.plain) if kind in names]
         return " or ".join([*plain, f"a {self.word} ({', '.join(self.table)})"])
 
@@ -132,7 +133,7 @@ class Slot:
 
     def definition(self) -> dict[str, Any]:
         """What an editor may offer here."""
-        types = {int: "integer", float: "number", list: "array", str: "string"}
+        types = {int: "integer", float: "number", list: "array", str: "string", bool: "boolean"}
         plain = [{"type": types[kind]} for kind in self.plain if kind in types]
         bare = [kind for kind, part in self.table.items() if not _required(part)]
         words = [{"enum": bare}] if bare and str not in self.plain else []
@@ -163,6 +164,7 @@ COMPRESSOR = Slot(
 )
 UPLINK = Slot("uplink", _table(compress.direct, compress.error_feedback, compress.memoryless))
 DOWNLINK = Slot("downlink", _table(compress.direct, compress.replica))
+TWO_WAY = Slot("compressor or downlink", {**COMPRESSOR.table, **DOWNLINK.table}, plain=(bool,))
 AGGREGATE = Slot(
     "aggregate",
     _table(
@@ -205,6 +207,7 @@ WORDS: Mapping[str, Slot] = {
     "compressor": COMPRESSOR,
     "uplink": UPLINK,
     "downlink": DOWNLINK,
+    "two_way": TWO_WAY,
     "topology": TOPOLOGY,
     "clusters": CLUSTERS,
     "active": ACTIVE,
@@ -215,8 +218,8 @@ WORDS: Mapping[str, Slot] = {
 """Words of presets that are parts."""
 
 SLOTS = (
-    PARTITION, RATE, WORK, SAMPLER, COMPRESSOR, UPLINK, DOWNLINK, AGGREGATE, TOPOLOGY, CLUSTERS, ACTIVE, REPORTERS,
-    SERVER, DRAWN, LINKS, FAULTS, _VALUES,
+    PARTITION, RATE, WORK, SAMPLER, COMPRESSOR, UPLINK, DOWNLINK, TWO_WAY, AGGREGATE, TOPOLOGY, CLUSTERS, ACTIVE,
+    REPORTERS, SERVER, DRAWN, LINKS, FAULTS, _VALUES,
 )  # fmt: skip
 
 

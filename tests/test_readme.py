@@ -1,0 +1,130 @@
+"""Every command and every code block of the README and of the first pages is executed.
+
+Long ones run in a shorter form. The tables below are all there is to it: what a block says is run as it stands, but for
+these words.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hansa import presets
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "docs/getting-started.md", "docs/methods.md"]
+
+SHORTER_PYTHON = {"rounds=40": "rounds=1", "steps=10": "steps=1"}
+"""In Python blocks: fewer rounds and steps."""
+
+INSTEAD = {
+    "make demo": ["demo", "--tiny", "--workers", "1", "--quiet"],
+    "make test": None,  # this is it
+}
+"""Commands that are run in another form, or not at all."""
+
+QUICK = ["--set", "local.steps=1", "--set", "local.batch_size=10", "--set", "model=logistic", "--set", "workers=1"]
+ADDED = {"run": [*QUICK, "--rounds", "2", "--quiet"], "resume": ["--rounds", "3", "--quiet"]}
+ADDED |= {name: [*QUICK, "--rounds", "1", "--quiet"] for name in ("compare", "sweep")}
+"""What is added to a command to make it quick; the last of two equal options counts."""
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of a language on a page; one fenced as ``python`` may not hide as plain text."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert all(kind in ("python", "bash", "yaml") for kind, _ in fences), f"{page}: a fence without a known language"
+    return [body for kind, body in fences if kind == language]
+
+
+def commands(page: str) -> list[str]:
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "bash") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_block_of_the_page_runs(page, quick):
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    from typer.testing import CliRunner
+
+    for command in commands(page):
+        call(CliRunner(), app, command)
+    for block in blocks(page, "yaml"):
+        Path("block.yaml").write_text(block, encoding="utf-8")
+        call(CliRunner(), app, "hansa run block.yaml --out runs/block")
+    program = "\n".join(blocks(page, "python"))
+    for long, short in SHORTER_PYTHON.items():
+        program = program.replace(long, short)
+    Path("page.py").write_text(program, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", "page.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def call(runner, app, command):
+    """Run one command line of a page."""
+    if command in INSTEAD:
+        words = INSTEAD[command]
+        if words is None:
+            return
+    else:
+        line, _, target = command.partition(" > ")
+        program, *words = shlex.split(line)
+        assert program == "hansa", f"{command}: say in INSTEAD how this is run"
+        words = [*words, *ADDED.get(words[0], [])]
+    result = runner.invoke(app, words)
+    assert result.exit_code == 0, f"{command}: {result.output}"
+    if command not in INSTEAD and target:
+        Path(target).write_text(result.stdout, encoding="utf-8")
+
+
+def test_what_stands_for_make_is_what_make_runs():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^demo:.*\n\t\$\(BIN\)/hansa demo$", makefile, flags=re.MULTILINE)
+    assert re.search(r"^test:.*\n\t\$\(BIN\)/python -m pytest", makefile, flags=re.MULTILINE)
+
+
+def test_the_table_of_methods_is_the_catalogue():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("## The methods")[1].split("\n\n")[1]
+    named = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines()))
+    assert sorted(named) == sorted(presets.catalogue())
+
+
+def test_links_and_pictures_lead_somewhere():
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            if not target.startswith("http"):
+                assert ((ROOT / page).parent / target).exists(), f"{page} points to {target}"
+
+
+def test_the_picture_is_small_enough_to_ship():
+    assert (ROOT / "docs" / "demo.png").stat().st_size < 300_000
+
+
+def test_the_configuration_table_names_every_section():
+    from hansa.config import Config
+
+    text = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in text.splitlines() if row.startswith("| `")))
+    )
+    assert named == set(Config.model_fields) - {"name", "rounds"}
+
+
+def test_the_yaml_blocks_are_plain_yaml_too():
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            assert isinstance(yaml.safe_load(block), dict)
