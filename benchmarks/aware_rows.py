@@ -30,7 +30,7 @@ from hansa.store import DiskStore
 from hansa.types import Population, RoundContext, Update
 
 FACTORS = 16
-AWARE = importlib.import_module("hansa.aggregate.aware")  # the module, whose name the part of that name hides
+AWARE: Any = importlib.import_module("hansa.aggregate.aware")  # the module, whose name the part of that name hides
 
 
 class Rows:
@@ -46,16 +46,16 @@ class Rows:
         self.block, self.own = dim // clients, 2.0
 
     def row(self, client: int) -> torch.Tensor:
-        found = self.weights[client].float() @ self.basis
+        found: torch.Tensor = self.weights[client].float() @ self.basis
         found[client * self.block : (client + 1) * self.block] += self.own / self.block**0.5
         return found
 
     def gram(self) -> torch.Tensor:
         """<m_i, m_j> of all, from the factors."""
         basis = self.basis.double()
-        shared = self.weights @ (basis @ basis.T) @ self.weights.T
+        shared: torch.Tensor = self.weights @ (basis @ basis.T) @ self.weights.T
         blocks = basis[:, : self.clients * self.block].view(FACTORS, self.clients, self.block).sum(2)
-        cross = self.weights @ blocks * (self.own / self.block**0.5)
+        cross: torch.Tensor = self.weights @ blocks * (self.own / self.block**0.5)
         return shared + cross + cross.T + self.own**2 * torch.eye(self.clients, dtype=torch.float64)
 
 

@@ -7,25 +7,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from scaling import Point, federated, measure
 from torch.nn.functional import cross_entropy
 
 import hansa
-import hansa.gossip.loop
 from hansa import models
+from scaling import Point, federated, measure
 
 ACTIVE = 5
+LOOP: Any = importlib.import_module("hansa.gossip.loop")
 
 
 def main() -> None:
     clients, rounds, how, arrays = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     if how == "dense":
-        hansa.gossip.loop.lazy_pays = lambda *_: False
+        LOOP.lazy_pays = lambda *_: False
     point = Point(clients, ACTIVE, "cnn_29k", 24, 50, rounds, workers=1, images=arrays)
     dealt = federated(point)
     factory = partial(models.build, point.model, classes=10, shape=dealt.shape)

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import data, models
 from hansa.local import descend
+from hansa.local.solvers import Correction
 from hansa.local.work import Work
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -91,7 +92,7 @@ class Bare:
             shell = self.shells[place % len(self.shells)]
             key = self.key.child("local", record["round"] - 1, client)
             drawn = _Drawn(shell, shell.rows(client, work, key.child("batch")))
-            descent = self.algorithm.local.descent(0, self.start, (0.0, None))
+            descent = self.algorithm.local.descent(0, self.start, Correction())
             shares[place % len(self.shells)].append((client, drawn, descent))
         for shell in self.shells:
             shell.load(self.start, None)

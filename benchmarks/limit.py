@@ -1,9 +1,9 @@
 """The limit: the matrix products that a step consists of, bare, and the peak of large ones.
 
-    python limit.py THREADS ANSWER.json
+    python limit.py ANSWER.json
 
-A convolution counts as the product of its unfolded input with its weights. Each thread does the steps of another
-client, as two workers would.
+A convolution counts as the product of its unfolded input with its weights. Each of one and then two threads does the
+steps of another client, as workers would.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 Shape = tuple[int, int, int]
 
-SECONDS = 1.0
+SECONDS = 0.5
 
 
 def layer(rows: int, inputs: int, outputs: int, first: bool = False) -> list[Shape]:
@@ -75,19 +76,20 @@ def rate(make: Callable[[], Callable[[], None]], threads: int, seconds: float = 
     return sum(counts) / (time.perf_counter() - began)
 
 
-def main() -> None:
-    threads = int(sys.argv[1])
-    torch.set_num_threads(1)
+def measure(threads: int) -> dict[str, dict[str, float]]:
+    """Steps a second of each workload's products, and the peak in operations a second."""
     found = {}
     for name, model, batch in (("W1", "cnn_29k", 50), ("W2", "mlp", 20)):
         needed = shapes(model, batch)
-        found[name] = {
-            "steps": rate(lambda needed=needed: products(needed), threads),  # type: ignore[misc]
-            "flops": sum(2 * m * k * n for m, k, n in needed),
-        }
-    large = [(1024, 1024, 1024)]
-    found["peak"] = {"flops": 2 * 1024**3 * rate(lambda: products(large), threads)}
-    Path(sys.argv[2]).write_text(json.dumps(found))
+        flops = sum(2 * m * k * n for m, k, n in needed)
+        found[name] = {"steps": rate(partial(products, needed), threads), "flops": flops}
+    found["peak"] = {"flops": 2 * 1024**3 * rate(partial(products, [(1024, 1024, 1024)]), threads)}
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    Path(sys.argv[1]).write_text(json.dumps({threads: measure(threads) for threads in (1, 2)}))
 
 
 if __name__ == "__main__":

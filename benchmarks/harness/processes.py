@@ -1,4 +1,4 @@
-"""Run a contender in processes of its own: with a time limit, a log, and the peak of the memory that all of them hold."""
+"""Run a contender in processes of its own: with a time limit, a log, and the peak of the memory they all hold."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ class Ended:
 
 
 def run(
-    command: Sequence[str | Path], log: Path, *, timeout: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str | Path], log: Path, *, timeout: float, environment: Mapping[str, str | None] | None = None
 ) -> Ended:
-    """Run a command to its end, or end it and all that it started when the time is up."""
+    """Run a command to its end, or end it and all that it started when the time is up.
+
+    ``environment`` adds to this process's own; None takes a variable away.
+    """
     mark = uuid.uuid4().hex
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     watch = _Watch(mark)
+    variables: dict[str, str | None] = {**os.environ, **(environment or {}), MARK: mark}
     with open(log, "wb") as output:
         process = subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {}), MARK: mark},
+            env={name: value for name, value in variables.items() if value is not None},
             start_new_session=True,
         )
         reason = ""

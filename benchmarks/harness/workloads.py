@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +88,8 @@ def write(workload: Workload, found: data.Dataset, folder: Path, seed: int = 0) 
 
 
 def save_weights(path: Path, module: nn.Module) -> None:
-    np.savez(path, **{name: value.detach().numpy() for name, value in module.named_parameters()})
+    named: dict[str, Any] = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    np.savez(path, **named)
 
 
 def load_weights(path: Path, module: nn.Module) -> nn.Module:
@@ -103,6 +105,6 @@ def accuracy(workload: Workload, weights: Path, found: data.Dataset) -> float:
     assert found.test_targets is not None
     module = load_weights(weights, workload.module()).eval()
     with torch.no_grad():
-        parts = zip(found.test_inputs.split(500), found.test_targets.split(500), strict=True)
+        parts = zip(torch.split(found.test_inputs, 500), torch.split(found.test_targets, 500), strict=True)
         hits = sum(int((module(inputs).argmax(1) == targets).sum()) for inputs, targets in parts)
     return hits / len(found.test_targets)

@@ -33,7 +33,7 @@ def train(message: Message, context: Context) -> Message:
     optimizer = torch.optim.SGD(model.parameters(), lr=job.lr)
     for inputs, targets in batches.of(client):
         optimizer.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
+        cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     reply = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": 1})})
     return Message(content=reply, reply_to=message)

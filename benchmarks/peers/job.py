@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,22 @@ class Arrays:
 
     def __init__(self, job: Job) -> None:
         with np.load(job.data) as held:
-            self.inputs, self.targets = held["inputs"], held["targets"]
-            self._index, self._offsets = held["index"], held["offsets"]
+            self.inputs: Array = held["inputs"]
+            self.targets: Array = held["targets"]
+            self._index: Array = held["index"]
+            self._offsets: Array = held["offsets"]
 
-    def rows(self, client: int) -> np.ndarray[Any, Any]:
+    def rows(self, client: int) -> Array:
         return self._index[self._offsets[client] : self._offsets[client + 1]]
 
 
-def start(job: Job) -> dict[str, np.ndarray[Any, Any]]:
+def start(job: Job) -> dict[str, Array]:
     """The first model, by the names of ``nn.Sequential``."""
     with np.load(job.start) as held:
         return {name: held[name] for name in held.files}
 
 
-def passes(
-    rows: np.ndarray[Any, Any], steps: int, batch: int, draw: np.random.Generator
-) -> np.ndarray[Any, Any]:
+def passes(rows: Array, steps: int, batch: int, draw: np.random.Generator) -> Array:
     """Row numbers [steps, batch]: pass after pass over a client's rows, each shuffled anew."""
     needed = -(-steps * batch // len(rows))
     return np.concatenate([draw.permutation(rows) for _ in range(needed)])[: steps * batch].reshape(steps, batch)
@@ -83,9 +86,10 @@ class Clock:
         return [end - start for start, end in zip([self.began, *self.ends], self.ends, strict=False)]
 
 
-def finish(job: Job, clock: Clock, weights: Mapping[str, np.ndarray[Any, Any]], **more: Any) -> None:
+def finish(job: Job, clock: Clock, weights: Mapping[str, Array], **more: Any) -> None:
     """Hand in the trained model and the times."""
     if len(clock.ends) != job.rounds:
         raise SystemExit(f"{len(clock.ends)} rounds were run, {job.rounds} were asked for")
-    np.savez(job.save, **{name: np.asarray(value) for name, value in weights.items()})
+    named: dict[str, Any] = {name: np.asarray(value) for name, value in weights.items()}
+    np.savez(job.save, **named)
     Path(job.answer).write_text(json.dumps({"seconds": clock.seconds, **more}))

@@ -28,7 +28,7 @@ class Client:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.job.lr)
         for inputs, targets in self.batches.of(client):
             optimizer.zero_grad()
-            cross_entropy(self.model(inputs), targets).backward()
+            cross_entropy(self.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 

@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from job import Arrays, Clock, Job, finish, start
+from job import Array, Arrays, Clock, Job, finish, start
 
 if not hasattr(jax, "tree_map"):  # FedJAX 0.0.17 was written for a JAX that had these names
     jax.tree_map = jax.tree_util.tree_map
     jax.tree_leaves = jax.tree_util.tree_leaves
 
-import fedjax  # noqa: E402
-from fedjax.algorithms.fed_avg import create_train_for_each_client  # noqa: E402
+import fedjax
+from fedjax.algorithms.fed_avg import create_train_for_each_client
 
 Params = dict[str, Any]
 
@@ -40,12 +40,12 @@ def cnn_29k(params: Params, inputs: Any) -> Any:
     return x.reshape(len(x), -1) @ params["7.weight"] + params["7.bias"]
 
 
-def inwards(model: str, weights: dict[str, np.ndarray[Any, Any]]) -> Params:
+def inwards(model: str, weights: dict[str, Array]) -> Params:
     """PyTorch's weights in JAX's order: [in, out], [h, w, in, out], and the flattened image as [h, w, c]."""
     return {name: jnp.asarray(_turn(model, name, value, _IN)) for name, value in weights.items()}
 
 
-def outwards(model: str, params: Params) -> dict[str, np.ndarray[Any, Any]]:
+def outwards(model: str, params: Params) -> dict[str, Array]:
     """The way back."""
     return {name: _turn(model, name, np.asarray(value), _OUT) for name, value in params.items()}
 
@@ -53,7 +53,7 @@ def outwards(model: str, params: Params) -> dict[str, np.ndarray[Any, Any]]:
 _IN, _OUT = True, False
 
 
-def _turn(model: str, name: str, value: np.ndarray[Any, Any], inward: bool) -> np.ndarray[Any, Any]:
+def _turn(model: str, name: str, value: Array, inward: bool) -> Array:
     if value.ndim == 4:
         return value.transpose(2, 3, 1, 0) if inward else value.transpose(3, 2, 0, 1)
     if value.ndim == 2 and model == "cnn_29k":

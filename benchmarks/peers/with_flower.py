@@ -15,13 +15,13 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
-from flower_client import app as client_app  # noqa: E402
-from flwr.app import ArrayRecord, Context, MetricRecord  # noqa: E402
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from flwr.serverapp.strategy import FedAvg  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
-from job import Clock, Job, finish  # noqa: E402
-from modules import first_module, weights_of  # noqa: E402
+from flower_client import app as client_app
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from job import Clock, Job, finish
+from modules import first_module, weights_of
 
 
 def main() -> None:

@@ -55,7 +55,9 @@ def main() -> None:
     environment.set_seed(job.seed)
     environment.set_device("cpu")
     environment.set_inmemory(True)
-    environment.set_eval_cfg(task="classification", n_classes=10, server=False, locals=False, pre_fit=False, post_fit=False)
+    environment.set_eval_cfg(
+        task="classification", n_classes=10, server=False, locals=False, pre_fit=False, post_fit=False
+    )
     batches = Batches(job)
     loaders = [Loader(batches, client, len(batches.arrays.rows(client))) for client in range(job.clients)]
     container = DummyDataContainer(loaders, [None] * job.clients, None, 10)

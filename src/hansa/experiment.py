@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from hansa.engine import choose
 from hansa.errors import HansaError
 from hansa.measures import compression
 from hansa.runfolder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
-from hansa.store import ClientStore, DiskStore
+from hansa.store import ClientStore, DiskStore, io
 from hansa.tasks import Task
 from hansa.train import Callback, Record, Run
 
@@ -59,7 +60,7 @@ class Experiment:
             raise HansaError(f"{folder}: has {done} rounds behind it, so it cannot end after {config.rounds}.")
         store = DiskStore.open(folder / CLIENTS, at_round=done)
         run = living_run(config, _same_data(config, folder), store, done)
-        if meta["run"] != run.id:
+        if (meta["run"], meta["config"]) != (run.id, identity(config)):
             store.close()
             raise HansaError(f"{folder}: config.yaml describes another run than the checkpoint. Put back what it was.")
         if meta["arithmetic"] != arithmetic():
@@ -85,8 +86,10 @@ class Experiment:
             self.run.advance(self.left, everything)
         except BaseException as error:
             # what closed is saved; a checkpoint must not be made of a round that may be half done
-            self.folder.finish(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
-            self._close()
+            try:
+                self.folder.finish(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
+            finally:
+                self._close()
             raise
         if self.config.checkpoint.every and self.run.state.round > self._saved:
             self.save()
@@ -98,7 +101,13 @@ class Experiment:
     def save(self) -> None:
         """Write a checkpoint of the last closed round."""
         run = self.run
-        meta = {"round": run.state.round, "run": run.id, "seed": run.key.seed, "arithmetic": arithmetic()}
+        meta = {
+            "round": run.state.round,
+            "run": run.id,
+            "config": identity(self.config),
+            "seed": run.key.seed,
+            "arithmetic": arithmetic(),
+        }
         home = self.folder / CHECKPOINT
         checkpoint.save(home, run.tree(), meta, keep=self.config.checkpoint.keep)
         run.store.retain([int(facts["round"]) for facts in checkpoint.kept(home)])
@@ -114,6 +123,18 @@ class Experiment:
 
     def _close(self) -> None:
         self.run.store.close()
+
+
+def identity(config: Config) -> str:
+    """A digest of all that a result depends on: two runs with equal ones are one run, however long and however watched.
+
+    >>> from hansa.config import from_text
+    >>> identity(from_text("rounds: 3")) == identity(from_text("rounds: 5\\nworkers: 2"))
+    True
+    """
+    watching = {"name", "rounds", "workers", "evaluate", "checkpoint", "links"}
+    told = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
+    return io.sha256(json.dumps(told, sort_keys=True).encode())
 
 
 def living_run(config: Config, held: data.FederatedData, store: ClientStore | None = None, done: int = 0) -> Run:

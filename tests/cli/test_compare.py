@@ -102,6 +102,20 @@ def test_a_sweep_done_before_is_not_run_again_but_a_changed_one_is(cli, folder):
     assert all(path.stat().st_mtime_ns != stamp for path, stamp in stamps.items())
 
 
+def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
+    from hansa.config import from_text
+    from hansa.experiment import Experiment
+
+    config = from_text((folder / "small.yaml").read_text(), ["local.lr=0.1"])
+    place = folder / "grid" / "local.lr-0.1"
+    half = Experiment.new(config.model_copy(update={"name": "local.lr=0.1"}), place)
+    half.go([lambda run, record: record["round"] == 2])
+    first = (place / "metrics.jsonl").read_text()
+    assert cli("sweep", "small.yaml", "local.lr=0.1", "-q", "-o", "grid").exit_code == 0
+    assert (place / "metrics.jsonl").read_text().startswith(first)
+    assert RunFolder(place).summary["rounds"] == 3
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

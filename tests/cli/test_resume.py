@@ -135,13 +135,24 @@ def test_a_finished_run_goes_on_to_more_rounds_but_not_back(cli, folder):
     assert "has 5 rounds behind it" in refused.stderr
 
 
-def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+@pytest.mark.parametrize(
+    ("was", "becomes"), [("lr: 0.05", "lr: 0.06"), ("hidden: 3", "hidden: 4"), ("largest: 60", "largest: 61")]
+)
+def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder, was, becomes):
+    assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "model={name: mlp, options: {hidden: 3}}").exit_code == 0
     path = folder / "out" / "config.yaml"
-    path.write_text(path.read_text().replace("lr: 0.05", "lr: 0.06"))
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, becomes))
     result = cli("resume", "out", "-q", "-r", "5")
     assert result.exit_code == 2
-    assert "describes another run than the checkpoint" in result.stderr
+    assert "describes another run than the checkpoint" in result.stderr or "a partition of these" in result.stderr
+
+
+def test_a_finished_run_resumed_without_more_rounds_is_finished(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    before = (folder / "out" / "model.safetensors").read_bytes()
+    assert cli("resume", "out", "-q").exit_code == 0
+    assert (folder / "out" / "model.safetensors").read_bytes() == before
 
 
 def test_a_run_without_checkpoints_says_why_it_cannot_go_on(cli):

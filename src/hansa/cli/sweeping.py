@@ -107,15 +107,18 @@ def ranking(
 
 
 def _result(name: str, config: Config, folder: Path, shown: Any, stopper: Any) -> dict[str, Any]:
-    """The summary of one point: that of an earlier run of the very same configuration, else of a new one."""
+    """The summary of one point: an earlier run of the very same configuration counts, or is gone on with."""
     from hansa.config import to_data
     from hansa.experiment import Experiment
-    from hansa.runfolder import FINISHED, RunFolder, slug
+    from hansa.runfolder import CHECKPOINT, FINISHED, RunFolder, slug
 
     place = RunFolder(folder / slug(name))
     config = config.model_copy(update={"name": name})
-    if place.exists and to_data(place.config) == to_data(config) and place.summary["status"] == FINISHED:
-        return place.summary
+    if place.exists and to_data(place.config) == to_data(config):
+        if place.summary["status"] == FINISHED:
+            return place.summary
+        if (place / CHECKPOINT).exists():
+            return follow(Experiment.resumed(place.path), shown, stopper)
     return follow(Experiment.new(config, place.path, overwrite=True), shown, stopper)
 
 

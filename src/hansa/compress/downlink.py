@@ -72,10 +72,12 @@ class replica:
     shorter than the whole. A client counts as up to date once its report came back. Where x stayed nothing is sent.
 
     With ``public_start`` the initial vector is known to all, being made from the public seed; else a client's first
-    message is the whole replica. Where increments are `Mergeable`, as those of `grid` are, a client is sent one packet with
-    their sum: the replica moves on a fixed grid, so that no sum is rounded, and a client whose last report was lost adds
-    to what it held before. ``every`` moves the replica in every so many rounds only: clients train from a
+    message is the whole replica. ``every`` moves the replica in every so many rounds only: clients train from a
     slightly older model, and those that were away have fewer increments to hear.
+
+    Increments that are `Mergeable`, as those of `grid` are, reach a client as one packet with their sum. The replica
+    then moves in multiples of 2^grain, so that no sum is rounded and all ways to the same version end at the same bits;
+    a replica that outgrows its grain is sent whole. A client whose last report was lost adds to what it held before.
     """
 
     compressor: Compressor
@@ -98,36 +100,44 @@ class replica:
             raise HansaError(f"replica.broadcast: the vector is {found}, the replica {wanted}: from another model?")
         grain = state.get("grain")
         if round % self.every == 0 and not torch.equal(x, vector):
-            if isinstance(self.compressor, Mergeable):
-                moved = _on_grid(self.compressor, x, vector, grain)
-                if moved.grain != grain and version:
-                    log, version = [], version + 1  # what is held lies on a finer grid: only the whole replica helps
-            else:
-                moved = _Moved(self.compressor.encode(x - vector, key), vector, None)
+            moved = self._moved(x, vector, grain, key)
+            if moved.grain != grain and version:
+                log, version = [], version + 1  # what clients hold lies on a finer grid: only the whole replica helps
             if moved.packet is not None:
                 vector, grain = accumulate(moved.packet, moved.start.clone()), moved.grain
                 version += 1
                 log.append(torch.frombuffer(bytearray(moved.packet.bytes), dtype=torch.uint8))
         full = Packet.of(vector, "whole")
-        size = sum(map(len, log))
-        limit = full.nbytes * (MERGED if isinstance(self.compressor, Mergeable) else 1)
+        size, limit = sum(map(len, log)), full.nbytes * (MERGED if self._merges else 1)
         while size >= limit:
             size -= len(log.pop(0))
         oldest = version - len(log)
-        bases: dict[int, int | None] = {}
-        for client in clients:
-            base = state["held"].get(str(client), 0 if self.public_start else None)
-            bases[client] = base if base is not None and base >= oldest else None
-        behind = {version - base for base in bases.values() if base is not None}
+        unheard = 0 if self.public_start else -1
+        held = {client: state["held"].get(str(client), unheard) for client in clients}
+        behind = {version - base for base in held.values() if base >= max(oldest, 0)}
         latest = self._latest([Packet.parse(memoryview(entry.numpy())) for entry in log], behind)
-        for client, base in bases.items():
-            if base is not None and sum(packet.nbytes for packet in latest[version - base]) >= full.nbytes:
-                bases[client] = None
-        messages = {client: (full,) if base is None else latest[version - base] for client, base in bases.items()}
+        latest = {n: sent for n, sent in latest.items() if sum(packet.nbytes for packet in sent) < full.nbytes}
+        messages = {client: latest.get(version - base, (full,)) for client, base in held.items()}
+        bases = {client: base if version - base in latest else None for client, base in held.items()}
         after = {"replica": vector, "version": version, "round": round, "log": log}
         if grain is not None:
             after["grain"] = grain
         return Broadcast(vector, messages, bases), {**after, "held": _worth(state["held"], oldest)}
+
+    @property
+    def _merges(self) -> bool:
+        return isinstance(self.compressor, Mergeable)
+
+    def _moved(self, x: Tensor, vector: Tensor, grain: int | None, key: Key) -> _Moved:
+        """The increment towards x; a replica on a grid stays on it, or on a coarser one where it outgrew it."""
+        if not isinstance(self.compressor, Mergeable):
+            return _Moved(self.compressor.encode(x - vector, key), vector, None)
+        finite(flat(x, "replica.broadcast"), "replica.broadcast")
+        highest = max(float(x.abs().max()), float(vector.abs().max()))
+        chosen = grain_of(highest, x.dtype) if grain is None or outgrown(highest, grain, x.dtype) else grain
+        start = settled(vector, chosen)
+        packet = self.compressor.encode_above(x - start, chosen)
+        return _Moved(packet, start, chosen) if decode(packet).any() else _Moved(None, vector, grain)
 
     def _latest(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
         """The last n increments for each count n, as they are or merged into one."""
@@ -142,7 +152,8 @@ class replica:
         return {**state, "held": {**state["held"], **{str(client): state["version"] for client in clients}}}
 
     def apply(self, held: Tensor | None, packets: Sequence[Packet]) -> Tensor:
-        """The replica after a message. A client that is ahead of the message's base drops what it has applied."""
+        """The replica after a message. A client that is ahead of the message's base drops what it has applied, or with
+        merged increments starts from what it held before."""
         dim, dtype = (None, None) if held is None else (held.numel(), held.dtype)
         if packets and packets[0].kind == "whole":
             if len(packets) > 1:
@@ -152,9 +163,10 @@ class replica:
             raise PacketError("replica.apply: increments arrived, but no replica is held. Ask for the whole one.")
         vector = held.clone() if packets else held
         for packet in packets:
+            packet.expect(kind=self.compressor.kind, dim=dim, dtype=dtype)
             if isinstance(self.compressor, Mergeable):
-                vector = settled(vector, self.compressor.finest(packet.expect(kind=self.compressor.kind)))
-            accumulate(packet.expect(kind=self.compressor.kind), vector)
+                vector = settled(vector, self.compressor.finest(packet))
+            accumulate(packet, vector)
         return vector
 
 
@@ -164,16 +176,6 @@ class _Moved(NamedTuple):
     packet: Packet | None
     start: Tensor
     grain: int | None
-
-
-def _on_grid(compressor: Mergeable, x: Tensor, vector: Tensor, grain: int | None) -> _Moved:
-    """The increment from the replica to x on the replica's grid, or on a coarser one if the replica outgrew it."""
-    finite(flat(x, "replica.broadcast"), "replica.broadcast")
-    highest = max(float(x.abs().max()), float(vector.abs().max()))
-    chosen = grain_of(highest, x.dtype) if grain is None or outgrown(highest, grain, x.dtype) else grain
-    start = settled(vector, chosen)
-    packet = compressor.encode_above(x - start, chosen)
-    return _Moved(packet, start, chosen) if decode(packet).any() else _Moved(None, vector, grain)
 
 
 def _worth(held: Mapping[str, int], oldest: int) -> dict[str, int]:

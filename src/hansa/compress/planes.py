@@ -28,7 +28,7 @@ def encode(numbers: Array) -> bytes:
     """Signed whole numbers as bytes.
 
     >>> encode(np.array([0, 0, -1, 0, 0, 0, 0, 0])).hex()
-    '000101000100000400010000'
+    '000101000100000401000001'
     """
     return b"".join(_block(numbers[start : start + BLOCK]) for start in range(0, numbers.size, BLOCK))
 
@@ -83,7 +83,7 @@ class Reader:
 
 
 def decode(view: memoryview, count: int, bits: int) -> Array:
-    """The numbers of :func:`encode`, all of the view and no number beyond 2^bits in magnitude; int64."""
+    """The numbers of :func:`encode`, all of the view and no number beyond 2^bits in magnitude."""
     reader = Reader(view)
     least = -(-count // BLOCK) * (START.size + PLANE.size)
     if len(view) < least:
@@ -101,11 +101,15 @@ def _read_block(reader: Reader, size: int, bits: int) -> Array:
     shift, planes = START.unpack(reader.take(START.size))
     if shift > bits or not 1 <= planes <= PLANES:
         raise PacketError(f"packet: no block of numbers has {planes} planes and {shift} low bits.")
-    highs = np.zeros(size, np.int64)
+    highs: Array = np.zeros(size, np.int64)
     where = np.arange(size)
-    for _ in range(planes):
+    for plane in range(planes):
+        if plane and where.size <= FEW:
+            raise PacketError(f"packet: a plane of {where.size} numbers, so few travel without.")
         where = where[_reached(reader, where.size)]
         highs[where] += 1
+    if planes < PLANES and where.size > FEW:
+        raise PacketError(f"packet: {where.size} numbers are left without another plane.")
     if where.size:
         rest = unvarints(reader.take(REST.unpack(reader.take(REST.size))[0]), where.size)
         if int(rest.max()) >> bits:
@@ -113,7 +117,9 @@ def _read_block(reader: Reader, size: int, bits: int) -> Array:
         highs[where] += rest
     if int(highs.max()) > 1 << (bits - shift):
         raise PacketError(f"packet: a number beyond 2^{bits}.")
-    magnitudes = highs << shift | unpack(reader.take(packed_size(size, shift)), shift, size).astype(np.int64)
+    magnitudes: Array = highs << shift | unpack(reader.take(packed_size(size, shift)), shift, size).astype(np.int64)
+    if int(magnitudes.max()) > 1 << bits:
+        raise PacketError(f"packet: a number beyond 2^{bits}.")
     signed = np.flatnonzero(magnitudes)
     negative = unpack(reader.take(packed_size(signed.size, 1)), 1, signed.size).view(bool)
     magnitudes[signed[negative]] *= -1
@@ -125,7 +131,7 @@ def _reached(reader: Reader, size: int) -> Array:
     count, length, flags = PLANE.unpack(reader.take(PLANE.size))
     data = reader.take(length)
     flipped, code, width = flags & 1, flags >> 1 & 3, flags >> 3
-    if 2 * count > size or (2 * count == size and flipped) or (not size and flags != index_code.BITMAP << 1):
+    if 2 * count > size or (2 * count == size and flipped):
         raise PacketError(f"packet: {count} of {size} numbers in a plane, the fewer are to be listed.")
     reached = np.full(size, bool(flipped))
     reached[index_code.decode(Coded(code, width, data), count, size)] ^= True

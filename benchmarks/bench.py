@@ -1,0 +1,168 @@
+"""The benchmark: Hansa against its peers, against plain PyTorch, and against the limit of the machine.
+
+    python benchmarks/bench.py            everything, about 25 minutes; writes docs/benchmarks.md
+    python benchmarks/bench.py --quick    without peers, under 3 minutes; writes nothing but what it prints
+
+Environments of the peers, logs and all results are kept below .bench/. A peer that cannot be installed or fails is
+reported as such and does not stop the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harness import page, processes
+from harness.contenders import CLEAN, CONTENDERS, HERE, Contender, compete, interpreters
+from harness.points import Points
+from harness.workloads import WORKLOADS, Workload, accuracy, fashion, write
+
+ROOT = Path(__file__).parents[1]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="without peers and with few rounds")
+    parser.add_argument("--only", nargs="*", help="names of the contenders", choices=[c.name for c in CONTENDERS])
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, help="rounds in all (default: 20, or 3 if quick)")
+    parser.add_argument("--repeats", type=int, help="parts the rounds are run in (default: 3, or 1 if quick)")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one run may take")
+    parser.add_argument("--no-scaling", action="store_true", help="only the table of contenders")
+    parser.add_argument("--only-scaling", action="store_true", help="only the tables about Hansa alone")
+    parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where environments and results are kept")
+    parser.add_argument("--out", type=Path, help="the page to write (default: docs/benchmarks.md, none if quick)")
+    return parser.parse_args()
+
+
+class Bench:
+    """A benchmark under way; ``results`` is written down after every run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.began = options, time.monotonic()
+        self.root: Path = options.work
+        self.root.mkdir(parents=True, exist_ok=True)
+        names = options.only or [c.name for c in CONTENDERS if not (options.quick and (c.peer or "-2" in c.name[5:]))]
+        self.contenders = [c for c in CONTENDERS if c.name in names]
+        self.workloads = [WORKLOADS[name] for name in options.workloads]
+        self.results: dict[str, Any] = {
+            "machine": page.machine(),
+            "runs": {},
+            "accuracy": {},
+            "limits": [],
+            "missing": {},
+        }
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
+
+    def keep(self) -> None:
+        self.results["minutes"] = (time.monotonic() - self.began) / 60
+        (self.root / "results.json").write_text(json.dumps(self.results, indent=1))
+
+    def run(self) -> None:
+        load = os.getloadavg()[0]
+        if load > 0.5:
+            self.say(f"the machine is busy (load {load:.1f}): these numbers will mean little")
+        self.found, self.results["note"] = fashion()
+        self.say(f"data: {self.results['note']}")
+        data = self.root / "data"
+        for old in data.glob("*-*-*.npz"):  # models of an earlier benchmark
+            old.unlink()
+        for workload in self.workloads if not self.options.only_scaling else WORKLOADS.values():
+            write(workload, self.found, data)
+        if not self.options.only_scaling:
+            self.compete()
+        if not self.options.no_scaling:
+            if not (data / "W1.npz").is_file():
+                write(WORKLOADS["W1"], self.found, data)
+            self.results["scaling"] = Points(self.root, self.say, quick=self.options.quick).all()
+        self.keep()
+
+    def compete(self) -> None:
+        """All contenders in turn, as many times as there are repeats."""
+        pythons, self.results["missing"] = interpreters(self.root, self.contenders, self.say)
+        able = [c for c in self.contenders if c.peer is None or c.peer in pythons]
+        rounds = self.options.rounds or (3 if self.options.quick else 20)
+        repeats = self.options.repeats or (1 if self.options.quick else 3)
+        for repeat in range(1, repeats + 1):
+            share = rounds * repeat // repeats - rounds * (repeat - 1) // repeats
+            turn = repeat % len(able)
+            for contender in able[turn:] + able[:turn]:  # another one begins each time
+                for workload in self.workloads:
+                    if workload.name in contender.only:
+                        self.one(contender, workload, pythons.get(contender.peer or ""), share, repeat)
+            self.limit(repeat)
+            self.keep()
+        for workload in self.workloads:
+            self.judge(workload, repeats)
+
+    def one(self, contender: Contender, workload: Workload, python: Path | None, rounds: int, repeat: int) -> None:
+        runs = self.results["runs"].setdefault(workload.name, {}).setdefault(contender.name, [])
+        if any(run["reason"] for run in runs):
+            return  # what failed once is not waited for again
+        run = compete(
+            contender,
+            workload,
+            self.root,
+            python=python,
+            rounds=rounds,
+            repeat=repeat,
+            timeout=self.options.timeout,
+        )
+        runs.append(run)
+        told = run["reason"] and f"failed: {run['reason']}"
+        told = told or f"{run['rate']:.0f} client-steps/s, {run['peak'] / page.MEGABYTE:.0f} MB, {run['wall']:.0f} s"
+        self.say(f"{repeat}: {workload.name} {contender.name}: {told}")
+        self.keep()
+
+    def limit(self, repeat: int) -> None:
+        answer = self.root / "answers" / f"limit-{repeat}.json"
+        command: list[str | Path] = [sys.executable, HERE / "limit.py", answer]
+        ended = processes.run(command, self.root / "logs" / f"limit-{repeat}.log", timeout=120, environment=CLEAN)
+        if ended.reason:
+            self.say(f"{repeat}: limit: failed: {ended.reason}")
+            return
+        self.results["limits"].append(json.loads(answer.read_text()))
+
+    def judge(self, workload: Workload, repeats: int) -> None:
+        """The accuracy of every contender that came to the end."""
+        for name, runs in self.results["runs"].get(workload.name, {}).items():
+            if runs and not runs[-1]["reason"]:
+                model = self.root / "data" / f"{workload.name}-{name}-{repeats}.npz"
+                found = accuracy(workload, model, self.found)
+                self.results["accuracy"].setdefault(workload.name, {})[name] = found
+
+
+def main() -> int:
+    options = arguments()
+    bench = Bench(options)
+    bench.run()
+    command = "make bench-quick" if options.quick else "make bench"
+    text = page.page(bench.results, command)
+    out = options.out or (None if options.quick else ROOT / "docs" / "benchmarks.md")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+        bench.say(f"written: {out}")
+    print("\n" + text)
+    failed = [
+        f"{workload} {name}"
+        for workload, found in bench.results["runs"].items()
+        for name, runs in found.items()
+        if name.startswith("hansa") and runs[-1]["reason"]
+    ]
+    if failed:
+        bench.say(f"Hansa itself failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Who takes part: Hansa in four forms, plain PyTorch in three, and five peers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import processes
+from harness.environments import RECIPES, Unavailable, environment
+from harness.workloads import Workload
+
+HERE = Path(__file__).parents[1]
+PEERS = HERE / "peers"
+
+# torch's own choice of threads for everyone who does not choose; nothing of this environment in the peers'
+CLEAN = {"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None, "PYTHONWARNINGS": "ignore"}
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A script that does a job; ``peer`` names the environment it runs in, none for Hansa's own."""
+
+    name: str
+    label: str
+    script: Path
+    variant: str = ""
+    peer: str | None = None
+    launch: tuple[str, ...] = ()
+    settings: Mapping[str, str | None] = field(default_factory=dict)
+    only: tuple[str, ...] = ("W1", "W2")
+
+    @property
+    def hansa(self) -> bool:
+        return self.name.startswith("hansa")
+
+
+def _hansa(workers: int, steps: str) -> Contender:
+    threads = "1 worker" if workers == 1 else f"{workers} workers"
+    return Contender(
+        f"hansa-{steps}-{workers}",
+        f"**Hansa**, {steps}, {threads}",
+        HERE / "hansa_run.py",
+        f"workers={workers} {steps}",
+    )
+
+
+CONTENDERS = (
+    _hansa(2, "native"),
+    _hansa(1, "native"),
+    _hansa(2, "eager"),
+    _hansa(1, "eager"),
+    Contender("fedlab", "FedLab 1.3", PEERS / "with_fedlab.py", peer="fedlab"),
+    Contender("flower", "Flower 1.42 (Ray)", PEERS / "with_flower.py", peer="flower"),
+    Contender(
+        "pfl",
+        "pfl 0.6, 2 workers",
+        PEERS / "with_pfl.py",
+        "2",
+        peer="pfl",
+        launch=("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
+        settings={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    ),
+    Contender("fluke", "fluke 0.8.1", PEERS / "with_fluke.py", peer="fluke"),
+    Contender("fedjax", "FedJAX 0.0.17", PEERS / "with_fedjax.py", peer="fedjax", settings={"JAX_PLATFORMS": "cpu"}),
+    Contender("plain", "plain PyTorch loop", PEERS / "plain.py"),
+    Contender("plain-2", "plain loop, 2 processes", PEERS / "plain.py", "2"),
+    Contender(
+        "plain-2-last", "plain loop, 2 processes, channels-last", PEERS / "plain.py", "2 channels_last", only=("W1",)
+    ),
+)
+
+
+def interpreters(
+    root: Path, wanted: list[Contender], say: Callable[[str], None]
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """The interpreter of every peer that can be had, and why the others cannot."""
+    found, missing = {}, {}
+    for peer in RECIPES:
+        if not any(contender.peer == peer for contender in wanted):
+            continue
+        try:
+            found[peer] = environment(peer, root, say)
+        except Unavailable as problem:
+            missing[peer] = str(problem)
+            say(f"{peer}: cannot be installed: {problem}")
+    return found, missing
+
+
+def compete(
+    contender: Contender,
+    workload: Workload,
+    root: Path,
+    *,
+    python: Path | None,
+    rounds: int,
+    repeat: int,
+    timeout: float,
+    variant: str | None = None,
+) -> dict[str, Any]:
+    """One run. It goes on from the model of the contender's run before this one: FedAvg has no other state."""
+    stem = f"{workload.name}-{contender.name}" + ("" if variant is None else "-bare")
+    before = root / "data" / f"{stem}-{repeat - 1}.npz"
+    paths = {
+        "data": root / "data" / f"{workload.name}.npz",
+        "start": before if before.is_file() else root / "data" / f"{workload.name}-start.npz",
+        "save": root / "data" / f"{stem}-{repeat}.npz",
+        "answer": root / "answers" / f"{stem}-{repeat}.json",
+    }
+    words = {key: value for key, value in asdict(workload).items() if key != "name"}
+    job = {
+        **words,
+        **{name: str(path) for name, path in paths.items()},
+        "rounds": rounds,
+        "seed": repeat,
+        "variant": contender.variant if variant is None else variant,
+    }
+    home = root / "jobs" / f"{stem}-{repeat}.json"
+    for path in (home, paths["answer"]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    home.write_text(json.dumps(job))
+    for stale in (paths["save"], paths["answer"]):
+        stale.unlink(missing_ok=True)
+    own = {"PYTHONPATH": None} if contender.peer else {}
+    ended = processes.run(
+        [python or sys.executable, *contender.launch, contender.script, home],
+        root / "logs" / f"{stem}-{repeat}.log",
+        timeout=timeout,
+        environment={**CLEAN, **own, **contender.settings},
+    )
+    result: dict[str, Any] = {"wall": ended.seconds, "peak": ended.peak, "reason": ended.reason}
+    if not ended.reason and not paths["answer"].is_file():
+        result["reason"] = "ended without an answer"
+    if not result["reason"]:
+        result |= json.loads(paths["answer"].read_text())
+        steady = result["seconds"][1:] or result["seconds"]
+        result["rate"] = workload.steps_a_round * len(steady) / sum(steady)
+    return result

@@ -1,0 +1,302 @@
+"""What was measured, as one Markdown page."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hansa import __version__, native
+from harness.contenders import CONTENDERS, Contender
+from harness.workloads import W1, W2, WORKLOADS
+
+Results = Mapping[str, Any]
+AGREE = 0.05  # accuracies may differ by this much: clients and batches are drawn by each contender's own generator
+MEGABYTE = 1 << 20
+AIMS = {"W1": 1.5, "W2": 2.5}
+
+METHOD = """\
+## How it is measured
+- Every contender gets the same arrays (`benchmarks/harness/workloads.py`): one partition, one first model, one number
+  of full batches a client, equal weights. Each is written with its framework's own parts as its documentation advises,
+  on in-memory tensors, without evaluation on the way (`benchmarks/peers/`, one script each), and is installed in an
+  environment of its own with the same torch.
+- The 20 rounds are run in three repeats of fresh processes, each going on from the model where the last one ended; the
+  contenders take turns within a repeat. The first round of a repeat is a warm-up (it starts workers, it compiles) and
+  is not counted in client-steps a second, which are medians of the repeats with their extremes. *Wall* is the whole
+  time of all three processes, start-up included. *MB* is the largest sum of the resident sets of all processes of a
+  run, so that pages which processes share count more than once.
+- Accuracy is of the last model on the test set, by one judge for all. It must agree within 5 points.
+- FedLab and fluke train in one process with torch's threads; pfl has two workers under torchrun, Flower two Ray actors
+  of one thread each, FedJAX its compiled backend with XLA's threads (its pmap backend does not run with this JAX).
+- Peers and the plain loop keep PyTorch's default layout of images, as their users do; the plain loop with channels-last
+  images shows what that one setting gives.
+- The limit: `torch.mm` at 1,024 cubed in two threads, over the multiplications of a step. The products of the step's
+  own shapes stand beside it: narrow ones do not reach the peak.
+- Compare within one run only: between runs the machine itself drifts by 15%. Never measure under load.
+"""
+
+
+def page(results: Results, command: str) -> str:
+    parts = [
+        "# Benchmarks",
+        f"Made by `{command}`; nothing on this page is written by hand.",
+        *_machine(results),
+        "## Client-steps a second",
+        *_main(results),
+        METHOD.strip(),
+    ]
+    scaling = results.get("scaling", {})
+    for name, render in _TABLES.items():
+        if scaling.get(name):
+            parts += render(scaling[name])
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(results: Results) -> str:
+    """What is printed: the main table and what it shows."""
+    return "\n\n".join(_main(results))
+
+
+def _machine(results: Results) -> list[str]:
+    machine = results.get("machine")
+    if not machine:
+        return ["Not measured yet on this machine."]
+    lines = [f"- {name}: {value}" for name, value in machine.items()]
+    return ["\n".join([*lines, f"- data: {results['note']}", f"- time taken: {results.get('minutes', 0):.0f} minutes"])]
+
+
+def machine() -> dict[str, str]:
+    """What it ran on, without any name of the place."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return {
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {_processor()}, {memory:.0f} GB, {platform.system()}",
+        "software": f"Hansa {__version__} (native kernels: {native.instruction_set() or 'none'}), "
+        f"Python {platform.python_version()}, torch {torch.__version__}",
+        "load before": f"{os.getloadavg()[0]:.1f} (more than 0.5 makes the numbers worthless)",
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = facts.get("flags", "").split()
+    widest = next((name for name in ("avx512f", "avx2", "avx") if name in flags), "no AVX")
+    return f"{facts.get('model name', platform.machine())} ({widest})"
+
+
+def rates(results: Results, workload: str, contender: str) -> list[float]:
+    runs = results.get("runs", {}).get(workload, {}).get(contender, [])
+    return [run["rate"] for run in runs if "rate" in run]
+
+
+def fastest_peer(results: Results, workload: str) -> tuple[str, float] | None:
+    """The peer with the highest median."""
+    found = [
+        (contender.label, statistics.median(measured))
+        for contender in CONTENDERS
+        if contender.peer and (measured := rates(results, workload, contender.name))
+    ]
+    return max(found, key=lambda pair: pair[1]) if found else None
+
+
+def _main(results: Results) -> list[str]:
+    if not results.get("runs"):
+        return ["No run yet."]
+    head = [
+        "",
+        *(f"{w} {what}" for w in WORKLOADS for what in ("steps/s", "x peer", "of limit", "MB", "wall s", "acc.")),
+    ]
+    rows = [
+        [contender.label, *(cell for w in WORKLOADS for cell in _cells(results, w, contender))]
+        for contender in CONTENDERS
+        if any(results["runs"].get(w, {}).get(contender.name) for w in WORKLOADS)
+        or contender.peer in results.get("missing", {})
+    ]
+    rows += _limits(results)
+    about = "\n".join(f"- {workload.name}: {workload}" for workload in (W1, W2))
+    return [about, _table(head, rows), "\n".join(f"- {line}" for line in _found(results))]
+
+
+def _cells(results: Results, workload: str, contender: Contender) -> list[str]:
+    nothing = ["", "", "", "", "", ""]
+    if contender.peer in results.get("missing", {}):
+        return [f"not installed: {results['missing'][contender.peer]}", *nothing[1:]]
+    runs = results["runs"].get(workload, {}).get(contender.name, [])
+    if not runs:
+        return nothing
+    measured = [run["rate"] for run in runs if "rate" in run]
+    if not measured:
+        return [f"failed: {runs[-1]['reason']}", *nothing[1:]]
+    rate = statistics.median(measured)
+    spread = f" ({min(measured):.0f}-{max(measured):.0f})" if len(measured) > 1 else ""
+    peer, limit = fastest_peer(results, workload), _limit(results, workload)
+    accuracy = results.get("accuracy", {}).get(workload, {}).get(contender.name)
+    return [
+        f"{rate:.0f}{spread}",
+        f"{rate / peer[1]:.2f}" if peer else "",
+        f"{rate / limit:.0%}" if limit else "",
+        f"{max(run['peak'] for run in runs) / MEGABYTE:.0f}",
+        f"{sum(run['wall'] for run in runs):.0f}",
+        "" if accuracy is None else f"{accuracy:.3f}",
+    ]
+
+
+def _limit(results: Results, workload: str, threads: str = "2") -> float | None:
+    """Steps a second if every multiplication ran at the peak of large products."""
+    found = [limit[threads] for limit in results.get("limits", [])]
+    if not found:
+        return None
+    return float(statistics.median(one["peak"]["flops"] / one[workload]["flops"] for one in found))
+
+
+def _limits(results: Results) -> list[list[str]]:
+    rows = []
+    for threads, label in (("1", "1 thread"), ("2", "2 threads")):
+        found = [limit[threads] for limit in results.get("limits", [])]
+        if not found:
+            continue
+        peak = statistics.median(one["peak"]["flops"] for one in found) / 1e9
+        for what in ("shapes", "peak"):
+            cells = []
+            for workload in WORKLOADS:
+                at_peak = _limit(results, workload, threads)
+                own = statistics.median(one[workload]["steps"] for one in found)
+                cells += [f"{own if what == 'shapes' else at_peak:.0f}", "", "", "", "", ""]
+            name = "the step's own products" if what == "shapes" else f"limit, {peak:.0f} GFLOP/s"
+            rows.append([f"*{name}, {label}*", *cells])
+    return rows
+
+
+def _found(results: Results) -> Iterable[str]:
+    """What the table shows, in words."""
+    for workload in WORKLOADS:
+        own = [
+            (contender.label.replace("**", ""), statistics.median(measured))
+            for contender in CONTENDERS
+            if contender.hansa and (measured := rates(results, workload, contender.name))
+        ]
+        peer = fastest_peer(results, workload)
+        if own and peer:
+            label, rate = max(own, key=lambda pair: pair[1])
+            yield (
+                f"{workload}: {label} does {rate / peer[1]:.2f} times the client-steps of the fastest peer, {peer[0]} "
+                f"(wanted: at least {AIMS[workload]})"
+            )
+        found = results.get("accuracy", {}).get(workload, {})
+        if found:
+            spread = max(found.values()) - min(found.values())
+            verdict = "they agree" if spread <= AGREE else f"**they differ by {spread:.3f}, more than {AGREE}**"
+            yield f"{workload}: accuracies from {min(found.values()):.3f} to {max(found.values()):.3f}: {verdict}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _cell(row: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
+    return format(row[name] / scale, form) if name in row else ""
+
+
+def _overhead(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    body = [
+        [
+            f"{row['workload']}, {row['contender'].replace('**', '')}",
+            _cell(row, "round", ".1f", 1e-3),
+            _cell(row, "steps", ".1f", 1e-3),
+            row["reason"] or _cell(row, "share", ".1%"),
+        ]
+        for row in rows
+    ]
+    text = "A round, and after it the same steps on the same batches without the engine, in turn within one run."
+    return ["## What the engine adds", text, _table(["", "round ms", "its steps ms", "overhead"], body)]
+
+
+def _scaled(title: str, text: str, first: str) -> Any:
+    def render(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        head = ["", "d", "clients", "a round", "steps", "ms a round", f"x {first}", "client-steps/s", "MB"]
+        base = rows[0].get("round")
+        body = [
+            [
+                row["model"],
+                _cell(row, "dim", ",d"),
+                f"{row['clients']:,}",
+                str(row["cohort"]),
+                f"{row['steps']} of {row['batch']}",
+                row["reason"] or _cell(row, "round", ".0f", 1e-3),
+                f"{row['round'] / base:.2f}" if base and "round" in row else "",
+                _cell(row, "rate", ".0f"),
+                _cell(row, "peak", ".0f", MEGABYTE),
+            ]
+            for row in rows
+        ]
+        return [f"## {title}", text, _table(head, body)]
+
+    return render
+
+
+def _gossip(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    base = rows[0].get("round")
+    body = [
+        [
+            f"{row['clients']:,}",
+            {"lazy": "lazy, as chosen by the cost rule", "dense": "dense, forced"}[row["rows"]],
+            row["reason"] or _cell(row, "round", ".0f", 1e-3),
+            f"{row['round'] / base:.2f}" if base and "round" in row else "",
+            _cell(row, "peak", ".0f", MEGABYTE),
+        ]
+        for row in rows
+    ]
+    text = (
+        "AFGA on a ring, 5 clients computing at a step, CNN-29k, 24 steps of 50, one worker. Rows of idle clients need "
+        "never exist (wanted: 10,000 clients at most 1.3 times a round of 100, under 1.5 GB). The dense loop holds two "
+        "copies of all rows and of W: at 10,000 clients 2.7 GB, and 140 TFLOP a round."
+    )
+    return ["## Gossip among many", text, _table(["clients", "rows", "ms a round", "x first", "MB"], body)]
+
+
+def _aware(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    base = next((row.get("round") for row in rows if row["form"] == "naive"), None)
+    names = list(dict.fromkeys(name for row in rows for name in row.get("split", {})))
+    body = [
+        [
+            {"naive": "all in memory, naive", "disk": "rows on disk"}[row["form"]],
+            f"{row['clients']:,}",
+            row["reason"] or _cell(row, "round", ".0f", 1e-3),
+            f"{row['round'] / base:.2f}" if base and "round" in row else "",
+            *(_cell(row.get("split", {}), name, ".0f", 1e-3) for name in names),
+            _cell(row, "peak", ".0f", MEGABYTE),
+        ]
+        for row in rows
+    ]
+    text = (
+        "`hansa.aggregate.aware` on synthetic updates of 1,000,000 parameters, 20 participants a round, every client "
+        "seen before, one thread; milliseconds. The naive form holds all rows and makes the whole Gram matrix anew "
+        "(wanted: 2,000 clients under 1.5 GB)."
+    )
+    head = ["form", "clients", "ms a round", "x naive", *names, "MB"]
+    return ["## FedAWARE's rows on disk", text, _table(head, body)]
+
+
+_TABLES = {
+    "overhead": _overhead,
+    "population": _scaled(
+        "More clients",
+        "As many taking part, two workers; the last row is the frugal case (wanted: round time within 10% and memory "
+        "within 200 MB from 100 to 10,000 clients; 100 of 10,000 under 1.5 GB).",
+        "first",
+    ),
+    "participants": _scaled("More of them taking part", "Two workers.", "first"),
+    "dimension": _scaled("Larger models", "Two workers; noise of CIFAR's shape for the last two.", "first"),
+    "gossip": _gossip,
+    "aware": _aware,
+}

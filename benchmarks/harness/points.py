@@ -1,0 +1,174 @@
+"""The tables about Hansa alone: what the engine adds to the steps, and how rounds grow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from harness import processes
+from harness.contenders import CLEAN, CONTENDERS, HERE, compete
+from harness.workloads import WORKLOADS
+
+Say = Callable[[str], None]
+Row = dict[str, Any]
+GIGABYTE = 1 << 30
+
+
+class Points:
+    """Runs points, each in a process of its own, and keeps what came of them. ``quick`` takes fewer of them."""
+
+    def __init__(self, root: Path, say: Say, *, quick: bool = False, timeout: float = 400.0) -> None:
+        self.root, self.say, self.quick, self.timeout = root, say, quick, timeout
+
+    def all(self) -> dict[str, list[Row]]:
+        tables: dict[str, Callable[[], Iterable[Row]]] = {
+            "overhead": self.overhead,
+            "population": self.population,
+            "participants": self.participants,
+            "dimension": self.dimension,
+            "gossip": self.gossip,
+            "aware": self.aware,
+        }
+        if self.quick:
+            tables = {name: tables[name] for name in ("overhead", "population", "gossip")}
+        found = {}
+        for name, table in tables.items():
+            self.say(f"scaling: {name}")
+            found[name] = list(table())
+        return found
+
+    def overhead(self) -> Iterable[Row]:
+        """Each round followed by its own steps without the engine, in one run."""
+        cases = [("W1", "hansa-native-2")] if self.quick else [
+            ("W1", "hansa-native-1"), ("W1", "hansa-native-2"), ("W2", "hansa-native-1"), ("W2", "hansa-native-2"),
+        ]  # fmt: skip
+        for workload, name in cases:
+            contender = next(one for one in CONTENDERS if one.name == name)
+            ended = compete(
+                contender,
+                WORKLOADS[workload],
+                self.root,
+                python=None,
+                rounds=3 if self.quick else 5 if workload == "W1" else 15,
+                repeat=0,
+                timeout=self.timeout,
+                variant=f"{contender.variant} bare",
+            )
+            row: Row = {"workload": workload, "contender": contender.label, "reason": ended["reason"]}
+            if not ended["reason"]:
+                rounds, bare = (statistics.median(ended[what][1:]) for what in ("round", "bare"))
+                row |= {"round": rounds, "steps": bare, "share": 1 - bare / rounds}
+            yield row
+
+    def population(self) -> Iterable[Row]:
+        """More clients, as many taking part; and the frugal case, 100 of 10,000."""
+        counts = (100, 10_000) if self.quick else (100, 1000, 10_000)
+        yield from self._scaled(
+            [{**_CNN, "clients": count, "cohort": 10, "rounds": 2 if self.quick else 3} for count in counts],
+            passes=1 if self.quick else 2,
+        )
+        if not self.quick:
+            yield from self._scaled([{**_CNN, "clients": 10_000, "cohort": 100, "rounds": 1}])
+
+    def participants(self) -> Iterable[Row]:
+        """More of 1,000 clients taking part."""
+        points = [{**_MLP, "clients": 1000, "cohort": count, "rounds": 5} for count in (10, 50, 100, 200)]
+        return self._scaled(points)
+
+    def dimension(self) -> Iterable[Row]:
+        """Larger models: d from 29 thousand to 11 million."""
+        points = [
+            {**_CNN, "clients": 100, "cohort": 4, "rounds": 3},
+            {**_MLP, "clients": 100, "cohort": 10, "rounds": 5},
+            {**_CNN, "model": "cifar_cnn", "images": "", "steps": 4, "clients": 100, "cohort": 4, "rounds": 3},
+            {
+                **_CNN,
+                "model": "resnet18",
+                "images": "",
+                "steps": 2,
+                "batch": 20,
+                "clients": 100,
+                "cohort": 2,
+                "rounds": 2,
+            },
+        ]
+        return self._scaled(points)
+
+    def gossip(self) -> Iterable[Row]:
+        """AFGA with 5 of N clients computing at a step; the dense loop where its rows fit."""
+        cases = [(100, "lazy", 2), (10_000, "lazy", 2)]
+        if not self.quick:
+            cases = [(100, "lazy", 3), (10_000, "lazy", 3), (100, "dense", 3), (1000, "lazy", 3), (1000, "dense", 1)]
+        arrays = self.root / "data" / "W1.npz"
+        for clients, how, rounds in cases:
+            row = self._point("gossip.py", f"gossip-{how}-{clients}", [clients, rounds, how, arrays])
+            yield {"clients": clients, "rows": how, **row}
+
+    def aware(self) -> Iterable[Row]:
+        """Momentum rows on disk; the naive form that holds all of them beside it, where they fit."""
+        large = 2000
+        room = shutil.disk_usage(self.root).free
+        while large > 200 and large * 4_000_000 * 1.5 > room:
+            large //= 2
+        for how, clients in (("naive", 200), ("disk", 200), ("disk", large)):
+            rows = self.root / "rows"
+            row = self._point("aware_rows.py", f"aware-{how}-{clients}", [how, clients, 1_000_000, 20, 2, rows])
+            yield {"form": how, "clients": clients, **row}
+
+    def _scaled(self, points: list[Row], passes: int = 1) -> Iterable[Row]:
+        """Points of `scaling.py`, taken in turn as often as asked."""
+        found: list[list[Row]] = [[] for _ in points]
+        for turn in range(passes):
+            for place, point in enumerate(points):
+                where = {**point, "images": str(self.root / "data" / "W1.npz") if point["images"] else ""}
+                stem = f"scaling-{point['model']}-{point['clients']}-{point['cohort']}-{turn}"
+                given = self.root / "jobs" / f"{stem}.json"
+                given.parent.mkdir(parents=True, exist_ok=True)
+                given.write_text(json.dumps(where))
+                found[place].append(self._point("scaling.py", stem, [given]))
+        for point, rows in zip(points, found, strict=True):
+            good = [row for row in rows if not row["reason"]]
+            row = {**point, **(rows[0] if not good else _together(good))}
+            if good:
+                row["rate"] = point["cohort"] * point["steps"] / row["round"]
+            yield row
+
+    def _point(self, script: str, stem: str, words: list[Any]) -> Row:
+        answer = self.root / "answers" / f"{stem}.json"
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        answer.unlink(missing_ok=True)
+        ended = processes.run(
+            [sys.executable, HERE / script, *map(str, words), answer],
+            self.root / "logs" / f"{stem}.log",
+            timeout=self.timeout,
+            environment=CLEAN,
+        )
+        reason = ended.reason or ("" if answer.is_file() else "ended without an answer")
+        row: Row = {"reason": reason, "peak": ended.peak, "wall": ended.seconds}
+        if reason:
+            self.say(f"  {stem}: {reason}")
+            return row
+        row |= json.loads(answer.read_text())
+        row["round"] = statistics.median(row["seconds"])
+        self.say(f"  {stem}: {row['round']:.3f} s a round, {row['peak'] / GIGABYTE:.2f} GB")
+        return row
+
+
+_CNN: Row = {"model": "cnn_29k", "steps": 24, "batch": 50, "workers": 2, "images": "W1"}
+_MLP: Row = {"model": "mlp", "steps": 10, "batch": 20, "workers": 2, "images": "W1"}
+
+
+def _together(rows: list[Row]) -> Row:
+    """Several passes as one: all rounds, the largest memory."""
+    seconds = [second for row in rows for second in row["seconds"]]
+    return {
+        **rows[0],
+        "seconds": seconds,
+        "round": statistics.median(seconds),
+        "peak": max(row["peak"] for row in rows),
+    }
