@@ -70,7 +70,7 @@ class _Watch:
     def __init__(self, mark: str) -> None:
         self.mark, self.peak = f"{MARK}={mark}".encode(), 0
         self._ours: set[int] = set()
-        self._others: set[int] = set()
+        self._others = _all()  # made before the run begins
 
     def look(self) -> None:
         """Find new processes, and note the memory of all."""
@@ -81,18 +81,17 @@ class _Watch:
         self.peak = max(self.peak, held)
 
     def alive(self) -> set[int]:
-        try:
-            there = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        except OSError:  # no /proc: memory is not measured
-            return set()
+        there = _all()
         self._ours &= there
         self._others &= there
         for pid in there - self._ours - self._others:
             try:
-                ours = self.mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                ours = False
-            (self._ours if ours else self._others).add(pid)
+                told = Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:  # someone else's
+                self._others.add(pid)
+                continue
+            if told:  # it is empty for a moment while a process begins
+                (self._ours if self.mark in told.split(b"\0") else self._others).add(pid)
         return self._ours
 
     def end(self, patience: float = 5.0) -> None:
@@ -108,6 +107,14 @@ class _Watch:
                 time.sleep(0.02)
             if not left:
                 return
+
+
+def _all() -> set[int]:
+    """Every process there is; none where there is no /proc, and then memory is not measured."""
+    try:
+        return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    except OSError:
+        return set()
 
 
 def _runs(pid: int) -> bool:

@@ -63,6 +63,13 @@ def test_the_step_is_a_power_of_two_below_the_coarseness_and_the_largest_entry(v
     assert any(np.array_equal(y, np.rint(x.astype(np.float64) / step) * step) for step in nearby)
 
 
+def test_entries_below_the_last_bit_of_the_largest_are_within_the_promised_contraction() -> None:
+    x = torch.full((100_000,), 0.5 * 2.0**-24)
+    x[0] = 1.0
+    y = decode(grid(1e-9).encode(x, KEY))
+    assert 0 < float((y - x).double().norm()) <= grid(1e-9).contraction(x.numel()) * float(x.double().norm())
+
+
 def test_the_largest_numbers_do_not_overflow() -> None:
     for dtype in (torch.float32, torch.float64):
         x = torch.full((5,), torch.finfo(dtype).max, dtype=dtype)
@@ -114,6 +121,8 @@ def test_sums_that_no_float_holds_are_refused_and_so_are_other_packets() -> None
     far = [coder.encode(torch.tensor([scale, scale]), KEY) for scale in (1e20, 1.0)]
     with pytest.raises(HansaError, match="more than 24 bits"):
         coder.merge(far)
+    with pytest.raises(HansaError, match="counts from 1 to 0"):
+        coder.merge([])
     with pytest.raises(PacketError, match="kind top_k, expected grid"):
         coder.merge([top_k(0.5).encode(torch.ones(2), KEY)] * 2)
 

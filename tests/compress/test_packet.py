@@ -209,7 +209,7 @@ BAD = {
     "grid varint": (build(GRID, 8, lattice(plane(1, b"\1") + b"\2\0\x80\0" + b"\0")), "longer than its number"),
     "grid huge number": (build(GRID, 8, lattice(plane(1, b"\1") + b"\4\0\xff\xff\xff\x7f\0")), "beyond 2\\^24"),
     "grid low bits beyond": (
-        build(GRID, 8, lattice(plane(1, b"\1") + b"\3\0\xff\xff\x3f" + b"\xff\0" + b"\0", shift=2)),
+        build(GRID, 8, lattice(plane(1, b"\1") + b"\4\0\xff\xff\xff\1" + b"\xff\0" + b"\0", shift=2)),
         "beyond 2\\^24",
     ),
     "grid missing plane": (build(GRID, 40, lattice(plane(20, b"\x0f" * 5) + b"\0")), "without another plane"),

@@ -9,6 +9,7 @@ import re
 import pytest
 
 import hansa
+import hansa.data
 from hansa import presets
 from hansa.config import ConfigError, algorithm, from_preset, from_text, json_schema, load, to_text
 from hansa.config.words import TABLES, own_words, words
@@ -204,3 +205,23 @@ def test_every_part_in_a_table_takes_its_arguments_by_name():
         for kind, part in slot.table.items():
             kinds = {parameter.kind for parameter in inspect.signature(part).parameters.values()}
             assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}, kind
+
+
+@pytest.mark.parametrize(
+    ("package", "method", "slot"),
+    [
+        (hansa.compress, "encode", "COMPRESSOR"),
+        (hansa.compress, "send", "UPLINK"),
+        (hansa.compress, "broadcast", "DOWNLINK"),
+        (hansa.aggregate, "combine", "AGGREGATE"),
+        (hansa.sample, "select", "SAMPLER"),
+        (hansa.local, "at", "RATE"),
+        (hansa.data, "split", "PARTITION"),
+    ],
+)
+def test_every_public_part_can_be_named_in_a_file(package, method, slot):
+    from hansa.config import slots
+
+    parts = {name for name in package.__all__ if name.islower() and hasattr(getattr(package, name), method)}
+    assert parts
+    assert parts <= set(getattr(slots, slot).table)

@@ -143,7 +143,7 @@ class replica:
         """The last n increments for each count n, as they are or merged into one."""
         if not isinstance(self.compressor, Mergeable):
             return {n: tuple(increments[len(increments) - n :]) for n in counts}
-        merged = self.compressor.merge_latest(increments, counts - {0}) if counts - {0} else {}
+        merged = self.compressor.merge_latest(increments, counts - {0})
         return {n: (merged[n],) if n else () for n in counts}
 
     def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:

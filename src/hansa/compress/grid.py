@@ -15,7 +15,7 @@ from torch import Tensor
 from hansa.compress import planes
 from hansa.compress.base import Coder
 from hansa.compress.packet import Array, Buffer, Packet, PacketError, finite, flat, floats, seal
-from hansa.errors import HansaError, positive
+from hansa.errors import HansaError, positive, refuse
 from hansa.keys import Key
 
 HEAD = struct.Struct("<hh")
@@ -73,7 +73,8 @@ class grid(Coder):
         return HEAD.size + planes.max_nbytes(dim, BITS[itemsize])
 
     def contraction(self, dim: int) -> float:
-        return min(self.coarseness / 2, math.sqrt(1 - 3 / (4 * dim)))
+        last_bit = math.ldexp(math.sqrt(dim), 1 - BITS[4])  # of the largest entry: no step is finer
+        return min(max(self.coarseness, last_bit) / 2, math.sqrt(1 - 3 / (4 * dim)))
 
     def merge(self, packets: Sequence[Packet]) -> Packet:
         """One packet with the exact sum of all; their entries must fit into the vector's digits together.
@@ -89,9 +90,11 @@ class grid(Coder):
     def merge_latest(self, packets: Sequence[Packet], counts: Iterable[int]) -> dict[int, Packet]:
         """For each count n the sum of the last n packets, in one pass from the newest on."""
         wanted = set(counts)
+        if not wanted <= set(range(1, len(packets) + 1)):
+            raise refuse("grid.merge_latest", "counts", sorted(wanted), f"counts from 1 to {len(packets)}")
         found = {n: packets[-1] for n in wanted if n == 1}
         total: Lattice | None = None
-        for n in range(1, max(wanted) + 1):
+        for n in range(1, max(wanted, default=0) + 1):
             latest = Lattice.of(packets[-n])
             total = latest if total is None else total.plus(latest)
             if n in wanted and n > 1:

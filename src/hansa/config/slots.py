@@ -160,7 +160,15 @@ SAMPLER = Slot(
 )
 COMPRESSOR = Slot(
     "compressor",
-    _table(compress.identity, compress.cast, compress.sign, compress.top_k, compress.random_k, compress.quantize),
+    _table(
+        compress.identity,
+        compress.cast,
+        compress.sign,
+        compress.top_k,
+        compress.random_k,
+        compress.quantize,
+        compress.grid,
+    ),
 )
 UPLINK = Slot("uplink", _table(compress.direct, compress.error_feedback, compress.memoryless))
 DOWNLINK = Slot("downlink", _table(compress.direct, compress.replica))
@@ -268,8 +276,9 @@ def _hints(part: Callable[..., Any]) -> dict[str, Any]:
 
 
 def type_schema(hint: Any) -> dict[str, Any]:
-    """What an editor may offer for a type; anything where JSON has no word for it."""
+    """What an editor may offer for a type; anything where JSON has no word for it. A number may be a fraction, 1/64."""
     try:
-        return TypeAdapter(hint).json_schema()
+        found = TypeAdapter(hint).json_schema()
+        return {"type": ["number", "string"], "pattern": "^[0-9]+/[0-9]+$"} if found == {"type": "number"} else found
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation):
         return {}
