@@ -61,7 +61,7 @@ def main() -> None:
         return Dataset(raw_data=[inputs[rows], targets[rows]], user_id=str(client))
 
     np.random.seed(job.seed)  # noqa: NPY002  pfl draws users from it, alike in all workers
-    population = FederatedDataset(user, get_user_sampler("minimize_reuse", list(range(job.clients))))
+    population = FederatedDataset(user, get_user_sampler("random", list(range(job.clients))))
     layers = first_module(job)
     module = Module(layers)
     model = PyTorchModel(

@@ -212,11 +212,21 @@ def fedaware(
 
 
 def fedaware_yogi(
-    *, yogi_lr: Rate = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-4, **words: Any
+    *,
+    yogi_lr: Rate = 0.01,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    eps: float = 1e-4,
+    alpha: float = 0.5,
+    normalize: bool = False,
+    explore: bool = False,
+    rows: Literal["ram", "disk"] = "ram",
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedAWARE as a projection: FedYogi's step, with its rate ``yogi_lr``, projected onto FedAWARE's direction."""
     step = chain(yogi(b1, b2, eps), scale(yogi_lr))
-    return replace(fedaware(project=step, **words), name="fedaware_yogi")
+    direction = fedaware(alpha=alpha, normalize=normalize, explore=explore, project=step, rows=rows, **common)
+    return replace(direction, name="fedaware_yogi")
 
 
 def fedmgda(*, epsilon: float = 1.0, **common: Unpack[Common]) -> Algorithm:

@@ -146,7 +146,8 @@ class RunFolder:
             "parameters": run.params.numel(),
             "clients": run.task.population.count,
         }
-        io.write_file(self / MODEL, save(_tensors(run), {"rounds": str(run.state.round), "run": run.id}))
+        # one fact alone, since several would be written in no fixed order
+        io.write_file(self / MODEL, save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"}))
         _write_json(self / SUMMARY, found)
         return found
 
