@@ -14,8 +14,8 @@ class HansaError(ValueError):
 def near(name: str, known: Iterable[str]) -> str:
     """A clause naming the near matches of an unknown name, or all that is known.
 
-    >>> near("fedadm", ["fedadam", "fedavg", "scaffold"])
-    'Did you mean fedadam?'
+    >>> near("scafold", ["fedadam", "fedavg", "scaffold"])
+    'Did you mean scaffold?'
     >>> near("zzz", ["b", "a"])
     'Known: a, b.'
     """

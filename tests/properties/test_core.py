@@ -167,9 +167,9 @@ def test_a_round_is_the_same_whatever_order_reports_come_in(name, shuffle):
     state = ServerState.start(algorithm, lab.start(key, torch.float64), CLIENTS)
     opened = open_round(algorithm, state, lab.population, "run", key)
     reports = [client_round(algorithm, order, shell, lab.population) for order in opened.orders]
-    straight = close_round(algorithm, opened.state, opened.orders, reports, lab.population)
+    straight = close_round(algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.store.RamStore())
     shuffle.shuffle(reports)
-    shuffled = close_round(algorithm, opened.state, opened.orders, reports, lab.population)
+    shuffled = close_round(algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.store.RamStore())
     assert torch.equal(straight.state.vectors["model"], shuffled.state.vectors["model"])
     assert straight.outcome.moved
 

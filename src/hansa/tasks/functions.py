@@ -82,7 +82,7 @@ class quadratic(_FunctionTask):
     is that of A unless the run says otherwise.
 
     >>> task = quadratic(torch.ones(2, 3, 1), torch.tensor([[1.0] * 3, [3.0] * 3]))
-    >>> task.population.samples, float(task.optimum())
+    >>> task.population.samples, round(float(task.optimum()), 9)
     ((3, 3), 2.0)
     """
 
