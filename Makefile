@@ -41,5 +41,12 @@ fuzz: $(VENV)/.ready
 torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture
 
+# environments of the peers, logs and results are kept in .bench/
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/bench.py
+
+bench-quick: $(VENV)/.ready
+	$(BIN)/python benchmarks/bench.py --quick
+
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

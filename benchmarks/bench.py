@@ -49,7 +49,7 @@ class Bench:
         self.options, self.began = options, time.monotonic()
         self.root: Path = options.work
         self.root.mkdir(parents=True, exist_ok=True)
-        names = options.only or [c.name for c in CONTENDERS if not (options.quick and (c.peer or "-2" in c.name[5:]))]
+        names = options.only or [c.name for c in CONTENDERS if not options.quick or c.hansa or c.name == "plain"]
         self.contenders = [c for c in CONTENDERS if c.name in names]
         self.workloads = [WORKLOADS[name] for name in options.workloads]
         self.results: dict[str, Any] = {

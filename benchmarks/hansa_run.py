@@ -106,6 +106,7 @@ class Bare:
         self.seconds.append(time.perf_counter() - began)
 
     def _steps(self, share: list[tuple[int, Any, Any]], work: Work) -> None:
+        torch.set_num_threads(1)  # each thread has a number of its own
         for client, shell, descent in share:
             descend(shell, client, work, descent, self.key)
 

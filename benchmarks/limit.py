@@ -2,19 +2,18 @@
 
     python limit.py ANSWER.json
 
-A convolution counts as the product of its unfolded input with its weights. Each of one and then two threads does the
-steps of another client, as workers would.
+A convolution counts as the product of its unfolded input with its weights. First one process and then two do steps of
+clients of their own, as workers would, each on one thread.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
-import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,52 +43,47 @@ def shapes(model: str, batch: int) -> list[Shape]:
     ]
 
 
-def products(found: list[Shape]) -> Callable[[], None]:
+def work(found: list[Shape], begin: Any, seconds: float, counts: Any) -> None:
+    """Do steps for that long, on one thread, from the moment that all are ready; tell how many a second."""
+    torch.set_num_threads(1)
     ready = [(torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)) for m, k, n in found]
-
-    def step() -> None:
+    for a, b, out in ready:
+        torch.mm(a, b, out=out)
+    begin.wait()
+    count, began = 0, time.perf_counter()
+    while (taken := time.perf_counter() - began) < seconds:
         for a, b, out in ready:
             torch.mm(a, b, out=out)
-
-    return step
-
-
-def rate(make: Callable[[], Callable[[], None]], threads: int, seconds: float = SECONDS) -> float:
-    """Steps a second of all threads together."""
-    counts = [0] * threads
-    steps = [make() for _ in range(threads)]
-    for step in steps:
-        step()
-    stop = time.perf_counter() + seconds
-
-    def work(which: int) -> None:
-        while time.perf_counter() < stop:
-            steps[which]()
-            counts[which] += 1
-
-    workers = [threading.Thread(target=work, args=(which,)) for which in range(threads)]
-    began = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return sum(counts) / (time.perf_counter() - began)
+        count += 1
+    counts.put(count / taken)
 
 
-def measure(threads: int) -> dict[str, dict[str, float]]:
+def rate(found: list[Shape], workers: int, seconds: float = SECONDS) -> float:
+    """Steps a second of that many processes together: threads would wait for one another's interpreter."""
+    context = multiprocessing.get_context("fork")  # nothing of torch has run here yet
+    begin, counts = context.Barrier(workers), context.SimpleQueue()
+    processes = [context.Process(target=work, args=(found, begin, seconds, counts)) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    total = sum(counts.get() for _ in processes)
+    for process in processes:
+        process.join()
+    return float(total)
+
+
+def measure(workers: int) -> dict[str, dict[str, float]]:
     """Steps a second of each workload's products, and the peak in operations a second."""
     found = {}
     for name, model, batch in (("W1", "cnn_29k", 50), ("W2", "mlp", 20)):
         needed = shapes(model, batch)
         flops = sum(2 * m * k * n for m, k, n in needed)
-        found[name] = {"steps": rate(partial(products, needed), threads), "flops": flops}
-    found["peak"] = {"flops": 2 * 1024**3 * rate(partial(products, [(1024, 1024, 1024)]), threads)}
+        found[name] = {"steps": rate(needed, workers), "flops": flops}
+    found["peak"] = {"flops": 2 * 1024**3 * rate([(1024, 1024, 1024)], workers)}
     return found
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    Path(sys.argv[1]).write_text(json.dumps({threads: measure(threads) for threads in (1, 2)}))
+    Path(sys.argv[1]).write_text(json.dumps({workers: measure(workers) for workers in (1, 2)}))
 
 
 if __name__ == "__main__":

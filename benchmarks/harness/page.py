@@ -36,8 +36,9 @@ METHOD = """\
   of one thread each, FedJAX its compiled backend with XLA's threads (its pmap backend does not run with this JAX).
 - Peers and the plain loop keep PyTorch's default layout of images, as their users do; the plain loop with channels-last
   images shows what that one setting gives.
-- The limit: `torch.mm` at 1,024 cubed in two threads, over the multiplications of a step. The products of the step's
-  own shapes stand beside it: narrow ones do not reach the peak.
+- The limit: `torch.mm` at 1,024 cubed in two processes, over the multiplications of a step. The products of the step's
+  own shapes stand beside it: narrow ones do not reach the peak. Hansa's native convolutions leave out the products with
+  zeros that ReLU and pooling leave in the backward pass, so they may pass a limit that counts all products.
 - Compare within one run only: between runs the machine itself drifts by 15%. Never measure under load.
 """
 
@@ -160,7 +161,7 @@ def _limit(results: Results, workload: str, threads: str = "2") -> float | None:
 
 def _limits(results: Results) -> list[list[str]]:
     rows = []
-    for threads, label in (("1", "1 thread"), ("2", "2 threads")):
+    for threads, label in (("1", "1 core"), ("2", "2 cores")):
         found = [limit[threads] for limit in results.get("limits", [])]
         if not found:
             continue
@@ -228,7 +229,7 @@ def _scaled(title: str, text: str, first: str) -> Any:
         body = [
             [
                 row["model"],
-                _cell(row, "dim", ",d"),
+                _cell(row, "dim", ",.0f"),
                 f"{row['clients']:,}",
                 str(row["cohort"]),
                 f"{row['steps']} of {row['batch']}",

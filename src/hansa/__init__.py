@@ -1,12 +1,13 @@
 """Hansa: federated optimization for PyTorch in which neighbours talk first."""
 
-from hansa import aggregate, compress, gossip, local, measures, presets, sample, server, store, tasks
+from hansa import aggregate, compress, data, gossip, local, measures, models, presets, sample, server, store, tasks
 from hansa.algorithm import Algorithm, Channel, LocalPhase
 from hansa.cite import cite
 from hansa.errors import HansaError
 from hansa.faults import faults
 from hansa.keys import Key
 from hansa.layout import Layout
+from hansa.metrics import load_run
 from hansa.tasks import Task
 from hansa.train import Run, run
 
@@ -24,10 +25,13 @@ __all__ = [
     "aggregate",
     "cite",
     "compress",
+    "data",
     "faults",
     "gossip",
+    "load_run",
     "local",
     "measures",
+    "models",
     "presets",
     "run",
     "sample",
