@@ -54,7 +54,7 @@ class Points:
                 WORKLOADS[workload],
                 self.root,
                 python=None,
-                rounds=3 if self.quick else 5 if workload == "W1" else 15,
+                rounds=4 if self.quick else 8 if workload == "W1" else 25,
                 repeat=0,
                 timeout=self.timeout,
                 variant=f"{contender.variant} bare",
@@ -69,11 +69,11 @@ class Points:
         """More clients, as many taking part; and the frugal case, 100 of 10,000."""
         counts = (100, 10_000) if self.quick else (100, 1000, 10_000)
         yield from self._scaled(
-            [{**_CNN, "clients": count, "cohort": 10, "rounds": 2 if self.quick else 3} for count in counts],
+            [{**_CNN, "clients": count, "cohort": 10, "rounds": 3 if self.quick else 6} for count in counts],
             passes=1 if self.quick else 2,
         )
         if not self.quick:
-            yield from self._scaled([{**_CNN, "clients": 10_000, "cohort": 100, "rounds": 1}])
+            yield from self._scaled([{**_CNN, "clients": 10_000, "cohort": 100, "rounds": 2}])
 
     def participants(self) -> Iterable[Row]:
         """More of 1,000 clients taking part."""

@@ -108,24 +108,25 @@ class Child:
                 time.sleep(min(0.005, max(0.0, until - time.monotonic())))
         return self.code
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
+        """Whether the kill came before the end."""
         os.kill(self.pid, signal.SIGKILL)
-        self.wait()
-        assert self.code == -signal.SIGKILL
+        return self.wait() == -signal.SIGKILL
 
 
 def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
     """SHA-256 of all that a finished run comes to: server, moments, clients' rows, ledger, history, model, summary."""
     state, meta = checkpoint.load(folder / "checkpoint")
     with DiskStore.open(folder / "clients") as store:
-        assert store.verify() > 0 or not store.clients()
+        assert store.verify() > 0 or not store.clients(), f"{folder}: rows that were not verified"
         rows = f"{store.generation} {store.digest()}"
     summary = json.loads((folder / "summary.json").read_text())
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for timed in (*history, summary):  # the only numbers that may differ
         timed.pop("seconds", None)
         timed.pop("wall_seconds", None)
-    assert [record["round"] for record in history] == list(range(1, rounds + 1))
+    found = [record["round"] for record in history]
+    assert found == list(range(1, rounds + 1)), f"{folder}: the history has rounds {found}"
     return {
         "server": sha(state["server"]),
         "ledger": sha(state["ledger"]),
@@ -215,7 +216,9 @@ def trial(number: int, seed: int, place: Path, unkilled: Unkilled) -> Counter[st
             if child.wait(time.monotonic() + float(draw.uniform(0, 0.2 if fresh else seconds))) is not None:
                 finish(child)
                 break
-            child.kill()
+            if not child.kill():
+                finish(child)
+                break
             seen.update(kills=1)
             seen[f"at round {closed(folder)}"] += 1
         finish(Child(command(case, folder, some(workers, draw), every), log_of(folder), fresh))
