@@ -39,7 +39,7 @@ def curves(method: str, study: int, steps: int, seed: int, rounds: int) -> tuple
         with torch.no_grad():
             return {"global_loss": float(cross_entropy(shell.module(inputs), targets))}
 
-    common: dict[str, Any] = {"local_lr": 0.5, "steps": steps, "batch_size": None, "server_lr": 0.01, "eps": 1e-8}
+    common: dict[str, Any] = {"local_lr": 0.3, "steps": steps, "batch_size": None, "server_lr": 0.01, "eps": 1e-8}
     algorithm = (
         presets.fedamsgrad(participation=1.0, eps_inside=True, **common)
         if method == "fedamsgrad"
