@@ -4,11 +4,12 @@ from hansa.aggregate.aware import aware
 from hansa.aggregate.base import Aggregator, Combined, diversity, normalise
 from hansa.aggregate.mean import mean, nova
 from hansa.aggregate.mgda import mgda
-from hansa.aggregate.min_norm import MinNorm, min_norm
+from hansa.aggregate.min_norm import Certificate, MinNorm, min_norm
 from hansa.aggregate.robust import clipped, krum, median, trimmed_mean
 
 __all__ = [
     "Aggregator",
+    "Certificate",
     "Combined",
     "MinNorm",
     "aware",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -23,13 +23,12 @@ PATIENCE = 6  # rounds without progress after which rounding error is all that i
 INDEFINITE = "min_norm: not a Gram matrix: it has a negative eigenvalue. Expected G_ij = <v_i, v_j>."
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MinNorm:
-    """Weights lambda and their certificate: with x = sum lambda_i v_i and the shortest vector x*,
-    ``|x - x*|^2 <= gap`` and ``|x|^2 - |x*|^2 <= 2 gap``.
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What bounds the distance to the optimum: with x = sum lambda_i v_i and the shortest vector x*,
+    ``|x - x*|^2 <= gap`` and ``|x|^2 - |x*|^2 <= 2 gap``; ``value`` is |x|^2.
     """
 
-    weights: Tensor
     value: float
     gap: float
     iterations: int
@@ -38,6 +37,29 @@ class MinNorm:
     def relative_gap(self) -> float:
         """``gap / value``; infinite when the shortest vector is zero to rounding and the gap is not."""
         return self.gap / self.value if self.value > 0 else (0.0 if self.gap == 0 else float("inf"))
+
+
+class MinNorm(NamedTuple):
+    """Weights lambda on the simplex and their certificate: ``weights, certificate = min_norm(gram)``."""
+
+    weights: Tensor
+    certificate: Certificate
+
+    @property
+    def value(self) -> float:
+        return self.certificate.value
+
+    @property
+    def gap(self) -> float:
+        return self.certificate.gap
+
+    @property
+    def iterations(self) -> int:
+        return self.certificate.iterations
+
+    @property
+    def relative_gap(self) -> float:
+        return self.certificate.relative_gap
 
 
 def min_norm(
@@ -73,7 +95,8 @@ def min_norm(
         answer = problem.solve()
     if answer.value < -1e-5:  # of the largest G_ii: more than float32 sums can explain
         raise HansaError(INDEFINITE)
-    return MinNorm(answer.weights, scale * max(answer.value, 0.0), scale * max(answer.gap, 0.0), problem.iterations)
+    value, gap = scale * max(answer.value, 0.0), scale * max(answer.gap, 0.0)
+    return MinNorm(answer.weights, Certificate(value, gap, problem.iterations))
 
 
 def _checked(gram: Array) -> Tensor:
