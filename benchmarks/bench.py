@@ -1,7 +1,7 @@
 """The benchmark: Hansa against its peers, against plain PyTorch, and against the limit of the machine.
 
     python benchmarks/bench.py            everything, about 25 minutes; writes docs/benchmarks.md
-    python benchmarks/bench.py --quick    without peers, under 3 minutes; writes nothing but what it prints
+    python benchmarks/bench.py --quick    without peers, under 3 minutes; only prints its page
 
 Environments of the peers, logs and all results are kept below .bench/. A peer that cannot be installed or fails is
 reported as such and does not stop the rest.
@@ -38,7 +38,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-scaling", action="store_true", help="only the table of contenders")
     parser.add_argument("--only-scaling", action="store_true", help="only the tables about Hansa alone")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where environments and results are kept")
-    parser.add_argument("--out", type=Path, help="the page to write (default: docs/benchmarks.md, none if quick)")
+    parser.add_argument(
+        "--out", type=Path, help="the page to write (default: docs/benchmarks.md, or none if only parts are run)"
+    )
     return parser.parse_args()
 
 
@@ -147,7 +149,9 @@ def main() -> int:
     bench.run()
     command = "make bench-quick" if options.quick else "make bench"
     text = page.page(bench.results, command)
-    out = options.out or (None if options.quick else ROOT / "docs" / "benchmarks.md")
+    parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling, options.only_scaling)
+    whole = not any(parts) and len(options.workloads) == len(WORKLOADS)
+    out = options.out or (ROOT / "docs" / "benchmarks.md" if whole else None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)

@@ -84,8 +84,8 @@ class Points:
         """Larger models: d from 29 thousand to 11 million."""
         points = [
             {**_CNN, "clients": 100, "cohort": 4, "rounds": 3},
-            {**_MLP, "clients": 100, "cohort": 10, "rounds": 5},
             {**_CNN, "model": "cifar_cnn", "images": "", "steps": 4, "clients": 100, "cohort": 4, "rounds": 3},
+            {**_MLP, "clients": 100, "cohort": 10, "rounds": 5},
             {
                 **_CNN,
                 "model": "resnet18",
