@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -79,12 +78,6 @@ def environment(name: str, root: Path, say: Callable[[str], None] = print, timeo
             raise Unavailable(f"{_reason(problem)} ({_last_error(log)}; see {log.name})") from problem
     mark.write_text(json.dumps(made))
     return python
-
-
-def freeze(python: Path) -> str:
-    """A short digest of all that is installed, so that two results can be told to be of one environment."""
-    listed = subprocess.run([str(python), "-m", "pip", "freeze"], capture_output=True, text=True, timeout=120)
-    return hashlib.sha256(listed.stdout.encode()).hexdigest()[:8]
 
 
 def _call(command: list[str], output: object, timeout: float) -> None:

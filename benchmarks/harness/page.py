@@ -13,6 +13,7 @@ import torch
 
 from hansa import __version__, native
 from harness.contenders import CONTENDERS, Contender
+from harness.environments import RECIPES
 from harness.workloads import W1, W2, WORKLOADS
 
 Results = Mapping[str, Any]
@@ -31,7 +32,7 @@ METHOD = """\
   is not counted in client-steps a second, which are medians of the repeats with their extremes. *Wall* is the whole
   time of all three processes, start-up included. *MB* is the largest sum of the resident sets of all processes of a
   run, so that pages which processes share count more than once.
-- Accuracy is of the last model on the test set, by one judge for all. It must agree within 5 points.
+- Accuracy is of the last model on the test set, by one judge for all. All must lie within 5 points of their median.
 - FedLab and fluke train in one process with torch's threads; pfl has two workers under torchrun, Flower two Ray actors
   of one thread each, FedJAX its compiled backend with XLA's threads (its pmap backend does not run with this JAX).
 - Peers and the plain loop keep PyTorch's default layout of images, as their users do; the plain loop with channels-last
@@ -59,16 +60,12 @@ def page(results: Results, command: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def summary(results: Results) -> str:
-    """What is printed: the main table and what it shows."""
-    return "\n\n".join(_main(results))
-
-
 def _machine(results: Results) -> list[str]:
     machine = results.get("machine")
     if not machine:
         return ["Not measured yet on this machine."]
     lines = [f"- {name}: {value}" for name, value in machine.items()]
+    lines.append(f"- peers: {'; '.join(recipe.version for recipe in RECIPES.values())}")
     return ["\n".join([*lines, f"- data: {results['note']}", f"- time taken: {results.get('minutes', 0):.0f} minutes"])]
 
 
@@ -130,13 +127,13 @@ def _main(results: Results) -> list[str]:
 def _cells(results: Results, workload: str, contender: Contender) -> list[str]:
     nothing = ["", "", "", "", "", ""]
     if contender.peer in results.get("missing", {}):
-        return [f"not installed: {results['missing'][contender.peer]}", *nothing[1:]]
+        return [_said("not installed", results["missing"][contender.peer]), *nothing[1:]]
     runs = results["runs"].get(workload, {}).get(contender.name, [])
     if not runs:
         return nothing
     measured = [run["rate"] for run in runs if "rate" in run]
     if not measured:
-        return [f"failed: {runs[-1]['reason']}", *nothing[1:]]
+        return [_said("failed", runs[-1]["reason"]), *nothing[1:]]
     rate = statistics.median(measured)
     spread = f" ({min(measured):.0f}-{max(measured):.0f})" if len(measured) > 1 else ""
     peer, limit = fastest_peer(results, workload), _limit(results, workload)
@@ -149,6 +146,10 @@ def _cells(results: Results, workload: str, contender: Contender) -> list[str]:
         f"{sum(run['wall'] for run in runs):.0f}",
         "" if accuracy is None else f"{accuracy:.3f}",
     ]
+
+
+def _said(what: str, reason: str) -> str:
+    return f"{what}: {reason}".replace("|", "/")
 
 
 def _limit(results: Results, workload: str, threads: str = "2") -> float | None:
@@ -194,8 +195,9 @@ def _found(results: Results) -> Iterable[str]:
             )
         found = results.get("accuracy", {}).get(workload, {})
         if found:
-            spread = max(found.values()) - min(found.values())
-            verdict = "they agree" if spread <= AGREE else f"**they differ by {spread:.3f}, more than {AGREE}**"
+            middle = statistics.median(found.values())
+            apart = [name for name, value in found.items() if abs(value - middle) > AGREE]
+            verdict = f"**{', '.join(apart)} more than {AGREE} from the median**" if apart else "they agree"
             yield f"{workload}: accuracies from {min(found.values()):.3f} to {max(found.values()):.3f}: {verdict}"
 
 

@@ -13,6 +13,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 
+State = dict[str, torch.Tensor]
+
+
 class Client:
     """A model and the data of all clients; trains one client after the other."""
 
@@ -23,7 +26,7 @@ class Client:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.batches.inputs = self.batches.inputs.contiguous(memory_format=torch.channels_last)
 
-    def train(self, state: dict[str, torch.Tensor], client: int) -> dict[str, torch.Tensor]:
+    def train(self, state: State, client: int) -> State:
         self.model.load_state_dict(state)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.job.lr)
         for inputs, targets in self.batches.of(client):
@@ -46,9 +49,15 @@ def _start_worker(job: Job, count: Any) -> None:
     _worker.batches.draw = np.random.default_rng([job.seed, number])
 
 
-def _train(task: tuple[dict[str, torch.Tensor], int]) -> dict[str, torch.Tensor]:
+def _train(task: tuple[State, list[int]]) -> State:
+    """The sum of the models of a share of the clients: one answer a worker, not one a client."""
     assert _worker is not None
-    return _worker.train(*task)
+    state, clients = task
+    return total([_worker.train(state, client) for client in clients])
+
+
+def total(trained: list[State]) -> State:
+    return {name: torch.stack([one[name] for one in trained]).sum(0) for name in trained[0]}
 
 
 def main() -> None:
@@ -66,11 +75,11 @@ def main() -> None:
         chosen = draw.choice(job.clients, job.cohort, replace=False).tolist()
         state = server.state_dict()
         if pool is not None:
-            trained = pool.map(_train, [(state, client) for client in chosen], chunksize=1)
+            trained = pool.map(_train, [(state, chosen[::2]), (state, chosen[1::2])], chunksize=1)
         else:
             assert own is not None
             trained = [own.train(state, client) for client in chosen]
-        server.load_state_dict({name: torch.stack([one[name] for one in trained]).mean(0) for name in state})
+        server.load_state_dict({name: value / job.cohort for name, value in total(trained).items()})
         clock.tick()
     if pool is not None:
         pool.close()
