@@ -12,7 +12,6 @@ from modules import Batches, first_module, weights_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-
 State = dict[str, torch.Tensor]
 
 
