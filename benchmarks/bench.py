@@ -10,10 +10,13 @@ reported as such and does not stop the rest.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +113,18 @@ class Bench:
         runs = self.results["runs"].setdefault(workload.name, {}).setdefault(contender.name, [])
         if any(run["reason"] for run in runs):
             return  # what failed once is not waited for again
-        run = compete(
-            contender,
-            workload,
-            self.root,
-            python=python,
-            rounds=rounds,
-            repeat=repeat,
-            timeout=self.options.timeout,
-        )
+        try:
+            run = compete(
+                contender,
+                workload,
+                self.root,
+                python=python,
+                rounds=rounds,
+                repeat=repeat,
+                timeout=self.options.timeout,
+            )
+        except (OSError, ValueError, KeyError) as problem:  # an answer that is not one does not stop the rest
+            run = {"reason": f"{type(problem).__name__}: {problem}", "wall": 0.0, "peak": 0}
         runs.append(run)
         told = run["reason"] and f"failed: {run['reason']}"
         told = told or f"{run['rate']:.0f} client-steps/s, {run['peak'] / page.MEGABYTE:.0f} MB, {run['wall']:.0f} s"
@@ -143,10 +149,22 @@ class Bench:
                 self.results["accuracy"].setdefault(workload.name, {})[name] = found
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Two benchmarks at a time would spoil each other's times and files."""
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sys.exit(f"another benchmark is under way in {folder}: wait for it, or give another folder with --work")
+        yield
+
+
 def main() -> int:
     options = arguments()
     bench = Bench(options)
-    bench.run()
+    with alone(options.work):
+        bench.run()
     command = "make bench-quick" if options.quick else "make bench"
     text = page.page(bench.results, command)
     parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling, options.only_scaling)
