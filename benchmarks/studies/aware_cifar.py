@@ -22,12 +22,13 @@ def main() -> None:
     federated = data.partition(data.load("cifar10"), data.dirichlet(0.1), 100, options.seed)
     common = {"local_lr": 0.01, "steps": hybrid_plus(epochs=(2, 5), min_batch=10), "participation": 0.1}
     algorithms = {
-        "fedaware": presets.fedaware(alpha=0.5, **common),
+        "fedaware-normalize-explore": presets.fedaware(alpha=0.5, normalize=True, explore=True, **common),
         "fedavg": presets.fedavg(**common),
         "fedyogi": presets.fedyogi(server_lr=0.01, eps=1e-4, **common),
         "fedavgm": presets.fedavgm(momentum=0.9, **common),
+        "fedaware": presets.fedaware(alpha=0.5, **common),
+        "fedaware-normalize": presets.fedaware(alpha=0.5, normalize=True, **common),
         "fedaware-explore": presets.fedaware(alpha=0.5, explore=True, **common),
-        "fedaware-normalize": presets.fedaware(alpha=0.5, normalize=True, explore=True, **common),
     }
     keep("aware-hybrid-plus", algorithms, image_task(federated, "cifar_cnn"), SETTING, options)
 

@@ -34,6 +34,7 @@ from torch import Tensor
 from hansa.compress import Packet, PacketError, Uplink
 from hansa.errors import HansaError
 from hansa.orders import Report, Upload
+from hansa.passes import all_finite, norm
 from hansa.types import Vector, Vectors
 
 NOBODY = -1
@@ -163,11 +164,11 @@ def _form(vector: Vector) -> tuple[torch.dtype, torch.Size, torch.layout, torch.
 
 
 def _norm(name: str, vector: Vector, most: float) -> float:
-    norm = float(torch.linalg.vector_norm(vector))
-    if not norm <= most:  # also so for a NaN; entries that are infinite or overflow make the norm inf or NaN
-        reason = "norm" if bool(torch.isfinite(vector).all()) else "non-finite"
-        raise Refused(reason, f"channel {name!r}: norm {norm}, at most {most} is admitted")
-    return norm
+    length = norm(vector)
+    if not length <= most:  # also so for a NaN; entries that are infinite or overflow make the norm inf or NaN
+        reason = "norm" if all_finite(vector) else "non-finite"
+        raise Refused(reason, f"channel {name!r}: norm {length}, at most {most} is admitted")
+    return length
 
 
 def _shown(value: object) -> str:

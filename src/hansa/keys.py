@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,10 +48,20 @@ class Key:
 
     def numpy(self) -> np.random.Generator:
         """A NumPy generator at this address."""
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(self.digest(16), "little")))
+        return np.random.Generator(np.random.Philox(_Given(self.digest(16))))  # type: ignore[arg-type]
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A torch generator at this address."""
         generator = torch.Generator(device=device)
         generator.manual_seed(int.from_bytes(self.digest(8), "little") >> 1)
         return generator
+
+
+class _Given(np.random.bit_generator.ISeedSequence):
+    """Hands Philox its 128 bits as they are: what ``Philox(key=...)`` does after asking the system for entropy."""
+
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.digest, np.dtype(dtype).newbyteorder("<")).astype(dtype)[:n_words]

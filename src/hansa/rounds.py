@@ -21,6 +21,7 @@ from hansa.keys import Key
 from hansa.local import Shell, descend, effective_steps
 from hansa.measures import Measure, Probe, measured
 from hansa.orders import Lost, Order, Report, Trained, Upload, scoped
+from hansa.passes import all_finite, norm
 from hansa.types import BUFFERS, MODEL, Population, RoundContext, RowReader, State, Update, Vector, Vectors
 
 
@@ -219,9 +220,9 @@ def _train_alone(algorithm: Algorithm, order: Order, shell: Shell) -> Mixed:
     descent = phase.descent(order.round, x, correction)
     losses = descend(shell, client, order.work, descent, order.key.child("local", order.round, client))
     change, now = shell.y - x, shell.read_buffers()
-    if bool(torch.isfinite(change).all()):
+    if all_finite(change):
         moved = None if now is None or buffers is None else now - buffers
-        return Mixed({client: Trained(change, moved, float(losses.double().mean()))})
+        return Mixed({client: Trained(change, moved, math.fsum(losses.tolist()) / len(losses))})
     broken = (~torch.isfinite(losses)).nonzero()
     when = f"the loss was {float(losses[broken[0, 0]])} at step {int(broken[0, 0])}" if len(broken) else "an overflow"
     return Mixed(lost=[Lost(client, "non-finite", f"{when}; a smaller local rate or clip= may help")])
@@ -325,6 +326,6 @@ class _Door:
 def _diversity(door: _Door, admitted: Sequence[int], average: Vector) -> float:
     """D of the reported updates with equal weights."""
     squares = [door.norms[client] * door.norms[client] for client in admitted]  # as ** they would raise, not overflow
-    length = float(torch.linalg.vector_norm(average))
+    length = norm(average)
     combined = length * length
     return diversity(squares, [1 / len(squares)] * len(squares), combined)

@@ -21,7 +21,7 @@ Rate: TypeAlias = float | Schedule
 
 def rate_at(rate: Rate, round: int) -> float:
     """The rate in force in a round."""
-    return rate.at(round) if isinstance(rate, Schedule) else float(rate)
+    return float(rate) if isinstance(rate, (int, float)) else rate.at(round)
 
 
 def check_rate(part: str, argument: str, rate: object) -> None:

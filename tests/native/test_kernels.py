@@ -93,7 +93,9 @@ def test_server_steps_follow_their_equations_for_five_rounds(
 
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_server_steps_are_the_eager_parts_within_a_millionth(kind: str, isa: str) -> None:
+def test_server_steps_are_the_eager_parts_within_a_millionth(
+    kind: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part = getattr(server, kind)() if kind == "momentum" else getattr(server, kind)(bias_correction=True)
     options: dict[str, Any] = (
         {"b1": part.beta} if kind == "momentum" else {"b1": part.b1, "b2": part.b2, "eps": part.eps}
@@ -103,7 +105,9 @@ def test_server_steps_are_the_eager_parts_within_a_millionth(kind: str, isa: str
     m, v, vhat = (state[k].clone() if k in state else None for k in ("m", "v", "vhat"))
     for t in range(1, 4):
         delta = torch.tensor(draw(3000, t), dtype=torch.float32)
-        step, state = part.update(delta, state, ctx)
+        with monkeypatch.context() as hidden:
+            hidden.setenv("HANSA_NATIVE", "off")
+            step, state = part.update(delta, state, ctx)
         found = kernels.server_step(
             kind, delta, m, v, vhat, t=t, bias_correction=kind != "momentum", isa=isa, **options
         )
@@ -193,7 +197,7 @@ def test_signs_are_numpys_packed_bits_and_decode_to_the_scale(isa: str, values: 
 
 
 @pytest.mark.parametrize("isa", SETS)
-def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str) -> None:
+def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a packet does not tell whether native kernels wrote it, nor a sum whether they read it."""
     x = draw(200_003).astype(np.float32)
     bits, norm = kernels.sign_pack(x, isa=isa)
@@ -202,8 +206,10 @@ def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str) -> N
     out, wanted = draw(x.size, 1).astype(np.float32), draw(x.size, 1).astype(np.float32)
     packets = [eager_wire.pack_signs(draw(x.size, k).astype(np.float32)) for k in range(5)]
     scales = [0.1, 1.0, 3e-5, 0.7, 1e-9]
-    for packet, scale in zip(packets, scales, strict=True):
-        eager_wire.add_signs(packet, np.float32(scale), wanted)
+    with monkeypatch.context() as hidden:
+        hidden.setenv("HANSA_NATIVE", "off")
+        for packet, scale in zip(packets, scales, strict=True):
+            eager_wire.add_signs(packet, np.float32(scale), wanted)
     kernels.sign_add(packets, scales, out, isa=isa)
     assert np.array_equal(out, wanted)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from hansa import passes
 from hansa.errors import HansaError, near, refuse
 from hansa.types import RoundContext, State, Update, Vector
 
@@ -82,10 +83,7 @@ def _given(weights: Sequence[float] | str, client: int) -> float:
 
 def weighted_sum(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
     """sum w_i u_i, folded left to right."""
-    total = updates[0].vector * weights[0]
-    for update, weight in zip(updates[1:], weights[1:], strict=True):
-        total.add_(update.vector, alpha=weight)
-    return total
+    return passes.weighted_sum([update.vector for update in updates], weights)
 
 
 def gram(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:

@@ -123,10 +123,11 @@ class sign(Coder):
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2019",)
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
-        scale = kernels.absolute_sum(x) / x.size
+        bits, total = kernels.signs(x)
+        scale = total / x.size
         if not math.isfinite(scale):
             raise not_finite(x, "sign.encode")
-        return [np.asarray(scale, x.dtype).tobytes(), kernels.pack_signs(x).data]
+        return [np.asarray(scale, x.dtype).tobytes(), bits.data]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return itemsize + -(-dim // 8)

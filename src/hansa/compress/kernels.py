@@ -1,4 +1,7 @@
-"""The few passes over a whole vector, in chunks that stay in cache. Results depend on the values alone."""
+"""The few passes over a whole vector, in chunks that stay in cache. Results depend on the values alone.
+
+float32 vectors go through native code where that is there; its results are the same to the bit.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from hansa import native
 from hansa.compress.packet import Array, not_finite
+from hansa.native import kernels as native_kernels
 
 CHUNK = 1 << 16
 LANES = 1 << 10
 SAMPLE = 1 << 17
+
+
+def signs(x: Array) -> tuple[Array, float]:
+    """`pack_signs` and `absolute_sum`, natively in one pass."""
+    if _native(x):
+        return native_kernels.sign_pack(x)
+    return pack_signs(x), absolute_sum(x)
 
 
 def absolute_sum(x: Array) -> float:
@@ -51,6 +63,9 @@ def sign_table(scale: Any) -> Array:
 
 def put_signs(bits: Array, scale: Any, out: Array) -> None:
     """out = scale * sign, one look-up for eight entries."""
+    if _native(out):
+        native_kernels.sign_put(bits, float(scale), out)
+        return
     table, whole = sign_table(scale), out.size // 8
     np.take(table, bits[:whole], axis=0, out=out[: whole * 8].reshape(whole, 8), mode="clip")
     if whole < bits.size:
@@ -59,6 +74,9 @@ def put_signs(bits: Array, scale: Any, out: Array) -> None:
 
 def add_signs(bits: Array, scale: Any, out: Array) -> None:
     """out += scale * sign, without a second vector of that size."""
+    if _native(out):
+        native_kernels.sign_add([bits], [float(scale)], out)
+        return
     table, whole, step = sign_table(scale), out.size // 8, CHUNK // 8
     room = np.empty((min(step, whole), 8), out.dtype)
     for start in range(0, whole, step):
@@ -111,6 +129,8 @@ def _sampled(x: Array, k: int) -> Any:
 
 def _reaching(x: Array, threshold: Any) -> Array:
     """Where |x| is not below the threshold; so NaN and infinity are always found."""
+    if _native(x):
+        return native_kernels.reaching(x, float(threshold))[0]
     found = []
     room, below = np.empty(min(CHUNK, x.size), x.dtype), np.empty(min(CHUNK, x.size), bool)
     with np.errstate(invalid="ignore"):
@@ -122,3 +142,7 @@ def _reaching(x: Array, threshold: Any) -> Array:
             where += start
             found.append(where)
     return np.concatenate(found)
+
+
+def _native(x: Array) -> bool:
+    return x.dtype == np.float32 and bool(x.flags.c_contiguous) and native.available()

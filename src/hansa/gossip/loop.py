@@ -16,6 +16,7 @@ from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, lazy_pays
 from hansa.local.loop import Descent, Shell
 from hansa.local.work import Work
 from hansa.orders import Lost, Order, Trained, scoped
+from hansa.passes import all_finite
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
 
 
@@ -94,7 +95,7 @@ class _Cohort:
         positions = [self.position[client] for client in active]
         for client, position, row in zip(active, positions, self.rows.read(positions), strict=True):
             loss, after = self._local_step(client, step, row)
-            if bool(torch.isfinite(after).all()):
+            if all_finite(after):
                 self.rows.write(position, row, after)
                 self.losses.append(loss)
                 continue

@@ -29,21 +29,12 @@ def available() -> bool:
 
 def why_not() -> str | None:
     """The reason why the native kernels are not available, or None."""
-    wish = os.environ.get("HANSA_NATIVE", "")
-    if wish == "off":
-        return "HANSA_NATIVE=off hides the native kernels"
-    library = _library(Path(__file__).parent)
-    if isinstance(library, str):
-        return library
-    if wish and wish not in instruction_sets():
-        known = ", ".join(instruction_sets())
-        return f"HANSA_NATIVE={wish}: this machine runs {known}"
-    return None
+    return _reason(__file__, _wish())
 
 
 def instruction_sets() -> tuple[str, ...]:
     """The instruction sets that the library was built for and this machine runs, best first."""
-    library = _library(Path(__file__).parent)
+    library = _library(__file__)
     return () if isinstance(library, str) else tuple(name for name in NAMES if library.hansa_kernels_for(name.encode()))
 
 
@@ -57,16 +48,37 @@ def load(isa: str = "") -> Any:
     reason = why_not()
     if reason is not None:
         raise HansaError(f"native kernels: {reason}.")
-    found = _library(Path(__file__).parent).hansa_kernels_for((isa or os.environ.get("HANSA_NATIVE", "")).encode())
+    return _table(__file__, isa or _wish())
+
+
+def _wish() -> str:
+    return os.environ.get("HANSA_NATIVE", "")
+
+
+@cache
+def _reason(file: str, wish: str) -> str | None:
+    if wish == "off":
+        return "HANSA_NATIVE=off hides the native kernels"
+    library = _library(file)
+    if isinstance(library, str):
+        return library
+    if wish and wish not in instruction_sets():
+        return f"HANSA_NATIVE={wish}: this machine runs {', '.join(instruction_sets())}"
+    return None
+
+
+@cache
+def _table(file: str, isa: str) -> Any:
+    found = _library(file).hansa_kernels_for(isa.encode())
     if not found:
         raise HansaError(f"native kernels for {isa!r}: this machine runs {', '.join(instruction_sets())}.")
     return found.contents
 
 
 @cache
-def _library(folder: Path) -> Any:
-    """The loaded library, or the reason why there is none."""
-    built = [folder / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
+def _library(file: str) -> Any:
+    """The library loaded from beside a file, or the reason why there is none."""
+    built = [Path(file).parent / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:
         return "they were not built: install again with a C compiler (gcc or clang) on the path"

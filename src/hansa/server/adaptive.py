@@ -12,8 +12,12 @@ from typing import ClassVar
 
 import torch
 
+from hansa import passes
 from hansa.errors import decay, non_negative
+from hansa.native import kernels
 from hansa.types import RoundContext, State, Vector
+
+_MOMENTS = ("m", "v", "vhat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class _Adaptive:
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         t = state["t"] + 1
+        if type(self) in _FUSED and passes.fits(delta, *(state[name] for name in _MOMENTS if name in state)):
+            return self._fused(delta, state, t)
         m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)
         v = self.second(state["v"], delta * delta)
         after: State = {"t": t, "m": m, "v": v}
@@ -83,6 +89,24 @@ class _Adaptive:
         if self.eps == 0:  # where nothing has ever moved m and v are both 0, and so is the step
             root = torch.where(root == 0, torch.ones_like(root), root)
         return m / root, after
+
+    def _fused(self, delta: Vector, state: State, t: int) -> tuple[Vector, State]:
+        """The same in one pass of native code."""
+        done = kernels.server_step(
+            type(self).__name__,
+            delta,
+            state["m"],
+            state["v"],
+            state.get("vhat"),
+            b1=self.b1,
+            b2=self.b2,
+            eps=self.eps,
+            eps_inside=getattr(self, "eps_inside", False),
+            bias_correction=self.bias_correction,
+            t=t,
+        )
+        after: State = {"t": t, "m": done.m, "v": done.v}
+        return done.step, after if done.vhat is None else {**after, "vhat": done.vhat}
 
     def maximum(self, vhat: Vector, v: Vector) -> Vector:
         return torch.maximum(vhat, v)
@@ -156,3 +180,6 @@ class ams(_Adaptive):
 
     def denominator(self, v: Vector) -> Vector:
         return v.sqrt()
+
+
+_FUSED = frozenset({adagrad, adam, yogi, amsgrad, ams})  # a rule derived from one of these is not that one
