@@ -50,8 +50,8 @@ def reason(sent, cohort=1, twice=()):
 
 def test_an_honest_upload_is_admitted_with_its_norms_and_its_bytes():
     vectors, norms, nbytes = admit(upload(), EXPECTED, 1)
-    assert torch.equal(vectors["model"], X)
-    assert vectors["control"].tolist() == [3.5, -3.5]  # sign: the mean magnitude, (3 + 4)/2
+    assert torch.equal(vectors["model"](), X)
+    assert vectors["control"]().tolist() == [3.5, -3.5]  # sign: the mean magnitude, (3 + 4)/2
     assert norms["model"] == 5.0
     assert nbytes == {"model": 24 + 8, "control": 24 + 4 + 1}  # header; two floats; a scale and two bits
     assert admit(upload(loss=None), EXPECTED, 1)
@@ -155,7 +155,7 @@ def test_nothing_in_any_field_raises_anything_but_a_refusal(data):
     except Refused as refusal:
         told = (refusal.reason in REASONS, len(refusal.detail) < 500)
     else:
-        told = tuple(bool(vector.isfinite().all()) for vector in found.vectors.values())
+        told = tuple(bool(decode().isfinite().all()) for decode in found.vectors.values())
     assert told == (True, True)
 
 

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import reprlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -68,9 +69,12 @@ class Expected:
 
 
 class Admitted(NamedTuple):
-    """What an upload came to: a vector, its norm and the bytes that travelled, all by channel."""
+    """What an upload came to: a way to its vector, its norm and the bytes that travelled, all by channel.
 
-    vectors: Vectors
+    What came as bytes stays bytes: the vector that was decoded to check it is not kept.
+    """
+
+    vectors: dict[str, Callable[[], Vector]]
     norms: dict[str, float]
     nbytes: dict[str, int]
 
@@ -140,12 +144,13 @@ def _contents(upload: Upload, expected: Expected) -> Admitted:
         like = expected.vectors[name]
         try:
             packet = _arrived(packets[name])
-            vector = link.receive(packet, dim=like.numel(), dtype=like.dtype)
+            decode = partial(link.receive, packet, dim=like.numel(), dtype=like.dtype)
+            vector = decode()
         except HansaError as error:
             raise Refused("payload", f"channel {name!r}: {error}") from error
         if _form(vector) != _form(like):
             raise Refused("shape", f"channel {name!r}: {_form(vector)}, expected {_form(like)}")
-        admitted.vectors[name], admitted.nbytes[name] = vector, packet.nbytes
+        admitted.vectors[name], admitted.nbytes[name] = decode, packet.nbytes
         admitted.norms[name] = _norm(name, vector, expected.max_norm)
     return admitted
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from hansa.local import Shell, descend, effective_steps
 from hansa.measures import Measure, Probe, measured
 from hansa.orders import Lost, Order, Report, Trained, Upload, scoped
 from hansa.passes import all_finite, norm
-from hansa.types import BUFFERS, MODEL, Population, RoundContext, RowReader, State, Update, Vector, Vectors
+from hansa.types import BUFFERS, MODEL, Packed, Population, RoundContext, RowReader, State, Update, Vector, Vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +189,7 @@ def close_round(
             spread = _diversity(door, admitted, average)
     if measures:
         before = {client: door.orders[client].memory.get(client, {}) for client in admitted}
-        received = {client: door.vectors[client] for client in admitted}
+        received = {client: {name: decode() for name, decode in door.vectors[client].items()} for client in admitted}
         probe = Probe(state.round, algorithm, orders[0].key, orders[0].got, received, before, memory)
         info = {**info, **measured(measures, probe)}
     after = ServerState(state.round + 1, vectors, server, aggregate, downlink)
@@ -264,7 +264,7 @@ class _Door:
             state.vectors,
             max_norm,
         )
-        self.vectors: dict[int, Vectors] = {}
+        self.vectors: dict[int, dict[str, Callable[[], Vector]]] = {}
         self.norms: dict[int, float] = {}
         self.losses: dict[int, float | None] = {}
         self.memory: dict[int, Vectors] = {}
@@ -296,12 +296,12 @@ class _Door:
     def updates(self, name: str, admitted: Sequence[int], population: Population) -> list[Update]:
         phase = self.algorithm.local
         lr = phase.lr_at(self.state.round)
-        found = []
+        found: list[Update] = []
         for client in admitted:
             order = self.orders[client]
             steps = effective_steps(order.work.steps, lr, phase.momentum, phase.solver.pull)
-            vector = self.vectors[client][name]
-            found.append(Update(client, order.cohort, vector, population.samples[client], steps))
+            decode = self.vectors[client][name]
+            found.append(Packed(client, order.cohort, decode, population.samples[client], steps))
         return found
 
     def outcome(self, admitted: tuple[int, ...], spread: float, info: dict[str, Any]) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -70,6 +70,22 @@ class Update:
     vector: torch.Tensor
     samples: int
     steps: float
+
+
+class Packed(Update):
+    """An update that stays as it arrived: its vector is decoded each time it is asked for, and held by nobody."""
+
+    __slots__ = ("_decode",)
+    _decode: Callable[[], Vector]
+
+    def __init__(self, client: int, cohort: int, decode: Callable[[], Vector], samples: int, steps: float) -> None:
+        for name, value in (("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_decode", decode)
+
+    @property
+    def vector(self) -> Vector:
+        return self._decode()
 
 
 def in_client_order(updates: Sequence[Update]) -> list[Update]:

@@ -17,6 +17,9 @@ Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ..
 """How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
 
 
+_DECODED = 16  # updates decoded at once
+
+
 class Combined(NamedTuple):
     """An aggregate, the state after it, what is worth reporting of it, and rows to keep of clients with the round."""
 
@@ -82,8 +85,12 @@ def _given(weights: Sequence[float] | str, client: int) -> float:
 
 
 def weighted_sum(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
-    """sum w_i u_i, folded left to right."""
-    return passes.weighted_sum([update.vector for update in updates], weights)
+    """sum w_i u_i, folded left to right; of updates that came compressed only a few are decoded at a time."""
+    total = passes.weighted_sum([update.vector for update in updates[:_DECODED]], weights[:_DECODED])
+    for start in range(_DECODED, len(updates), _DECODED):
+        some = slice(start, start + _DECODED)
+        total = passes.weighted_sum([total, *(update.vector for update in updates[some])], [1.0, *weights[some]])
+    return total
 
 
 def gram(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -126,7 +126,8 @@ class clipped:
         for update in in_client_order(updates):
             length = float(torch.linalg.vector_norm(update.vector, dtype=torch.float64))
             if length > self.norm:
-                update = replace(update, vector=update.vector * (self.norm / length))
+                shorter = update.vector * (self.norm / length)
+                update = Update(update.client, update.cohort, shorter, update.samples, update.steps)
                 count += 1
             bounded.append(update)
         combined = self.inner.combine(bounded, state, ctx)

@@ -1,0 +1,53 @@
+"""Means fold in one order, and of what came compressed they hold only a few vectors at a time."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import hansa
+from hansa import passes
+from hansa.aggregate.base import weighted_sum
+from hansa.compress import codec, links, sign
+from hansa.types import Packed, Update
+
+
+@pytest.mark.parametrize("native", ["", "off"])
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 50])
+def test_a_sum_in_parts_is_the_sum_at_once_to_the_bit(count: int, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANSA_NATIVE", native)
+    rows = list(torch.randn(count, 1003, generator=torch.Generator().manual_seed(count)))
+    weights = [(i + 1) / (count * (count + 1) / 2) for i in range(count)]
+    updates = [Update(i, i, row, 1, 1.0) for i, row in enumerate(rows)]
+    packed = [Packed(i, i, lambda row=row: row, 1, 1.0) for i, row in enumerate(rows)]
+    assert torch.equal(weighted_sum(updates, weights), passes.weighted_sum(rows, weights))
+    assert torch.equal(weighted_sum(packed, weights), passes.weighted_sum(rows, weights))
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "fednova"])
+def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    living, most, decoded = 0, 0, 0
+
+    def ended() -> None:
+        nonlocal living
+        living -= 1
+
+    def counted(*arguments: Any, **words: Any) -> torch.Tensor:
+        nonlocal living, most, decoded
+        vector = codec.decode(*arguments, **words)
+        weakref.finalize(vector, ended)
+        living, decoded = living + 1, decoded + 1
+        most = max(most, living)
+        return vector
+
+    monkeypatch.setattr(links, "decode", counted)
+    draw = torch.Generator().manual_seed(0)
+    task = hansa.tasks.quadratic(torch.randn(100, 4, 30, generator=draw), torch.randn(100, 4, generator=draw))
+    algorithm = hansa.presets.named(preset, steps=2).on("model", uplink=links.memoryless(sign()))
+    run = hansa.run(algorithm, task, rounds=2, workers=1)
+    assert run.history[-1]["participants"] == 100
+    assert decoded >= 400, "every update is decoded to be checked and again to be added"
+    assert most <= 17
