@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hansa import room
 from hansa.admit import Expected, Refused, admit, repeated, sender
 from hansa.aggregate import diversity, mean
 from hansa.aggregate.base import weighted_sum
@@ -174,7 +175,7 @@ def close_round(
         updates = door.updates(name, admitted, population)
         combined = channel.aggregate.combine(updates, state.aggregate[name], ctx)
         step, server[name] = channel.server.update(combined.vector, state.server[name], ctx)
-        vectors[name] = state.vectors[name] + step
+        vectors[name] = torch.add(state.vectors[name], step, out=room.like(step))
         aggregate[name] = combined.state
         for client, kept in combined.rows.items():
             memory.setdefault(client, {}).update(kept)
@@ -219,7 +220,7 @@ def _train_alone(algorithm: Algorithm, order: Order, shell: Shell) -> Mixed:
     correction = phase.solver.correction(order.got, scoped(order.memory.get(client, {}), "solver"))
     descent = phase.descent(order.round, x, correction)
     losses = descend(shell, client, order.work, descent, order.key.child("local", order.round, client))
-    change, now = shell.y - x, shell.read_buffers()
+    change, now = torch.sub(shell.y, x, out=room.like(x)), shell.read_buffers()
     if all_finite(change):
         moved = None if now is None or buffers is None else now - buffers
         return Mixed({client: Trained(change, moved, math.fsum(losses.tolist()) / len(losses))})

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa import room
 from hansa.compress.base import Body, Parser
 from hansa.compress.dense import Signs, Values, parse_cast
 from hansa.compress.grid import Lattice
@@ -51,9 +52,9 @@ def decode(
     if dim is None and packet.dim > LIMIT:
         raise PacketError(f"packet: declares {packet.dim} entries, at most {LIMIT} are read unless dim= is given.")
     body = _body(packet)
-    out = np.empty(packet.dim, floats(packet.dtype))
-    body.write(out)
-    return torch.from_numpy(out)
+    out = room.empty(packet.dim, packet.dtype)
+    body.write(out.numpy())
+    return out
 
 
 def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0) -> Tensor:

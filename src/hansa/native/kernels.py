@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa import native
+from hansa import native, room
 from hansa.errors import HansaError, refuse
 from hansa.native import abi
 
@@ -62,8 +62,8 @@ def server_step(
     if (v is None) == moments or (vhat is None) == maximum:
         raise HansaError(f"server_step({kind!r}): v goes with all rules but momentum, vhat with amsgrad and ams only.")
     if out is None:
-        fresh = [torch.empty_like(given) if given is not None else None for given in (v, vhat)]
-        out = ServerStep(torch.empty_like(delta), torch.empty_like(m), *fresh)
+        fresh = [room.like(given) if given is not None else None for given in (v, vhat)]
+        out = ServerStep(room.like(delta), room.like(m), *fresh)
     if (out.v is None) == moments or (out.vhat is None) == maximum:
         raise HansaError(f"server_step({kind!r}): out must hold the same moments as the input.")
     named = {"delta": delta, "m": m, "v": v, "vhat": vhat}
@@ -94,7 +94,7 @@ def weighted_sum(
     if not len(rows) or len(rows) != len(weights):
         raise HansaError(f"weighted_sum: {len(rows)} rows and {len(weights)} weights, expected as many, at least one.")
     first = rows[0]
-    out = torch.empty_like(first) if out is None else out
+    out = room.like(first) if out is None else out
     dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
     pointers = [_pointer("weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
     target = _pointer("weighted_sum", "out", out, dtype, first.numel())

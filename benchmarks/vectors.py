@@ -1,6 +1,6 @@
-"""How fast packets are made and read, as ratios to copying the same vector in the same run.
+"""What the server and the wire do with whole vectors, as ratios to copying one in the same run.
 
-    python benchmarks/compress.py [--dim 11173962] [--repeats 15]
+    python benchmarks/vectors.py [--dim 11173962] [--repeats 15] [--out ANSWER.json]
 
 Every operation runs once a turn, the turns interleave, medians are compared: drift of the machine hits all alike.
 """
@@ -8,42 +8,76 @@ Every operation runs once a turn, the turns interleave, medians are compared: dr
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 
-from hansa.compress import accumulate, cast, decode, error_feedback, identity, quantize, random_k, sign, top_k
+from hansa import native, passes, server
+from hansa.compress import accumulate, cast, decode, error_feedback, grid, identity, quantize, random_k, sign, top_k
 from hansa.keys import Key
+from hansa.types import Population, RoundContext
 
 KEY = Key(0)
+ROWS = 10
 #: What the design asks for, on one core and 11.2 million floats.
 TARGETS = {"sign encode": 6.0, "sign accumulate": 6.0, "top_k(1/64) encode": 25.0}
+COMPRESSORS = {
+    "sign": sign(),
+    "top_k(1/64)": top_k(1 / 64),
+    "random_k(1/64)": random_k(1 / 64),
+    "quantize(16)": quantize(16),
+    "cast(float16)": cast("float16"),
+    "grid(4)": grid(4.0),
+    "identity": identity(),
+}
+
+Call = Callable[[], object]
 
 
-def operations(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+def operations(x: torch.Tensor) -> dict[str, Call]:
     """The timed calls by name; a plain copy comes first."""
-    into, sums = torch.empty_like(x), torch.zeros_like(x)
-    residual = 0.1 * x.flip(0)
-    compressors = {
-        "sign": sign(),
-        "top_k(1/64)": top_k(1 / 64),
-        "random_k(1/64)": random_k(1 / 64),
-        "quantize(16)": quantize(16),
-        "cast(float16)": cast("float16"),
-        "identity": identity(),
-    }
-    found: dict[str, Callable[[], object]] = {"copy": lambda: into.copy_(x)}
-    for name, compressor in compressors.items():
+    into = torch.empty_like(x)
+    return {"copy": lambda: into.copy_(x), **_servers(x), **_wire(x)}
+
+
+def _servers(x: torch.Tensor) -> dict[str, Call]:
+    """The mean of ten and adaptive steps, by native code and as torch does them."""
+    rows = [x.roll(i) for i in range(ROWS)]
+    weights, context = [1 / ROWS] * ROWS, RoundContext(0, Population((1,)), (0,))
+    calls: dict[str, Call] = {f"mean of {ROWS}": lambda: passes.weighted_sum(rows, weights)}
+    for name, part in {"adam": server.adam(), "amsgrad": server.amsgrad(), "ams": server.ams()}.items():
+        calls[f"{name} step"] = partial(part.update, x, part.init(x), context)
+    if not native.available():
+        return calls
+    return calls | {f"{name}, torch": lambda c=call: _without_native(c) for name, call in calls.items()}  # type: ignore[misc]
+
+
+def _wire(x: torch.Tensor) -> dict[str, Call]:
+    sums, residual = torch.zeros_like(x), 0.1 * x.flip(0)
+    found: dict[str, Call] = {}
+    for name, compressor in COMPRESSORS.items():
         packet = compressor.encode(x, KEY)
         found[f"{name} encode"] = lambda c=compressor: c.encode(x, KEY)  # type: ignore[misc]
         found[f"{name} decode"] = lambda p=packet: decode(p)  # type: ignore[misc]
         found[f"{name} accumulate"] = lambda p=packet: accumulate(p, sums, 0.1)  # type: ignore[misc]
     for name in ("sign", "top_k(1/64)"):
-        link = error_feedback(compressors[name])
+        link = error_feedback(COMPRESSORS[name])
         found[f"error_feedback({name}) send"] = lambda c=link: c.send(x, {"residual": residual}, KEY)  # type: ignore[misc]
     return found
+
+
+def _without_native(call: Call) -> object:
+    os.environ["HANSA_NATIVE"] = "off"
+    try:
+        return call()
+    finally:
+        del os.environ["HANSA_NATIVE"]
 
 
 def measure(dim: int, repeats: int) -> dict[str, float]:
@@ -65,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=int, default=11_173_962, help="entries of the vector (default: ResNet-18)")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="write the medians there as JSON")
     given = parser.parse_args()
     taken = measure(given.dim, given.repeats)
     print(f"{given.dim} float32 entries, one thread, medians of {given.repeats} interleaved turns")
@@ -72,6 +107,8 @@ def main() -> None:
     for name, seconds in taken.items():
         target = f"<= {TARGETS[name]:g}" if name in TARGETS else ""
         print(f"{name:34s} {seconds * 1e3:8.2f} {seconds / taken['copy']:8.2f} {target:>8s}")
+    if given.out is not None:
+        given.out.write_text(json.dumps({"dim": given.dim, "seconds": taken, "targets": TARGETS}))
 
 
 if __name__ == "__main__":
