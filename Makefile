@@ -43,11 +43,9 @@ torture: $(VENV)/.ready
 
 # environments of the peers, logs and results are kept in .bench/
 bench: $(VENV)/.ready
-	$(BIN)/python benchmarks/compress.py
 	$(BIN)/python benchmarks/bench.py
 
 bench-quick: $(VENV)/.ready
-	$(BIN)/python benchmarks/compress.py
 	$(BIN)/python benchmarks/bench.py --quick
 
 clean:

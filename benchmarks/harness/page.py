@@ -292,6 +292,23 @@ def _aware(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["## FedAWARE's rows on disk", text, _table(head, body)]
 
 
+def _vectors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    body = [
+        [
+            row["operation"],
+            row["reason"] or _cell(row, "seconds", ".1f", 1e-3),
+            _cell(row, "copies", ".2f"),
+            f"at most {row['target']:g}" if row.get("target") else "",
+        ]
+        for row in rows
+    ]
+    text = (
+        "11,173,962 float32 entries (ResNet-18), one thread, medians of turns that interleave, against a plain copy in "
+        'the same turns. "torch" is the same without native code.'
+    )
+    return ["## Server and wire", text, _table(["", "ms", "x copy", "wanted"], body)]
+
+
 _TABLES = {
     "overhead": _overhead,
     "population": _scaled(
@@ -308,4 +325,5 @@ _TABLES = {
     ),
     "gossip": _gossip,
     "aware": _aware,
+    "vectors": _vectors,
 }

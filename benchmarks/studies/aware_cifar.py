@@ -18,7 +18,7 @@ SETTING = {
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", rounds=150)
+    options = arguments(__doc__ or "", rounds=200)
     federated = data.partition(data.load("cifar10"), data.dirichlet(0.1), 100, options.seed)
     common = {"local_lr": 0.01, "steps": hybrid_plus(epochs=(2, 5), min_batch=10), "participation": 0.1}
     algorithms = {
@@ -29,6 +29,9 @@ def main() -> None:
         "fedaware": presets.fedaware(alpha=0.5, **common),
         "fedaware-normalize": presets.fedaware(alpha=0.5, normalize=True, **common),
         "fedaware-explore": presets.fedaware(alpha=0.5, explore=True, **common),
+        "fedaware-normalize-explore-rate3": presets.fedaware(
+            alpha=0.5, normalize=True, explore=True, server_lr=3.0, **common
+        ),
     }
     keep("aware-hybrid-plus", algorithms, image_task(federated, "cifar_cnn"), SETTING, options)
 
