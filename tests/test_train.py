@@ -121,3 +121,13 @@ def test_a_preset_prints_as_the_calls_that_made_it():
     assert eval(
         "ams(b1=0.9, b2=0.99, eps=0.01, bias_correction=False, v0=0.0)", vars(hansa.server)
     ) == hansa.server.ams(eps=1e-2)
+
+
+def test_fedaware_explores_everybody_once_and_only_then_looks_for_the_shortest_combination():
+    algorithm = presets.fedaware(explore=True, participation=0.2, steps=2)
+    assert algorithm.sampler == hansa.sample.explore(0.2, then="uniform")
+    run = hansa.run(algorithm, lab(10), rounds=8, seed=3)
+    assert sorted(client for record in run.history[:5] for client in record["clients"]) == list(range(10))
+    assert ["density" in record for record in run.history] == [False] * 4 + [True] * 4
+    given = presets.fedaware(explore=True, sampler=hansa.sample.uniform(0.5), steps=2)
+    assert given.sampler == hansa.sample.uniform(0.5)

@@ -23,6 +23,7 @@ from hansa.local import epochs as passes
 from hansa.local import scaffold as scaffold_solver
 from hansa.local.solvers import Solver
 from hansa.sample import Sampler, per_cluster, uniform
+from hansa.sample import explore as explore_all
 from hansa.schedule import Rate
 from hansa.server import ServerTransform, adagrad, adam, ams, amsgrad, chain, dyn, participation_scale, scale, yogi
 from hansa.server import momentum as server_momentum
@@ -201,13 +202,17 @@ def fedaware(
     explore: bool = False,
     project: ServerTransform | None = None,
     rows: Literal["ram", "disk"] = "ram",
+    iterations: int | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedAWARE: the shortest combination of the momenta of all clients seen (Zeng et al.). ``rows="disk"`` keeps the
-    momenta on disk."""
+    momenta on disk. ``explore`` asks every client once before any again, averaging until then. The authors' code is
+    ``normalize=True, explore=True, iterations=250, weight_decay=5e-4``."""
     if common.get("weights", "uniform") != "uniform":
         raise refuse("fedaware", "weights", common["weights"], "'uniform'", "FedAWARE finds the weights itself.")
-    direction = aware(alpha, normalize, explore, project, rows)
+    direction = aware(alpha, normalize, explore, project, rows, iterations=iterations)
+    if explore and "sampler" not in common:
+        common["sampler"] = explore_all(common.pop("participation", 1.0), then="uniform")
     return _federated("fedaware", **common).on(MODEL, aggregate=direction)
 
 

@@ -177,3 +177,26 @@ def test_the_gram_given_is_not_changed() -> None:
 def test_bad_input_is_refused_by_name(gram: Matrix, arguments: dict[str, float], words: str) -> None:
     with pytest.raises(HansaError, match=words):
         min_norm(gram, **arguments)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 250])
+def test_with_iterations_it_is_plain_frank_wolfe(steps: int) -> None:
+    """Against a loop over the rows themselves, by the textbook: nearest vertex, exact step along the segment."""
+    rows = np.random.default_rng(steps).standard_normal((12, 30)) + 0.3
+    point = rows[np.argmin((rows**2).sum(1))]
+    for _ in range(steps):
+        corner = rows[np.argmin(rows @ point)]
+        toward = corner - point
+        if -point @ toward <= 0:
+            break
+        point = point + min(1.0, -(point @ toward) / (toward @ toward)) * toward
+    answer = min_norm(rows @ rows.T, iterations=steps)
+    assert np.linalg.norm(answer.weights.numpy() @ rows - point) < 1e-9 * np.linalg.norm(point)
+    exact = min_norm(rows @ rows.T)
+    assert answer.value >= exact.value
+    assert np.sum((answer.weights.numpy() @ rows - exact.weights.numpy() @ rows) ** 2) <= answer.gap * (1 + 1e-9)
+
+
+def test_a_number_of_iterations_below_one_is_refused() -> None:
+    with pytest.raises(HansaError, match="iterations=0"):
+        min_norm(np.eye(2), iterations=0)

@@ -17,7 +17,7 @@ from hansa import presets
 from hansa.engine.pool import Pool
 
 SCRIPT = '''
-import sys, time
+import signal, sys, time
 import torch
 from torch import nn
 from engine import laboratory as lab
@@ -38,6 +38,7 @@ class Slow(nn.Module):
 
 
 def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background is started without it
     algorithm, task = hansa.presets.fedavg(local_lr=0.1, steps=100_000), lab.task(Slow)
     orders = lab.first_orders(algorithm, task, torch.float32)
     pool = Pool(algorithm, task, torch.float32, lab.CPU, workers=2).start()

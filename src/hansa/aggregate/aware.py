@@ -11,7 +11,7 @@ import torch
 
 from hansa.aggregate.base import Combined, diversity, weighted_sum
 from hansa.aggregate.min_norm import min_norm
-from hansa.errors import HansaError, decay, near, refuse
+from hansa.errors import HansaError, decay, near, refuse, whole
 from hansa.server import ServerTransform
 from hansa.types import RoundContext, RowReader, State, Update, Vector, in_client_order
 
@@ -27,7 +27,8 @@ class aware:
     ``normalize``: m_i/||m_i|| takes the place of m_i in both, as the authors' code has it. ``explore``: plain averaging
     until every client was seen. ``project``: another server's step on the mean update, projected onto the direction.
     Only the Gram matrix is kept in the state; the momenta are rows of the run's store, in RAM or on disk, in the run's
-    dtype or in ``storage``. A zero update never enters a row.
+    dtype or in ``storage``. A zero update never enters a row. ``iterations`` stops Frank-Wolfe after so many steps (250
+    in the authors' code), short of the minimum, so that steps are longer; None solves exactly.
     """
 
     alpha: float = 0.5
@@ -36,6 +37,7 @@ class aware:
     project: ServerTransform | None = None
     rows: Literal["ram", "disk"] = "ram"
     storage: Literal["float32", "float64", "bfloat16"] | None = None
+    iterations: int | None = None
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
 
     def __post_init__(self) -> None:
@@ -44,6 +46,8 @@ class aware:
             raise refuse("aware", "rows", self.rows, "'ram' or 'disk'")
         if self.storage is not None and self.storage not in _STORAGE:
             raise refuse("aware", "storage", self.storage, "a known dtype", near(str(self.storage), _STORAGE))
+        if self.iterations is not None:
+            whole("aware", "iterations", self.iterations, "None solves exactly.")
 
     def init(self, dim: int, population: int) -> State:
         return {"clients": [], "gram": torch.zeros(0, 0, dtype=torch.float64), "project": {}}
@@ -71,9 +75,9 @@ class aware:
         """The participants' momenta after this round, as they will be stored."""
         fresh = {}
         for update in updates:
-            if not bool(update.vector.any()):
-                continue
             row = update.vector
+            if not bool(row.any()):
+                continue
             if update.client in seen:
                 before = rows.read_many([update.client], MOMENTUM)[0].to(row)
                 row = before.mul_(self.alpha).add_(row, alpha=1 - self.alpha)
@@ -86,7 +90,7 @@ class aware:
         lengths = gram.diagonal().sqrt()
         scale = 1 / lengths if self.normalize else torch.ones_like(lengths)
         scaled = gram * scale[:, None] * scale[None, :]
-        solved = min_norm(scaled)
+        solved = min_norm(scaled, iterations=self.iterations)
         weights: torch.Tensor = solved.weights
         used = weights.nonzero()[:, 0].tolist()
         stored = [i for i in used if seen[i] not in fresh]

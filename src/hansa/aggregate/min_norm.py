@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hansa.errors import HansaError, positive, refuse
+from hansa.errors import HansaError, positive, refuse, whole
 
 Array: TypeAlias = Tensor | npt.NDArray[Any]
 
@@ -63,14 +63,20 @@ class MinNorm(NamedTuple):
 
 
 def min_norm(
-    gram: Array, *, lower: float | Array = 0.0, upper: float | Array = 1.0, tolerance: float = 1e-12
+    gram: Array,
+    *,
+    lower: float | Array = 0.0,
+    upper: float | Array = 1.0,
+    tolerance: float = 1e-12,
+    iterations: int | None = None,
 ) -> MinNorm:
     """lambda = argmin lambda' G lambda, sum lambda = 1, lower <= lambda <= upper, for G_ij = <v_i, v_j>.
 
     Frank-Wolfe with exact line search (as FedAWARE), then Newton steps on the active set, started anew from a
     primal-dual interior point if the first guess of the support is poor. Stops at a duality gap
     max_s (G lambda)'(lambda - s) <= tolerance * value, or at rounding error. The point sum lambda_i v_i is unique;
-    the weights need not be. Wolfe, *Finding the nearest point in a polytope*, 1976; Mehrotra, 1992.
+    the weights need not be. With ``iterations`` it is Frank-Wolfe alone, so many steps of it and no finish.
+    Wolfe, *Finding the nearest point in a polytope*, 1976; Mehrotra, 1992.
 
     >>> answer = min_norm(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
     >>> answer.weights.tolist(), round(answer.value, 12)
@@ -79,6 +85,8 @@ def min_norm(
     [0.6, 0.4]
     """
     positive("min_norm", "tolerance", tolerance)
+    if iterations is not None:
+        whole("min_norm", "iterations", iterations, "None solves exactly.")
     matrix = _checked(gram)
     size = len(matrix)
     low, high = _bound("lower", lower, size), _bound("upper", upper, size)
@@ -92,7 +100,7 @@ def min_norm(
     scale = float(matrix.diagonal().max())
     with _one_thread():
         problem = _Problem(matrix / scale if scale > 0 else matrix, low, high, tolerance)
-        answer = problem.solve()
+        answer = problem.solve() if iterations is None else problem.at(problem.frank_wolfe(iterations))
     if answer.value < -1e-5:  # of the largest G_ii: more than float32 sums can explain
         raise HansaError(INDEFINITE)
     value, gap = scale * max(answer.value, 0.0), scale * max(answer.gap, 0.0)
@@ -194,11 +202,11 @@ class _Problem:
         vertex[order] += torch.minimum(room, (1 - float(self.low.sum()) - before).clamp(min=0))
         return vertex
 
-    def frank_wolfe(self) -> Tensor:
+    def frank_wolfe(self, steps: int = FRANK_WOLFE_STEPS) -> Tensor:
         """lambda <- lambda + a (s - lambda) with the exact a, from the vertex of the shortest rows."""
         weights = self.vertex(self.matrix.diagonal())
         gradient = self.matrix @ weights
-        for _ in range(FRANK_WOLFE_STEPS):
+        for _ in range(steps):
             step = self.vertex(gradient) - weights
             slope = -float(gradient @ step)
             if slope <= self.tolerance * float(weights @ gradient):
