@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -73,9 +72,9 @@ class Bench:
         (self.root / "results.json").write_text(json.dumps(self.results, indent=1))
 
     def run(self) -> None:
-        load = os.getloadavg()[0]
-        if load > 0.5:
-            self.say(f"the machine is busy (load {load:.1f}): these numbers will mean little")
+        busy = page.busy()
+        if busy > 0.05:
+            self.say(f"something else uses {busy:.0%} of the machine: these numbers will mean little")
         self.found, self.results["note"] = fashion()
         self.say(f"data: {self.results['note']}")
         data = self.root / "data"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,8 +78,24 @@ def machine() -> dict[str, str]:
         "machine": f"{len(os.sched_getaffinity(0))} cores, {_processor()}, {memory:.0f} GB, {platform.system()}",
         "software": f"Hansa {__version__} (native kernels: {native.instruction_set() or 'none'}), "
         f"Python {platform.python_version()}, torch {torch.__version__}",
-        "load before": f"{os.getloadavg()[0]:.1f} (more than 0.5 makes the numbers worthless)",
+        "busy before": f"{busy():.0%} of the processor in the three seconds before (more than 5% spoils the numbers)",
     }
+
+
+def busy(seconds: float = 3.0) -> float:
+    """The share of all cores that something else uses at the moment."""
+
+    def spent() -> tuple[int, int]:
+        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(ticks), ticks[3] + ticks[4]
+
+    try:
+        total, idle = spent()
+        time.sleep(seconds)
+        later, idle_later = spent()
+    except OSError:
+        return math.nan
+    return 1 - (idle_later - idle) / max(1, later - total)
 
 
 def _processor() -> str:

@@ -87,6 +87,7 @@ def main() -> None:
     )
     if rank == 0:
         finish(job, clock, weights_of(layers))
+    torch.distributed.destroy_process_group()  # or its threads, now and then, abort the end of the process
 
 
 if __name__ == "__main__":

@@ -98,6 +98,11 @@ def curves(method: str, group: int, steps: int, seed: int, rates: Rates) -> tupl
     return [r["train_loss"] for r in run.history], [r["global_loss"] for r in run.history]
 
 
+def digits(values: np.ndarray) -> list[float]:
+    """Seven significant digits: losses near zero are still compared, where decimals would make them equal."""
+    return [float(f"{value:.7g}") for value in values]
+
+
 def runs(seeds: Sequence[int], rates: Rates) -> dict[str, Any]:
     """Every combination over the seeds: mean curves, their quartiles, and one summary a seed."""
     found = {}
@@ -110,8 +115,8 @@ def runs(seeds: Sequence[int], rates: Rates) -> dict[str, Any]:
                     "local": local.mean(axis=0).round(5).tolist(),
                     "global": total.mean(axis=0).round(5).tolist(),
                     "global_quartiles": np.quantile(total, (0.25, 0.5, 0.75), axis=0).round(5).tolist(),
-                    "mean_global": total.mean(axis=1).round(5).tolist(),
-                    "final_global": total[:, -1].round(5).tolist(),
+                    "mean_global": digits(total.mean(axis=1)),
+                    "final_global": digits(total[:, -1]),
                 }
     return found
 
@@ -134,9 +139,12 @@ def verdicts(found: dict[str, Any], measure: str) -> dict[str, Any]:
     return told
 
 
-def agreement(found: dict[str, Any], measure: str) -> dict[str, int]:
-    """The counts alone, for the table of rates."""
-    return {name: told[f"tau 10 {CLAIMS[name.split(', ')[1]]}"] for name, told in verdicts(found, measure).items()}
+def brief(found: dict[str, Any], measure: str) -> dict[str, list[float]]:
+    """The count and the two means alone, for the table of rates."""
+    return {
+        name: [told[f"tau 10 {CLAIMS[name.split(', ')[1]]}"], told["tau 2"], told["tau 10"]]
+        for name, told in verdicts(found, measure).items()
+    }
 
 
 def study_all(seeds: int, more: int) -> dict[str, Any]:
@@ -157,8 +165,8 @@ def study_all(seeds: int, more: int) -> dict[str, Any]:
     found["sensitivity"] = [
         {
             **asdict(rates),
-            "mean over the run": agreement(made, "mean_global"),
-            "last round": agreement(made, "final_global"),
+            "mean over the run": brief(made, "mean_global"),
+            "last round": brief(made, "final_global"),
         }
         for rates, made in ((rates, chosen if rates == CHOSEN else runs(range(seeds), rates)) for rates in TABLE)
     ]
@@ -173,7 +181,7 @@ def draw(found: dict[str, Any], target: Path) -> None:
     from matplotlib import pyplot
 
     pyplot.rcParams["svg.hashsalt"] = "two-clients"  # equal results give equal files
-    figure, axes = pyplot.subplots(1, 4, figsize=(14, 3.6), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(1, 4, figsize=(14, 3.9), sharey=True, layout="constrained")
     for place, (axis, (group, method)) in enumerate(zip(axes, [(g, m) for g in HIDDEN for m in CLAIMS], strict=True)):
         for steps in STEPS:
             run = found["runs"][f"group {group}, {method}, tau {steps}"]
@@ -187,8 +195,10 @@ def draw(found: dict[str, Any], target: Path) -> None:
         axis.set_xlim(1, len(rounds))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("training loss")
-    axes[0].set_ylim(bottom=0)
-    axes[0].legend(frameon=False)
+    axes[0].set_yscale("log")
+    axes[0].set_ylim(0.01, 2.5)
+    axes[0].set_yticks([0.01, 0.03, 0.1, 0.3, 1], ["0.01", "0.03", "0.1", "0.3", "1"])
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside lower center")
     figure.savefig(target, metadata={"Date": None})
 
 
@@ -202,7 +212,10 @@ def tell(found: dict[str, Any]) -> None:
             for name, told in part[measure].items():
                 print(f"  {name}: {', '.join(f'{key} {value}' for key, value in told.items())}")
     for row in found["sensitivity"]:
-        counts = [" ".join(map(str, row[measure].values())) for measure in ("mean over the run", "last round")]
+        counts = [
+            " ".join(f"{cell[0]} ({cell[1]} to {cell[2]})" for cell in row[measure].values())
+            for measure in ("mean over the run", "last round")
+        ]
         print(f"local {row['local_lr']}, server {row['server_lr']}, {row['rounds']} rounds: {counts[0]} | {counts[1]}")
 
 
