@@ -44,7 +44,7 @@ def line(histories: list[list[dict[str, Any]]], measure: str, smooth: int) -> tu
 def draw(study: str, measures: list[str], order: list[str], results: Path, target: Path) -> None:
     found = load(study, results)
     names = [name for name in order if name in found] or list(found)
-    figure, axes = pyplot.subplots(1, len(measures), figsize=(6.4 * len(measures), 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(measures), figsize=(6.4 * len(measures), 4.4), layout="constrained")
     for axis, measure in zip(np.atleast_1d(axes), measures, strict=True):
         for colour, name in zip(COLOURS, names, strict=False):
             if any(measure in entry for entry in found[name][0]):
@@ -53,7 +53,8 @@ def draw(study: str, measures: list[str], order: list[str], results: Path, targe
         axis.set_xlabel("round")
         axis.set_ylabel(WORDS.get(measure, measure.replace("_", " ")))
         axis.grid(alpha=0.25)
-    np.atleast_1d(axes)[0].legend(frameon=False)
+    labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+    figure.legend(*labels, frameon=False, ncols=min(4, len(names)), loc="outside lower center")
     figure.savefig(target, metadata={"Date": None})
 
 
