@@ -39,6 +39,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--no-scaling", action="store_true", help="only the table of contenders")
     parser.add_argument("--only-scaling", action="store_true", help="only the tables about Hansa alone")
+    parser.add_argument(
+        "--again", nargs="+", metavar="TABLE", help="measure these tables anew, keep the rest of the page"
+    )
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="where environments and results are kept")
     parser.add_argument(
         "--out", type=Path, help="the page to write (default: docs/benchmarks.md, or none if only parts are run)"
@@ -89,6 +92,15 @@ class Bench:
                 write(WORKLOADS["W1"], self.found, data)
             self.results["scaling"] = Points(self.root, self.say, quick=self.options.quick).all()
         self.keep()
+
+    def again(self, tables: list[str]) -> None:
+        """Measure some tables about Hansa alone anew, beside what the last whole run found."""
+        self.results = json.loads((self.root / "results.json").read_text())
+        found = Points(self.root, self.say).all(tables)
+        self.results["scaling"] |= found
+        told = f"{', '.join(found)} ({page.busy():.0%} busy before)"
+        self.results["machine"]["measured again, in a later run"] = told
+        (self.root / "results.json").write_text(json.dumps(self.results, indent=1))
 
     def compete(self) -> None:
         """All contenders in turn, as many times as there are repeats."""
@@ -163,11 +175,14 @@ def main() -> int:
     options = arguments()
     bench = Bench(options)
     with alone(options.work):
-        bench.run()
+        if options.again:
+            bench.again(options.again)
+        else:
+            bench.run()
     command = "make bench-quick" if options.quick else "make bench"
     text = page.page(bench.results, command)
     parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling, options.only_scaling)
-    whole = not any(parts) and len(options.workloads) == len(WORKLOADS)
+    whole = bool(options.again) or (not any(parts) and len(options.workloads) == len(WORKLOADS))
     out = options.out or (ROOT / "docs" / "benchmarks.md" if whole else None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

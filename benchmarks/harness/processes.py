@@ -125,5 +125,5 @@ def _runs(pid: int) -> bool:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if any(map(str.isalpha, line))]
     return lines[-1][:200] if lines else ""
