@@ -6,10 +6,10 @@ round takes beyond that is the engine's.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import threading
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,35 +84,34 @@ class Bare:
         self.rounds: list[float] = []
 
     def repeat(self, record: dict[str, Any]) -> None:
-        """Time the steps of a round that has just ended; the batches are drawn before the clock starts."""
+        """Time the steps of a round that has just ended; the batches are drawn before the clock starts. Each thread
+        takes the next client when it is done with one, as the engine's workers do."""
         self.rounds.append(record["seconds"])
         work = Work(self.job.steps, self.job.batch)
-        shares: list[list[tuple[int, Any, Any]]] = [[] for _ in self.shells]
-        for place, client in enumerate(record["clients"]):
-            shell = self.shells[place % len(self.shells)]
+        left: deque[tuple[int, Any, Any]] = deque()
+        for client in record["clients"]:
             key = self.key.child("local", record["round"] - 1, client)
-            drawn = _Drawn(shell, shell.rows(client, work, key.child("batch")))
-            descent = self.algorithm.local.descent(0, self.start, Correction())
-            shares[place % len(self.shells)].append((client, drawn, descent))
+            rows = self.shells[0].rows(client, work, key.child("batch"))
+            left.append((client, rows, self.algorithm.local.descent(0, self.start, Correction())))
         for shell in self.shells:
             shell.load(self.start, None)
-        threads = [threading.Thread(target=self._steps, args=(share, work)) for share in shares[1:]]
+        threads = [threading.Thread(target=self._steps, args=(shell, left, work)) for shell in self.shells[1:]]
         began = time.perf_counter()
         for thread in threads:
             thread.start()
-        self._steps(shares[0], work)
+        self._steps(self.shells[0], left, work)
         for thread in threads:
             thread.join()
         self.seconds.append(time.perf_counter() - began)
 
-    def _steps(self, share: list[tuple[int, Any, Any]], work: Work) -> None:
+    def _steps(self, shell: Any, left: deque[tuple[int, Any, Any]], work: Work) -> None:
         torch.set_num_threads(1)  # each thread has a number of its own
-        for client, shell, descent in share:
-            descend(shell, client, work, descent, self.key)
-
-    def overhead(self) -> float:
-        """The share of a round that is not steps."""
-        return 1 - statistics.median(self.seconds[1:]) / statistics.median(self.rounds[1:])
+        while True:
+            try:
+                client, rows, descent = left.popleft()
+            except IndexError:
+                return
+            descend(_Drawn(shell, rows), client, work, descent, self.key)
 
 
 class _Drawn:

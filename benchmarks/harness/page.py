@@ -239,9 +239,8 @@ def _overhead(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
     ]
     text = (
-        "A round, and after it the same steps on the same batches without the engine, in plain threads with a fixed "
-        "share each; medians of rounds, and of the share in each (wanted: under 5% on W1). A negative one means that "
-        "the fixed shares waited longer for each other than the engine's queue."
+        "A round, and after it the same steps on the same batches without the engine, in plain threads that take the "
+        "next client when they are done with one; medians of rounds, and of the share in each (wanted: under 5% on W1)."
     )
     return ["## What the engine adds", text, _table(["", "round ms", "its steps ms", "overhead"], body)]
 
