@@ -96,3 +96,19 @@ def test_a_lent_vector_is_an_ordinary_tensor():
     x.requires_grad_()
     (x * 2).sum().backward()
     assert bool((x.grad == 2).all())
+
+
+def test_memory_may_come_back_while_the_same_thread_is_taking_or_giving():
+    """Garbage is collected wherever Python allocates, so also inside the room: that must not wait for itself."""
+    spare = Room(least=0)
+
+    def work() -> None:
+        vector = spare.like(LONG)
+        with spare._lock:
+            del vector
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert spare._bytes == 4000

@@ -6,7 +6,7 @@ the pass that fills it.
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Room:
         self._least, self._most = least, most
         self._idle: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._bytes = 0
-        self._lock = Lock()
+        self._lock = RLock()  # a collection of garbage may give memory back in the midst of taking some
 
     def like(self, x: Vector) -> Vector:
         """A vector of the same length, dtype and device, with anything in it."""

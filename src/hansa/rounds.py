@@ -175,7 +175,7 @@ def close_round(
         updates = door.updates(name, admitted, population)
         combined = channel.aggregate.combine(updates, state.aggregate[name], ctx)
         step, server[name] = channel.server.update(combined.vector, state.server[name], ctx)
-        vectors[name] = torch.add(state.vectors[name], step, out=room.like(step))
+        vectors[name] = torch.add(state.vectors[name], step, out=room.like(state.vectors[name]))
         aggregate[name] = combined.state
         for client, kept in combined.rows.items():
             memory.setdefault(client, {}).update(kept)

@@ -162,6 +162,24 @@ def test_wrong_arguments_are_refused():
         choose(2, rounds=1, kind="fibre")
 
 
-def test_cores_are_those_that_this_process_may_use(monkeypatch):
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        ("max 100000", 3),
+        ("100000 100000", 1),
+        ("200000 100000", 2),
+        ("900000 100000", 3),
+        ("10000 100000", 1),
+        (None, 3),
+    ],
+)
+def test_cores_are_those_that_this_process_may_use_within_its_quota(monkeypatch, quota, expected):
+    def read(path, encoding):
+        assert str(path) == "/sys/fs/cgroup/cpu.max"
+        if quota is None:
+            raise FileNotFoundError(path)
+        return quota + "\n"
+
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    assert 1 <= cores() <= 3
+    monkeypatch.setattr("pathlib.Path.read_text", read)
+    assert cores() == expected

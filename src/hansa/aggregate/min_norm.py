@@ -53,14 +53,6 @@ class MinNorm(NamedTuple):
     def gap(self) -> float:
         return self.certificate.gap
 
-    @property
-    def iterations(self) -> int:
-        return self.certificate.iterations
-
-    @property
-    def relative_gap(self) -> float:
-        return self.certificate.relative_gap
-
 
 def min_norm(
     gram: Array,
