@@ -21,7 +21,7 @@ from hansa import models
 from scaling import Point, federated, measure
 
 ACTIVE = 5
-LOOP: Any = importlib.import_module("hansa.gossip.loop")
+LOOP: Any = importlib.import_module("hansa.rounds.cohort")
 
 
 def main() -> None:

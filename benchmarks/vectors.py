@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
-from hansa import native, passes, server
+from hansa import native, server
 from hansa.compress import accumulate, cast, decode, error_feedback, grid, identity, quantize, random_k, sign, top_k
 from hansa.keys import Key
 from hansa.types import Population, RoundContext
+from hansa.vectors import arithmetic
 
 KEY = Key(0)
 ROWS = 10
@@ -50,7 +51,7 @@ def _servers(x: torch.Tensor) -> dict[str, Call]:
     """The mean of ten and adaptive steps, by native code and as torch does them."""
     rows = [x.roll(i) for i in range(ROWS)]
     weights, context = [1 / ROWS] * ROWS, RoundContext(0, Population((1,)), (0,))
-    calls: dict[str, Call] = {f"mean of {ROWS}": lambda: passes.weighted_sum(rows, weights)}
+    calls: dict[str, Call] = {f"mean of {ROWS}": lambda: arithmetic.weighted_sum(rows, weights)}
     for name, part in {"adam": server.adam(), "amsgrad": server.amsgrad(), "ams": server.ams()}.items():
         calls[f"{name} step"] = partial(part.update, x, part.init(x), context)
     if not native.available():

@@ -2,14 +2,14 @@
 
 from hansa import aggregate, compress, data, gossip, local, measures, models, presets, sample, server, store, tasks
 from hansa.algorithm import Algorithm, Channel, LocalPhase
-from hansa.cite import cite
+from hansa.citations import cite
 from hansa.errors import HansaError
-from hansa.faults import faults
 from hansa.keys import Key
-from hansa.layout import Layout
-from hansa.metrics import load_run
+from hansa.rounds.faults import faults
+from hansa.runs.driver import Run, run
+from hansa.runs.metrics import load_run
 from hansa.tasks import Task
-from hansa.train import Run, run
+from hansa.vectors.layout import Layout
 
 __version__ = "0.1.0"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import hansa
-from hansa import passes
 from hansa.aggregate.base import weighted_sum
 from hansa.compress import codec, links, sign
 from hansa.types import Packed, Update
+from hansa.vectors import arithmetic
 
 
 @pytest.mark.parametrize("native", ["", "off"])
@@ -23,8 +23,8 @@ def test_a_sum_in_parts_is_the_sum_at_once_to_the_bit(count: int, native: str, m
     weights = [(i + 1) / (count * (count + 1) / 2) for i in range(count)]
     updates = [Update(i, i, row, 1, 1.0) for i, row in enumerate(rows)]
     packed = [Packed(i, i, lambda row=row: row, 1, 1.0) for i, row in enumerate(rows)]
-    assert torch.equal(weighted_sum(updates, weights), passes.weighted_sum(rows, weights))
-    assert torch.equal(weighted_sum(packed, weights), passes.weighted_sum(rows, weights))
+    assert torch.equal(weighted_sum(updates, weights), arithmetic.weighted_sum(rows, weights))
+    assert torch.equal(weighted_sum(packed, weights), arithmetic.weighted_sum(rows, weights))
 
 
 @pytest.mark.parametrize("preset", ["fedavg", "fednova"])

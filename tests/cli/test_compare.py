@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from hansa.cli.demonstration import METHODS, configs
+from hansa.cli.demo import METHODS, configs
 from hansa.config import algorithm
-from hansa.runfolder import RunFolder
+from hansa.runs.folder import RunFolder
 
 
 def ranked(text):
@@ -104,7 +104,7 @@ def test_a_sweep_done_before_is_not_run_again_but_a_changed_one_is(cli, folder):
 
 def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
     from hansa.config import from_text
-    from hansa.experiment import Experiment
+    from hansa.runs.experiment import Experiment
 
     config = from_text((folder / "small.yaml").read_text(), ["local.lr=0.1"])
     place = folder / "grid" / "local.lr-0.1"

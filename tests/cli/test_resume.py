@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from hansa.config import from_text
-from hansa.experiment import Experiment
-from hansa.runfolder import RunFolder
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
 
 LONG = "rounds: 100000\ncheckpoint: {every: 7}\n"
 

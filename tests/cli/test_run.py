@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import hansa
-from hansa import data, metrics
-from hansa.runfolder import RunFolder
+from hansa import data
+from hansa.runs import metrics
+from hansa.runs.folder import RunFolder
 
 
 def test_a_run_leaves_everything_behind(cli, folder):

@@ -12,7 +12,7 @@ import hansa
 import hansa.data
 from hansa import presets
 from hansa.config import ConfigError, algorithm, from_preset, from_text, json_schema, load, to_text
-from hansa.config.words import TABLES, own_words, words
+from hansa.config.arguments import TABLES, own_words, words
 
 
 def problems(text: str, *changes: str) -> str:
@@ -199,7 +199,7 @@ def _marks(node):
 
 
 def test_every_part_in_a_table_takes_its_arguments_by_name():
-    from hansa.config.slots import SLOTS
+    from hansa.config.parts import SLOTS
 
     for slot in SLOTS:
         for kind, part in slot.table.items():
@@ -220,8 +220,8 @@ def test_every_part_in_a_table_takes_its_arguments_by_name():
     ],
 )
 def test_every_public_part_can_be_named_in_a_file(package, method, slot):
-    from hansa.config import slots
+    from hansa.config import parts
 
-    parts = {name for name in package.__all__ if name.islower() and hasattr(getattr(package, name), method)}
-    assert parts
-    assert parts <= set(getattr(slots, slot).table)
+    public = {name for name in package.__all__ if name.islower() and hasattr(getattr(package, name), method)}
+    assert public
+    assert public <= set(getattr(parts, slot).table)

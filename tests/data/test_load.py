@@ -26,7 +26,7 @@ from hansa.data import (
     present,
     source,
 )
-from hansa.data.embed import ASSET, first_of_each
+from hansa.data.embedded import ASSET, first_of_each
 from hansa.data.loading import normalised
 from hansa.data.sources import SOURCES
 from hansa.errors import HansaError

@@ -14,8 +14,8 @@ from torch import nn
 
 import hansa
 from hansa.data.federated import FederatedData
-from hansa.orders import Order, Report
 from hansa.rounds import ServerState, open_round
+from hansa.rounds.messages import Order, Report
 from hansa.tasks import quadratic
 
 CPU = torch.device("cpu")

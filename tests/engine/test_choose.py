@@ -18,7 +18,7 @@ from hansa.engine.choose import Auto, choose, cores
 from hansa.engine.job import NotShareable
 from hansa.engine.processes import script
 from hansa.engine.serial import Serial
-from hansa.train import Run
+from hansa.runs.driver import Run
 
 chooser = import_module("hansa.engine.choose")
 WORDS = {"local_lr": 0.05, "steps": 3, "batch_size": 7}

@@ -18,7 +18,7 @@ from hansa import presets
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
 from hansa.local import fixed, random_steps
-from hansa.train import Run
+from hansa.runs.driver import Run
 
 UNEVEN = {"local_lr": 0.05, "steps": random_steps(1, 9), "batch_size": 7, "participation": 0.7}
 CASES = {

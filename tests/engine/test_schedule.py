@@ -19,7 +19,7 @@ from hansa.engine.job import Answered, Gone, Job, Ready, StartError
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
 from hansa.local.work import Work
-from hansa.orders import Order, Report
+from hansa.rounds.messages import Order, Report
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Stage:
         self.given: list[int] = []
         self.begun: dict[Actor, float] = {}
 
-    def charge(self, *parts) -> None:
+    def set_up(self, *parts) -> None:
         self.algorithm, self.task, self.dtype = parts
 
     def hire(self) -> None:

@@ -54,10 +54,10 @@ def test_anything_comes_back_as_it_was_with_its_strides(tree, start, copy):
 
 
 def test_large_contents_are_not_in_the_skeleton():
-    letter = Packer(Memory()).pack(
+    packed = Packer(Memory()).pack(
         {"row": torch.zeros(10_000), "packet": bytes(10_000), "view": memoryview(bytes(5000))}
     )
-    assert letter.size < 500
+    assert packed.size < 500
 
 
 def test_a_tensor_that_is_met_twice_is_laid_once():
@@ -70,9 +70,9 @@ def test_a_tensor_that_is_met_twice_is_laid_once():
 
 def test_views_see_what_the_other_side_writes_and_copies_do_not():
     memory = Memory()
-    letter = Packer(memory).pack(torch.zeros(3))
-    view, copy = (unpack(letter, [Memory(memory.handle())], copy=copy) for copy in (False, True))
-    unpack(letter, [memory], copy=False).fill_(7)
+    packed = Packer(memory).pack(torch.zeros(3))
+    view, copy = (unpack(packed, [Memory(memory.handle())], copy=copy) for copy in (False, True))
+    unpack(packed, [memory], copy=False).fill_(7)
     assert view.tolist() == [7, 7, 7]
     assert copy.tolist() == [0, 0, 0]
 
@@ -90,8 +90,8 @@ def test_the_data_of_a_task_are_shared_and_no_worker_copies_them():
     """Channels-last images stay so: the store a shell makes of them is the shared memory itself."""
     task = lab.task(lab.convolution)
     memory = Memory()
-    letter = Packer(memory).pack(task)
-    worker = unpack(letter, [Memory(memory.handle(), private=True)], copy=False)
+    packed = Packer(memory).pack(task)
+    worker = unpack(packed, [Memory(memory.handle(), private=True)], copy=False)
     assert torch.equal(worker.data.inputs, task.data.inputs)
     assert worker.data.inputs.stride() == task.data.inputs.stride()
     assert Store(worker.data.inputs, torch.float32, lab.CPU).values.data_ptr() == worker.data.inputs.data_ptr()
@@ -111,8 +111,8 @@ def region(address: int) -> str:
 
 def test_what_a_worker_writes_into_the_data_is_seen_by_nobody_else():
     memory = Memory()
-    letter = Packer(memory).pack(torch.zeros(4))
-    mine, other = (unpack(letter, [Memory(memory.handle(), private=True)], copy=False) for _ in range(2))
+    packed = Packer(memory).pack(torch.zeros(4))
+    mine, other = (unpack(packed, [Memory(memory.handle(), private=True)], copy=False) for _ in range(2))
     mine.fill_(1)
     assert other.tolist() == [0, 0, 0, 0]
 

@@ -15,7 +15,7 @@ from hansa import presets
 from hansa.engine.job import NotShareable
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
-from hansa.train import Run
+from hansa.runs.driver import Run
 
 WORDS = {"local_lr": 0.05, "epochs": 1, "batch_size": 7}
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from hansa import native
 from hansa.errors import HansaError
-from hansa.native import kernels
 from hansa.native.stack import compile_stack
+from hansa.vectors import kernels
 
 ROOT = Path(__file__).parents[2]
 COMPILER = next((name for name in (os.environ.get("CC", "cc"), "gcc", "clang") if shutil.which(name)), None)

@@ -10,7 +10,7 @@ import pytest
 
 import hansa
 from hansa import report
-from hansa.report import entries
+from hansa.report import standings
 
 
 def history(curve, up=1000, seconds=1.0, simulated=None):
@@ -92,7 +92,7 @@ def test_the_curves_hold_the_history_with_running_totals():
 
 def test_a_method_keeps_its_colour_whatever_its_rank():
     data = json.loads(Reader(report.page([SLOW, FAST])).data)
-    assert [run["colour"] for run in data["runs"]] == list(entries.COLOURS[:2])
+    assert [run["colour"] for run in data["runs"]] == list(standings.COLOURS[:2])
 
 
 def test_the_page_asks_the_network_for_nothing():
@@ -113,7 +113,7 @@ def test_names_and_texts_cannot_break_out_of_the_page():
 
 def test_long_histories_are_thinned_and_keep_their_last_round():
     series = report.Entry("long", history([0.5] * 10_000)).series()
-    assert len(series["round"]) <= entries.POINTS
+    assert len(series["round"]) <= standings.POINTS
     assert series["round"][-1] == 10_000
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hansa import checkpoint
 from hansa.errors import HansaError
 from hansa.keys import Key
+from hansa.runs import checkpoint
 from hansa.store import DiskStore, RamStore, io
-from hansa.store.slots import Entry
+from hansa.store.rowfile import Entry
 from torture.disks import Hasty
 
 KINDS = ("truncation", "zeroed page", "bit flip", "swap", "stale", "missing")

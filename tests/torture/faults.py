@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from hansa import checkpoint
 from hansa.keys import Key
+from hansa.runs import checkpoint
 from hansa.store import DiskStore, RamStore, index, io
 from hansa.types import State
 from torture.disks import FAULTS, Counting, Dead, Failing, Hasty, PowerCut

@@ -19,11 +19,11 @@ from contracts.small import NAMES, OWN, small
 from hansa.compress import direct, error_feedback, top_k
 from hansa.engine import Serial
 from hansa.gossip import hypercube, ring
-from hansa.orders import Order, Report
 from hansa.rounds import client_round
+from hansa.rounds.messages import Order, Report
+from hansa.runs.driver import Run
 from hansa.store import RamStore
 from hansa.store.base import identity
-from hansa.train import Run
 from hansa.types import CONTROL, MODEL
 from torture.malformed import digest
 
@@ -70,7 +70,7 @@ class Recording(Serial):
 class Watch:
     """A callback that holds every round against the plan of losses and the promises of the method."""
 
-    def __init__(self, run: Run, plan: hansa.faults, log: list[tuple[Report, Report]]) -> None:
+    def __init__(self, run: Run, plan: hansa.rounds.faults, log: list[tuple[Report, Report]]) -> None:
         self.plan, self.log = plan, log
         self.produced = {name: torch.zeros(CLIENTS, DIM, dtype=torch.float64) for name in run.algorithm.channels}
         self.accepted = {name: torch.zeros(CLIENTS, DIM, dtype=torch.float64) for name in run.algorithm.channels}
@@ -158,7 +158,7 @@ def near(left: torch.Tensor, right: torch.Tensor) -> None:
     torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-11)
 
 
-def plan_of(rate: float) -> hansa.faults:
+def plan_of(rate: float) -> hansa.rounds.faults:
     return hansa.faults(before=rate / 3, after=rate / 3, upload=rate / 3)
 
 

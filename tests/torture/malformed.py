@@ -25,9 +25,9 @@ from hansa.compress import Packet, cast, memoryless, quantize, random_k, top_k
 from hansa.compress.packet import HEADER, KINDS
 from hansa.engine import Serial
 from hansa.keys import Key
-from hansa.orders import Report, Upload
 from hansa.rounds import Closed, ServerState, close_round, open_round
-from hansa.train import Run
+from hansa.rounds.messages import Report, Upload
+from hansa.runs.driver import Run
 
 CLIENTS, ROUNDS = 6, 3
 COMMON: dict[str, Any] = {"steps": 2, "local_lr": 0.05}

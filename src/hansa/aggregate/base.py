@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from hansa import passes
 from hansa.errors import HansaError, near, refuse
 from hansa.types import RoundContext, State, Update, Vector
+from hansa.vectors import arithmetic
 
 Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ...]
 """How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
@@ -86,10 +86,10 @@ def _given(weights: Sequence[float] | str, client: int) -> float:
 
 def weighted_sum(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
     """sum w_i u_i, folded left to right; of updates that came compressed only a few are decoded at a time."""
-    total = passes.weighted_sum([update.vector for update in updates[:_DECODED]], weights[:_DECODED])
+    total = arithmetic.weighted_sum([update.vector for update in updates[:_DECODED]], weights[:_DECODED])
     for start in range(_DECODED, len(updates), _DECODED):
         some = slice(start, start + _DECODED)
-        total = passes.weighted_sum([total, *(update.vector for update in updates[some])], [1.0, *weights[some]])
+        total = arithmetic.weighted_sum([total, *(update.vector for update in updates[some])], [1.0, *weights[some]])
     return total
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hansa.cli import comparing, data, looking, running, sweeping
+from hansa.cli import compare, data, inspect, run, sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,18 +15,18 @@ app = typer.Typer(
     help="Federated optimization in which neighbours talk first.",
     epilog="Exit codes: 0 done, 1 it failed, 2 bad usage, configuration or data, 130 stopped by Ctrl-C and saved.",
 )
-app.command("run")(running.run)
-app.command("resume")(running.resume)
-app.command("compare")(comparing.compare)
-app.command("sweep")(sweeping.sweep)
-app.command("show")(looking.show)
-app.command("report")(comparing.report)
-app.command("presets")(looking.presets)
-app.command("topology")(looking.topology)
-app.command("cite")(looking.cite)
-app.command("demo")(comparing.demo)
+app.command("run")(run.run)
+app.command("resume")(run.resume)
+app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
+app.command("show")(inspect.show)
+app.command("report")(compare.report)
+app.command("presets")(inspect.presets)
+app.command("topology")(inspect.topology)
+app.command("cite")(inspect.cite)
+app.command("demo")(compare.demo)
 app.add_typer(data.app, name="data")
-app.add_typer(looking.config, name="config")
+app.add_typer(inspect.config, name="config")
 
 
 @app.callback(invoke_without_command=True)

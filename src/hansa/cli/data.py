@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from hansa.cli.screen import FAILED, err, guarded, out
+from hansa.cli.console import FAILED, err, guarded, out
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, check, show.")
 Folder = Annotated[
@@ -118,7 +118,7 @@ def show(
     from hansa.config import from_text
     from hansa.config.build import federated
     from hansa.data.sources import SOURCES
-    from hansa.report.heat import heat_map
+    from hansa.report.heatmap import heat_map
 
     asked = [f"data.name={name}", f"seed={seed}"]
     asked += [f"data.clients={clients}"] if clients is not None else []

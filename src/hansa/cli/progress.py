@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-from hansa.report import words
+from hansa.report import formats
 
 if TYPE_CHECKING:
-    from hansa.train import Run
+    from hansa.runs.driver import Run
 
 Follower: TypeAlias = "Callable[[Run, dict[str, Any]], bool | None]"
 
@@ -44,9 +44,11 @@ class Shown:
 
     def fields(self) -> list[str]:
         """As they are printed."""
-        found = [] if self.accuracy is None else [f"accuracy {words.percent(self.accuracy)}"]
-        sent = f"sent {words.bits(self.bits)}" + (f" + {words.bits(self.peer_bits)} to peers" if self.peer_bits else "")
-        return [*found, f"loss {words.number(self.loss)}", sent, f"lost {self.lost}"]
+        found = [] if self.accuracy is None else [f"accuracy {formats.percent(self.accuracy)}"]
+        sent = f"sent {formats.bits(self.bits)}" + (
+            f" + {formats.bits(self.peer_bits)} to peers" if self.peer_bits else ""
+        )
+        return [*found, f"loss {formats.number(self.loss)}", sent, f"lost {self.lost}"]
 
 
 class Bars:
@@ -101,7 +103,7 @@ class Lines:
             now = int(record["round"])
             if now % every == 0 or now == rounds:
                 left = (time.monotonic() - began) / (now - done) * (rounds - now)
-                parts = [f"{title}: round {now}/{rounds}", *shown.fields(), f"{words.duration(left)} left"]
+                parts = [f"{title}: round {now}/{rounds}", *shown.fields(), f"{formats.duration(left)} left"]
                 self._console.print("  ".join(parts), soft_wrap=True, markup=False)
 
         return follow

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa import room
 from hansa.compress.base import Body, Parser
 from hansa.compress.dense import Signs, Values, parse_cast
 from hansa.compress.grid import Lattice
@@ -14,6 +13,7 @@ from hansa.compress.packet import LIMIT, Buffer, Packet, PacketError, flat, floa
 from hansa.compress.quantize import Levels
 from hansa.compress.sparse import Shuffled, Sparse
 from hansa.errors import refuse
+from hansa.vectors import allocate
 
 PARSERS: dict[str, Parser] = {
     "identity": Values.parse,
@@ -52,7 +52,7 @@ def decode(
     if dim is None and packet.dim > LIMIT:
         raise PacketError(f"packet: declares {packet.dim} entries, at most {LIMIT} are read unless dim= is given.")
     body = _body(packet)
-    out = room.empty(packet.dim, packet.dtype)
+    out = allocate.empty(packet.dim, packet.dtype)
     body.write(out.numpy())
     return out
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.compress import kernels
+from hansa.compress import chunked
 from hansa.compress.base import Coder, exactly
 from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, not_finite
 from hansa.errors import refuse
@@ -123,7 +123,7 @@ class sign(Coder):
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2019",)
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
-        bits, total = kernels.signs(x)
+        bits, total = chunked.signs(x)
         scale = total / x.size
         if not math.isfinite(scale):
             raise not_finite(x, "sign.encode")
@@ -140,7 +140,7 @@ class sign(Coder):
         """The paper's q for this x; a vector of equal magnitudes has q = 0, and so has the zero vector."""
         array = flat(x, "sign.q")
         squares = float(np.square(array, dtype=np.float64).sum())
-        share = kernels.absolute_sum(array) ** 2 / (array.size * squares) if squares else 1.0
+        share = chunked.absolute_sum(array) ** 2 / (array.size * squares) if squares else 1.0
         return math.sqrt(max(0.0, 1 - share))
 
 
@@ -163,7 +163,7 @@ class Signs:
         return cls(scale, bits)
 
     def write(self, out: Array) -> None:
-        kernels.put_signs(self.bits, self.scale, out)
+        chunked.put_signs(self.bits, self.scale, out)
 
     def add(self, out: Array, alpha: float) -> None:
-        kernels.add_signs(self.bits, self.scale * out.dtype.type(alpha), out)
+        chunked.add_signs(self.bits, self.scale * out.dtype.type(alpha), out)

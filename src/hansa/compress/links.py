@@ -9,7 +9,6 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from hansa import room
 from hansa.compress.base import Compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.downlink import Broadcast
@@ -17,6 +16,7 @@ from hansa.compress.packet import Packet, PacketError
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.types import State
+from hansa.vectors import allocate
 
 
 class Uplink(Protocol):
@@ -93,12 +93,12 @@ class error_feedback:
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         residual = memory.get("residual")
         if residual is None:
-            total = room.like(x).copy_(x.detach())
+            total = allocate.like(x).copy_(x.detach())
         elif residual.shape != x.shape or residual.dtype != x.dtype:
             found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (residual, x))
             raise HansaError(f"error_feedback: the residual is {found}, the update {wanted}: from another model?")
         else:
-            total = torch.add(x.detach(), residual, out=room.like(x))
+            total = torch.add(x.detach(), residual, out=allocate.like(x))
         packet = self.compressor.encode(total, key)
         return packet, {"residual": accumulate(packet, total, -1.0)}
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hansa.compress import chunked
 from hansa.compress import indices as index_code
-from hansa.compress import kernels
 from hansa.compress.base import Body, Coder, Parser
 from hansa.compress.dense import Signs, Values, cast, identity, parse_cast, sign
 from hansa.compress.indices import Coded
@@ -88,7 +88,7 @@ class top_k(Coder):
         k = kept(self.ratio, x.size)
         if k >= 1 << 32:
             raise refuse("top_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
-        chosen = kernels.largest(x, k, "top_k.encode")
+        chosen = chunked.largest(x, k, "top_k.encode")
         coder = value_coder("top_k", self.values)
         values = coder.payload(x[chosen], key) if chosen.size else []
         coded = index_code.encode(chosen, x.size) if chosen.size else Coded(index_code.VARINT, 0, b"")

@@ -1,10 +1,10 @@
 """One YAML file describes a run: read, checked, resolved, and turned into an algorithm and a task."""
 
+from hansa.config.arguments import algorithm
 from hansa.config.load import check, from_preset, from_text, load, to_data, to_text
-from hansa.config.model import Config
 from hansa.config.schema import json_schema
+from hansa.config.sections import Config
 from hansa.config.text import ConfigError, Document, Problem, parse, read
-from hansa.config.words import algorithm
 
 __all__ = [
     "Config",

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from hansa import data, models
-from hansa.config import slots
-from hansa.config.model import Config
+from hansa.config import parts
+from hansa.config.sections import Config
 from hansa.errors import HansaError, near
 from hansa.tasks import Task
 
@@ -27,7 +27,7 @@ ALPHA = 0.3
 def federated(config: Config, split: data.Split | None = None) -> data.FederatedData:
     """The data of a run, dealt as it says, or as an earlier run's ``split`` has it."""
     asked = config.data
-    how = slots.PARTITION.build(asked.partition)
+    how = parts.PARTITION.build(asked.partition)
     seed = config.seed if asked.seed is None else asked.seed
     if asked.name in set(data.names()) - set(data.SOURCES):  # synthetic: it brings its own clients
         return data.federate(asked.name, how, asked.clients, seed, **asked.options)

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hansa.config import words
-from hansa.config.model import Config
-from hansa.config.slots import Misfit
+from hansa.config import arguments
+from hansa.config.parts import Misfit
+from hansa.config.sections import Config
 from hansa.config.text import ConfigError, Document, Keys, Problem, dump, holds, parse, read
 from hansa.errors import near
 
@@ -44,9 +44,9 @@ def check(document: Document, changes: Iterable[str] = ()) -> Config:
     except ValidationError as error:
         raise ConfigError(_problems(document, error)) from error
     try:
-        wrong = list(words.misfits(config))
+        wrong = list(arguments.misfits(config))
         if not wrong:
-            words.algorithm(config)
+            arguments.algorithm(config)
     except Misfit as misfit:
         wrong = [misfit]
     if wrong:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from hansa import presets
-from hansa.config import slots
-from hansa.config.model import Config
-from hansa.config.slots import type_schema
-from hansa.config.words import own_words
+from hansa.config import parts
+from hansa.config.arguments import own_words
+from hansa.config.parts import type_schema
+from hansa.config.sections import Config
 
 
 def json_schema() -> dict[str, Any]:
@@ -29,7 +29,7 @@ def json_schema() -> dict[str, Any]:
     bare: dict[str, Any] = {"algorithm": {"enum": list(known)}, "model": {"type": "string"}, "data": {"type": "string"}}
     for name, word_schema in bare.items():
         schema["properties"][name] = {"anyOf": [word_schema, schema["properties"][name]]}
-    schema["$defs"].update({slot.name: slot.definition() for slot in slots.SLOTS})
+    schema["$defs"].update({slot.name: slot.definition() for slot in parts.SLOTS})
     return cast(dict[str, Any], _resolved(schema))
 
 
@@ -44,4 +44,4 @@ def _resolved(value: Any) -> Any:
 
 
 def _word_schema(word: str, hint: Any) -> dict[str, Any]:
-    return slots.WORDS[word].reference if word in slots.WORDS else type_schema(hint)
+    return parts.WORDS[word].reference if word in parts.WORDS else type_schema(hint)

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hansa.data.embed import ASSET, read_embedded
+from hansa.data.embedded import ASSET, read_embedded
+from hansa.data.errors import DataError, MissingError, damaged
 from hansa.data.federated import Dataset, FederatedData, partition
-from hansa.data.folder import data_folder
 from hansa.data.generate import synthetic, two_gaussians
+from hansa.data.location import data_folder
 from hansa.data.partitions import Partition, dirichlet, natural
-from hansa.data.problems import DataError, MissingError, damaged
 from hansa.data.readers.cifar import read_cifar
 from hansa.data.readers.idx import read_idx
 from hansa.data.readers.leaf import read_femnist

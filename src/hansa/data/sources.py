@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hansa.data.problems import DataError
+from hansa.data.errors import DataError
 from hansa.errors import near
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from hansa.data.problems import DataError, damaged, missing
+from hansa.data.errors import DataError, damaged, missing
 from hansa.errors import HansaError
 from hansa.keys import Key
 

@@ -19,7 +19,7 @@ from hansa.engine.request import cost
 from hansa.engine.serial import Engine, Serial
 from hansa.engine.threads import trial
 from hansa.errors import HansaError, refuse, whole
-from hansa.orders import Order, Report
+from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
 

@@ -17,10 +17,10 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Crew, Event, Gone, Job, StartError
 from hansa.engine.processes import Processes
-from hansa.engine.request import Divisible, Exam, Failure, cost, describe
+from hansa.engine.request import Divisible, EvaluationRequest, Failure, cost, describe
 from hansa.engine.threads import Threads
 from hansa.errors import HansaError, refuse, whole
-from hansa.orders import Order, Report
+from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
 
@@ -59,7 +59,7 @@ class Pool:
         self._workers, self._pending, self._stillborn = workers, list[Job](), 0
         self._own = crew is None
         self._crew: Crew = (
-            _charged(crew or Processes(), algorithm, task, dtype, workers)
+            _told(crew or Processes(), algorithm, task, dtype, workers)
             if kind == "process"
             else Threads(algorithm, task, dtype, device, workers)
         )
@@ -84,12 +84,12 @@ class Pool:
 
     def evaluate_later(self, vectors: Vectors) -> Evaluation:
         """An evaluation of the vectors as they are now; the next round may run meanwhile."""
-        self._drain(Exam)
+        self._drain(EvaluationRequest)
         vectors = {name: vector.detach().clone() for name, vector in vectors.items()}
-        self._crew.publish(Exam, vectors.values())
-        exams = [Exam(vectors)]
+        self._crew.publish(EvaluationRequest, vectors.values())
+        exams = [EvaluationRequest(vectors)]
         if isinstance(self.task, Divisible):
-            exams = [Exam(vectors, piece) for piece in self.task.pieces()]
+            exams = [EvaluationRequest(vectors, piece) for piece in self.task.pieces()]
         home: deque[Job] = deque()
         jobs = [Job(exam, cost(exam), home) for exam in exams]
         self._submit(jobs)
@@ -204,8 +204,8 @@ class Evaluation:
         return task.total(parts) if isinstance(task, Divisible) else dict(parts[0])
 
 
-def _charged(crew: Processes, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, workers: int) -> Processes:
-    crew.charge(algorithm, task, dtype)
+def _told(crew: Processes, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, workers: int) -> Processes:
+    crew.set_up(algorithm, task, dtype)
     while len(crew.members) < workers:
         crew.hire()
     return crew

@@ -21,9 +21,9 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Event, Gone, Job, NotShareable, Ready
-from hansa.engine.request import Arithmetic, Exam
-from hansa.engine.shared import Letter, Memory, Packer, TensorPlace, unpack
-from hansa.engine.worker import BOOT, CHARGE, ENVIRONMENT, MESSAGE, Charge
+from hansa.engine.request import Arithmetic, EvaluationRequest
+from hansa.engine.shared import Memory, PackedObject, Packer, TensorPlace, unpack
+from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, SETUP, WorkerSetup
 from hansa.tasks import TaskLike
 from hansa.types import Vector
 
@@ -36,20 +36,20 @@ class Process:
     wire: connection.Connection
     lifeline: int
     slots: tuple[Memory, Memory]
-    charges: int = 0
+    setups: int = 0
     jobs: deque[Job] = field(default_factory=deque)
     turn: int = 0
 
     @property
     def ready(self) -> bool:
-        """Whether it has taken all it was charged with."""
-        return self.charges == 0
+        """Whether it has taken all it was told."""
+        return self.setups == 0
 
-    def tell(self, letter: Letter, memory: Memory) -> None:
-        """Charge the worker."""
-        self.charges += 1
+    def tell(self, packed: PackedObject, memory: Memory) -> None:
+        """WorkerSetup the worker."""
+        self.setups += 1
         with suppress(OSError):  # that it has died is noticed when its answer is awaited
-            self.wire.send_bytes(MESSAGE.pack(CHARGE, *letter))
+            self.wire.send_bytes(MESSAGE.pack(SETUP, *packed))
             reduction.send_handle(self.wire, memory.descriptor, self.popen.pid)
 
     def end(self) -> None:
@@ -77,25 +77,25 @@ class Processes:
         self.members: list[Process] = []
         self._round, self._exam = Memory(), Memory()
         self._placed: dict[str, dict[int, TensorPlace]] = {}
-        self._charge: tuple[Letter, Memory] | None = None
+        self._setup: tuple[PackedObject, Memory] | None = None
         self._close = weakref.finalize(self, _close, self.members, (self._round, self._exam))
         for _ in range(workers):
             self.hire()
 
-    def charge(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype) -> None:
+    def set_up(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype) -> None:
         """Lay method and task into shared memory, once for all workers, and tell them."""
         memory = Memory()
         packer = Packer(memory)
         try:
-            where = packer.pack(Charge(algorithm, task, dtype, Arithmetic.here()))
+            where = packer.pack(WorkerSetup(algorithm, task, dtype, Arithmetic.here()))
         except Exception as error:
             raise NotShareable(f"it cannot be sent to another process ({error})") from error
         main = script() if packer.needs_main else {}
-        letter = Packer(memory, start=sum(where)).pack((main, where))
+        packed = Packer(memory, start=sum(where)).pack((main, where))
         memory.unmap()
-        self._charge = letter, memory
+        self._setup = packed, memory
         for worker in self.members:
-            worker.tell(letter, memory)
+            worker.tell(packed, memory)
 
     def hire(self) -> None:
         """Start one more worker; it is ready some seconds later."""
@@ -120,8 +120,8 @@ class Processes:
         os.close(held)
         worker = Process(popen, wire, lifeline, slots)
         self.members.append(worker)
-        if self._charge is not None:
-            worker.tell(*self._charge)
+        if self._setup is not None:
+            worker.tell(*self._setup)
 
     def dismiss(self, worker: Process) -> None:
         """End one worker and forget it."""
@@ -130,18 +130,18 @@ class Processes:
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
         """Write what all workers are sent, once; no request of this kind may be under way."""
-        number = 2 if kind is Exam else 1
-        packer = Packer(self._exam if kind is Exam else self._round)
+        number = 2 if kind is EvaluationRequest else 1
+        packer = Packer(self._exam if kind is EvaluationRequest else self._round)
         self._placed[kind.__name__] = {id(vector): packer.lay(vector, number) for vector in _distinct(vectors)}
 
     def give(self, worker: Process, job: Job) -> None:
         """Send a job."""
         worker.turn ^= 1
         placed = self._placed.get(type(job.request).__name__)
-        letter = Packer(worker.slots[worker.turn], placed=placed).pack(job.request)
+        packed = Packer(worker.slots[worker.turn], placed=placed).pack(job.request)
         worker.jobs.append(job)
         with suppress(OSError):
-            worker.wire.send_bytes(MESSAGE.pack(worker.turn, *letter))
+            worker.wire.send_bytes(MESSAGE.pack(worker.turn, *packed))
 
     def wait(self, timeout: float | None = None) -> list[Event]:
         """What has happened since, as soon as something has."""
@@ -158,15 +158,15 @@ class Processes:
         if not worker.ready:
             if message:
                 return Gone(worker, message.decode(), unable=True)
-            worker.charges -= 1
+            worker.setups -= 1
             return Ready(worker)
-        number, *letter = MESSAGE.unpack(message)
-        return Answered(worker, unpack(Letter(*letter), [worker.slots[number]], copy=True))
+        number, *packed = MESSAGE.unpack(message)
+        return Answered(worker, unpack(PackedObject(*packed), [worker.slots[number]], copy=True))
 
     def close(self) -> None:
         """End all workers and free what they share."""
         self._close()
-        self._charge = None
+        self._setup = None
 
     def __enter__(self) -> Processes:
         return self

@@ -11,8 +11,8 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.errors import HansaError
-from hansa.orders import Order
 from hansa.rounds import client_round
+from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
 
@@ -30,14 +30,14 @@ class Divisible(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exam:
+class EvaluationRequest:
     """An evaluation of vectors on one piece of the test rows, or by the task as a whole."""
 
     vectors: Vectors
     piece: tuple[int, int] | None = None
 
 
-Request: TypeAlias = Order | Exam
+Request: TypeAlias = Order | EvaluationRequest
 _LOOPS = ("hansa.rounds", "hansa.local", "hansa.gossip")  # where `client` and `t` name the client and the step
 
 
@@ -116,7 +116,7 @@ def blamed(request: Request, error: Exception) -> HansaError:
 def describe(request: Request) -> str:
     """A request in words.
 
-    >>> describe(Exam({}, (0, 500)))
+    >>> describe(EvaluationRequest({}, (0, 500)))
     'the evaluation of test rows 0 to 499'
     """
     if isinstance(request, Order):

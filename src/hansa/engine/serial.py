@@ -9,8 +9,8 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.engine.request import blamed
-from hansa.orders import Order, Report
 from hansa.rounds import client_round
+from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
 

@@ -105,7 +105,7 @@ class BytesPlace(NamedTuple):
 Place: TypeAlias = TensorPlace | BytesPlace
 
 
-class Letter(NamedTuple):
+class PackedObject(NamedTuple):
     """Where a packed object lies: its skeleton, which refers to the tensors and bytes laid before it."""
 
     offset: int
@@ -127,13 +127,13 @@ class Packer(pickle.Pickler):
         self._placed: dict[int, Place] = dict(placed or {})
         self._alive: list[Any] = []  # an id stands for its object only while that lives
 
-    def pack(self, item: Any) -> Letter:
-        """Write the whole object; the letter is all that must be sent."""
+    def pack(self, item: Any) -> PackedObject:
+        """Write the whole object; the packed is all that must be sent."""
         self.dump(item)
         skeleton = self._skeleton.getbuffer()
         offset = self._room(len(skeleton))
         self.memory.write(offset, skeleton)
-        return Letter(offset, len(skeleton))
+        return PackedObject(offset, len(skeleton))
 
     def lay(self, tensor: torch.Tensor, memory: int = 0) -> TensorPlace:
         """Write one tensor; once for each object, however often it is asked for."""
@@ -181,16 +181,16 @@ class _Unpacker(pickle.Unpickler):
         return tensor.clone() if self._copy else tensor
 
 
-def unpack(letter: Letter, memories: Sequence[Memory], *, copy: bool) -> Any:
-    """The object a letter stands for. Its tensors are views of the memories, or with ``copy`` the reader's own.
+def unpack(packed: PackedObject, memories: Sequence[Memory], *, copy: bool) -> Any:
+    """The object a packed stands for. Its tensors are views of the memories, or with ``copy`` the reader's own.
 
     >>> memory = Memory()
-    >>> letter = Packer(memory).pack({"x": torch.arange(3.0), "n": 1})
-    >>> unpack(letter, [memory], copy=True)
+    >>> packed = Packer(memory).pack({"x": torch.arange(3.0), "n": 1})
+    >>> unpack(packed, [memory], copy=True)
     {'x': tensor([0., 1., 2.]), 'n': 1}
     """
-    end = letter.offset + letter.size
-    return _Unpacker(memories[0].mapped(end)[letter.offset : end], memories, copy).load()
+    end = packed.offset + packed.size
+    return _Unpacker(memories[0].mapped(end)[packed.offset : end], memories, copy).load()
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Event, Job, NotShareable
 from hansa.engine.request import Arithmetic, Failure, describe, perform
 from hansa.keys import Key
-from hansa.orders import Order
+from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike
 from hansa.types import BUFFERS, MODEL, Vector
 

@@ -20,7 +20,7 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.engine.request import Arithmetic, Request, perform
-from hansa.engine.shared import Letter, Memory, Packer, unpack
+from hansa.engine.shared import Memory, PackedObject, Packer, unpack
 from hansa.tasks import TaskLike
 
 BOOT = (
@@ -33,7 +33,7 @@ BOOT = (
 MESSAGE = struct.Struct("<BQQ")
 """All that goes through the socket: the number of a memory, the offset and the size of a skeleton in it."""
 
-CHARGE = 255
+SETUP = 255
 """The number of the memory that holds what workers are told once; the others are slots."""
 
 ENVIRONMENT = {
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Charge:
+class WorkerSetup:
     """What a worker is told once: the method, the task, and how numbers are made."""
 
     algorithm: Algorithm
@@ -55,16 +55,16 @@ class Charge:
     arithmetic: Arithmetic
 
 
-class Desk:
+class Workplace:
     """Where requests are done: a method, a task, and a model of one's own."""
 
-    def __init__(self, letter: Letter, memory: Memory) -> None:
-        main, where = unpack(letter, [memory], copy=False)
+    def __init__(self, packed: PackedObject, memory: Memory) -> None:
+        main, where = unpack(packed, [memory], copy=False)
         spawn.prepare(main)  # before what the script defines is read
-        charge: Charge = unpack(where, [memory], copy=False)
-        charge.arithmetic.apply()
-        self.algorithm, self.task = charge.algorithm, charge.task
-        self.shell = charge.task.shell(charge.dtype, torch.device("cpu"))
+        setup: WorkerSetup = unpack(where, [memory], copy=False)
+        setup.arithmetic.apply()
+        self.algorithm, self.task = setup.algorithm, setup.task
+        self.shell = setup.task.shell(setup.dtype, torch.device("cpu"))
 
     def do(self, request: Request) -> Any:
         return perform(request, self.algorithm, self.task, self.shell)
@@ -77,31 +77,31 @@ def serve(told: Mapping[str, Any]) -> NoReturn:
     wire = Connection(told["wire"])
     common = [Memory(descriptor) for descriptor in told["common"]]
     slots = [Memory(descriptor) for descriptor in told["slots"]]
-    desk: Desk | None = None
+    workplace: Workplace | None = None
     while True:
         number, *where = MESSAGE.unpack(_receive(wire))
-        letter = Letter(*where)
-        if number == CHARGE:
-            desk = None  # the old one's memory first
-            desk = _settle(wire, letter, Memory(reduction.recv_handle(wire), private=True))
+        packed = PackedObject(*where)
+        if number == SETUP:
+            workplace = None  # the old one's memory first
+            workplace = _settle(wire, packed, Memory(reduction.recv_handle(wire), private=True))
             continue
-        assert desk is not None
+        assert workplace is not None
         slot = slots[number]
-        answer = desk.do(unpack(letter, [slot, *common], copy=False))
+        answer = workplace.do(unpack(packed, [slot, *common], copy=False))
         # after the request: what the client remembered may lie in the slot and be part of the answer
-        reply = Packer(slot, start=sum(letter)).pack(answer)
+        reply = Packer(slot, start=sum(packed)).pack(answer)
         wire.send_bytes(MESSAGE.pack(number, *reply))
 
 
-def _settle(wire: Connection, letter: Letter, memory: Memory) -> Desk:
-    """Take a charge. The answer is empty, or the traceback of what prevents it."""
+def _settle(wire: Connection, packed: PackedObject, memory: Memory) -> Workplace:
+    """Take a setup. The answer is empty, or the traceback of what prevents it."""
     try:
-        desk = Desk(letter, memory)
+        workplace = Workplace(packed, memory)
     except Exception:
         wire.send_bytes(traceback.format_exc().encode())
         _end()
     wire.send_bytes(b"")
-    return desk
+    return workplace
 
 
 def _receive(wire: Connection) -> bytes:

@@ -1,7 +1,7 @@
 """Client work: solvers as affine corrections, how much work, and the one gradient loop."""
 
+from hansa.local.descent import Descent, Shell, descend, effective_steps
 from hansa.local.distributions import Distribution, between, lognormal, one_of
-from hansa.local.loop import Descent, Shell, descend, effective_steps
 from hansa.local.solvers import Correction, Finished, Solver, dyn, prox, scaffold, sgd
 from hansa.local.work import LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
 from hansa.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup

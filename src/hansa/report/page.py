@@ -12,10 +12,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from hansa import metrics
-from hansa.report import words
-from hansa.report.entries import Entry, Standing, common_target, rank, ranking_metric
-from hansa.report.heat import heat_map
+from hansa.report import formats
+from hansa.report.heatmap import heat_map
+from hansa.report.standings import Entry, Standing, common_target, rank, ranking_metric
+from hansa.runs import metrics
 from hansa.store import io
 
 _MARK = (
@@ -90,24 +90,24 @@ def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[s
     """(heading, number, how it is written, smaller is better) of each column that some run has."""
     reach = f"rounds to {_short(target)}" if target is not None else ""
     accuracy: list[tuple[str, str, Any, bool]] = [
-        ("accuracy", "last5_test_accuracy", words.percent, False),
-        ("best", "best_test_accuracy", words.percent, False),
+        ("accuracy", "last5_test_accuracy", formats.percent, False),
+        ("best", "best_test_accuracy", formats.percent, False),
         (reach, "rounds_to_target", lambda n: "never" if n is None else str(n), True),
-        ("test loss", "last5_test_loss", words.number, True),
-        ("global loss", "last5_global_loss", words.number, True),
+        ("test loss", "last5_test_loss", formats.number, True),
+        ("global loss", "last5_global_loss", formats.number, True),
     ]
     loss: list[tuple[str, str, Any, bool]] = [
-        ("test loss", "last5_test_loss", words.number, True),
-        ("global loss", "last5_global_loss", words.number, True),
-        ("loss", "last5_loss", words.number, True),
-        ("local loss", "last5_train_loss", words.number, True),
+        ("test loss", "last5_test_loss", formats.number, True),
+        ("global loss", "last5_global_loss", formats.number, True),
+        ("loss", "last5_loss", formats.number, True),
+        ("local loss", "last5_train_loss", formats.number, True),
     ]
     costs: list[tuple[str, str, Any, bool]] = [
-        ("sent up", "up_bits", words.bits, True),
-        ("sent down", "down_bits", words.bits, True),
-        ("to peers", "peer_bits", words.bits, True),
-        ("simulated time", "simulated_total_seconds", words.duration, True),
-        ("wall time", "wall_seconds", words.duration, True),
+        ("sent up", "up_bits", formats.bits, True),
+        ("sent down", "down_bits", formats.bits, True),
+        ("to peers", "peer_bits", formats.bits, True),
+        ("simulated time", "simulated_total_seconds", formats.duration, True),
+        ("wall time", "wall_seconds", formats.duration, True),
         ("lost", "lost", str, True),
     ]
     known = (accuracy if ranking_metric(standings) == metrics.ACCURACY else loss) + costs
@@ -154,15 +154,15 @@ def _tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
         )
 
     metric = ranking_metric(standings)
-    write_number = words.percent if metric == metrics.ACCURACY else words.number
+    write_number = formats.percent if metric == metrics.ACCURACY else formats.number
     first = standings[0].numbers.get(f"last5_{metric}")
     found = [] if first is None else [tile(standings[0], f"best {metric.replace('_', ' ')}", write_number(first))]
     if target is None or metric != metrics.ACCURACY:
         return found
     for what, cost, written in (
         ("fewest rounds", "round", lambda n: f"{n} rounds"),
-        ("fewest bits with the server", "server_bits", words.bits),
-        ("least simulated time", "simulated_total_seconds", words.duration),
+        ("fewest bits with the server", "server_bits", formats.bits),
+        ("least simulated time", "simulated_total_seconds", formats.duration),
     ):
         costs = [(standing, _cost_at(standing.entry, target, cost)) for standing in standings]
         able = [(standing, spent) for standing, spent in costs if spent is not None]
@@ -227,7 +227,7 @@ def _citations(text: str) -> str:
 
 
 def _short(target: float) -> str:
-    return words.percent(target).replace(".0%", "%")
+    return formats.percent(target).replace(".0%", "%")
 
 
 def _version() -> str:

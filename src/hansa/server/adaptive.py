@@ -12,10 +12,9 @@ from typing import ClassVar
 
 import torch
 
-from hansa import passes
 from hansa.errors import decay, non_negative
-from hansa.native import kernels
 from hansa.types import RoundContext, State, Vector
+from hansa.vectors import arithmetic, kernels
 
 _MOMENTS = ("m", "v", "vhat")
 
@@ -75,7 +74,7 @@ class _Adaptive:
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         t = state["t"] + 1
-        if type(self) in _FUSED and passes.fits(delta, *(state[name] for name in _MOMENTS if name in state)):
+        if type(self) in _FUSED and arithmetic.fits(delta, *(state[name] for name in _MOMENTS if name in state)):
             return self._fused(delta, state, t)
         m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)
         v = self.second(state["v"], delta * delta)

@@ -7,10 +7,10 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from hansa import room
 from hansa.errors import positive, refuse
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.types import RoundContext, State, Vector
+from hansa.vectors import allocate
 
 
 class ServerTransform(Protocol):
@@ -38,7 +38,7 @@ class scale:
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         lr = rate_at(self.lr, ctx.round)
-        return (delta if lr == 1.0 else torch.mul(delta, lr, out=room.like(delta))), state
+        return (delta if lr == 1.0 else torch.mul(delta, lr, out=allocate.like(delta))), state
 
 
 def sgd(lr: Rate = 1.0) -> scale:

@@ -29,7 +29,7 @@ from hansa.store.base import (
     no_row,
 )
 from hansa.store.index import Index
-from hansa.store.slots import Entry, Slots
+from hansa.store.rowfile import Entry, RowFile
 
 
 class DiskStore:
@@ -52,7 +52,7 @@ class DiskStore:
         except BaseException:
             self._lock.close()
             raise
-        self._slots = Slots(self.folder / "rows")
+        self._slots = RowFile(self.folder / "rows")
         self._slots.take(self._index.entries())
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="rows")
 

@@ -9,7 +9,7 @@ from typing import Any
 from hansa.errors import HansaError
 from hansa.store import io
 from hansa.store.io import Damaged
-from hansa.store.slots import Entry
+from hansa.store.rowfile import Entry
 
 FORMAT = 1
 LOG = 32  # rounds of log before the oldest kept generation that are worth folding into a new base

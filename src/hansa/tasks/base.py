@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from hansa.keys import Key
-from hansa.local.loop import Shell
+from hansa.local.descent import Shell
 from hansa.types import Population, Vectors
 
 

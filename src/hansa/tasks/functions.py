@@ -10,7 +10,7 @@ import torch
 
 from hansa.errors import HansaError
 from hansa.keys import Key
-from hansa.local.loop import Descent
+from hansa.local.descent import Descent
 from hansa.local.work import Work
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
 

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from hansa import native
 from hansa.errors import HansaError
 from hansa.keys import Key
-from hansa.layout import Layout
-from hansa.local.loop import Descent
+from hansa.local.descent import Descent
 from hansa.local.work import Work
 from hansa.native.stack import Stack, compile_stack
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
+from hansa.vectors.layout import Layout
 
 log = logging.getLogger("hansa")
 

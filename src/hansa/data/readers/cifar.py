@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hansa.data.problems import damaged, missing
+from hansa.data.errors import damaged, missing
 from hansa.data.readers.pickled import read_pickled
 
 _PIXELS = 3 * 32 * 32

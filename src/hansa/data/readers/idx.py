@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hansa.data.problems import damaged, missing
+from hansa.data.errors import damaged, missing
 
 _UNSIGNED_BYTE = 0x08
 _LARGEST = 1 << 31

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hansa.data.problems import DataError, damaged, missing
+from hansa.data.errors import DataError, damaged, missing
 from hansa.keys import Key
 
 _SIDE = 28

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hansa.data.problems import damaged
+from hansa.data.errors import damaged
 
 _LARGEST = 1 << 30
 _WORDS = {opcode.code: opcode.name for opcode in pickletools.opcodes}

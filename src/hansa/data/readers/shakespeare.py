@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hansa.data.problems import damaged, missing
+from hansa.data.errors import damaged, missing
 from hansa.data.readers.leaf import leaf_files, read_json, read_users
 from hansa.errors import decay, whole
 

@@ -1,0 +1,242 @@
+"""Commands that only look: ``show``, ``presets``, ``cite``, ``topology`` and ``config``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from hansa.cli.console import guarded, out
+from hansa.cli.run import Sets, changes, read_config, summary_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hansa.algorithm import Algorithm
+
+Json = Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")]
+config = typer.Typer(no_args_is_help=True, help="Configurations: check, resolve, describe.")
+
+_EXAMPLE = """\
+# A run of FedAMS on the embedded data. Every key may be changed on the command line: hansa run FILE --set local.lr=0.1
+# `hansa config schema > hansa.schema.json` makes editors complete and check this file.
+name: fedams on fashion-mini
+seed: 0
+rounds: 60
+data: {name: fashion-mini, clients: 50, partition: {kind: dirichlet, alpha: 0.3}}
+model: cnn_29k
+algorithm: fedams                              # or {preset: fedprox, mu: 0.01}: a method and words of its own
+local: {lr: 0.05, steps: 24, batch_size: 50}   # lr may be {kind: cosine, lr: 0.05, rounds: 60}
+server: {lr: 0.03, eps: 1e-4}
+sample: {participation: 0.1}
+evaluate: {every: 1, target: 0.8}
+"""
+
+
+@guarded
+def show(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    as_json: Json = False,
+) -> None:
+    """How a run stands: its numbers, its curve, its last rounds."""
+    from hansa.report import formats
+    from hansa.runs import metrics
+    from hansa.runs.folder import RunFolder
+
+    found = RunFolder(folder)
+    read, history, summary = found.config, found.history, found.summary
+    if as_json:
+        out().print_json(json.dumps(metrics.plain({"config": read.model_dump(), "summary": summary})))
+        return
+    console = out()
+    console.print(summary_table(str(folder), summary))
+    metric = next((m for m in (metrics.ACCURACY, "test_loss", "loss", "train_loss") if _known(history, m)), None)
+    if metric is not None:
+        curve = [value for _, value in metrics.series(history, metric)]
+        console.print(f"\n{metric.replace('_', ' ')} [cyan]{sparkline(curve, 60)}[/]")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = ("round", metrics.ACCURACY, "test_loss", "train_loss", "diversity", "participants", "lost")
+    shown = [name for name in columns if _known(history, name)]
+    for name in shown:
+        table.add_column(name.replace("_", " "), justify="right")
+    for record in history[-5:]:
+        table.add_row(*(_cell(name, record.get(name), formats) for name in shown))
+    if shown:
+        console.print(table)
+
+
+@guarded
+def presets(
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The methods, or all that one of them may be told."""
+    from hansa.config.arguments import find_preset
+    from hansa.errors import HansaError
+    from hansa.presets import catalogue
+
+    known = catalogue()
+    if name is not None:
+        try:
+            _one_preset(find_preset(name), as_json)
+        except ValueError as error:
+            raise HansaError(str(error)) from error
+        return
+    if as_json:
+        out().print_json(json.dumps({each: _first_line(made) for each, made in known.items()}))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("preset", style="bold", no_wrap=True)
+    table.add_column("what it is")
+    for each, made in known.items():
+        table.add_row(each, escape(_first_line(made)))
+    out().print(table)
+    out().print("\n`hansa presets NAME` says all that one may be told.", style="dim")
+
+
+@guarded
+def cite(
+    what: Annotated[list[str], typer.Argument(help="Presets, YAML files or folders of runs.")],
+) -> None:
+    """BibTeX of exactly the parts in use."""
+    from hansa.cli.compare import bibtex
+    from hansa.config import algorithm
+    from hansa.runs.folder import RunFolder
+
+    made = []
+    for word in what:
+        folder = RunFolder(word)
+        made.append(algorithm(folder.config if folder.exists else read_config(Path(word), None, [])))
+    out().print(bibtex(made), markup=False, soft_wrap=True)
+
+
+@guarded
+def topology(
+    name: Annotated[str, typer.Argument(help="ring, complete, torus, star, erdos-renyi, ...")],
+    clients: Annotated[int, typer.Option("--clients", "-n", help="Clients in all.", min=1)] = 32,
+    clusters: Annotated[int, typer.Option("--clusters", "-k", help="Clusters, as equal as can be.", min=1)] = 1,
+    participation: Annotated[float | None, typer.Option(help="The share of each cluster that reports.")] = None,
+    reporters: Annotated[int | None, typer.Option("--reporters", "-m", help="Or how many of each.")] = None,
+    parameters: Annotated[
+        int, typer.Option("--parameters", "-d", help="Numbers a message carries.", min=1)
+    ] = 1_000_000,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Of the topology, such as p=0.3.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also write the graph as a picture.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A gossip graph in numbers: how fast it averages, what it costs, whether more local steps pay."""
+    from hansa import gossip
+    from hansa.config.text import read_value
+    from hansa.errors import HansaError
+
+    told = {}
+    for word in options or []:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise HansaError(f"--option {word}: expected NAME=VALUE, such as p=0.3.")
+        told[key] = read_value(value, f"--option {word}")
+    graph = gossip.by_name(name, **told)
+    found = gossip.describe(graph, clients, clusters, reporters=reporters, participation=participation, dim=parameters)
+    if svg is not None:
+        svg.write_text(gossip.svg(graph.sparse(max(found.sizes))), encoding="utf-8")
+    if as_json:
+        out().print_json(json.dumps(found.record()))
+    else:
+        out().print(found)
+
+
+@config.command("schema")
+@guarded
+def config_schema() -> None:
+    """JSON Schema of a configuration, for editors."""
+    from hansa.config import json_schema
+
+    print(json.dumps(json_schema(), indent=2, allow_nan=False))
+
+
+@config.command("show")
+@guarded
+def config_show(
+    path: Annotated[Path, typer.Argument(help="A YAML file, or a preset's name.")],
+    sets: Sets = None,
+) -> None:
+    """Check a configuration and print it resolved, with the composition it stands for."""
+    from hansa.config import algorithm, to_text
+
+    read = read_config(path, None, changes(sets))
+    print(to_text(read, [f"composition: {algorithm(read)!r}"]), end="")
+
+
+@config.command("example")
+@guarded
+def config_example() -> None:
+    """A configuration to begin with."""
+    print(_EXAMPLE, end="")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A curve in one line of text.
+
+    >>> sparkline([0, 1, 2, 3], 4)
+    '▁▃▆█'
+    """
+    blocks = "▁▂▃▄▅▆▇█"
+    if not values:
+        return ""
+    count = min(width, len(values))
+    picked = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    low, high = min(picked), max(picked)
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    return "".join(blocks[int((value - low) * scale + 0.5)] for value in picked)
+
+
+def _one_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
+    from hansa.citations import citations
+    from hansa.config.arguments import SAMPLING, TABLES, own_words, words
+
+    known, own = words(preset), own_words(preset)
+    sections = {section: [key for key, word in table.items() if word in known] for section, table in TABLES.items()}
+    defaults = {word.name: repr(word.default) for word in own.values() if word.default is not inspect.Parameter.empty}
+    made = preset()
+    if as_json:
+        described = {"name": preset.__name__, "own": list(own), "sections": sections, "composition": repr(made)}
+        out().print_json(json.dumps(described))
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("preset", f"[bold]{preset.__name__}[/]  {escape(_first_line(preset))}")
+    if own:
+        told = ", ".join(f"{word}={defaults[word]}" if word in defaults else word for word in own)
+        table.add_row("algorithm", escape(told))
+    for section, keys in sections.items():
+        if keys:
+            table.add_row(section, ", ".join(keys))
+    if known.keys() & set(SAMPLING):
+        table.add_row("sample", "participation, count, or another sampler")
+    table.add_row("composition", escape(repr(made)))
+    table.add_row("cites", ", ".join(citations(made)) or "nothing")
+    out().print(table)
+
+
+def _first_line(made: Callable[..., Any]) -> str:
+    return " ".join((made.__doc__ or "").split("\n\n")[0].split())
+
+
+def _known(history: Sequence[dict[str, Any]], name: str) -> bool:
+    return any(isinstance(record.get(name), (int, float)) and record[name] == record[name] for record in history)
+
+
+def _cell(name: str, value: Any, formats: Any) -> str:
+    if value is None:
+        return "–"
+    if name.endswith("accuracy"):
+        return str(formats.percent(value))
+    return str(value) if isinstance(value, int) else str(formats.number(value))

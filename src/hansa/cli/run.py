@@ -1,0 +1,164 @@
+"""``hansa run`` and ``hansa resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from hansa.cli.console import FAILED, err, guarded, out
+
+if TYPE_CHECKING:
+    from hansa.cli.progress import Bars, Lines, Silence, Stopper
+    from hansa.config import Config
+    from hansa.runs.driver import Callback
+    from hansa.runs.experiment import Experiment
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a key of the configuration, such as local.lr=0.1."),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="Short for --set rounds=...", min=1)]
+Seed = Annotated[int | None, typer.Option("--seed", help="Short for --set seed=...", min=0)]
+Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Short for --set workers=...", min=1)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what came out.")]
+Track = Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow; may be repeated.")]
+
+
+@guarded
+def run(
+    config: Annotated[Path | None, typer.Argument(help="A YAML file; see `hansa config example`.")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", "-p", help="A method on the embedded data, by name.")
+    ] = None,
+    sets: Sets = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The run's folder; by default a new one below runs/.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Start anew in a folder that holds a run.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out, if there is one.")] = False,
+    track: Track = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a configuration, or a preset by its name."""
+    from hansa.runs.experiment import Experiment
+    from hansa.runs.folder import RunFolder, free_folder
+    from hansa.runs.trackers import check
+
+    check(track or [])
+    if resume and folder is not None and RunFolder(folder).exists:
+        carry_out(Experiment.resumed(folder, rounds=rounds, workers=workers), quiet, track or [])
+        return
+    read = read_config(config, preset, changes(sets, rounds, seed, workers))
+    place = folder if folder is not None else free_folder("runs", read.title)
+    carry_out(Experiment.new(read, place, overwrite=overwrite), quiet, track or [])
+
+
+@guarded
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped, killed, or is to go on.")],
+    rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="Go on to this round.", min=1)] = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-w", help="Others than before.", min=1)] = None,
+    track: Track = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run, exactly where it was: the result is that of a run that was never stopped."""
+    from hansa.runs.experiment import Experiment
+    from hansa.runs.trackers import check
+
+    check(track or [])
+    carry_out(Experiment.resumed(folder, rounds=rounds, workers=workers), quiet, track or [])
+
+
+def changes(
+    sets: Sequence[str] | None, rounds: int | None = None, seed: int | None = None, workers: int | None = None
+) -> list[str]:
+    """All changes to a configuration that a command line asks for."""
+    short = {"rounds": rounds, "seed": seed, "workers": workers}
+    return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
+
+
+def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> Config:
+    """The configuration of a file or of a preset's name; a name given as a file is forgiven."""
+    from hansa.config import from_preset, load
+    from hansa.errors import HansaError
+    from hansa.presets import catalogue
+
+    if (path is None) == (preset is None):
+        raise HansaError("expected a configuration file, or --preset with a name: `hansa presets` shows them.")
+    if path is None:
+        return from_preset(str(preset), asked)
+    if not path.exists() and str(path).lower() in catalogue():
+        return from_preset(str(path), asked)
+    return load(path, asked)
+
+
+def carry_out(experiment: Experiment, quiet: bool, track: Sequence[str] = ()) -> None:
+    """Run one experiment with its progress shown, print its summary, end with the right code."""
+    from hansa.cli.progress import Stopper, progress
+
+    console = err()
+    with Stopper(console) as stopper, progress(console, quiet) as shown:
+        summary = follow(experiment, shown, stopper, track)
+    out().print(summary_table(str(experiment.folder), summary))
+    if stopper.code:
+        console.print(f"stopped and saved: `hansa resume {experiment.folder}` goes on.", markup=False, soft_wrap=True)
+        raise typer.Exit(stopper.code)
+
+
+def follow(
+    experiment: Experiment, shown: Bars | Lines | Silence, stopper: Stopper, track: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run one experiment to its end or to the stop; a failure inside is told with where the run lies."""
+    from hansa.errors import HansaError
+    from hansa.runs.trackers import trackers
+
+    title, done = experiment.config.title, experiment.run.state.round
+    callbacks: list[Callback] = [shown.follow(title, experiment.config.rounds, done), *trackers(track, experiment)]
+    try:
+        return experiment.go([*callbacks, stopper])
+    except HansaError as error:
+        err().print(f"[bold red]failed[/] in round {experiment.run.state.round + 1}: {error}", soft_wrap=True)
+        err().print(f"what was done is in {experiment.folder}", markup=False, soft_wrap=True)
+        raise typer.Exit(FAILED) from error
+
+
+def summary_table(title: str, summary: dict[str, Any]) -> Table:
+    """A run's summary for the terminal."""
+    from hansa.report import formats
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("run", f"[bold]{title}[/] ({summary.get('status', '?')})")
+    written = (
+        ("rounds", "rounds", str),
+        ("accuracy, mean of last 5", "last5_test_accuracy", formats.percent),
+        ("best accuracy", "best_test_accuracy", formats.percent),
+        ("test loss", "test_loss", formats.number),
+        ("global loss", "global_loss", formats.number),
+        ("loss", "loss", formats.number),
+        ("local loss", "train_loss", formats.number),
+        ("sent up", "up_bits", formats.bits),
+        ("sent down", "down_bits", formats.bits),
+        ("sent to peers", "peer_bits", formats.bits),
+        ("simulated time", "simulated_total_seconds", formats.duration),
+        ("wall time", "wall_seconds", formats.duration),
+        ("clients lost", "lost", str),
+    )
+    for heading, key, write in written:
+        value = summary.get(key)
+        if value is not None and not (key in ("peer_bits", "lost") and value == 0):
+            table.add_row(heading, write(value))
+    if "target" in summary:
+        reached = summary.get("rounds_to_target")
+        table.add_row(f"rounds to {formats.percent(summary['target'])}", "never" if reached is None else str(reached))
+    for reason, count in (summary.get("lost_by_reason") or {}).items():
+        table.add_row("", f"{reason}: {count}")
+    return table

@@ -1,0 +1,148 @@
+"""The few passes over a whole vector, in chunks that stay in cache. Results depend on the values alone.
+
+float32 vectors go through native code where that is there; its results are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hansa import native
+from hansa.compress.packet import Array, not_finite
+from hansa.vectors import kernels as native_kernels
+
+CHUNK = 1 << 16
+LANES = 1 << 10
+SAMPLE = 1 << 17
+
+
+def signs(x: Array) -> tuple[Array, float]:
+    """`pack_signs` and `absolute_sum`, natively in one pass."""
+    if _native(x):
+        return native_kernels.sign_pack(x)
+    return pack_signs(x), absolute_sum(x)
+
+
+def absolute_sum(x: Array) -> float:
+    """||x||_1, summed in one fixed order: 1024 float64 lanes a chunk of 65536, then the lanes exactly (fsum).
+
+    Entry i joins lane i mod 1024. float64 makes the mean of equal magnitudes exact.
+    """
+    lanes = np.zeros(LANES)
+    room = np.empty(min(CHUNK, -(-x.size // LANES) * LANES), x.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, x.size, CHUNK):
+            piece = x[start : start + CHUNK]
+            rows = -(-piece.size // LANES)
+            np.abs(piece, out=room[: piece.size])
+            room[piece.size : rows * LANES] = 0
+            lanes += np.add.reduce(room[: rows * LANES].reshape(rows, LANES), axis=0, dtype=np.float64)
+    return math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
+
+
+def pack_signs(x: Array) -> Array:
+    """One bit an entry, 1 where x >= 0 (so +1 stands for both zeros), the lowest bit of a byte first."""
+    bits = np.empty(-(-x.size // 8), np.uint8)
+    room = np.empty(min(CHUNK, x.size), bool)
+    for start in range(0, x.size, CHUNK):
+        piece = x[start : start + CHUNK]
+        up = np.greater_equal(piece, 0, out=room[: piece.size])
+        bits[start // 8 : (start + piece.size + 7) // 8] = np.packbits(up, bitorder="little")
+    return bits
+
+
+def sign_table(scale: Any) -> Array:
+    """The eight entries that each byte of signs stands for."""
+    up = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
+    table: Array = np.where(up, scale, -scale).astype(scale.dtype)
+    return table
+
+
+def put_signs(bits: Array, scale: Any, out: Array) -> None:
+    """out = scale * sign, one look-up for eight entries."""
+    if _native(out):
+        native_kernels.sign_put(bits, float(scale), out)
+        return
+    table, whole = sign_table(scale), out.size // 8
+    np.take(table, bits[:whole], axis=0, out=out[: whole * 8].reshape(whole, 8), mode="clip")
+    if whole < bits.size:
+        out[whole * 8 :] = table[bits[whole], : out.size - whole * 8]
+
+
+def add_signs(bits: Array, scale: Any, out: Array) -> None:
+    """out += scale * sign, without a second vector of that size."""
+    if _native(out):
+        native_kernels.sign_add([bits], [float(scale)], out)
+        return
+    table, whole, step = sign_table(scale), out.size // 8, CHUNK // 8
+    room = np.empty((min(step, whole), 8), out.dtype)
+    for start in range(0, whole, step):
+        piece = bits[start : min(start + step, whole)]
+        target = out[start * 8 : (start + piece.size) * 8].reshape(-1, 8)
+        target += np.take(table, piece, axis=0, out=room[: piece.size], mode="clip")
+    if whole < bits.size:
+        out[whole * 8 :] += table[bits[whole], : out.size - whole * 8]
+
+
+def largest(x: Array, k: int, part: str) -> Array:
+    """The indices, rising, of the k largest magnitudes; ties go to the lower index, zeros are never listed.
+
+    A threshold that a little more than k entries should pass is read off a sample; the exact k are then chosen among
+    those that pass. Should too few pass, the exact threshold is found from the whole vector and the pass repeated.
+    """
+    least = np.finfo(x.dtype).smallest_subnormal
+    exact = x.size <= SAMPLE
+    threshold = max(_kth(x, k) if exact else _sampled(x, k), least)
+    passed = _reaching(x, threshold)
+    if not exact and passed.size < k and threshold > least:
+        threshold = max(_kth(x, k), least)
+        passed = _reaching(x, threshold)
+    magnitudes = np.abs(x[passed])
+    if not np.isfinite(magnitudes).all():
+        raise not_finite(x, part)
+    if passed.size <= k:
+        return passed
+    bar = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    keep = magnitudes > bar
+    level = np.flatnonzero(magnitudes == bar)
+    keep[level[: k - int(keep.sum())]] = True
+    chosen: Array = passed[keep]
+    return chosen
+
+
+def _kth(x: Array, k: int) -> Any:
+    magnitudes = np.abs(x)
+    magnitudes.partition(x.size - k)
+    return magnitudes[x.size - k]
+
+
+def _sampled(x: Array, k: int) -> Any:
+    """A magnitude that k entries pass with near certainty, four standard deviations below the sample's k-th."""
+    sample = np.abs(x[:: x.size // SAMPLE | 1])
+    hits = k * sample.size / x.size
+    rank = min(sample.size, math.ceil(hits + 4 * math.sqrt(hits) + 4))
+    return np.partition(sample, sample.size - rank)[sample.size - rank]
+
+
+def _reaching(x: Array, threshold: Any) -> Array:
+    """Where |x| is not below the threshold; so NaN and infinity are always found."""
+    if _native(x):
+        return native_kernels.reaching(x, float(threshold))[0]
+    found = []
+    room, below = np.empty(min(CHUNK, x.size), x.dtype), np.empty(min(CHUNK, x.size), bool)
+    with np.errstate(invalid="ignore"):
+        for start in range(0, x.size, CHUNK):
+            piece = x[start : start + CHUNK]
+            np.abs(piece, out=room[: piece.size])
+            mask = np.less(room[: piece.size], threshold, out=below[: piece.size])
+            where = np.flatnonzero(np.logical_not(mask, out=mask))
+            where += start
+            found.append(where)
+    return np.concatenate(found)
+
+
+def _native(x: Array) -> bool:
+    return x.dtype == np.float32 and bool(x.flags.c_contiguous) and native.available()

@@ -1,0 +1,96 @@
+"""A fault plan for simulation: clients that vanish or misbehave, at given rates, as a function of the seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from hansa.algorithm import Algorithm
+from hansa.errors import HansaError, fraction, positive
+from hansa.keys import Key
+from hansa.rounds.messages import Lost, Order, Report, Upload
+
+
+@dataclass(frozen=True, slots=True)
+class faults:
+    """Chances, per client and round, of what goes wrong in real deployments; at most one befalls a client a round.
+
+    Clients are lost ``before`` training, ``after`` it, or in mid-``upload``; or send an update that is ``nan``,
+    ``scaled`` by ``factor``, sign-``flipped``, or ``stale``, made for the round before. Whether the door refuses it or
+    the method withstands it is what one wants to see. A client that gossips and is lost before training is missed by
+    its cluster; lost later, its neighbours have heard it. All of it is a function of the run's seed, on any engine.
+
+    >>> faults(before=0.1, flipped=0.05).draw(Key(0), 3, 7) in ("", "before", "flipped")
+    True
+    """
+
+    before: float = 0.0
+    after: float = 0.0
+    upload: float = 0.0
+    nan: float = 0.0
+    scaled: float = 0.0
+    flipped: float = 0.0
+    stale: float = 0.0
+    factor: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name, rate in self._rates():
+            fraction("faults", name, rate, "A chance per client and round.", above_zero=False)
+        positive("faults", "factor", self.factor)
+        total = sum(rate for _, rate in self._rates())
+        if total > 1 + 1e-12:
+            raise HansaError(f"faults: the chances sum to {total:.3g}; at most one fault befalls a client a round.")
+
+    def _rates(self) -> list[tuple[str, float]]:
+        return [(item.name, getattr(self, item.name)) for item in fields(self) if item.name != "factor"]
+
+    def draw(self, key: Key, round: int, client: int) -> str:
+        """What befalls a client in a round, or nothing."""
+        coin = float(key.child("fault", round, client).numpy().random())
+        for name, rate in self._rates():
+            if coin < rate:
+                return name
+            coin -= rate
+        return ""
+
+    def strike_orders(self, orders: Sequence[Order]) -> tuple[list[Order], list[Lost]]:
+        """The orders that reach somebody who reports, and the reporters lost before training."""
+        left, lost = [], []
+        for order in orders:
+            gone = [client for client in order.clients if self.draw(order.key, order.round, client) == "before"]
+            lost += [Lost(client, "lost", "before training") for client in order.reporters if client in gone]
+            reporters = tuple(client for client in order.reporters if client not in gone)
+            if reporters:
+                left.append(replace(order, reporters=reporters, absent=tuple(gone)) if gone else order)
+        return left, lost
+
+    def strike_reports(
+        self, algorithm: Algorithm, orders: Sequence[Order], reports: Iterable[Report]
+    ) -> Iterator[Report]:
+        """The reports as they arrive, with uploads lost or spoilt on the way."""
+        asked = {order.cohort: order for order in orders}
+        for report in reports:
+            order = asked[report.cohort]
+            kept, lost = [], list(report.lost)
+            for upload in report.uploads:
+                fault = self.draw(order.key, order.round, upload.client)
+                found = self._strike(algorithm, upload, fault, order) if fault else upload
+                lost.append(found) if isinstance(found, Lost) else kept.append(found)
+            yield replace(report, uploads=tuple(kept), lost=tuple(lost))
+
+    def _strike(self, algorithm: Algorithm, upload: Upload, fault: str, order: Order) -> Upload | Lost:
+        if fault in ("after", "upload"):
+            return Lost(upload.client, "lost", "after training" if fault == "after" else "during upload")
+        if fault == "stale":
+            return replace(upload, round=upload.round - 1)
+        times = {"nan": math.nan, "scaled": self.factor, "flipped": -1.0}[fault]
+        packets = {}
+        for name, packet in upload.packets.items():
+            link, like = algorithm.channels[name].uplink, order.got[name]
+            wrong = link.receive(packet, dim=like.numel(), dtype=like.dtype) * times
+            try:
+                packets[name], _ = link.send(wrong, {}, order.key.child("fault", name, order.round, upload.client))
+            except HansaError as error:  # a compressor makes no packet of what is not finite: nothing was sent
+                return Lost(upload.client, "non-finite", str(error))
+        return replace(upload, packets=packets)

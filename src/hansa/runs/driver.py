@@ -1,0 +1,299 @@
+"""The driver: round after round, with evaluation, metrics and callbacks."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from hansa.algorithm import Algorithm
+from hansa.engine import Engine, Serial, choose
+from hansa.errors import HansaError, positive, refuse, whole
+from hansa.keys import Key
+from hansa.measures.base import Measure
+from hansa.rounds import Closed, Opened, Outcome, ServerState, close_round, open_round
+from hansa.rounds.faults import faults
+from hansa.rounds.messages import Lost, Order, Report
+from hansa.runs.ledger import Ledger
+from hansa.store import ClientStore, DiskStore, RamStore
+from hansa.tasks import TaskLike
+from hansa.types import BUFFERS, MODEL, State, Vector
+
+if TYPE_CHECKING:
+    import pandas
+
+log = logging.getLogger("hansa")
+
+Record: TypeAlias = dict[str, Any]
+Callback: TypeAlias = Callable[["Run", Record], bool | None]
+"""Called after every round with the run and its newest record; a true answer stops the run there."""
+
+
+class Run:
+    """A run, living or finished: the server's state, the clients' memory, and the record of every round."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: TaskLike,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        quorum: int = 1,
+        keep_params: bool = False,
+        evaluate_every: int = 1,
+        store: ClientStore | None = None,
+        faults: faults | None = None,
+        max_norm: float = 1e12,
+        measures: Sequence[Measure] = (),
+        engine: Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine] = Serial,
+    ) -> None:
+        whole("run", "quorum", quorum)
+        positive("run", "max_norm", max_norm, "Updates with a larger norm are refused.")
+        whole("run", "evaluate_every", evaluate_every, "0 evaluates after the last round only.", least=0)
+        self.task, self.key = task, Key(seed)
+        self.dtype = task.dtype if dtype is None else dtype
+        if self.dtype not in (torch.float32, torch.float64):
+            raise refuse("run", "dtype", dtype, "torch.float32 or torch.float64")
+        self.device = torch.device(device)
+        labels = task.data.label_counts() if hasattr(task, "data") and hasattr(task.data, "label_counts") else None
+        bound = algorithm.bind(task.population.count, self.key, labels)
+        start = {name: vector.to(self.device) for name, vector in task.start(self.key, self.dtype).items()}
+        self.algorithm = bound.with_buffers() if BUFFERS in start else bound
+        self.state = ServerState.start(self.algorithm, start, task.population.count)
+        self.store: ClientStore = self._own_store() if store is None else store
+        self.ledger = Ledger()
+        self.quorum, self.evaluate_every = quorum, evaluate_every
+        self.faults, self.max_norm, self.measures = faults, max_norm, tuple(measures)
+        self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
+        self.history: list[Record] = []
+        self.lost: list[tuple[int, Lost]] = []
+        self._kept: list[Vector] | None = [] if keep_params else None
+        self._engine = engine
+
+    def _own_store(self) -> ClientStore:
+        """Rows in memory, or where a part asks for it in a folder of the run's own that goes with it."""
+        if not any(getattr(part, "rows", None) == "disk" for part in self.algorithm.parts()):
+            return RamStore()
+        folder = TemporaryDirectory(prefix="hansa-rows-")
+        store = DiskStore(folder.name)
+        weakref.finalize(self, _discard, store, folder)
+        return store
+
+    @property
+    def params(self) -> Vector:
+        """The model as one flat vector."""
+        return self.state.vectors[MODEL]
+
+    @property
+    def trajectory(self) -> torch.Tensor:
+        """The model after each round, [rounds, d]; needs ``keep_params=True``."""
+        if self._kept is None:
+            raise HansaError("the trajectory was not kept: run with keep_params=True.")
+        return torch.stack(self._kept) if self._kept else self.params.new_empty(0, self.params.numel())
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model as a module of its own."""
+        if not hasattr(self.task, "module"):
+            raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.params.")
+        module: nn.Module = self.task.module(self.state.vectors)
+        return module
+
+    def frame(self) -> pandas.DataFrame:
+        """The history as a pandas frame, one row a round."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise HansaError("run.frame() needs pandas: pip install 'hansa[report]'.") from error
+        return pandas.DataFrame(self.history)
+
+    def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
+        """Run this many more rounds."""
+        whole("run", "rounds", rounds, least=0)
+        last = self.state.round + rounds
+        with _exact_arithmetic():
+            engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
+            try:
+                while self.state.round < last:
+                    record = self._round(engine, final=self.state.round + 1 == last)
+                    answers = [callback(self, record) for callback in callbacks]
+                    if any(answers):
+                        break
+            finally:
+                engine.close()
+        self._say_who_was_lost()
+        return self
+
+    def _round(self, engine: Engine, final: bool) -> Record:
+        began = time.perf_counter()
+        opened = open_round(self.algorithm, self.state, self.task.population, self.id, self.key)
+        orders = [
+            replace(order, memory={client: self.store.read(client) for client in order.reporters})
+            for order in opened.orders
+        ]
+        reports, gone = self._reports(engine, orders)
+        closed = close_round(
+            self.algorithm,
+            opened.state,
+            orders,
+            reports,
+            self.task.population,
+            quorum=self.quorum,
+            rows=self.store,
+            gone=gone,
+            max_norm=self.max_norm,
+            measures=self.measures,
+        )
+        self.store.commit(self.state.round, closed.memory)
+        self.state = closed.state
+        if self._kept is not None:
+            self._kept.append(self.params.clone())
+        record = self._record(opened, closed)
+        if final or (self.evaluate_every and self.state.round % self.evaluate_every == 0):
+            record.update(engine.evaluate(self.state.vectors))
+        record["seconds"] = time.perf_counter() - began
+        self.history.append(record)
+        return record
+
+    def _reports(self, engine: Engine, orders: Sequence[Order]) -> tuple[Iterable[Report], Sequence[Lost]]:
+        """The reports as they arrive, and who was lost before; under a fault plan, as the plan has it."""
+        if self.faults is None:
+            return engine.run(orders), ()
+        left, gone = self.faults.strike_orders(orders)
+        return self.faults.strike_reports(self.algorithm, left, engine.run(left)), gone
+
+    def tree(self) -> State:
+        """All that a checkpoint must hold beside the clients' rows and the history."""
+        return {
+            "server": self.state.tree(),
+            "ledger": self.ledger.state(),
+            "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in self.lost],
+        }
+
+    def restore(self, tree: State, history: Sequence[Record]) -> None:
+        """Go back to the closed round that `tree` was made at; the store must stand at the same round."""
+        state = ServerState(**tree["server"])
+        if self.store.generation != state.round or len(history) != state.round:
+            raise HansaError(
+                f"the checkpoint is of round {state.round}, the clients' rows of round {self.store.generation}, the "
+                f"history of {len(history)} rounds: these three belong together."
+            )
+        self.state = state
+        self.ledger = Ledger.restore(tree["ledger"], self.ledger.links)
+        self.lost = [(int(round), Lost(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]]
+        self.history = list(history)
+
+    def _record(self, opened: Opened, closed: Closed) -> Record:
+        outcome: Outcome = closed.outcome
+        self.lost += [(self.state.round, lost) for lost in outcome.lost]
+        self.ledger.record(
+            self.state.round,
+            up=outcome.up_bytes,
+            down=opened.down_bytes,
+            peer=outcome.peer_bytes,
+            exchanges=outcome.exchanges,
+        )
+        return {
+            "round": self.state.round,
+            "train_loss": outcome.train_loss,
+            "update_norm": outcome.update_norm,
+            "diversity": outcome.diversity,
+            "participants": len(outcome.admitted),
+            "clients": list(outcome.admitted),
+            "lost": len(outcome.lost),
+            "reasons": dict(Counter(lost.reason for lost in outcome.lost)),
+            "moved": outcome.moved,
+            "up_bytes": sum(outcome.up_bytes.values()),
+            "down_bytes": sum(opened.down_bytes.values()),
+            "peer_bytes": sum(outcome.peer_bytes.values()),
+            **outcome.info,
+        }
+
+    def _say_who_was_lost(self) -> None:
+        if not self.lost:
+            return
+        reasons = Counter(lost.reason for _, lost in self.lost)
+        round, example = self.lost[-1]
+        log.warning(
+            "%d client updates were left out of %d rounds (%s); the last: client %d in round %d, %s",
+            len(self.lost),
+            len({round for round, _ in self.lost}),
+            ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())),
+            example.client,
+            round,
+            example.detail,
+        )
+
+
+def run(
+    algorithm: Algorithm,
+    task: TaskLike,
+    *,
+    rounds: int,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    workers: int | None = None,
+    quorum: int = 1,
+    keep_params: bool = False,
+    evaluate_every: int = 1,
+    callbacks: Sequence[Callback] = (),
+    store: ClientStore | None = None,
+    faults: faults | None = None,
+    max_norm: float = 1e12,
+    measures: Sequence[Measure] = (),
+) -> Run:
+    """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
+
+    Equal seeds give bit-identical results, whatever the number of ``workers``; None takes all cores when that pays.
+    ``dtype`` float64 or float32 runs through everything. Fewer than ``quorum`` surviving updates leave a round without
+    effect, an update longer than ``max_norm`` is refused. ``faults`` is a plan of clients that vanish or misbehave.
+    ``measures`` adds numbers to each round's record, such as `hansa.measures.compression`.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
+    whole("run", "rounds", rounds)
+    living = Run(
+        algorithm,
+        task,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        quorum=quorum,
+        keep_params=keep_params,
+        evaluate_every=evaluate_every,
+        store=store,
+        faults=faults,
+        max_norm=max_norm,
+        measures=measures,
+        engine=choose(workers, rounds),
+    )
+    return living.advance(rounds, callbacks)
+
+
+def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
+    store.close()
+    folder.cleanup()
+
+
+@contextmanager
+def _exact_arithmetic() -> Iterator[None]:
+    """One intra-op thread, since their number changes the last bits; torch's own generator is left as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)

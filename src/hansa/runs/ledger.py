@@ -1,0 +1,168 @@
+"""What a run costs on the wire: bytes a round and a link, the papers' formulas beside them, simulated time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hansa.compress.sparse import kept
+from hansa.errors import HansaError, fraction, near, non_negative, refuse, whole
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBytes:
+    """One round's traffic. ``seconds`` is simulated time, None without a link model."""
+
+    round: int
+    up_bytes: int
+    down_bytes: int
+    peer_bytes: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkModel:
+    """How long a round's messages take: latency in seconds, bandwidth in bytes a second.
+
+    A participant needs latency + down/down_bandwidth + up/up_bandwidth; the round waits for the slowest, or for all of
+    them in turn where the server is ``serial``. Each gossip exchange adds peer_latency, and the busiest client its
+    bytes / peer_bandwidth.
+
+    >>> links = LinkModel(up_bandwidth=1e6, down_bandwidth=4e6, latency=0.1)
+    >>> links.seconds(up={0: 1_000_000, 1: 500_000}, down={0: 0, 1: 4_000_000})
+    1.6
+    """
+
+    up_bandwidth: float = math.inf
+    down_bandwidth: float = math.inf
+    latency: float = 0.0
+    peer_bandwidth: float = math.inf
+    peer_latency: float = 0.0
+    serial: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("up_bandwidth", "down_bandwidth", "peer_bandwidth"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise refuse("LinkModel", name, value, f"{name} > 0 bytes a second", "math.inf is no limit.")
+        non_negative("LinkModel", "latency", self.latency)
+        non_negative("LinkModel", "peer_latency", self.peer_latency)
+
+    def seconds(
+        self, up: Mapping[int, int], down: Mapping[int, int], peer: Mapping[int, int] | None = None, exchanges: int = 0
+    ) -> float:
+        """Simulated time of one round from each client's bytes and the number of gossip exchanges."""
+        times = [
+            self.latency + down.get(client, 0) / self.down_bandwidth + up.get(client, 0) / self.up_bandwidth
+            for client in sorted(up.keys() | down.keys())
+        ]
+        server = math.fsum(times) if self.serial else max(times, default=0.0)
+        gossip = exchanges * self.peer_latency + max((peer or {}).values(), default=0) / self.peer_bandwidth
+        return server + gossip
+
+
+def afga(messages: int = 1) -> LinkModel:
+    """The constants of [AFGA] Table 7: 18 s a participant's exchange with the server, 1.8 s a gossip exchange.
+
+    The table's hours are those of ``afga(messages=20)``, where every exchange takes twenty messages: 5 * 18 * 20 s =
+    0.5 h a round of FedAMSGrad, and 24 * 1.8 * 20 s = 0.24 h more with gossip.
+    """
+    whole("afga", "messages", messages)
+    return LinkModel(latency=18.0 * messages, peer_latency=1.8 * messages, serial=True)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Bytes that travelled, a record a round and in total.
+
+    >>> ledger = Ledger()
+    >>> ledger.record(1, up={0: 10, 4: 12}, down={0: 40, 4: 40})
+    RoundBytes(round=1, up_bytes=22, down_bytes=80, peer_bytes=0, seconds=None)
+    >>> ledger.up_bytes, ledger.down_bytes, ledger.peer_bytes
+    (22, 80, 0)
+    """
+
+    links: LinkModel | None = None
+    rounds: list[RoundBytes] = field(default_factory=list)
+
+    def record(
+        self,
+        round: int,
+        *,
+        up: Mapping[int, int],
+        down: Mapping[int, int],
+        peer: Mapping[int, int] | None = None,
+        exchanges: int = 0,
+    ) -> RoundBytes:
+        """Add a round: bytes by client up, down and to peers, and how often neighbours exchanged."""
+        seconds = None if self.links is None else self.links.seconds(up, down, peer, exchanges)
+        sums = (sum(up.values()), sum(down.values()), sum((peer or {}).values()))
+        self.rounds.append(RoundBytes(round, *sums, seconds))
+        return self.rounds[-1]
+
+    @property
+    def up_bytes(self) -> int:
+        """Clients to server."""
+        return sum(entry.up_bytes for entry in self.rounds)
+
+    @property
+    def down_bytes(self) -> int:
+        """Server to clients."""
+        return sum(entry.down_bytes for entry in self.rounds)
+
+    @property
+    def peer_bytes(self) -> int:
+        """Client to client, counted apart: gossip links are cheap."""
+        return sum(entry.peer_bytes for entry in self.rounds)
+
+    @property
+    def seconds(self) -> float:
+        """Simulated time of all rounds."""
+        if self.links is None:
+            raise HansaError("Ledger.seconds: no link model. Ledger(links=LinkModel(...)) or afga() gives one.")
+        return math.fsum(entry.seconds or 0.0 for entry in self.rounds)
+
+    def state(self) -> dict[str, Any]:
+        """The records as a plain tree; the link model is a setting and is not in it."""
+        return {"rounds": [asdict(entry) for entry in self.rounds]}
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any], links: LinkModel | None = None) -> Ledger:
+        """The ledger that ``state`` was taken of."""
+        return cls(links, [RoundBytes(**entry) for entry in state["rounds"]])
+
+
+class formulas:
+    """The papers' own counts, to be read beside the bytes that were measured."""
+
+    @staticmethod
+    def bits(method: str, d: int, T: int, ratio: float | None = None, two_way: bool = False) -> int:
+        """Bits of T rounds of one client, both directions ([CAMS] Tables 1 and 2).
+
+        ==============  =======================  ================
+        method          one-way                  two-way
+        ==============  =======================  ================
+        uncompressed    32 d 2T                  32 d 2T
+        sign            (32 + d) T + 32 d T      (32 + d) 2T
+        top_k           32 (2k + d) T            32 2k 2T
+        ==============  =======================  ================
+
+        >>> f"{formulas.bits('sign', 11_173_962, 500):.2e}"
+        '1.84e+11'
+        """
+        whole("formulas.bits", "d", d)
+        whole("formulas.bits", "T", T, least=0)
+        known = ("uncompressed", "sign", "top_k")
+        if method not in known:
+            raise HansaError(f"formulas.bits(method={method!r}): no published formula. {near(method, known)}")
+        full = 32 * d
+        if method == "uncompressed":
+            return full * 2 * T
+        if method == "sign":
+            packet = 32 + d
+        else:
+            fraction("formulas.bits", "ratio", ratio, "top_k needs its ratio.")
+            packet = 64 * kept(float(ratio or 0), d)
+        return packet * 2 * T if two_way else (packet + full) * T

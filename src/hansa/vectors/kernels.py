@@ -1,0 +1,197 @@
+"""The server's and the compressors' passes over whole vectors, natively: each entry is read and written once.
+
+All functions take contiguous CPU tensors or NumPy arrays, check them, and run on the calling thread with the
+interpreter lock released. An output may be the input of the same name (an update in place); nothing else may overlap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from ctypes import c_int64
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa import native
+from hansa.errors import HansaError, refuse
+from hansa.native import abi
+from hansa.vectors import allocate
+
+Array: TypeAlias = Tensor | np.ndarray[Any, Any]
+
+
+class ServerStep(NamedTuple):
+    """The step and the moments after it; those that a rule does not keep are None."""
+
+    step: Tensor
+    m: Tensor
+    v: Tensor | None
+    vhat: Tensor | None
+
+
+def server_step(
+    kind: str,
+    delta: Tensor,
+    m: Tensor,
+    v: Tensor | None = None,
+    vhat: Tensor | None = None,
+    *,
+    b1: float,
+    b2: float = 0.0,
+    eps: float = 0.0,
+    eps_inside: bool = False,
+    bias_correction: bool = False,
+    t: int = 1,
+    rate: float = 1.0,
+    x: Tensor | None = None,
+    out: ServerStep | None = None,
+    isa: str = "",
+) -> ServerStep:
+    """One step of ``momentum``, ``adagrad``, ``adam``, ``yogi``, ``amsgrad`` or ``ams``, by `hansa.server`'s equations.
+
+    ``t`` counts from 1 and matters under ``bias_correction`` only. The step is ``rate`` times the rule's and is added
+    to ``x`` if that is given. Without ``out`` the inputs stay as they are; ``out=ServerStep(delta, m, v, vhat)``
+    updates everything in place. float32 or float64.
+    """
+    if kind not in abi.SERVER_KINDS:
+        raise refuse("server_step", "kind", kind, f"one of {', '.join(abi.SERVER_KINDS)}")
+    moments, maximum = kind != "momentum", kind in ("amsgrad", "ams")
+    if (v is None) == moments or (vhat is None) == maximum:
+        raise HansaError(f"server_step({kind!r}): v goes with all rules but momentum, vhat with amsgrad and ams only.")
+    if out is None:
+        fresh = [allocate.like(given) if given is not None else None for given in (v, vhat)]
+        out = ServerStep(allocate.like(delta), allocate.like(m), *fresh)
+    if (out.v is None) == moments or (out.vhat is None) == maximum:
+        raise HansaError(f"server_step({kind!r}): out must hold the same moments as the input.")
+    named = {"delta": delta, "m": m, "v": v, "vhat": vhat}
+    named |= {"out.step": out.step, "out.m": out.m, "out.v": out.v, "out.vhat": out.vhat, "x": x}
+    dtype = torch.float64 if delta.dtype == torch.float64 else torch.float32
+    pointers = [None if a is None else _pointer("server_step", k, a, dtype, delta.numel()) for k, a in named.items()]
+    corrected = bias_correction and moments
+    rule = abi.Rule(
+        abi.SERVER_KINDS.index(kind),
+        int(eps_inside),
+        b1,
+        b2,
+        eps,
+        rate,
+        1 / (1 - b1**t) if corrected else 1.0,
+        1 / (1 - b2**t) if corrected and kind != "adagrad" else 1.0,
+    )
+    table = native.load(isa)
+    (table.server64 if dtype == torch.float64 else table.server32)(rule, delta.numel(), *pointers)
+    return out
+
+
+def weighted_sum(
+    rows: Tensor | Sequence[Tensor], weights: Sequence[float], out: Tensor | None = None, isa: str = ""
+) -> Tensor:
+    """sum_i w_i row_i, folded left to right entry by entry: w_0 row_0 rounded once, then one multiply-add a row (fused
+    where the machine fuses). Rows are those of a matrix or separate vectors, float32 or float64."""
+    if not len(rows) or len(rows) != len(weights):
+        raise HansaError(f"weighted_sum: {len(rows)} rows and {len(weights)} weights, expected as many, at least one.")
+    first = rows[0]
+    out = allocate.like(first) if out is None else out
+    dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+    pointers = [_pointer("weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
+    target = _pointer("weighted_sum", "out", out, dtype, first.numel())
+    if target in pointers:
+        raise HansaError("weighted_sum: out is one of the rows; it must be apart from them.")
+    table = native.load(isa)
+    (table.mean64 if dtype == torch.float64 else table.mean32)(
+        (ctypes.c_void_p * len(pointers))(*pointers),
+        (ctypes.c_double * len(pointers))(*weights),
+        len(pointers),
+        first.numel(),
+        target,
+    )
+    return out
+
+
+def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
+    """||x||^2 in float64 and whether every entry is finite, in one pass. Entry i joins lane i mod 32 of the sum."""
+    double = x.dtype in (torch.float64, np.float64)
+    pointer = _pointer("squared_norm", "x", x, torch.float64 if double else torch.float32)
+    finite, table = c_int64(), native.load(isa)
+    total = (table.squares64 if double else table.squares32)(pointer, _size(x), ctypes.byref(finite))
+    return float(total), bool(finite.value)
+
+
+def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint8]], float]:
+    """The signs of a float32 vector as bits (1 where x >= 0, the lowest bit of a byte first) and ||x||_1, in one pass.
+
+    The sum runs in float64 in 1024 lanes, entry i in lane i mod 1024, and the lanes are then added exactly; it is NaN
+    where an entry is not finite.
+    """
+    pointer, size = _pointer("sign_pack", "x", x, torch.float32), _size(x)
+    bits, lanes = np.empty(-(-size // 8), np.uint8), np.empty(abi.SUM_LANES)
+    native.load(isa).sign_pack(pointer, size, bits.ctypes.data, lanes.ctypes.data)
+    return bits, math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
+
+
+def sign_put(bits: Array, scale: float, out: Array, isa: str = "") -> None:
+    """out = scale * sign, from the bits of ``sign_pack``."""
+    _signs("sign_put", [bits], [scale], out, True, isa)
+
+
+def sign_add(bits: Sequence[Array], scales: Sequence[float], out: Array, isa: str = "") -> None:
+    """out += scale_i * sign_i for packet after packet, in one pass over ``out``."""
+    _signs("sign_add", bits, scales, out, False, isa)
+
+
+def reaching(
+    x: Array, threshold: float, room: int | None = None, isa: str = ""
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float32]]]:
+    """The entries whose magnitude is not below the threshold (so NaN is among them): rising indices, and values.
+
+    ``room`` is a guess of how many there are; a low one costs a second pass.
+    """
+    pointer, size = _pointer("reaching", "x", x, torch.float32), _size(x)
+    room = min(size, size // 32 + 1024 if room is None else room)
+    kernel = native.load(isa).reaching
+    while True:
+        index, value = np.empty(room, np.int64), np.empty(room, np.float32)
+        found = kernel(pointer, size, threshold, room, index.ctypes.data, value.ctypes.data)
+        if found <= room:
+            return index[:found], value[:found]
+        room = found
+
+
+def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Array, fresh: bool, isa: str) -> None:
+    if len(bits) != len(scales):
+        raise HansaError(f"{where}: {len(bits)} packets and {len(scales)} scales, expected as many.")
+    target, size = _pointer(where, "out", out, torch.float32), _size(out)
+    pointers = [_pointer(where, f"packet {i}", one, torch.uint8, -(-size // 8)) for i, one in enumerate(bits)]
+    native.load(isa).sign_add(
+        (ctypes.c_void_p * len(pointers))(*pointers),
+        (ctypes.c_float * len(pointers))(*scales),
+        len(pointers),
+        size,
+        int(fresh),
+        target,
+    )
+
+
+def _size(x: Array) -> int:
+    return x.numel() if isinstance(x, Tensor) else x.size
+
+
+def _pointer(where: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
+    """The address of a contiguous vector on the CPU, of the dtype and (if given) the size expected."""
+    wanted = str(dtype).removeprefix("torch.")
+    if isinstance(x, Tensor):
+        fits, address = x.dtype == dtype and x.is_contiguous() and x.device.type == "cpu", x.data_ptr()
+    else:
+        fits, address = x.dtype == np.dtype(wanted) and x.flags.c_contiguous, x.ctypes.data
+    if not fits or (size is not None and _size(x) != size):
+        place = x.device if isinstance(x, Tensor) else "cpu"
+        entries = "" if size is None else f" of {size} entries"
+        raise HansaError(
+            f"{where}: {name} is {str(x.dtype).removeprefix('torch.')} {list(x.shape)} on {place}, "
+            f"expected contiguous {wanted}{entries} on the CPU."
+        )
+    return address

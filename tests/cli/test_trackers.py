@@ -1,0 +1,102 @@
+"""TensorBoard and MLflow, seen through fakes at the import boundary."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from typing import ClassVar
+
+import pytest
+
+import hansa
+from hansa.runs import trackers
+
+
+class Writer:
+    made: ClassVar[list[Writer]] = []
+
+    def __init__(self, folder):
+        self.folder, self.scalars = folder, []
+        Writer.made.append(self)
+
+    def add_scalar(self, name, value, step):
+        self.scalars.append((name, value, step))
+
+    def flush(self):
+        pass
+
+
+class Mlflow(types.ModuleType):
+    def __init__(self):
+        super().__init__("mlflow")
+        self.said, self.open = [], None
+
+    def active_run(self):
+        return self.open
+
+    def end_run(self):
+        self.said.append(("end", self.open))
+        self.open = None
+
+    def start_run(self, run_name):
+        self.open = run_name
+        self.said.append(("start", run_name))
+
+    def set_tracking_uri(self, uri):
+        self.said.append(("uri", uri))
+
+    def log_params(self, params):
+        self.said.append(("params", params))
+
+    def log_metrics(self, numbers, step):
+        self.said.append(("metrics", step, numbers))
+
+
+@pytest.fixture
+def tensorboard(monkeypatch):
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer
+    Writer.made.clear()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    module = Mlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    return module
+
+
+def test_tensorboard_gets_every_finite_number_of_every_round(cli, tensorboard, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q", "--track", "tensorboard").exit_code == 0
+    (writer,) = Writer.made
+    assert writer.folder == "out/tensorboard"
+    accuracy = [(step, value) for name, value, step in writer.scalars if name == "test_accuracy"]
+    expected = hansa.runs.metrics.read_history(folder / "out" / "metrics.jsonl")
+    assert accuracy == [(record["round"], record["test_accuracy"]) for record in expected]
+    assert all(math.isfinite(value) for _, value, _ in writer.scalars)
+
+
+def test_mlflow_gets_the_settings_once_and_the_numbers_every_round(cli, mlflow):
+    assert cli("run", "small.yaml", "-q", "--track", "mlflow").exit_code == 0
+    kinds = [entry[0] for entry in mlflow.said]
+    assert kinds == ["start", "params", "metrics", "metrics", "metrics"]
+    params = mlflow.said[1][1]
+    assert params["local.lr"] == "0.05"
+    assert [entry[1] for entry in mlflow.said[2:]] == [1, 2, 3]
+
+
+def test_an_open_mlflow_run_is_ended_before_the_next_begins(mlflow):
+    trackers.mlflow("first")
+    trackers.mlflow("second", uri="file:runs")
+    assert mlflow.said == [("start", "first"), ("uri", "file:runs"), ("end", "first"), ("start", "second")]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_what_is_not_installed_is_said_before_anything_is_begun(cli, folder, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else "mlflow", None)
+    result = cli("run", "small.yaml", "-o", "out", "--track", name)
+    assert result.exit_code == 2
+    assert "pip install 'hansa[track]'" in result.stderr
+    assert not (folder / "out").exists()

@@ -1,0 +1,127 @@
+"""The passes over whole vectors against sorting and exact sums."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hansa.compress import chunked
+from hansa.errors import HansaError
+
+
+def by_sorting(x: np.ndarray, k: int) -> list[int]:
+    """The k largest magnitudes by a stable sort, so that ties go to the lower index; zeros left out."""
+    order = np.argsort(-np.abs(x), kind="stable")[:k]
+    return sorted(int(i) for i in order if x[i] != 0)
+
+
+coarse = hnp.arrays(np.float32, st.integers(1, 200), elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.0, 1e-44]))
+fine = hnp.arrays(np.float64, st.integers(1, 200), elements=st.floats(-1e300, 1e300))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.one_of(coarse, fine), st.data())
+def test_the_largest_are_those_a_stable_sort_puts_first(x, data):
+    k = data.draw(st.integers(1, x.size))
+    assert chunked.largest(x, k, "test").tolist() == by_sorting(x, k)
+
+
+def hostile(name: str, d: int) -> np.ndarray:
+    draw = np.random.default_rng(7)
+    x = draw.standard_normal(d).astype(np.float32)
+    if name == "constant":
+        x[:] = -0.25
+    elif name == "zero":
+        x[:] = 0
+    elif name == "nearly zero":
+        x[draw.random(d) < 0.999] = 0
+    elif name == "one layer holds all":
+        x[: d // 50] *= 1e6
+    elif name == "heavy tails":
+        x = draw.standard_cauchy(d).astype(np.float32)
+    elif name == "small where sampled":
+        x[:: d // chunked.SAMPLE | 1] *= 1e-9
+    elif name == "large where sampled":
+        x[:] = np.sign(x)
+        x[:: d // chunked.SAMPLE | 1] *= 1e9
+    elif name == "two values":
+        x = np.where(draw.random(d) < 0.01, np.float32(2), np.float32(-1))
+    return x
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "normal",
+        "constant",
+        "zero",
+        "nearly zero",
+        "one layer holds all",
+        "heavy tails",
+        "small where sampled",
+        "large where sampled",
+        "two values",
+    ],
+)
+@pytest.mark.parametrize("ratio", [1 / 64, 1 / 2000, 0.5])
+def test_threshold_selection_is_exact_on_vectors_longer_than_the_sample(monkeypatch, name, ratio):
+    monkeypatch.setattr(chunked, "SAMPLE", 1 << 10)
+    x = hostile(name, 70_001)
+    k = int(ratio * x.size)
+    assert chunked.largest(x, k, "test").tolist() == by_sorting(x, k)
+
+
+def test_too_few_survivors_fall_back_to_the_exact_threshold(monkeypatch):
+    monkeypatch.setattr(chunked, "SAMPLE", 1 << 10)
+    x = hostile("large where sampled", 70_001)
+    calls = []
+    exact = chunked._kth
+    monkeypatch.setattr(chunked, "_kth", lambda *args: calls.append(args) or exact(*args))
+    assert chunked.largest(x, 7_000, "test").tolist() == by_sorting(x, 7_000)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("d", [10, 70_001])
+def test_a_single_bad_entry_is_found_wherever_it_is(monkeypatch, bad, d):
+    monkeypatch.setattr(chunked, "SAMPLE", 1 << 10)
+    for place in (0, d // 3, d - 1):
+        x = hostile("normal", d)
+        x[place] = bad
+        with pytest.raises(HansaError, match=f"1 of {d} entries are NaN or infinite, the first at {place}"):
+            chunked.largest(x, 2, "test")
+        assert math.isnan(chunked.absolute_sum(x))
+
+
+@settings(deadline=None, max_examples=50)
+@given(hnp.arrays(np.float32, st.integers(1, 5000), elements=st.floats(-1e6, 1e6, width=32)))
+def test_the_absolute_sum_is_the_exact_one_to_a_few_units_of_float64(x):
+    exact = math.fsum(abs(float(v)) for v in x)
+    assert math.isclose(chunked.absolute_sum(x), exact, rel_tol=1e-14)
+
+
+def test_the_mean_of_equal_magnitudes_is_that_magnitude():
+    x = np.where(np.arange(200_003) % 3, np.float32(0.1), np.float32(-0.1))
+    assert np.float32(chunked.absolute_sum(x) / x.size) == np.float32(0.1)
+
+
+@pytest.mark.parametrize("d", [1, 7, 8, 9, 1023, 65_536, 65_545, 200_003])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_signs_written_and_added_are_the_entries_signs(d, dtype):
+    x = np.random.default_rng(d).standard_normal(d).astype(dtype)
+    x[::5] = 0
+    bits = chunked.pack_signs(x)
+    assert bits.size == -(-d // 8)
+    signs = np.where(x < 0, -1, 1).astype(dtype)
+    out = np.empty(d, dtype)
+    chunked.put_signs(bits, dtype(0.3), out)
+    assert np.array_equal(out, dtype(0.3) * signs)
+    base = np.random.default_rng(1).standard_normal(d).astype(dtype)
+    summed = base.copy()
+    chunked.add_signs(bits, dtype(0.3), summed)
+    assert np.array_equal(summed, base + dtype(0.3) * signs)

@@ -1,0 +1,279 @@
+"""The door: what is refused, for which reason, and that a refused client is an absent one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hansa
+from hansa import presets
+from hansa.compress import Packet, direct, error_feedback, sign
+from hansa.engine import Serial
+from hansa.keys import Key
+from hansa.rounds import close_round
+from hansa.rounds.admission import Expected, Refused, admit, repeated, sender
+from hansa.rounds.messages import Report, Upload
+from hansa.runs.driver import Run
+from hansa.sample import replay
+from torture import malformed
+from torture.malformed import CLIENTS, SCENES, digest, scene, task
+
+BASE = bytes(16)
+X = torch.tensor([3.0, -4.0])
+EXPECTED = Expected(
+    run="r",
+    round=5,
+    base=BASE,
+    reporters={0: 0, 1: 1, 2: 2},
+    links={"model": direct(), "control": error_feedback(sign())},
+    vectors={"model": torch.zeros(2), "control": torch.zeros(2)},
+    max_norm=100.0,
+)
+
+
+def upload(client=1, **changes):
+    packets = {"model": Packet.of(X), "control": sign().encode(X, Key(0))}
+    return replace(Upload("r", 5, BASE, client, packets, 0.25), **changes)
+
+
+def reason(sent, cohort=1, twice=()):
+    with pytest.raises(Refused) as caught:
+        admit(sent, EXPECTED, cohort, twice)
+    return caught.value.reason
+
+
+def test_an_honest_upload_is_admitted_with_its_norms_and_its_bytes():
+    vectors, norms, nbytes = admit(upload(), EXPECTED, 1)
+    assert torch.equal(vectors["model"](), X)
+    assert vectors["control"]().tolist() == [3.5, -3.5]  # sign: the mean magnitude, (3 + 4)/2
+    assert norms["model"] == 5.0
+    assert nbytes == {"model": 24 + 8, "control": 24 + 4 + 1}  # header; two floats; a scale and two bits
+    assert admit(upload(loss=None), EXPECTED, 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_malformed_uploads_of_all_kinds_leave_the_round_of_an_absent_client(seed):
+    reasons = malformed.run(500, seed)
+    assert sum(reasons.values()) == 500
+    assert set(reasons) == set(REASONS)
+
+
+REASONS = (
+    "sender", "run", "round", "base", "duplicate", "channels", "loss", "payload", "shape", "non-finite", "norm",
+    "malformed",
+)  # fmt: skip
+WRONG = {
+    "sender": {"client": 7},
+    "run": {"run": "another"},
+    "round": {"round": 4},
+    "base": {"base": b"\1" * 16},
+    "channels": {"packets": {"model": Packet.of(X)}},
+    "loss": {"loss": math.nan},
+    "payload": {"packets": {"model": Packet.of(torch.zeros(3)), "control": sign().encode(X, Key(0))}},
+}
+
+
+def test_the_checks_come_in_the_order_that_is_documented():
+    """With everything wrong the first reason is given; put right one after the other, the next."""
+    everything = upload(**{name: value for wrong in reversed(WRONG.values()) for name, value in wrong.items()})
+    given = []
+    for name, wrong in WRONG.items():
+        # the two that are about packets: first a channel is missing, then its content is wrong
+        sent = replace(everything, packets=WRONG["payload"]["packets"]) if name == "payload" else everything
+        given.append(reason(sent))
+        right = upload()
+        everything = replace(everything, **{field: getattr(right, field) for field in wrong})
+        if name == "base":
+            assert reason(everything, twice={1}) == "duplicate"
+    assert given == list(WRONG)
+    assert [name for name in REASONS if name in WRONG] == list(WRONG)
+    for name in REASONS:
+        assert f"``{name}``" in hansa.rounds.admission.__doc__
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [1e30, -1e30, 1e300, math.inf, -math.inf, math.nan])
+def test_huge_and_non_finite_numbers_are_refused_in_either_precision(dtype, value):
+    expected = replace(EXPECTED, links={"model": direct()}, vectors={"model": torch.zeros(2, dtype=dtype)})
+    vector = torch.tensor([0.0, value], dtype=dtype)
+    with pytest.raises(Refused) as caught:
+        admit(upload(packets={"model": Packet.of(vector)}), expected, 1)
+    assert caught.value.reason == ("norm" if bool(vector.isfinite().all()) else "non-finite")
+
+
+def test_a_vector_as_long_as_is_admitted_passes_and_a_longer_one_does_not():
+    control = upload().packets["control"]
+    for length, wanted in ((100.0, None), (100.001, "norm")):
+        sent = upload(packets={"model": Packet.of(X * (length / 5)), "control": control})
+        if wanted is None:
+            assert admit(sent, EXPECTED, 1).norms["model"] == pytest.approx(100.0)
+        else:
+            assert reason(sent) == wanted
+
+
+def test_nothing_that_a_packet_says_of_itself_is_believed():
+    lying = Packet("sign", 10**9, torch.float64, 1, X)
+    _, _, nbytes = admit(upload(packets={**upload().packets, "model": lying}), EXPECTED, 1)
+    assert nbytes["model"] == 24 + 8
+    dense = Packet("sign", 2, torch.float32, 29, X)  # a whole vector for the price of its signs
+    assert reason(upload(packets={**upload().packets, "control": dense})) == "payload"
+
+
+def test_a_decoder_that_stumbles_refuses_the_upload_and_nothing_else():
+    class broken:
+        def receive(self, packet, *, dim, dtype):
+            return 1 / 0
+
+    with pytest.raises(Refused, match="malformed: ZeroDivisionError"):
+        admit(upload(), replace(EXPECTED, links={"model": broken(), "control": broken()}), 1)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+) | st.sampled_from([10**5000, -(10**5000), torch.zeros(2), X, np.zeros(2), Packet.of(X), upload(), object(), Upload])
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_nothing_in_any_field_raises_anything_but_a_refusal(data):
+    names = [field.name for field in fields(Upload)]
+    chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+    sent = replace(upload(), **{name: data.draw(anything, label=name) for name in chosen})
+    if data.draw(st.booleans()):
+        sent = replace(sent, packets={"model": data.draw(anything), "control": data.draw(anything)})
+    assert isinstance(sender(sent), int)
+    try:
+        found = admit(sent, EXPECTED, 1)
+    except Refused as refusal:
+        told = (refusal.reason in REASONS, len(refusal.detail) < 500)
+    else:
+        told = tuple(bool(decode().isfinite().all()) for decode in found.vectors.values())
+    assert told == (True, True)
+
+
+@pytest.mark.parametrize("sent", [None, {}, b"", upload, Upload, [upload()], Report(1, (upload(),))])
+def test_what_is_no_upload_is_refused_in_the_name_of_nobody(sent):
+    assert reason(sent) == "malformed"
+    assert sender(sent) == hansa.rounds.admission.NOBODY
+
+
+def test_a_late_upload_of_the_round_before_does_not_count_against_its_sender():
+    late, now = upload(round=4), upload()
+    reports = [Report(0, (upload(0),)), Report(1, (late, now)), Report(2, (upload(2), upload(2)))]
+    assert repeated(reports, EXPECTED) == {2}
+    assert reason(late) == "round"
+    assert admit(now, EXPECTED, 1, {2})
+
+
+def test_a_client_cannot_speak_for_another_nor_silence_it():
+    forged = upload(client=2)  # from the cohort of client 1
+    assert reason(forged, cohort=1) == "sender"
+    assert repeated([Report(1, (upload(), forged)), Report(2, (upload(2),))], EXPECTED) == frozenset()
+
+
+def test_of_three_equal_uploads_none_is_taken_wherever_they_come():
+    found = scene("fedavg")
+    report, sent = found.uploads[0]
+    once_more = Report(report.cohort, (sent,))
+    closed = found.close([*found.reports, once_more, once_more])
+    assert sent.client not in closed.outcome.admitted
+    assert [lost.reason for lost in closed.outcome.lost] == ["duplicate"] * 3
+    assert digest(closed.state.tree()) == digest(found.without(sent.client).state.tree())
+
+
+def test_weights_come_from_the_servers_table_and_nothing_in_an_upload_touches_them():
+    """x moves by sum n_i D_i / sum n_i with the table's n_i, whatever losses are claimed; a weight has no place."""
+    assert {field.name for field in fields(Upload)} == {"run", "round", "base", "client", "packets", "loss"}
+    found = scene("fedavg")
+    samples = found.run.task.population.samples
+    sent = [upload for _, upload in found.uploads]
+    counts = torch.tensor([float(samples[upload.client]) for upload in sent])
+    changes = torch.stack([upload.packets["model"].content for upload in sent])
+    expected = found.state.vectors["model"] + (counts[:, None] * changes).sum(0) / counts.sum()
+    torch.testing.assert_close(found.close(list(found.reports)).state.vectors["model"], expected)
+    for loss in (None, -1e9, 1e9, 0.0):
+        claimed = [
+            replace(report, uploads=tuple(replace(upload, loss=loss) for upload in report.uploads))
+            for report in found.reports
+        ]
+        closed = found.close(claimed)
+        assert digest(closed.state.tree()) == digest(found.close(list(found.reports)).state.tree())
+    for name in ("weight", "weights", "samples"):
+        for weight in (-1.0, math.nan, 1e30):
+            claim = {**upload().packets, name: Packet.of(torch.tensor([weight]))}
+            assert reason(upload(packets=claim)) == "channels"
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "fedams", "scaffold", "feddyn", "fednova", "fedcams", "fedaware"])
+def test_a_run_with_a_malformed_client_is_bit_for_bit_the_run_without_it(preset):
+    """Against a sampler that never chose the client: the door is nowhere in that run."""
+    bad = 3
+    rounds = [[0, 2, 3], [1, 3, 5], [3, 4], [0, 1, 2, 3], [2, 3, 5]]
+
+    kinds = [
+        malformed.wrong_run, malformed.wrong_round, malformed.wrong_base, malformed.wrong_loss,
+        malformed.wrong_channels, malformed.no_packet, malformed.wrong_numbers, malformed.wrong_dtype,
+        malformed.wrong_shape, malformed.wrong_bytes, malformed.duplicated,
+    ]  # fmt: skip
+
+    class Malforming(Serial):
+        def run(self, orders):
+            for report in super().run(orders):
+                (sent,) = report.uploads
+                if sent.client == bad:
+                    draw = Key(9).child(sent.round).numpy()
+                    wrong = kinds[int(draw.integers(len(kinds)))](None, sent, draw)
+                    report = replace(report, uploads=(*wrong.uploads, *wrong.later))
+                yield report
+
+    words = {"steps": 2, "local_lr": 0.05}
+    plan = getattr(presets, preset)(**words, sampler=replay(rounds))
+    without = getattr(presets, preset)(**words, sampler=replay([[c for c in who if c != bad] for who in rounds]))
+    run = Run(plan, task("quadratic"), engine=Malforming, evaluate_every=0).advance(10)
+    expected = Run(without, task("quadratic"), evaluate_every=0).advance(10)
+    assert [record["clients"] for record in run.history] == [record["clients"] for record in expected.history]
+    assert len(run.lost) >= 10
+    assert torch.equal(run.params, expected.params)
+    assert digest(run.state.tree()) == digest(expected.state.tree())
+    assert run.store.digest() == expected.store.digest()
+
+
+@pytest.mark.parametrize("name", ["fedams", "scaffold", "fedaware", "cafga", "dsgd"])
+def test_when_everyone_is_refused_nothing_moves(name):
+    found = scene(name)
+    reports = [
+        replace(report, uploads=tuple(replace(upload, loss=math.inf) for upload in report.uploads))
+        for report in found.reports
+    ]
+    closed = found.close(reports)
+    assert closed.memory == {}
+    assert not closed.outcome.moved
+    assert {lost.reason for lost in closed.outcome.lost} == {"loss"}
+    assert digest({**closed.state.tree(), "round": 0}) == digest({**found.state.tree(), "round": 0})
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3, 4])
+def test_below_the_quorum_nothing_moves_and_at_it_all_does(quorum):
+    found = scene("fedams")
+    assert len(found.uploads) == 3
+    closed = close_round(
+        found.run.algorithm, found.state, found.orders, found.reports, found.run.task.population, quorum=quorum
+    )
+    same = digest({**closed.state.tree(), "round": 0}) == digest({**found.state.tree(), "round": 0})
+    assert closed.outcome.moved == (quorum <= 3)
+    assert same == (quorum > 3)
+    assert [lost.reason for lost in closed.outcome.lost] == ([] if quorum <= 3 else ["quorum"] * 3)
+
+
+def test_the_scenes_cover_several_uploads_a_cohort_and_both_precisions():
+    assert {dtype for _, dtype in SCENES.values()} == {torch.float32, torch.float64}
+    assert max(len(report.uploads) for report in scene("cafga").reports) == 2
+    assert sum(len(report.uploads) for report in scene("dsgd").reports) == CLIENTS

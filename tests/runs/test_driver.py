@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import hansa
+from contracts.small import NAMES, small
+from hansa import presets
+from hansa.citations import bibliography, citations
+
+
+def lab(clients=5):
+    draw = torch.Generator().manual_seed(0)
+    A = torch.randn(clients, 4, 3, dtype=torch.float64, generator=draw)
+    return hansa.tasks.quadratic(A, torch.randn(clients, 4, dtype=torch.float64, generator=draw))
+
+
+def test_the_readers_example_works_as_written():
+    task = lab(10)
+    algo = hansa.presets.fedams(local_lr=0.05, steps=4, server_lr=0.1, eps=1e-3, participation=0.1)
+    run = hansa.run(algo, task, rounds=50, seed=0, dtype=torch.float64, keep_params=True)
+    assert run.trajectory.shape == (50, 3)
+    assert torch.equal(run.trajectory[-1], run.params)
+    assert len(run.history) == 50
+    assert list(run.frame()["round"]) == list(range(1, 51))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_seeds_are_bit_identical_and_others_are_not(name):
+    runs = [hansa.run(small(name), lab(), rounds=6, seed=s).params for s in (1, 1, 2)]
+    assert torch.equal(runs[0], runs[1])
+    if name not in ("dsgd", "gossip_pga", "dadam", "d_amsgrad", "ha_fed"):  # here these draw nothing at all
+        assert not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advancing_in_two_parts_is_one_run(name):
+    algorithm = small(name)
+    whole = hansa.run(algorithm, lab(), rounds=7)
+    parts = hansa.Run(algorithm, lab()).advance(3).advance(4)
+    assert torch.equal(whole.params, parts.params)
+    for client in range(5):
+        mine, theirs = whole.store.read(client), parts.store.read(client)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[row], theirs[row]) for row in mine)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_and_float64_stay_what_they_are_and_agree(name):
+    algorithm = small(name, local_lr=0.02)
+    runs = {dtype: hansa.run(algorithm, lab(), rounds=5, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+    for dtype, run in runs.items():
+        assert all(vector.dtype == dtype for vector in run.state.vectors.values())
+    assert torch.allclose(runs[torch.float32].params.double(), runs[torch.float64].params, atol=2e-3)
+
+
+def test_history_counts_bytes_participants_and_is_json():
+    run = hansa.run(presets.scaffold(steps=1, participation=0.4), lab(), rounds=2)
+    record = json.loads(json.dumps(run.history[0]))
+    assert record["participants"] == 2
+    assert len(record["clients"]) == 2
+    # two clients, two channels of three float64 each way, and a small header each
+    payload = 2 * 2 * 3 * 8
+    assert payload <= record["up_bytes"] <= payload + 2 * 2 * 64
+    assert payload <= record["down_bytes"] <= payload + 2 * 2 * 64
+    assert run.ledger.up_bytes == sum(r["up_bytes"] for r in run.history)
+
+
+def test_diversity_is_the_papers_formula():
+    run = hansa.run(presets.fedavg(steps=3, participation=1.0), lab(), rounds=1, keep_params=True)
+    changes = []
+    for client in range(5):
+        alone = hansa.run(presets.fedavg(steps=3, sampler=hansa.sample.replay([[client]])), lab(), rounds=1)
+        changes.append(alone.params)
+    g = torch.stack(changes)
+    expected = math.sqrt(float(g.square().sum(1).mean() / g.mean(0).square().sum()))
+    assert run.history[0]["diversity"] == pytest.approx(expected, rel=1e-9)
+    assert run.history[0]["update_norm"] == pytest.approx(float(g.norm(dim=1).mean()), rel=1e-9)
+
+
+def test_a_callback_sees_every_round_and_may_stop_the_run():
+    seen = []
+
+    def watch(run, record):
+        seen.append(record["round"])
+        return record["round"] == 3
+
+    run = hansa.run(presets.fedavg(steps=1), lab(), rounds=10, callbacks=[watch])
+    assert seen == [1, 2, 3]
+    assert len(run.history) == 3
+
+
+def test_evaluation_is_as_often_as_asked_and_always_at_the_end():
+    run = hansa.run(presets.fedavg(steps=1), lab(), rounds=7, evaluate_every=3)
+    assert ["loss" in record for record in run.history] == [False, False, True, False, False, True, True]
+
+
+def test_cite_names_exactly_the_parts_in_use(capsys):
+    assert citations(presets.fedavg()) == ["mcmahan2017"]
+    assert set(citations(presets.scaffold())) == {"karimireddy2020", "mcmahan2017"}
+    assert set(citations(presets.fedams())) == {"wang2022", "mcmahan2017"}
+    assert citations(presets.fednova()) == ["wang2020"]
+    assert set(citations(presets.feddyn())) == {"acar2021", "mcmahan2017"}
+    text = hansa.cite(presets.fedprox(steps=hansa.local.hybrid_plus()))
+    assert capsys.readouterr().out.strip() == text
+    assert text.count("@") == 3
+    assert all(key in text for key in ("li2020", "zeng2024", "mcmahan2017"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_citation_is_in_the_bibliography(name):
+    assert set(citations(presets.named(name))) <= set(bibliography())
+
+
+def test_a_preset_prints_as_the_calls_that_made_it():
+    text = repr(presets.fedams(eps=1e-2))
+    assert "ams(b1=0.9, b2=0.99, eps=0.01" in text
+    assert eval(
+        "ams(b1=0.9, b2=0.99, eps=0.01, bias_correction=False, v0=0.0)", vars(hansa.server)
+    ) == hansa.server.ams(eps=1e-2)
+
+
+def test_fedaware_explores_everybody_once_and_only_then_looks_for_the_shortest_combination():
+    algorithm = presets.fedaware(explore=True, participation=0.2, steps=2)
+    assert algorithm.sampler == hansa.sample.explore(0.2, then="uniform")
+    run = hansa.run(algorithm, lab(10), rounds=8, seed=3)
+    assert sorted(client for record in run.history[:5] for client in record["clients"]) == list(range(10))
+    assert ["density" in record for record in run.history] == [False] * 4 + [True] * 4
+    given = presets.fedaware(explore=True, sampler=hansa.sample.uniform(0.5), steps=2)
+    assert given.sampler == hansa.sample.uniform(0.5)

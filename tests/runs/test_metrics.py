@@ -1,0 +1,99 @@
+"""Summaries of a history, and its way to disk and back."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+import hansa
+from hansa.runs import metrics
+
+CURVE = [0.10, 0.52, 0.48, 0.71, 0.69, 0.70, 0.74, 0.73]
+COSTS = {"up_bytes": 10, "down_bytes": 30, "peer_bytes": 5, "seconds": 2.0}
+HISTORY = [{"round": r, "test_accuracy": a, "test_loss": 1 - a, **COSTS} for r, a in enumerate(CURVE, start=1)]
+
+
+def test_rounds_to_target_is_the_first_round_that_reaches_it_even_if_later_ones_fall_back():
+    assert metrics.rounds_to(HISTORY, 0.5) == 2
+    assert metrics.rounds_to(HISTORY, 0.71) == 4
+    assert metrics.rounds_to(HISTORY, 0.75) is None
+
+
+def test_a_loss_reaches_its_target_from_above():
+    assert metrics.rounds_to(HISTORY, 0.5, "test_loss") == 2
+    assert metrics.best(HISTORY, "test_loss") == pytest.approx(0.26)
+
+
+def test_the_average_of_the_last_five_is_their_plain_mean():
+    assert metrics.last(HISTORY) == pytest.approx((0.71 + 0.69 + 0.70 + 0.74 + 0.73) / 5)
+    assert metrics.last(HISTORY[:2]) == pytest.approx(0.31)
+
+
+def test_rounds_without_a_measurement_are_skipped_not_counted_as_zero():
+    sparse = [record if record["round"] % 2 else {"round": record["round"]} for record in HISTORY]
+    assert metrics.last(sparse, count=2) == pytest.approx((0.69 + 0.74) / 2)
+    assert metrics.best(sparse) == 0.74
+    assert metrics.rounds_to(sparse, 0.5) == 5
+
+
+def test_a_diverged_run_has_its_finite_measurements_only():
+    broken = [*HISTORY, {"round": 9, "test_accuracy": math.nan, "test_loss": math.inf}]
+    assert metrics.best(broken) == 0.74
+    assert metrics.summarize(broken)["test_loss"] == pytest.approx(0.27)
+
+
+def test_an_unknown_metric_is_refused_with_its_near_match():
+    with pytest.raises(hansa.HansaError, match=r"test_acuracy.*Did you mean test_accuracy"):
+        metrics.best(HISTORY, "test_acuracy")
+
+
+def test_totals_are_in_bits_and_add_up_over_rounds():
+    last = metrics.with_totals(HISTORY)[-1]
+    assert (last["up_bits"], last["down_bits"], last["peer_bits"]) == (8 * 80, 8 * 240, 8 * 40)
+    assert last["bits"] == 8 * 360
+    assert last["wall_seconds"] == 16.0
+    assert "simulated_total_seconds" not in last
+
+
+def test_a_summary_counts_lost_clients_and_rounds_without_effect():
+    told = [{**HISTORY[0], "lost": 2, "moved": True}, {**HISTORY[1], "lost": 3, "moved": False}]
+    found = metrics.summarize(told, target=0.5)
+    assert (found["lost"], found["unmoved_rounds"], found["rounds_to_target"]) == (5, 1, 2)
+
+
+def test_lines_are_strict_json_even_with_nan_and_infinity():
+    record = {"round": 1, "loss": math.nan, "diversity": math.inf, "low": -math.inf, "clients": [1, 2]}
+    line = metrics.to_line(record)
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    back = metrics.from_line(line)
+    assert math.isnan(back.pop("loss"))
+    assert back == {"round": 1, "diversity": math.inf, "low": -math.inf, "clients": [1, 2]}
+
+
+def test_a_run_loads_as_a_frame_with_one_call(tmp_path):
+    lines = "".join(metrics.to_line(record) + "\n" for record in HISTORY)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    frame = metrics.load_run(tmp_path)
+    assert frame["test_accuracy"].tolist() == CURVE
+    assert frame["up_bits"].tolist() == [80 * r for r in range(1, 9)]
+    assert metrics.rounds_to(frame, 0.71) == 4
+
+
+def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(metrics.to_line(HISTORY[0]) + "\n" + metrics.to_line(HISTORY[1])[:20])
+    assert [record["round"] for record in metrics.read_history(path)] == [1]
+
+
+def test_damage_in_the_middle_names_the_file_and_the_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(metrics.to_line(HISTORY[0]) + "\nnonsense\n" + metrics.to_line(HISTORY[1]) + "\n")
+    with pytest.raises(hansa.HansaError, match=r"metrics.jsonl:2: not a record"):
+        metrics.read_history(path)
+
+
+def test_a_folder_without_metrics_says_so(tmp_path):
+    with pytest.raises(hansa.HansaError, match=r"metrics.jsonl: no such file"):
+        metrics.load_run(tmp_path)

@@ -1,0 +1,265 @@
+"""Server and wire kernels against their equations in NumPy float64, and against Hansa's eager forms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hansa import native, server
+from hansa.compress import chunked as eager_wire
+from hansa.errors import HansaError
+from hansa.types import Population, RoundContext
+from hansa.vectors import kernels
+from hansa.vectors.kernels import ServerStep
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+SETS = native.instruction_sets() or ("none",)
+KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
+SIZES = (1, 15, 16, 31, 1000, 5003)
+Array = np.ndarray[Any, Any]
+
+
+def draw(size: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(size)
+
+
+def by_the_book(
+    kind: str, delta: Array, m: Array, v: Array, h: Array, t: int, *, b1: float, b2: float, eps: float, **flags: bool
+) -> tuple[Array, Array, Array, Array]:
+    """The table of server optimizers, line by line."""
+    if kind == "momentum":
+        m = b1 * m + delta
+        return m, m, v, h
+    m = b1 * m + (1 - b1) * delta
+    if kind == "adagrad":
+        v = v + delta**2
+    elif kind == "yogi":
+        v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
+    else:
+        v = b2 * v + (1 - b2) * delta**2
+    under = v
+    if kind == "amsgrad":
+        under = h = np.maximum(h, v)
+    if kind == "ams":
+        under = h = np.maximum(np.maximum(h, v), eps)
+    top = m
+    if flags["bias_correction"]:
+        top = m / (1 - b1**t)
+        under = under if kind == "adagrad" else under / (1 - b2**t)
+    if kind == "ams":
+        return top / np.sqrt(under), m, v, h
+    root = np.sqrt(under + eps) if flags["eps_inside"] else np.sqrt(under) + eps
+    return top / root, m, v, h
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias_correction", [False, True])
+@pytest.mark.parametrize("eps_inside", [False, True])
+def test_server_steps_follow_their_equations_for_five_rounds(
+    kind: str, bias_correction: bool, eps_inside: bool, dtype: torch.dtype, isa: str
+) -> None:
+    size, options = 2500, {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
+    flags = {"bias_correction": bias_correction, "eps_inside": eps_inside}
+    has_v, has_h = kind != "momentum", kind in ("amsgrad", "ams")
+    m, v, h, x = np.zeros(size), np.full(size, 1e-4), np.zeros(size), draw(size, 9)
+    zeros = torch.zeros(size, dtype=dtype)
+    state: ServerStep = ServerStep(zeros, zeros, zeros + 1e-4 if has_v else None, zeros.clone() if has_h else None)
+    model = torch.tensor(x, dtype=dtype)
+    for t in range(1, 6):
+        delta = torch.tensor(draw(size, t) * 10.0 ** (t - 3), dtype=dtype)
+        wanted, m, v, h = by_the_book(kind, delta.double().numpy(), m, v, h, t, **options, **flags)
+        x = x + 0.5 * wanted
+        before = [None if s is None else s.clone() for s in state]
+        after = kernels.server_step(
+            kind, delta, state.m, state.v, state.vhat, t=t, rate=0.5, x=model, isa=isa, **options, **flags
+        )
+        assert all(a is None or torch.equal(a, b) for a, b in zip(state, before, strict=True)), "inputs changed"
+        state = after
+        tight = 1e-6 if dtype == torch.float32 else 1e-14
+        pairs = [(state.step, 0.5 * wanted), (state.m, m), (state.v, v), (state.vhat, h), (model, x)]
+        for found, true in pairs:
+            if found is not None:
+                assert np.abs(found.double().numpy() - true).max() < 2 * tight * np.abs(true).max()
+                assert np.linalg.norm(found.double().numpy() - true) < tight * np.linalg.norm(true)
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_steps_are_the_eager_parts_within_a_millionth(
+    kind: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = getattr(server, kind)() if kind == "momentum" else getattr(server, kind)(bias_correction=True)
+    options: dict[str, Any] = (
+        {"b1": part.beta} if kind == "momentum" else {"b1": part.b1, "b2": part.b2, "eps": part.eps}
+    )
+    ctx = RoundContext(0, Population((1,)), (0,))
+    state = part.init(torch.zeros(3000))
+    m, v, vhat = (state[k].clone() if k in state else None for k in ("m", "v", "vhat"))
+    for t in range(1, 4):
+        delta = torch.tensor(draw(3000, t), dtype=torch.float32)
+        with monkeypatch.context() as hidden:
+            hidden.setenv("HANSA_NATIVE", "off")
+            step, state = part.update(delta, state, ctx)
+        found = kernels.server_step(
+            kind, delta, m, v, vhat, t=t, bias_correction=kind != "momentum", isa=isa, **options
+        )
+        _, m, v, vhat = found
+        pairs = [(found.step, step)] + [(getattr(found, k), state[k]) for k in ("m", "v", "vhat") if k in state]
+        for ours, theirs in pairs:
+            assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_a_step_in_place_is_the_step_apart(isa: str) -> None:
+    delta, m, v, h = (torch.tensor(draw(4099, k), dtype=torch.float32).abs() for k in range(4))
+    options: dict[str, Any] = {"b1": 0.9, "b2": 0.99, "eps": 1e-3, "isa": isa}
+    apart = kernels.server_step("amsgrad", delta, m, v, h, **options)
+    same = kernels.server_step("amsgrad", delta, m, v, h, out=ServerStep(delta, m, v, h), **options)
+    assert same.step is delta
+    assert all(torch.equal(a, b) for a, b in zip(apart, same, strict=True) if a is not None and b is not None)
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("kind", ["adagrad", "adam", "yogi", "amsgrad", "ams"])
+def test_without_eps_what_never_moved_does_not_move_and_nan_shows(kind: str, isa: str) -> None:
+    delta = torch.tensor([0.0, 1.0, math.nan] * 7)
+    zeros = torch.zeros_like(delta)
+    vhat = zeros if kind in ("amsgrad", "ams") else None
+    found = kernels.server_step(kind, delta, zeros, zeros, vhat, b1=0.9, b2=0.99, eps=0.0, isa=isa)
+    assert torch.equal(found.step[::3], zeros[::3])
+    assert found.step[1::3].isfinite().all()
+    assert found.step[2::3].isnan().all()
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", SIZES)
+def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: str) -> None:
+    rows = torch.tensor(draw(7 * size).reshape(7, size), dtype=dtype)
+    weights = [0.1, 0.25, 0.05, 0.2, 0.15, 0.125, 0.125]
+    total = rows[0] * weights[0]
+    for row, weight in zip(rows[1:], weights[1:], strict=True):
+        total.add_(row, alpha=weight)
+    tight = 4 * torch.finfo(dtype).eps
+    for given_rows in (rows, list(rows.clone())):
+        torch.testing.assert_close(kernels.weighted_sum(given_rows, weights, isa=isa), total, rtol=tight, atol=tight)
+    true = (rows.double() * torch.tensor(weights, dtype=torch.float64)[:, None]).sum(0)
+    torch.testing.assert_close(kernels.weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight)
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", SIZES)
+def test_squared_norms_and_the_finite_check(size: int, dtype: Any, isa: str) -> None:
+    x = draw(size).astype(dtype)
+    total, finite = kernels.squared_norm(x, isa=isa)
+    assert total == pytest.approx(math.fsum(float(v) ** 2 for v in x), rel=1e-14)
+    assert finite
+    for place in {0, size // 2, size - 1}:
+        for bad in (math.nan, math.inf, -math.inf):
+            wrong = x.copy()
+            wrong[place] = bad
+            assert not kernels.squared_norm(torch.from_numpy(wrong), isa=isa)[1]
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_the_finite_check_is_not_fooled_by_squares_that_overflow(isa: str) -> None:
+    largest = np.finfo(np.float32).max
+    total, finite = kernels.squared_norm(np.full(100, largest, np.float32), isa=isa)
+    assert finite
+    assert total == pytest.approx(100 * float(largest) ** 2)
+    total, finite = kernels.squared_norm(np.full(100, 1e200), isa=isa)
+    assert finite
+    assert total == math.inf
+
+
+@pytest.mark.parametrize("isa", SETS)
+@given(
+    values=st.lists(st.floats(-100, 100, width=32) | st.sampled_from([0.0, -0.0]), min_size=1, max_size=200),
+)
+@settings(max_examples=30, deadline=None)
+def test_signs_are_numpys_packed_bits_and_decode_to_the_scale(isa: str, values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    bits, norm = kernels.sign_pack(x, isa=isa)
+    assert bits.tobytes() == np.packbits(x >= 0, bitorder="little").tobytes()
+    assert norm == pytest.approx(math.fsum(abs(float(v)) for v in x), rel=1e-14)
+    out = np.full(x.size, 7, np.float32)
+    kernels.sign_put(bits, 0.75, out, isa=isa)
+    assert np.array_equal(out, np.where(x >= 0, np.float32(0.75), np.float32(-0.75)))
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a packet does not tell whether native kernels wrote it, nor a sum whether they read it."""
+    x = draw(200_003).astype(np.float32)
+    bits, norm = kernels.sign_pack(x, isa=isa)
+    assert np.array_equal(bits, eager_wire.pack_signs(x))
+    assert norm == eager_wire.absolute_sum(x)
+    out, wanted = draw(x.size, 1).astype(np.float32), draw(x.size, 1).astype(np.float32)
+    packets = [eager_wire.pack_signs(draw(x.size, k).astype(np.float32)) for k in range(5)]
+    scales = [0.1, 1.0, 3e-5, 0.7, 1e-9]
+    with monkeypatch.context() as hidden:
+        hidden.setenv("HANSA_NATIVE", "off")
+        for packet, scale in zip(packets, scales, strict=True):
+            eager_wire.add_signs(packet, np.float32(scale), wanted)
+    kernels.sign_add(packets, scales, out, isa=isa)
+    assert np.array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_a_norm_with_a_bad_entry_is_nan(isa: str) -> None:
+    for bad in (math.nan, math.inf):
+        x = np.ones(3000, np.float32)
+        x[1234] = bad
+        assert math.isnan(kernels.sign_pack(x, isa=isa)[1])
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("room", [None, 1, 10**6])
+@pytest.mark.parametrize("size", SIZES)
+def test_entries_that_reach_a_threshold_are_all_found_in_order(size: int, room: int | None, isa: str) -> None:
+    x = draw(size).astype(np.float32)
+    x[size // 3] = math.nan
+    threshold = np.float32(abs(x[0]) if size > 1 else 1.0)  # an entry that just reaches it
+    index, value = kernels.reaching(x, float(threshold), room, isa=isa)
+    wanted = np.flatnonzero(~(np.abs(x) < threshold))
+    assert np.array_equal(index, wanted)
+    assert np.array_equal(value, x[wanted], equal_nan=True)
+
+
+def test_instruction_sets_agree_to_the_bit_on_norms_and_signs() -> None:
+    x = draw(70_001).astype(np.float32)
+    assert len({kernels.squared_norm(x, isa=isa) for isa in SETS}) == 1
+    assert len({(kernels.sign_pack(x, isa=isa)[0].tobytes(), kernels.sign_pack(x, isa=isa)[1]) for isa in SETS}) == 1
+
+
+def test_wrong_arguments_are_named() -> None:
+    ones, zeros = torch.ones(4), torch.zeros(4)
+    with pytest.raises(HansaError, match="kind='nadam'"):
+        kernels.server_step("nadam", ones, zeros, b1=0.9)
+    with pytest.raises(HansaError, match="vhat with amsgrad and ams only"):
+        kernels.server_step("amsgrad", ones, zeros, zeros, b1=0.9)
+    with pytest.raises(HansaError, match=r"m is float32 \[3\].*expected contiguous float32 of 4 entries"):
+        kernels.server_step("momentum", ones, torch.zeros(3), b1=0.9)
+    with pytest.raises(HansaError, match="m is float64"):
+        kernels.server_step("momentum", ones, zeros.double(), b1=0.9)
+    with pytest.raises(HansaError, match="row 1 is"):
+        kernels.weighted_sum([ones, torch.zeros(8)[::2]], [1.0, 1.0])
+    with pytest.raises(HansaError, match="out is one of the rows"):
+        kernels.weighted_sum([ones, zeros], [1.0, 1.0], out=zeros)
+    with pytest.raises(HansaError, match="2 rows and 1 weights"):
+        kernels.weighted_sum([ones, zeros], [1.0])
+    with pytest.raises(HansaError, match="packet 0 is uint8"):
+        kernels.sign_add([np.zeros(2, np.uint8)], [1.0], ones)
+    with pytest.raises(HansaError, match="x is int64"):
+        kernels.squared_norm(torch.ones(3, dtype=torch.int64))
+    with pytest.raises(HansaError, match="x is float64"):
+        kernels.sign_pack(np.ones(3))
