@@ -10,7 +10,7 @@ from hansa.aggregate import Aggregator, mean
 from hansa.aggregate.base import Weights
 from hansa.compress import Compressor, Downlink, Uplink, direct
 from hansa.errors import HansaError, decay, fraction, near, non_negative, positive, refuse, whole
-from hansa.gossip import Activity, Clustering, Topology, everyone, resolve
+from hansa.gossip import Activity, Clustering, Topology, everyone, resolve, selected
 from hansa.keys import Key
 from hansa.local import Correction, Descent, LocalWork, Solver, epochs, fixed
 from hansa.local import sgd as sgd_solver
@@ -60,6 +60,11 @@ class Mixing:
         fraction("Mixing", "consensus_rate", self.consensus_rate)
         if self.adapted and self.persistent:
             raise HansaError("Mixing(adapted=True, persistent=True): the adapted forms keep no models between rounds.")
+        if self.adapted and self.active not in (everyone(), selected()):
+            raise HansaError(
+                f"Mixing(adapted=True, active={self.active!r}): in the adapted forms all reporters compute "
+                "at every step. Leave active out, or adapted."
+            )
 
     @property
     def cites(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from hansa.aggregate.base import Weights
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
 from hansa.compress import Compressor, Downlink, Uplink, direct, error_feedback, replica, sign
 from hansa.errors import HansaError, near, refuse
-from hansa.gossip import Activity, Clustering, Topology, as_activity, resample, ring, selected
+from hansa.gossip import Activity, Clustering, Topology, as_activity, everyone, resample, ring
 from hansa.local import LocalWork, fixed, prox, sgd
 from hansa.local import dyn as dyn_solver
 from hansa.local import epochs as passes
@@ -137,7 +137,7 @@ def cafga(
     """CAFGA: at every step ``active`` clients of each cluster, drawn afresh and by default as many as report, compute;
     all gossip (AFGA Alg. 2). ``adapted``: only the reporters train and gossip."""
     if active is None:
-        active = resample(reporters) if isinstance(reporters, (int, float)) else selected()
+        active = everyone() if adapted else resample()
     mixing = Mixing(topology, clusters, as_activity(active), every, adapted, compressor=gossip_compressor)
     return _gossiping("cafga", mixing, reporters, words)
 
@@ -145,21 +145,25 @@ def cafga(
 def afga(
     *,
     topology: Topology = RING,
-    reporters: Sampler | None = None,
+    reporters: int | float | Sampler | None = None,
     active: float | Activity | None = None,
     every: int = 1,
     adapted: bool = False,
     gossip_compressor: Compressor | None = None,
     **words: Unpack[Rooted],
 ) -> Algorithm:
-    """AFGA: CAFGA with one cluster of all clients; ``participation`` is the share that reports, and the share that
-    computes at a step (AFGA Alg. 1)."""
+    """AFGA: CAFGA with one cluster of all clients; ``participation`` is the share that reports, and at every step as
+    many, drawn afresh, compute (AFGA Alg. 1)."""
+    if reporters is not None and "participation" in words:
+        raise HansaError(
+            f"afga(participation={words['participation']!r}, reporters={reporters!r}): expected one of the two."
+        )
     share = float(words.pop("participation", 0.1))
     one_cluster = cafga(
         clusters=1,
         reporters=share if reporters is None else reporters,
         topology=topology,
-        active=resample(share) if active is None else active,
+        active=active,
         every=every,
         adapted=adapted,
         gossip_compressor=gossip_compressor,

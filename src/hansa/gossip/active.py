@@ -82,31 +82,40 @@ class selected:
 
 @dataclass(frozen=True, slots=True)
 class resample:
-    """m clients of the cohort drawn afresh at every step, a count or a share ([AFGA] Alg. 1 and 2).
+    """m clients of the cohort drawn afresh at every step ([AFGA] Alg. 1 and 2): a count, a share, or None for as many
+    as report in the round. The loop that knows the reporters fills their number in.
 
     >>> len(resample(2).draw(0, 0, [4, 5, 6, 7], Key(0)))
     2
+    >>> resample().among(3)
+    resample(m=3)
     """
 
-    m: int | float
+    m: int | float | None = None
     cites: ClassVar[tuple[str, ...]] = ("afga2024",)
 
     def __post_init__(self) -> None:
         if isinstance(self.m, float):
             fraction("resample", "m", self.m, "0.25 takes a quarter; for a count give a whole number.")
-        else:
+        elif self.m is not None:
             whole("resample", "m", self.m)
+
+    def among(self, reporters: int) -> resample:
+        """The rule in a round in which so many of the cohort report."""
+        return resample(reporters) if self.m is None else self
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """No cluster may be smaller than m."""
         for place, cohort in enumerate(cohorts):
-            if not isinstance(self.m, float) and self.m > len(cohort):
+            if isinstance(self.m, int) and self.m > len(cohort):
                 raise refuse("resample", "m", self.m, f"at most the {len(cohort)} clients of cluster {place}")
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """m of the cohort, without replacement; all of it where losses have left no more."""
         cohort = sorted(clients)
         m = size_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
+        if m is None:
+            raise HansaError("resample(): how many report is not known here. resample(2) draws two.")
         if m >= len(cohort):
             return cohort
         chance = _address(key, round, step, cohort).numpy()

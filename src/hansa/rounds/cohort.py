@@ -11,7 +11,7 @@ import torch
 
 from hansa.algorithm import LocalPhase, Mixing
 from hansa.compress import Packet, decode
-from hansa.gossip.active import selected
+from hansa.gossip.active import resample, selected
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, lazy_pays
 from hansa.local.descent import Descent, Shell
 from hansa.local.work import Work
@@ -71,9 +71,12 @@ class _Cohort:
         return [self.clients[i] for i in self.mixer.positions]
 
     def _active(self, step: int, clients: Sequence[int]) -> list[int]:
-        if self.mixing.adapted or isinstance(self.mixing.active, selected):
+        active = self.mixing.active
+        if self.mixing.adapted or isinstance(active, selected):
             return sorted(set(self.order.reporters).intersection(clients))
-        return self.mixing.active.draw(self.order.round, step, clients, self.order.key)
+        if isinstance(active, resample):
+            active = active.among(len(self.order.reporters))
+        return active.draw(self.order.round, step, clients, self.order.key)
 
     def _rows(self) -> Rows:
         """Dense rows, or lazy ones where the cost rule prefers them and all clients start alike."""

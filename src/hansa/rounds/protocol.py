@@ -103,9 +103,10 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
     phase = algorithm.local
     orders = []
     for cohort, members, reporters in _cohorts(algorithm, clients):
-        first = members[0]
-        draw = key.child("work", state.round, first)
-        work = phase.steps.draw(first, population.samples[first], phase.batch_size, draw)
+        # one number of steps for all; the batch is the largest anybody takes, and each takes at most its own samples
+        draw = key.child("work", state.round, members[0])
+        most = max(population.samples[client] for client in members)
+        work = phase.steps.draw(members[0], most, phase.batch_size, draw)
         orders.append(Order(run, state.round, cohort, members, reporters, work, base, got, key))
     return Opened(tuple(orders), replace(state, downlink=after), sent)
 

@@ -1,0 +1,104 @@
+"""A cohort takes nothing from its first member: batches are each client's own, and so is the re-sampling's number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import hansa
+from gossip.laboratory import DIM, SIZES, Line, problem, regression
+from hansa import HansaError, presets
+from hansa.algorithm import Mixing
+from hansa.config import algorithm, from_text
+from hansa.gossip import everyone, resample, ring, selected
+from hansa.sample import per_cluster, replay, uniform
+from oracle import gossip
+
+WORDS = {"local_lr": 0.05, "steps": 3, "server_lr": 0.05, "b1": 0.8, "b2": 0.95, "eps": 1e-4}
+THEIRS = {"eta": 0.05, "b1": 0.8, "b2": 0.95, "eps": 1e-4}
+GROUPS = [[0, 1, 2], [3]]
+
+
+def run(method, rounds=3):
+    Line.seen.clear()
+    task = regression(problem())
+    return hansa.run(method, task, rounds=rounds, dtype=torch.float64, keep_params=True, evaluate_every=0)
+
+
+@pytest.mark.parametrize("clusters", [1, GROUPS, [[2, 1, 0], [3]]], ids=str)
+@pytest.mark.parametrize("batch_size", [None, 6, 32])
+@pytest.mark.parametrize("preset", [presets.ha_fed, presets.dsgd], ids=["ha_fed", "dsgd"])
+def test_every_client_draws_batches_of_its_own_size(preset, batch_size, clusters):
+    if preset is presets.dsgd:
+        mixing = Mixing(ring(), clusters, persistent=True)
+        run(preset(local_lr=0.05, steps=3, batch_size=batch_size).with_local(mixing=mixing))
+    else:
+        run(preset(clusters=clusters, reporters=1, batch_size=batch_size, **WORDS))
+    expected = {(client, min(batch_size or size, size)) for client, size in enumerate(SIZES)}
+    assert set(Line.seen) == expected
+
+
+def test_all_of_everybodys_samples_is_the_full_gradient_of_the_reference():
+    reference = problem()
+    everybody = [list(range(len(SIZES)))] * 5
+    expected, _ = gossip.ha_fed(
+        reference, np.zeros(DIM), GROUPS, [gossip.ring(3), gossip.ring(1)], everybody, 3, 0.05, **THEIRS
+    )
+    for batch_size in (None, 40):
+        found = run(presets.ha_fed(clusters=GROUPS, reporters=1.0, batch_size=batch_size, **WORDS), rounds=5)
+        assert np.abs(np.diff(expected, axis=0)).max() > 1e-3
+        np.testing.assert_allclose(found.trajectory.numpy(), expected, atol=1e-12)
+
+
+def computing(method):
+    """How many clients computed at each step of a round of three steps."""
+    run(method, rounds=1)
+    return len(Line.seen) / 3
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        (presets.cafga(clusters=1, reporters=per_cluster(2), **WORDS), 2),
+        (presets.cafga(clusters=1, reporters=per_cluster(0.75), **WORDS), 3),
+        (presets.cafga(clusters=2, reporters=per_cluster(1), **WORDS), 2),
+        (presets.cafga(clusters=1, reporters=uniform(count=3), **WORDS), 3),
+        (presets.cafga(clusters=1, reporters=replay([[0, 2, 3]]), **WORDS), 3),
+        (presets.afga(reporters=per_cluster(0.5), **WORDS), 2),
+        (presets.afga(reporters=3, **WORDS), 3),
+        (presets.afga(participation=0.5, **WORDS), 2),
+    ],
+    ids=["count", "share", "two-clusters", "uniform", "replay", "afga-share", "afga-count", "afga"],
+)
+def test_as_many_are_drawn_afresh_as_report_whatever_sampler_chose_them(method, count):
+    assert method.local.mixing.active == resample()
+    assert computing(method) == count
+
+
+def test_what_is_drawn_afresh_is_not_the_reporters():
+    run(presets.cafga(clusters=1, reporters=replay([[1]]), **{**WORDS, "steps": 30}), rounds=1)
+    assert {client for client, _ in Line.seen} == {0, 1, 2, 3}
+    run(presets.cafga(clusters=1, reporters=replay([[1]]), active=selected(), **WORDS), rounds=1)
+    assert {client for client, _ in Line.seen} == {1}
+
+
+def test_a_number_and_its_sampler_are_the_same_method():
+    by_number = run(presets.cafga(clusters=2, reporters=1, **WORDS)).trajectory
+    assert torch.equal(by_number, run(presets.cafga(clusters=2, reporters=per_cluster(1), **WORDS)).trajectory)
+    assert torch.equal(by_number, run(presets.cafga(clusters=2, reporters=1, active=resample(1), **WORDS)).trajectory)
+
+
+def test_the_yaml_form_re_samples_too():
+    said = "algorithm: {}\ngossip: {{reporters: {{kind: per_cluster, reporters: 2}}}}"
+    for name in ("afga", "cafga"):
+        assert algorithm(from_text(said.format(name))) == presets.named(name, reporters=per_cluster(2))
+    assert algorithm(from_text("algorithm: ha_fed\ngossip: {active: resample}")).local.mixing.active == resample()
+
+
+def test_words_that_contradict_each_other_are_refused():
+    with pytest.raises(HansaError, match=r"afga\(participation=0.2, reporters=per_cluster.*expected one of the two"):
+        presets.afga(participation=0.2, reporters=per_cluster(0.3))
+    with pytest.raises(HansaError, match=r"Mixing\(adapted=True, active=resample\(m=2\)\).*Leave active out"):
+        presets.cafga(adapted=True, active=resample(2))
+    assert presets.cafga(adapted=True).local.mixing.active == everyone()
