@@ -165,7 +165,10 @@ class Algorithm:
             )  # fmt: skip
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
-        """The same algorithm for a given population: clusters are lists of clients, whatever rule made them."""
+        """The same algorithm for a given population: clusters are lists of clients, whatever rule made them.
+
+        ``labels``: counts [clients, classes] or a function that gives them, for rules that look at labels.
+        """
         mixing, sampler = self.local.mixing, self.sampler
         if mixing is None:
             self.check(population)

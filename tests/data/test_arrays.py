@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import Dataset as TorchDataset
@@ -37,6 +38,46 @@ def test_arrays_with_an_owner_for_every_row() -> None:
     for given in (owners, torch.from_numpy(owners)):
         data = from_arrays(X, Y, clients=given)
         assert [data.rows(i).tolist() for i in range(3)] == [np.flatnonzero(owners == i).tolist() for i in range(3)]
+
+
+NAMES = ["north", "south", "east"]
+OWNERS = [1, 0, 1, 1, 0, 2, 2, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        OWNERS,
+        tuple(OWNERS),
+        np.array(OWNERS, np.uint8),
+        np.array(OWNERS, object),
+        [np.int64(owner) for owner in OWNERS],
+        pandas.Series(OWNERS),
+        pandas.Series(OWNERS, dtype="Int64"),
+        pandas.Series(OWNERS, index=range(50, 62)).astype("category"),
+    ],
+    ids=["list", "tuple", "bytes", "objects", "list of NumPy numbers", "Series", "nullable Series", "categories"],
+)
+def test_owners_are_understood_in_any_column(given: Any) -> None:
+    data = from_arrays(X, Y, clients=given)
+    assert [data.rows(i).tolist() for i in range(data.population)] == [[1, 4, 7], [0, 2, 3, 8, 9, 10], [5, 6, 11]]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, pandas.Series, lambda names: np.array(names, object)])
+def test_owners_may_have_names_which_are_numbered_in_their_order(kind: Any) -> None:
+    data = from_arrays(X, Y, clients=kind([NAMES[owner] for owner in OWNERS]))
+    assert [data.rows(i).tolist() for i in range(3)] == [[5, 6, 11], [1, 4, 7], [0, 2, 3, 8, 9, 10]]
+
+
+def test_rows_that_are_nobodys_stay_so() -> None:
+    assert from_arrays(X, Y, clients=[0, -1, 1] * 4).sizes.tolist() == [4, 4]
+
+
+def test_targets_without_classes_of_every_shape() -> None:
+    several = from_arrays(X, np.array([[0, 1], [1, 1], [0, 0]] * 4), clients=2)
+    assert (several.classes, tuple(several.targets.shape)) == (None, (12, 2))
+    ignored = from_arrays(X, np.array([[0, -100, 3]] * 12), clients=2)
+    assert ignored.targets[0].tolist() == [0, -100, 3]
 
 
 def test_arrays_dealt_to_a_number_of_clients() -> None:
@@ -78,6 +119,21 @@ def test_a_test_set_widens_the_classes() -> None:
         (lambda: from_arrays(X, Y, clients=13), r"iid\(clients=13\): expected at most 12"),
         (lambda: from_arrays(X, Y, clients=[[0]], how=dirichlet(1.0)), "already say who holds what"),
         (lambda: from_arrays(X, Y, clients=[]), "at least one client"),
+        (lambda: from_arrays(X, Y, clients=OWNERS[:-1]), r"shape \(11,\): expected one whole number or name a row"),
+        (lambda: from_arrays(X, Y, clients=[0.5] * 12), "owners are object"),
+        (lambda: from_arrays(X, Y, clients=[True, False] * 6), "owners are object"),
+        (lambda: from_arrays(X, Y, clients=["a", 0] * 6), "owners are object"),
+        (lambda: from_arrays(X, Y, clients=pandas.Series([0, None] * 6)), "owners are float64"),
+        (lambda: from_arrays(X, Y, clients=[0, 1, [2, 3]]), r"owners of rows or lists of rows, not both"),
+        (lambda: from_arrays(X, Y, clients=[0, 2] * 6), "client 1 owns no row. Number them from 0"),
+        (lambda: from_arrays(X, Y, clients=[0, 10**12] * 6), "client 1 owns no row"),
+        (lambda: from_arrays(X, Y, clients=[-1] * 12), "owners run from -1 to -1"),
+        (lambda: from_arrays(X, Y, clients="ab"), "expected a number of clients, the owner of every row"),
+        (lambda: from_arrays(X, Y, clients={0: [1]}), "expected a number of clients, the owner of every row"),
+        (lambda: from_arrays(X, Y, clients=True), "expected a number of clients"),
+        (lambda: from_arrays(X, Y, clients=[[0, 1], [2.5]]), r"client 1's rows are \[2.5\]"),
+        (lambda: from_arrays(X, Y, clients=[[[0, 1]], [[2]]]), r"client 0's rows are \[\[0, 1\]\]"),
+        (lambda: from_arrays(X, Y[:, None] - 1, clients=2), "the label -1"),
         (lambda: from_arrays(X[:0], Y[:0], clients=1), "at least one row"),
     ],
 )

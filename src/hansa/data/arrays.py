@@ -10,9 +10,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hansa.data.federated import Dataset, FederatedData, partition, with_clients
+from hansa.data.owners import split_of
 from hansa.data.partitions import Partition, iid, natural
 from hansa.data.split import Split
 from hansa.errors import HansaError, near
+
+IGNORED = -100
+"""The label that torch's losses ignore by default; allowed where a row has several targets."""
 
 Clients: TypeAlias = "int | Split | Sequence[Any] | np.ndarray[Any, Any] | torch.Tensor"
 
@@ -31,8 +35,10 @@ def from_arrays(
 ) -> FederatedData:
     """Federated data from a pair of arrays, NumPy or torch.
 
-    ``clients`` is a number of clients dealt to by ``how`` (iid by default), the owner of every row as a 1-D array, or
-    one sequence of row numbers a client. uint8 becomes ``dtype`` / 255, floats ``dtype``, other integers int64.
+    ``clients`` is a number of clients dealt to by ``how`` (iid by default), the owner of every row (numbers from 0, or
+    names, as an array, a list, a tuple or a pandas Series), or one list of row numbers a client. uint8 becomes
+    ``dtype`` / 255, floats ``dtype``, other integers int64. Targets are class numbers, or any numbers: floats for
+    regression, several a row for several labels or a sequence; there -100 marks what a loss is to ignore.
 
     >>> from_arrays(np.zeros((6, 2)), np.array([0, 1, 0, 1, 0, 1]), clients=[[0, 1], [2, 3, 4]]).sizes.tolist()
     [2, 3]
@@ -132,21 +138,14 @@ def from_hf(
 
 
 def _dealt(data: Dataset, clients: Clients, how: Partition | None, seed: int) -> FederatedData:
-    if isinstance(clients, int):
+    if isinstance(clients, (int, np.integer)) and not isinstance(clients, bool):
+        clients = int(clients)
         return partition(data, iid() if how is None else how, clients, seed)
     if how is not None:
         raise HansaError(f"{data.name}: clients already say who holds what; give their number to deal by {how!r}.")
     if isinstance(clients, Split):
         return with_clients(data, clients)
-    if isinstance(clients, (np.ndarray, torch.Tensor)):
-        owners = np.asarray(clients)
-        if owners.shape != (len(data.targets),) or owners.dtype.kind not in "iu":
-            raise HansaError(
-                f"{data.name}: owners are {owners.dtype} of shape {owners.shape}: "
-                f"expected one whole number a row, ({len(data.targets)},)."
-            )
-        return with_clients(data, Split.of_owners(owners.astype(np.int64), int(owners.max()) + 1))
-    return with_clients(data, Split.of_rows(clients))
+    return with_clients(data, split_of(data.name, clients, len(data.targets)))
 
 
 def _inputs(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -163,8 +162,9 @@ def _targets(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Te
     if found.is_floating_point():
         return _finite(name, which, found.to(dtype))
     found = found.to(torch.int64)
-    if found.numel() and int(found.min()) < 0:
-        raise HansaError(f"{name}: {which} holds the label {int(found.min())}: expected labels from 0.")
+    labels = found if found.ndim == 1 else found[found != IGNORED]
+    if labels.numel() and int(labels.min()) < 0:
+        raise HansaError(f"{name}: {which} holds the label {int(labels.min())}: expected labels from 0.")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +27,10 @@ class Clustering(Protocol):
     """A rule that gives every client of a population one cluster."""
 
     def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
-        """The clusters, as lists of client ids; ``labels`` counts [clients, classes] where known."""
+        """The clusters, as lists of client ids; ``labels`` counts [clients, classes] where known.
+
+        A rule with ``needs_labels = False`` is never given any, one with True always; others where the data has them.
+        """
         ...
 
 
@@ -36,7 +39,8 @@ def resolve(
 ) -> list[list[int]]:
     """The clusters of a population: disjoint and covering, whatever rule or list they come from.
 
-    A number k means ``equal(k)``, a list of lists ``given(...)``.
+    A number k means ``equal(k)``, a list of lists ``given(...)``. ``labels`` are counts [clients, classes], or a
+    function that gives them, which is called for rules that look at labels alone: other data need not have any.
 
     >>> resolve(2, 6, Key(0))
     [[0, 1, 2], [3, 4, 5]]
@@ -46,7 +50,7 @@ def resolve(
         clusters = equal(clusters)
     elif not isinstance(clusters, Clustering):
         clusters = given(clusters)
-    groups = clusters.assign(population, key, None if labels is None else _counts(labels, population))
+    groups = clusters.assign(population, key, _asked(clusters, labels, population))
     _check(groups, population, clusters)
     return groups
 
@@ -71,6 +75,7 @@ class equal:
     """
 
     k: int
+    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole("equal", "k", self.k)
@@ -85,6 +90,7 @@ class random:
     """k clusters of random clients, as even as can be; ids ascend within a cluster."""
 
     k: int
+    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole("random", "k", self.k)
@@ -103,6 +109,7 @@ class given:
     """
 
     groups: Sequence[Sequence[int]]
+    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         try:
@@ -127,6 +134,7 @@ class by_labels:
     k: int
     diverse: bool = False
     even: bool = True
+    needs_labels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("by_labels", "k", self.k)
@@ -155,6 +163,21 @@ def _cut(order: Integers, k: int, part: str) -> list[list[int]]:
     if k > len(order):
         raise refuse(part, "k", k, f"at most one cluster a client, and there are {len(order)} clients")
     return [sorted(piece.tolist()) for piece in np.array_split(order, k)]
+
+
+def _asked(clusters: Clustering, labels: Any, population: int) -> Array | None:
+    """The label counts for a rule that may look at them."""
+    needs = getattr(clusters, "needs_labels", None)
+    if labels is None or needs is False:
+        return None
+    if callable(labels):
+        try:
+            labels = labels()
+        except HansaError as problem:
+            if needs is None:  # a rule of somebody's own, which may do without
+                return None
+            raise HansaError(f"{clusters!r} needs the label counts of every client. {problem}") from problem
+    return _counts(labels, population)
 
 
 def _counts(labels: Any, population: int) -> Array:

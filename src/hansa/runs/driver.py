@@ -66,7 +66,8 @@ class Run:
         if self.dtype not in (torch.float32, torch.float64):
             raise refuse("run", "dtype", dtype, "torch.float32 or torch.float64")
         self.device = torch.device(device)
-        bound = algorithm.bind(task.population.count, self.key, _label_counts(task))
+        labels = getattr(getattr(task, "data", None), "label_counts", None)
+        bound = algorithm.bind(task.population.count, self.key, labels)
         start = {name: vector.to(self.device) for name, vector in task.start(self.key, self.dtype).items()}
         self.algorithm = bound.with_buffers() if BUFFERS in start else bound
         self.state = ServerState.start(self.algorithm, start, task.population.count)
@@ -279,15 +280,6 @@ def run(
         engine=choose(workers, rounds),
     )
     return living.advance(rounds, callbacks)
-
-
-def _label_counts(task: TaskLike) -> torch.Tensor | None:
-    """Labels by client, for clusters that are made by them; None where samples have no class."""
-    data = getattr(task, "data", None)
-    try:
-        return data.label_counts() if data is not None and hasattr(data, "label_counts") else None
-    except HansaError:
-        return None
 
 
 def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
