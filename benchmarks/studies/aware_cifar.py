@@ -29,9 +29,6 @@ def main() -> None:
         "fedaware": presets.fedaware(alpha=0.5, **common),
         "fedaware-normalize": presets.fedaware(alpha=0.5, normalize=True, **common),
         "fedaware-explore": presets.fedaware(alpha=0.5, explore=True, **common),
-        "fedaware-as-in-code": presets.fedaware(
-            alpha=0.5, normalize=True, explore=True, iterations=250, weight_decay=5e-4, **common
-        ),
     }
     keep("aware-hybrid-plus", algorithms, image_task(federated, "cifar_cnn"), SETTING, options)
 

@@ -14,7 +14,7 @@ from hansa.gossip import Activity, Clustering, Topology, everyone, resolve, sele
 from hansa.keys import Key
 from hansa.local import Correction, Descent, LocalWork, Solver, epochs, fixed
 from hansa.local import sgd as sgd_solver
-from hansa.sample import Sampler, per_cluster, uniform
+from hansa.sample import Sampler, per_cluster, startup, uniform
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import ServerTransform, scale
 from hansa.types import BUFFERS, MODEL, Vector
@@ -174,9 +174,7 @@ class Algorithm:
             self.check(population)
             return self
         groups = tuple(tuple(group) for group in resolve(mixing.clusters, population, key.child("clusters"), labels))
-        if isinstance(sampler, per_cluster):
-            sampler = replace(sampler, clusters=groups)
-        bound = replace(self, sampler=sampler).with_local(mixing=replace(mixing, clusters=groups))
+        bound = replace(self, sampler=_clustered(sampler, groups)).with_local(mixing=replace(mixing, clusters=groups))
         bound.check(population)
         return bound
 
@@ -216,6 +214,13 @@ class Algorithm:
     def parts(self) -> Iterator[Any]:
         """Every part in use, outermost first."""
         yield from _walk(self)
+
+
+def _clustered(sampler: Sampler, groups: tuple[tuple[int, ...], ...]) -> Sampler:
+    """The sampler that knows the clusters, where it asks for them."""
+    if isinstance(sampler, startup):
+        return startup(_clustered(sampler.sampler, groups))
+    return replace(sampler, clusters=groups) if isinstance(sampler, per_cluster) else sampler
 
 
 def _walk(value: Any) -> Iterator[Any]:

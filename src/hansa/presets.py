@@ -24,6 +24,7 @@ from hansa.local import scaffold as scaffold_solver
 from hansa.local.solvers import Solver
 from hansa.sample import Sampler, per_cluster, uniform
 from hansa.sample import explore as explore_all
+from hansa.sample import startup as begin_with_everyone
 from hansa.schedule import Rate
 from hansa.server import ServerTransform, adagrad, adam, ams, amsgrad, chain, dyn, participation_scale, scale, yogi
 from hansa.server import momentum as server_momentum
@@ -204,19 +205,28 @@ def fedaware(
     alpha: float = 0.5,
     normalize: bool = False,
     explore: bool = False,
+    startup: bool = False,
+    from_zero: bool = False,
+    solver: Literal["exact", "authors"] = "exact",
     project: ServerTransform | None = None,
     rows: Literal["ram", "disk"] = "ram",
-    iterations: int | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedAWARE: the shortest combination of the momenta of all clients seen (Zeng et al.). ``rows="disk"`` keeps the
-    momenta on disk. ``explore`` asks every client once before any again, averaging until then. The authors' code is
-    ``normalize=True, explore=True, iterations=250, weight_decay=5e-4``."""
-    if common.get("weights", "uniform") != "uniform":
-        raise refuse("fedaware", "weights", common["weights"], "'uniform'", "FedAWARE finds the weights itself.")
-    direction = aware(alpha, normalize, explore, project, rows, iterations=iterations)
+    momenta on disk; ``weights`` are those of the objective, in averages and diversities.
+
+    ``startup`` has everyone take part in the first round, as the paper proposes; ``explore`` asks every client once
+    before any again, averaging until then. The authors' code is ``normalize=True, explore=True, from_zero=True,
+    solver="authors", weights="samples"``, with ``startup=True`` in its statistical-only setting.
+    """
+    weights = common.get("weights", "uniform")
+    direction = aware(alpha, normalize, explore, project, rows, from_zero=from_zero, solver=solver, weights=weights)
     if explore and "sampler" not in common:
         common["sampler"] = explore_all(common.pop("participation", 1.0), then="uniform")
+    if startup:
+        everyone_first = begin_with_everyone(_sampler("fedaware", common))
+        common.pop("participation", None)
+        common["sampler"] = everyone_first
     return _federated("fedaware", **common).on(MODEL, aggregate=direction)
 
 
@@ -229,12 +239,24 @@ def fedaware_yogi(
     alpha: float = 0.5,
     normalize: bool = False,
     explore: bool = False,
+    startup: bool = False,
+    from_zero: bool = False,
+    solver: Literal["exact", "authors"] = "exact",
     rows: Literal["ram", "disk"] = "ram",
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedAWARE as a projection: FedYogi's step, with its rate ``yogi_lr``, projected onto FedAWARE's direction."""
-    step = chain(yogi(b1, b2, eps), scale(yogi_lr))
-    direction = fedaware(alpha=alpha, normalize=normalize, explore=explore, project=step, rows=rows, **common)
+    direction = fedaware(
+        alpha=alpha,
+        normalize=normalize,
+        explore=explore,
+        startup=startup,
+        from_zero=from_zero,
+        solver=solver,
+        project=chain(yogi(b1, b2, eps), scale(yogi_lr)),
+        rows=rows,
+        **common,
+    )
     return replace(direction, name="fedaware_yogi")
 
 

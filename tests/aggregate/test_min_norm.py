@@ -9,6 +9,7 @@ from scipy.optimize import nnls
 from hansa.aggregate.min_norm import min_norm
 from hansa.errors import HansaError
 from hansa.keys import Key
+from oracle.minnorm import authors_weights
 
 Matrix = NDArray[np.float64]
 
@@ -179,24 +180,41 @@ def test_bad_input_is_refused_by_name(gram: Matrix, arguments: dict[str, float],
         min_norm(gram, **arguments)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7, 250])
-def test_with_iterations_it_is_plain_frank_wolfe(steps: int) -> None:
-    """Against a loop over the rows themselves, by the textbook: nearest vertex, exact step along the segment."""
-    rows = np.random.default_rng(steps).standard_normal((12, 30)) + 0.3
-    point = rows[np.argmin((rows**2).sum(1))]
-    for _ in range(steps):
-        corner = rows[np.argmin(rows @ point)]
-        toward = corner - point
-        if -point @ toward <= 0:
-            break
-        point = point + min(1.0, -(point @ toward) / (toward @ toward)) * toward
-    answer = min_norm(rows @ rows.T, iterations=steps)
-    assert np.linalg.norm(answer.weights.numpy() @ rows - point) < 1e-9 * np.linalg.norm(point)
+@pytest.mark.parametrize("n", [1, 2, 3, 12, 60])
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_the_authors_solver_is_their_loop_over_the_vectors(n: int, shift: float) -> None:
+    rows = np.random.default_rng(n).standard_normal((n, 30)) + shift
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = authors_weights(rows)
+    answer = min_norm(rows @ rows.T, solver="authors")
+    assert answer.weights.numpy() == pytest.approx(expected, abs=1e-7)
     exact = min_norm(rows @ rows.T)
     assert answer.value >= exact.value
     assert np.sum((answer.weights.numpy() @ rows - exact.weights.numpy() @ rows) ** 2) <= answer.gap * (1 + 1e-9)
+    assert answer.certificate.iterations <= 1000
 
 
-def test_a_number_of_iterations_below_one_is_refused() -> None:
-    with pytest.raises(HansaError, match="iterations=0"):
-        min_norm(np.eye(2), iterations=0)
+def test_the_authors_solver_stops_short_of_the_minimum() -> None:
+    """Many unit vectors that nearly cancel: after 1000 steps Frank-Wolfe's point is still much longer."""
+    rows = np.random.default_rng(0).standard_normal((100, 300)) + 0.05
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    short, long = min_norm(rows @ rows.T), min_norm(rows @ rows.T, solver="authors")
+    assert long.value > short.value * (1 + 1e-6)
+    assert long.weights.sum() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", degenerate())
+def test_the_authors_solver_takes_degenerate_rows(name: str) -> None:
+    vectors, value = degenerate()[name]
+    answer = min_norm(vectors @ vectors.T, solver="authors")
+    scale = float((vectors**2).sum(1).max())
+    assert answer.weights.sum() == pytest.approx(1)
+    assert float(answer.weights.min()) >= 0
+    assert answer.value <= max(value, 0) + 0.02 * scale
+
+
+def test_the_authors_solver_knows_no_bounds_and_an_unknown_one_is_refused() -> None:
+    with pytest.raises(HansaError, match="Leave lower and upper out"):
+        min_norm(np.eye(3), solver="authors", upper=0.5)
+    with pytest.raises(HansaError, match="solver='quick'"):
+        min_norm(np.eye(2), solver="quick")

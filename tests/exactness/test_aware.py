@@ -38,44 +38,72 @@ def words(**more):
     }
 
 
+def diversities(found, name):
+    return [record[name] for record in found.history if name in record]
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("from_zero", [False, True])
 @pytest.mark.parametrize("explore", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_fedaware(normalize, explore):
+def test_fedaware(normalize, explore, from_zero, weights):
     eta = 0.05 if normalize else 0.8
+    samples = np.array(task(lab()).population.samples) if weights == "samples" else None
+    said = {"alpha": 0.6, "normalize": normalize, "explore": explore, "from_zero": from_zero}
     expected, state = aware.fedaware(
-        lab(), np.zeros(DIM), participants(), STEPS, 0.05, alpha=0.6, normalize=normalize, explore=explore, eta=eta
+        lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, eta=eta
     )
-    found = run(presets.fedaware(**words(alpha=0.6, normalize=normalize, explore=explore, server_lr=eta)))
+    found = run(presets.fedaware(**words(**said, weights=weights, server_lr=eta)))
     assert_agree(found, expected, 1e-8)
     rows = found.store.read_many(sorted(state["rows"]), "server/aware/momentum").numpy()
     np.testing.assert_allclose(rows, [state["rows"][i] for i in sorted(state["rows"])], atol=1e-8)
-    diversities = [r["surrogate_diversity"] for r in found.history if "surrogate_diversity" in r]
-    np.testing.assert_allclose(diversities, state["diversity"], rtol=1e-6)
+    np.testing.assert_allclose(diversities(found, "surrogate_diversity"), state["surrogate"], rtol=1e-6)
+    np.testing.assert_allclose(diversities(found, "momentum_diversity"), state["diversity"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("explore", [False, True])
-def test_fedaware_projecting_yogi(explore):
-    expected, _ = aware.fedaware_yogi(
-        lab(), np.zeros(DIM), participants(), STEPS, 0.05, alpha=0.5, explore=explore, eta=0.1, eps=1e-3
+def test_the_authors_code_by_its_words():
+    """Momenta from zero, sample weights until all were seen, their solver on unit momenta."""
+    said = {"normalize": True, "explore": True, "from_zero": True}
+    samples = np.array(task(lab()).population.samples)
+    expected, _ = aware.fedaware(
+        lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, authors=True, eta=0.05
     )
-    found = run(presets.fedaware_yogi(**words(explore=explore, yogi_lr=0.1, eps=1e-3)))
+    exact, _ = aware.fedaware(lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, eta=0.05)
+    found = run(presets.fedaware(**words(**said, weights="samples", solver="authors", server_lr=0.05)))
+    assert_agree(found, expected, 1e-6)
+    assert np.abs(expected - exact).max() > 1e-4
+
+
+@pytest.mark.parametrize(("explore", "weights"), [(False, "uniform"), (True, "uniform"), (True, "samples")])
+def test_fedaware_projecting_yogi(explore, weights):
+    samples = np.array(task(lab()).population.samples) if weights == "samples" else None
+    expected, _ = aware.fedaware_yogi(
+        lab(), np.zeros(DIM), participants(), STEPS, 0.05, explore=explore, weights=samples, eta=0.1, eps=1e-3
+    )
+    found = run(presets.fedaware_yogi(**words(explore=explore, weights=weights, yogi_lr=0.1, eps=1e-3)))
     assert_agree(found, expected, 1e-8)
 
 
-def test_weights_are_on_the_simplex_and_the_numbers_reported_follow_from_them():
-    found = run(presets.fedaware(**words()))
+@pytest.mark.parametrize("weights", ["uniform", "samples", [3.0, 1.0, 1.0, 2.0, 5.0, 1.0, 0.5]])
+def test_weights_are_on_the_simplex_and_the_numbers_reported_follow_from_them(weights):
+    """By the definitions, from the rows that the store holds after the last round."""
+    found = run(presets.fedaware(**words(weights=weights)))
     for record in found.history:
-        weights = np.array([record["weights"].get(i, 0.0) for i in range(N)])
-        assert weights.min() >= 0
-        assert weights.sum() == pytest.approx(1.0, abs=1e-9)
-        assert record["density"] == (weights > 0).sum()
-        n = record["seen"]
-        assert record["chi_square"] == pytest.approx(
-            n * np.sum((weights[weights > 0] - 1 / n) ** 2) + (n - record["density"]) / n
-        )
-        assert record["surrogate_diversity"] >= 1 - 1e-9
-        assert record["momentum_diversity"] >= 1 - 1e-9
+        weights_found = np.array([record["weights"].get(i, 0.0) for i in range(N)])
+        assert weights_found.min() >= 0
+        assert weights_found.sum() == pytest.approx(1.0, abs=1e-9)
+        assert record["density"] == (weights_found > 0).sum()
         assert record["min_norm_gap"] <= 1e-9
+        assert record["zero_rows"] == 0
+    samples = task(lab()).population.samples
+    raw = np.array([1.0] * N if weights == "uniform" else samples if weights == "samples" else weights, dtype=float)
+    lam = raw / raw.sum()
+    rows = found.store.read_many(range(N), "server/aware/momentum").numpy()
+    above = lam @ (rows**2).sum(axis=1)
+    assert record["surrogate_diversity"] ** 2 == pytest.approx(above / np.sum((weights_found @ rows) ** 2), rel=1e-9)
+    assert record["momentum_diversity"] ** 2 == pytest.approx(above / np.sum((lam @ rows) ** 2), rel=1e-9)
+    assert record["chi_square"] == pytest.approx(np.sum(weights_found**2 / lam**2), rel=1e-9)
+    assert record["surrogate_diversity"] > record["momentum_diversity"] > 1
 
 
 def test_rows_on_disk_are_the_same_to_the_last_bit(tmp_path):
@@ -100,14 +128,63 @@ def test_bfloat16_rows_take_half_the_room_and_stay_near():
     assert torch.linalg.vector_norm(narrow.params - wide.params) < 0.05 * torch.linalg.vector_norm(wide.params)
 
 
-def test_a_zero_update_never_enters_a_row():
-    def loss(client, x):
-        return (x - client).square().sum() * (0.0 if client == 1 else 1.0)
+def idle(client, x):
+    """Client 1 has nothing to learn from round to round; client 0 starts at its optimum."""
+    return (x - client).square().sum() * (0.0 if client == 1 else 1.0)
 
-    function = hansa.tasks.function(loss, clients=3, x0=torch.zeros(2, dtype=torch.float64))
-    found = hansa.run(presets.fedaware(steps=2, participation=1.0), function, rounds=1)
-    assert found.store.clients("server/aware/momentum") == [2]
-    assert found.history[0]["seen"] == 1
+
+def test_a_zero_update_makes_a_zero_row_and_that_is_the_shortest_vector():
+    function = hansa.tasks.function(idle, clients=4, x0=torch.full((2,), 9.0, dtype=torch.float64))
+    found = hansa.run(presets.fedaware(steps=2, participation=1.0), function, rounds=2)
+    assert found.store.clients("server/aware/momentum") == [0, 1, 2, 3]
+    assert [record["zero_rows"] for record in found.history] == [1, 1]
+    assert torch.equal(found.params, function.x0)
+    assert found.history[0]["weights"] == {1: 1.0}
+
+
+def test_a_zero_update_decays_the_momentum_of_its_client():
+    """Client 1 moves in round 0 and reports zero in round 1, when the model has reached its optimum."""
+    sampler = hansa.sample.replay([[1], [1]])
+    at = torch.zeros(2, dtype=torch.float64)
+
+    def loss(client, x):
+        return 0.5 * (x - (client - 1)).square().sum()
+
+    function = hansa.tasks.function(loss, clients=3, x0=at + 4.0)
+    made = presets.fedaware(steps=1, local_lr=1.0, alpha=0.25, sampler=sampler)
+    kept = []
+
+    def look(run, record):
+        kept.append(run.store.read_many([1], "server/aware/momentum")[0])
+
+    hansa.run(made, function, rounds=2, callbacks=[look])
+    assert torch.equal(kept[0], at - 4.0)
+    assert torch.equal(kept[1], 0.25 * (at - 4.0))
+
+
+def test_everyone_takes_part_in_the_first_round_and_the_sampler_begins_after_it():
+    made = presets.fedaware(startup=True, participation=0.4, steps=1)
+    assert made.sampler == hansa.sample.startup(hansa.sample.uniform(0.4))
+    found = hansa.run(made, task(lab()), rounds=4)
+    chosen = [record["clients"] for record in found.history]
+    assert chosen[0] == list(range(N))
+    plain = hansa.run(presets.fedavg(participation=0.4, steps=1), task(lab()), rounds=3)
+    assert chosen[1:] == [record["clients"] for record in plain.history]
+    assert [record["seen"] for record in found.history] == [N] * 4
+    again = presets.fedaware(startup=True, explore=True, participation=0.4)
+    assert again.sampler == hansa.sample.startup(hansa.sample.explore(0.4, then="uniform"))
+
+
+def test_a_startup_round_works_with_clusters_and_in_files(tmp_path):
+    from hansa.config import algorithm, from_text
+
+    clustered = presets.ha_fed(clusters=2, reporters=hansa.sample.startup(hansa.sample.per_cluster(1)), steps=1)
+    found = hansa.run(clustered, task(lab()), rounds=2)
+    assert [record["participants"] for record in found.history] == [N, 2]
+    said = algorithm(from_text("algorithm: {preset: fedaware, startup: true}\nsample: {participation: 0.1}"))
+    assert said.sampler == hansa.sample.startup(hansa.sample.uniform(0.1))
+    nested = algorithm(from_text("sample: {kind: startup, sampler: {kind: explore, count: 3}}"))
+    assert nested.sampler == hansa.sample.startup(hansa.sample.explore(count=3))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +193,9 @@ def test_a_zero_update_never_enters_a_row():
         ({"alpha": 1.0}, "alpha=1.0.*0 <= alpha < 1"),
         ({"alpha": -0.1}, "alpha=-0.1"),
         ({"rows": "tape"}, "rows='tape'"),
-        ({"weights": "samples"}, "finds the weights itself"),
+        ({"solver": "quick"}, "solver='quick'.*'exact' or 'authors'"),
+        ({"weights": "clusters"}, "weights='clusters'.*'samples'"),
+        ({"weights": "sample"}, "weights='sample'.*Did you mean samples"),
     ],
 )
 def test_wrong_arguments_are_named(words, message):

@@ -8,8 +8,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from oracle.minnorm import simplex_weights
+from oracle.minnorm import authors_weights, simplex_weights
 from oracle.quadratic import Array, Quadratics, Rounds, State, schedule
+
+
+def momenta(m: dict[int, Array], Delta: dict[int, Array], alpha: float, from_zero: bool) -> None:
+    """m_i <- alpha m_i + (1 - alpha) Delta_i, Delta_i zero or not; the first time m_i = Delta_i, or as from m_i = 0."""
+    for i, update in Delta.items():
+        if i in m:
+            m[i] = alpha * m[i] + (1 - alpha) * update
+        else:
+            m[i] = (1 - alpha) * update if from_zero else update
+
+
+def unit(m: Array) -> Array:
+    return m / np.linalg.norm(m) if m.any() else m
+
+
+def shares(clients: list[int], weights: Array | None) -> Array:
+    """The objective's weights over some clients: equal ones when none are given."""
+    raw = np.ones(len(clients)) if weights is None else np.array([weights[i] for i in clients], dtype=float)
+    return raw / raw.sum()
 
 
 def fedaware(
@@ -22,33 +41,38 @@ def fedaware(
     alpha: float = 0.5,
     normalize: bool = False,
     explore: bool = False,
+    from_zero: bool = False,
+    authors: bool = False,
+    weights: Array | None = None,
     eta: float = 1.0,
 ) -> tuple[Array, State]:
     """Alg. 1. For i in S_t: m_i <- alpha m_i + (1 - alpha) Delta_i, the first time m_i = Delta_i; others keep m_i.
 
-    lambda = argmin ||sum lambda_i m_i||^2 over the simplex of the clients seen so far; x <- x + eta sum lambda_i m_i.
+    lambda~ = argmin ||sum lambda_i m_i||^2 over the simplex of the clients seen so far; x <- x + eta sum lambda~_i m_i.
     `normalize`: m_i/||m_i|| takes the place of m_i in both. `explore`: while some client was never seen (this round's
-    participants count as seen) x <- x + eta mean_S Delta_i. A zero update never enters a row.
-    `state`: rows {client: m_i}, direction of the last round, and per round the surrogate diversity of the rows used.
+    participants count as seen) x <- x + eta sum_S p_i Delta_i, p the objective's `weights` over S.
+    `state`: rows {client: m_i}, direction of the last round, and per round of the rows used D~, D and chi^2.
     """
     tau, lr = schedule(problem, len(participants), steps, local_lr)
     m: dict[int, Array] = {}
-    x, direction, trajectory, diversities = x0.copy(), np.zeros_like(x0), [], []
+    x, direction, trajectory = x0.copy(), np.zeros_like(x0), []
+    told: dict[str, list[float]] = {"surrogate": [], "diversity": [], "chi_square": []}
     for t, chosen in enumerate(participants):
         Delta = {i: problem.descend(i, x, tau[t, i], lr[t]) - x for i in chosen}
-        for i in chosen:
-            if Delta[i].any():
-                m[i] = alpha * m[i] + (1 - alpha) * Delta[i] if i in m else Delta[i]
+        momenta(m, Delta, alpha, from_zero)
         if explore and len(m) < problem.clients:
-            direction = np.mean([Delta[i] for i in chosen], axis=0)
+            direction = shares(list(chosen), weights) @ np.array([Delta[i] for i in chosen])
         else:
-            rows = np.array([m[i] / np.linalg.norm(m[i]) if normalize else m[i] for i in sorted(m)])
-            lam = simplex_weights(rows)
-            direction = lam @ rows
-            diversities.append(diversity(rows, lam))
+            rows = np.array([unit(m[i]) if normalize else m[i] for i in sorted(m)])
+            found = authors_weights(rows) if authors else simplex_weights(rows)
+            given = shares(sorted(m), weights)
+            direction = found @ rows
+            told["surrogate"].append(diversity(rows, given, found))
+            told["diversity"].append(diversity(rows, given))
+            told["chi_square"].append(chi_square(found, given))
         x = x + eta * direction
         trajectory.append(x)
-    return np.array(trajectory), {"rows": m, "direction": direction, "diversity": diversities}
+    return np.array(trajectory), {"rows": m, "direction": direction, **told}
 
 
 def fedaware_yogi(
@@ -61,6 +85,7 @@ def fedaware_yogi(
     alpha: float = 0.5,
     normalize: bool = False,
     explore: bool = False,
+    weights: Array | None = None,
     eta: float = 0.1,
     b1: float = 0.9,
     b2: float = 0.99,
@@ -76,15 +101,13 @@ def fedaware_yogi(
     trajectory = []
     for t, chosen in enumerate(participants):
         Delta = {i: problem.descend(i, x, tau[t, i], lr[t]) - x for i in chosen}
-        for i in chosen:
-            if Delta[i].any():
-                rows_of[i] = alpha * rows_of[i] + (1 - alpha) * Delta[i] if i in rows_of else Delta[i]
-        mean = sum(Delta.values()) / len(chosen)
+        momenta(rows_of, Delta, alpha, False)
+        mean = shares(list(chosen), weights) @ np.array([Delta[i] for i in chosen])
         first = b1 * first + (1 - b1) * mean
         second = second - (1 - b2) * mean**2 * np.sign(second - mean**2)
         step = eta * first / (np.sqrt(second) + eps)
         if not (explore and len(rows_of) < problem.clients):
-            rows = np.array([m / np.linalg.norm(m) if normalize else m for _, m in sorted(rows_of.items())])
+            rows = np.array([unit(m) if normalize else m for _, m in sorted(rows_of.items())])
             d = simplex_weights(rows) @ rows
             step = (step @ d) / (d @ d) * d if d.any() else np.zeros_like(step)
         x = x + step
@@ -92,14 +115,14 @@ def fedaware_yogi(
     return np.array(trajectory), {"rows": rows_of, "m": first, "v": second}
 
 
-def diversity(g: Array, lam: Array | None = None) -> float:
-    """D = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda_i g_i||^2 ) >= 1, lambda uniform when not given."""
+def diversity(g: Array, lam: Array | None = None, found: Array | None = None) -> float:
+    """D = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda_i g_i||^2 ) >= 1, lambda uniform when not given; with the weights
+    `found` below, and lambda above, it is the surrogate diversity."""
     lam = np.full(len(g), 1.0 / len(g)) if lam is None else lam
-    mean = lam @ g
-    return float(np.sqrt((lam @ np.sum(g**2, axis=1)) / (mean @ mean))) if mean.any() else float("inf")
+    below = (lam if found is None else found) @ g
+    return float(np.sqrt((lam @ np.sum(g**2, axis=1)) / (below @ below))) if below.any() else float("inf")
 
 
-def chi_square_to_uniform(lam: Array) -> float:
-    """chi^2 = sum_i (lambda_i - 1/n)^2 / (1/n): 0 for uniform weights, n - 1 for a single client."""
-    n = len(lam)
-    return float(n * np.sum((lam - 1.0 / n) ** 2))
+def chi_square(found: Array, lam: Array) -> float:
+    """chi^2 = sum_i lambda~_i^2 / lambda_i^2."""
+    return float(np.sum((found / lam) ** 2))

@@ -4,6 +4,7 @@ On the simplex: with lambda = u / sum u, min_{u >= 0} ||P' u||^2 + (1'u - 1)^2 i
 at any sum s the first term is s^2 ||P' lambda||^2. So it is non-negative least squares on the stacked system [P'; 1'].
 In a box around uniform: each weight is at its lower bound, at its upper bound or free; given which, the free ones
 solve a linear least-squares problem, and the optimality conditions tell whether the guess was right.
+`authors_weights` is Frank-Wolfe after all, the unfinished one of FedAWARE's authors.
 """
 
 from __future__ import annotations
@@ -86,3 +87,38 @@ def optimal(P: Array, lam: Array, low: float, high: float, tolerance: float) -> 
     if not can_rise.any() or not can_fall.any():
         return True
     return bool(slope[can_rise].min() >= slope[can_fall].max() - tolerance)
+
+
+def authors_weights(P: Array, steps: int = 1000, still: float = 1e-5) -> Array:
+    """Frank-Wolfe as FedAWARE's authors run it, on the vectors themselves: from the pair whose segment comes nearest to
+    zero, at most `steps` steps, until the weights move by less than `still` in L1; then the weights before that move."""
+
+    def between(a: Array, b: Array) -> tuple[float, float]:
+        """The share of a in the point of the segment nearest to zero, and its squared length."""
+        if a @ b >= a @ a:
+            return 0.999, float(a @ a)
+        if a @ b >= b @ b:
+            return 0.001, float(b @ b)
+        share = (b @ b - a @ b) / ((a - b) @ (a - b))
+        return float(share), float(np.sum((share * a + (1 - share) * b) ** 2))
+
+    n = len(P)
+    if n == 1:
+        return np.ones(1)
+    nearest, weights = np.inf, np.zeros(n)
+    for i in range(n):
+        for j in range(i + 1, n):
+            share, square = between(P[i], P[j])
+            if square < nearest * (1 - 1e-12):
+                nearest, weights = square, share * np.eye(n)[i] + (1 - share) * np.eye(n)[j]
+    if n == 2:
+        return weights
+    for _ in range(steps):
+        point = weights @ P
+        corner = int(np.argmin(P @ point))
+        share, _ = between(point, P[corner])
+        moved = share * weights + (1 - share) * np.eye(n)[corner]
+        if np.abs(moved - weights).sum() < still:
+            break
+        weights = moved
+    return weights

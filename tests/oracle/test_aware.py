@@ -125,4 +125,15 @@ class TestAware:
         assert aware.diversity(np.array([[3.0, 4.0], [3.0, 4.0]])) == pytest.approx(1.0)
         assert aware.diversity(np.array([[1.0, 0.0], [0.0, 1.0]])) == pytest.approx(math.sqrt(2.0))
         assert aware.diversity(np.array([[1.0, 0.0], [-1.0, 0.0]])) == math.inf
-        assert aware.chi_square_to_uniform(np.array([1.0, 0.0, 0.0])) == pytest.approx(2.0)
+        assert aware.diversity(np.array([[1.0, 0.0], [0.0, 3.0]]), found=np.array([0.9, 0.1])) == pytest.approx(
+            math.sqrt(5.0 / 0.9)
+        )
+        assert aware.chi_square(np.array([1.0, 0.0, 0.0]), np.full(3, 1 / 3)) == pytest.approx(9.0)
+        assert aware.chi_square(np.array([0.25, 0.75]), np.array([0.25, 0.75])) == pytest.approx(2.0)
+
+    def test_the_authors_solver_by_hand(self) -> None:
+        """Four corners of a square whose centre is not zero: the best pair is an edge, and the edge is the answer."""
+        P = np.array([[1.0, -1.0], [1.0, 1.0], [3.0, -1.0], [3.0, 1.0]])
+        assert np.allclose(minnorm.authors_weights(P) @ P, [1.0, 0.0], atol=1e-3)
+        assert np.allclose(minnorm.authors_weights(P[:2]), [0.5, 0.5])
+        assert np.allclose(minnorm.authors_weights(np.array([[1.0, 0.0], [2.0, 0.0]])), [0.999, 0.001])

@@ -1,7 +1,8 @@
 """Aggregators: what the server makes of the updates of a round."""
 
 from hansa.aggregate.aware import aware
-from hansa.aggregate.base import Aggregator, Combined, diversity, normalise
+from hansa.aggregate.base import Aggregator, Combined, normalise, shares
+from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.aggregate.mean import mean, nova
 from hansa.aggregate.mgda import mgda
 from hansa.aggregate.min_norm import Certificate, MinNorm, min_norm
@@ -13,6 +14,7 @@ __all__ = [
     "Combined",
     "MinNorm",
     "aware",
+    "chi_square",
     "clipped",
     "diversity",
     "krum",
@@ -22,5 +24,7 @@ __all__ = [
     "min_norm",
     "normalise",
     "nova",
+    "shares",
+    "surrogate_diversity",
     "trimmed_mean",
 ]

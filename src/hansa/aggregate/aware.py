@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from hansa.aggregate.base import Combined, diversity, weighted_sum
-from hansa.aggregate.min_norm import min_norm
-from hansa.errors import HansaError, decay, near, refuse, whole
+from hansa.aggregate.base import Combined, Weights, check_weights, normalise, shares, weighted_sum
+from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
+from hansa.aggregate.min_norm import SOLVERS, Solver, min_norm
+from hansa.errors import HansaError, decay, near, refuse
 from hansa.server import ServerTransform
 from hansa.types import RoundContext, RowReader, State, Update, Vector, in_client_order
 
@@ -21,14 +21,18 @@ _STORAGE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torc
 
 @dataclass(frozen=True, slots=True)
 class aware:
-    """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i when first seen; lambda = argmin
-    ||sum lambda_i m_i||^2 over the simplex of all clients seen; Delta = sum lambda_i m_i (FedAWARE Alg. 1).
+    """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i when first seen; lambda~ = argmin
+    ||sum lambda_i m_i||^2 over the simplex of all clients seen; Delta = sum lambda~_i m_i (FedAWARE Alg. 1).
 
-    ``normalize``: m_i/||m_i|| takes the place of m_i in both, as the authors' code has it. ``explore``: plain averaging
-    until every client was seen. ``project``: another server's step on the mean update, projected onto the direction.
+    Where the authors' code differs there is a word: ``normalize`` puts m_i/||m_i|| (0 for 0) in the place of m_i in
+    both; ``explore`` averages, by ``weights``, until every client was seen; ``from_zero`` starts every m_i at 0;
+    ``solver="authors"`` is their Frank-Wolfe, which stops short of the minimum, so that steps are longer.
+    ``project``: another server's step on the mean update, projected onto the direction.
+
+    ``weights`` are the objective's lambda: of averages and of the diversities reported, never of the direction.
+    A zero row makes the direction zero, which then is the shortest vector: nobody can gain unless somebody loses.
     Only the Gram matrix is kept in the state; the momenta are rows of the run's store, in RAM or on disk, in the run's
-    dtype or in ``storage``. A zero update never enters a row. ``iterations`` stops Frank-Wolfe after so many steps (250
-    in the authors' code), short of the minimum, so that steps are longer; None solves exactly.
+    dtype or in ``storage``.
     """
 
     alpha: float = 0.5
@@ -37,7 +41,9 @@ class aware:
     project: ServerTransform | None = None
     rows: Literal["ram", "disk"] = "ram"
     storage: Literal["float32", "float64", "bfloat16"] | None = None
-    iterations: int | None = None
+    from_zero: bool = False
+    solver: Solver = "exact"
+    weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
 
     def __post_init__(self) -> None:
@@ -46,8 +52,11 @@ class aware:
             raise refuse("aware", "rows", self.rows, "'ram' or 'disk'")
         if self.storage is not None and self.storage not in _STORAGE:
             raise refuse("aware", "storage", self.storage, "a known dtype", near(str(self.storage), _STORAGE))
-        if self.iterations is not None:
-            whole("aware", "iterations", self.iterations, "None solves exactly.")
+        if self.solver not in SOLVERS:
+            raise refuse("aware", "solver", self.solver, "'exact' or 'authors'")
+        object.__setattr__(self, "weights", check_weights("aware", self.weights))
+        if self.weights == "clusters":
+            raise refuse("aware", "weights", self.weights, "'uniform', 'samples' or one number a client")
 
     def init(self, dim: int, population: int) -> State:
         return {"clients": [], "gram": torch.zeros(0, 0, dtype=torch.float64), "project": {}}
@@ -58,14 +67,19 @@ class aware:
         ordered = in_client_order(updates)
         fresh = self._fresh(ordered, state["clients"], ctx.rows)
         seen, gram = _refresh(state["clients"], state["gram"], fresh, ctx.rows)
-        average = weighted_sum(ordered, [1 / len(ordered)] * len(ordered))
         exploring = self.explore and len(seen) < ctx.population.count
-        if exploring or not seen:
-            direction, info = average, {"exploring": float(exploring)}
+        average = None
+        if exploring or self.project is not None:
+            average = weighted_sum(ordered, normalise(self.weights, ordered))
+        info: dict[str, Any]
+        if exploring:
+            assert average is not None
+            direction, info = average, {"exploring": 1.0, "seen": len(seen)}
         else:
-            direction, info = self._direction(seen, gram, fresh, ctx.rows, average)
+            direction, info = self._direction(seen, gram, fresh, ctx, ordered[0].vector)
         other = state["project"]
         if self.project is not None:
+            assert average is not None
             step, other = self.project.update(average, other or self.project.init(average), ctx)
             direction = step if exploring else _projected(step, direction)
         rows = {client: {MOMENTUM: row} for client, row in fresh.items()}
@@ -74,44 +88,48 @@ class aware:
     def _fresh(self, updates: Sequence[Update], seen: Sequence[int], rows: RowReader) -> dict[int, Vector]:
         """The participants' momenta after this round, as they will be stored."""
         fresh = {}
+        known = set(seen)
         for update in updates:
             row = update.vector
-            if not bool(row.any()):
-                continue
-            if update.client in seen:
+            if update.client in known:
                 before = rows.read_many([update.client], MOMENTUM)[0].to(row)
                 row = before.mul_(self.alpha).add_(row, alpha=1 - self.alpha)
+            elif self.from_zero:
+                row = (1 - self.alpha) * row
             fresh[update.client] = row if self.storage is None else row.to(_STORAGE[self.storage])
         return fresh
 
     def _direction(
-        self, seen: list[int], gram: torch.Tensor, fresh: dict[int, Vector], rows: RowReader, like: Vector
+        self, seen: list[int], gram: torch.Tensor, fresh: dict[int, Vector], ctx: RoundContext, like: Vector
     ) -> tuple[Vector, dict[str, Any]]:
+        assert ctx.rows is not None
         lengths = gram.diagonal().sqrt()
-        scale = 1 / lengths if self.normalize else torch.ones_like(lengths)
+        scale = torch.where(lengths > 0, 1 / lengths, 0.0) if self.normalize else torch.ones_like(lengths)
         scaled = gram * scale[:, None] * scale[None, :]
-        solved = min_norm(scaled, iterations=self.iterations)
+        solved = min_norm(scaled, solver=self.solver)
         weights: torch.Tensor = solved.weights
         used = weights.nonzero()[:, 0].tolist()
         stored = [i for i in used if seen[i] not in fresh]
         total = torch.zeros(like.numel(), dtype=torch.float64)
         if stored:
             coefficients = [float(weights[i] * scale[i]) for i in stored]
-            total += rows.combine([seen[i] for i in stored], MOMENTUM, coefficients)
+            total += ctx.rows.combine([seen[i] for i in stored], MOMENTUM, coefficients)
         for i in used:
             if seen[i] in fresh:
                 total.add_(fresh[seen[i]].double(), alpha=float(weights[i] * scale[i]))
         squares = scaled.diagonal().tolist()
-        uniform = 1 / len(seen)
-        plain = float(scaled.mean())
+        objective = shares(self.weights, seen, ctx.population.samples)
+        given = torch.tensor(objective, dtype=torch.float64)
         info = {
             "weights": {seen[i]: float(weights[i]) for i in used},
             "density": len(used),
             "seen": len(seen),
-            "surrogate_diversity": diversity(squares, weights.tolist(), solved.value),
-            "momentum_diversity": diversity(squares, [uniform] * len(seen), plain),
-            "chi_square": math.fsum((float(w) - uniform) ** 2 / uniform for w in weights),
+            "zero_rows": int((lengths == 0).sum()),
+            "surrogate_diversity": surrogate_diversity(squares, objective, solved.value),
+            "momentum_diversity": diversity(squares, objective, float(given @ scaled @ given)),
+            "chi_square": chi_square(weights.tolist(), objective),
             "min_norm_gap": solved.gap,
+            "min_norm_steps": solved.certificate.iterations,
         }
         return total.to(like), info
 

@@ -78,6 +78,12 @@ def normalise(weights: Weights, updates: Sequence[Update]) -> list[float]:
     return [w / total for w in raw]
 
 
+def shares(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
+    """The same of clients that need not have reported: their weights in the objective, summing to one over them."""
+    nothing = torch.empty(0)
+    return normalise(weights, [Update(client, 0, nothing, samples[client], 1.0) for client in clients])
+
+
 def _given(weights: Sequence[float] | str, client: int) -> float:
     if client >= len(weights):
         raise HansaError(f"weights: {len(weights)} numbers given, none for client {client}. Give one number a client.")
@@ -101,14 +107,3 @@ def gram(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:
         rows = torch.stack([v[start : start + block] for v in vectors]).to(torch.float64)
         total.addmm_(rows, rows.T)
     return total
-
-
-def diversity(squared_norms: Sequence[float], weights: Sequence[float], combined: float) -> float:
-    """Gradient diversity D = sqrt(sum w_i ||g_i||^2 / ||sum w_i g_i||^2), at least 1 (Zeng et al.).
-
-    >>> round(diversity([1.0, 1.0], [0.5, 0.5], 0.5), 6)
-    1.414214
-    """
-    if combined <= 0:
-        return math.inf if any(squared_norms) else 1.0
-    return math.sqrt(math.fsum(w * s for w, s in zip(weights, squared_norms, strict=True)) / combined)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hansa.errors import HansaError, positive, refuse, whole
+from hansa.aggregate.frank_wolfe import from_best_pair
+from hansa.aggregate.simplex import project
+from hansa.errors import HansaError, positive, refuse
 
 Array: TypeAlias = Tensor | npt.NDArray[Any]
+Solver: TypeAlias = Literal["exact", "authors"]
+SOLVERS: tuple[Solver, ...] = ("exact", "authors")
 
 EPS = torch.finfo(torch.float64).eps
 FRANK_WOLFE_STEPS = 32
@@ -60,14 +64,15 @@ def min_norm(
     lower: float | Array = 0.0,
     upper: float | Array = 1.0,
     tolerance: float = 1e-12,
-    iterations: int | None = None,
+    solver: Solver = "exact",
 ) -> MinNorm:
     """lambda = argmin lambda' G lambda, sum lambda = 1, lower <= lambda <= upper, for G_ij = <v_i, v_j>.
 
     Frank-Wolfe with exact line search (as FedAWARE), then Newton steps on the active set, started anew from a
     primal-dual interior point if the first guess of the support is poor. Stops at a duality gap
     max_s (G lambda)'(lambda - s) <= tolerance * value, or at rounding error. The point sum lambda_i v_i is unique;
-    the weights need not be. With ``iterations`` it is Frank-Wolfe alone, so many steps of it and no finish.
+    the weights need not be. ``solver="authors"`` is Frank-Wolfe as FedAWARE's authors run it, without a finish:
+    from the best pair of vectors, at most 1000 steps, until the weights move by less than 1e-5.
     Wolfe, *Finding the nearest point in a polytope*, 1976; Mehrotra, 1992.
 
     >>> answer = min_norm(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
@@ -77,8 +82,8 @@ def min_norm(
     [0.6, 0.4]
     """
     positive("min_norm", "tolerance", tolerance)
-    if iterations is not None:
-        whole("min_norm", "iterations", iterations, "None solves exactly.")
+    if solver not in SOLVERS:
+        raise refuse("min_norm", "solver", solver, "'exact' or 'authors'")
     matrix = _checked(gram)
     size = len(matrix)
     low, high = _bound("lower", lower, size), _bound("upper", upper, size)
@@ -92,7 +97,7 @@ def min_norm(
     scale = float(matrix.diagonal().max())
     with _one_thread():
         problem = _Problem(matrix / scale if scale > 0 else matrix, low, high, tolerance)
-        answer = problem.solve() if iterations is None else problem.at(problem.frank_wolfe(iterations))
+        answer = problem.solve() if solver == "exact" else problem.authors()
     if answer.value < -1e-5:  # of the largest G_ii: more than float32 sums can explain
         raise HansaError(INDEFINITE)
     value, gap = scale * max(answer.value, 0.0), scale * max(answer.gap, 0.0)
@@ -171,6 +176,12 @@ class _Problem:
             best = point if point.gap < best.gap else best
         return best
 
+    def authors(self) -> _Point:
+        if not self.simplex:
+            raise HansaError("min_norm(solver='authors'): knows the whole simplex only. Leave lower and upper out.")
+        weights, self.iterations = from_best_pair(self.matrix)
+        return self.at(weights)
+
     def at(self, weights: Tensor) -> _Point:
         gradient = self.matrix @ weights
         value = float(weights @ gradient)
@@ -194,11 +205,11 @@ class _Problem:
         vertex[order] += torch.minimum(room, (1 - float(self.low.sum()) - before).clamp(min=0))
         return vertex
 
-    def frank_wolfe(self, steps: int = FRANK_WOLFE_STEPS) -> Tensor:
+    def frank_wolfe(self) -> Tensor:
         """lambda <- lambda + a (s - lambda) with the exact a, from the vertex of the shortest rows."""
         weights = self.vertex(self.matrix.diagonal())
         gradient = self.matrix @ weights
-        for _ in range(steps):
+        for _ in range(FRANK_WOLFE_STEPS):
             step = self.vertex(gradient) - weights
             slope = -float(gradient @ step)
             if slope <= self.tolerance * float(weights @ gradient):
@@ -383,21 +394,3 @@ def _solve(factor: Tensor, right: Tensor) -> Tensor:
 def _reach(value: Tensor, step: Tensor) -> float:
     """How far a positive vector can go along a step before an entry reaches zero."""
     return float(torch.where(step < 0, -value / step, torch.inf).min())
-
-
-def project(x: Tensor, low: Tensor, high: Tensor, total: float) -> Tensor:
-    """The nearest point to x with sum ``total`` within the bounds: clip(x - t, low, high) for the one t that fits."""
-    turns = torch.cat((x - high, x - low))
-    order = torch.argsort(turns, stable=True)
-    turns = turns[order]
-    falling = torch.cat((torch.ones_like(x), -torch.ones_like(x)))[order].cumsum(0)
-    fallen = torch.zeros_like(turns)
-    fallen[1:] = (falling[:-1] * turns.diff()).cumsum(0)
-    wanted = float(high.sum()) - total
-    at = min(max(int(torch.searchsorted(fallen, wanted, right=True)) - 1, 0), len(turns) - 1)
-    shift = turns[at] + ((wanted - fallen[at]) / falling[at] if float(falling[at]) > 0 else 0.0)
-    nearest = torch.minimum(torch.maximum(x - shift, low), high)
-    inside = (nearest > low) & (nearest < high)
-    if bool(inside.any()):  # what rounding left of the sum
-        nearest = nearest + torch.where(inside, (total - nearest.sum()) / inside.sum(), 0.0)
-    return torch.minimum(torch.maximum(nearest, low), high)

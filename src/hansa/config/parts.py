@@ -156,7 +156,15 @@ WORK = Slot(
 DRAWN = Slot("distribution", _table(local.between, local.one_of, local.lognormal), plain=(int, float, list))
 SAMPLER = Slot(
     "sampler",
-    _table(sample.uniform, sample.weighted, sample.explore, sample.availability, sample.replay, sample.per_cluster),
+    _table(
+        sample.uniform,
+        sample.weighted,
+        sample.explore,
+        sample.startup,
+        sample.availability,
+        sample.replay,
+        sample.per_cluster,
+    ),
     default="uniform",
 )
 COMPRESSOR = Slot(
@@ -208,6 +216,7 @@ NESTED: Mapping[str, Slot] = {
     "inner": AGGREGATE,
     "lr": RATE,
     "project": SERVER,
+    "sampler": SAMPLER,
     "values": _VALUES,
 }
 """Arguments of parts that are parts themselves."""

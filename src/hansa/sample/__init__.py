@@ -14,7 +14,7 @@ from hansa.gossip.active import size_of
 from hansa.keys import Key
 from hansa.types import Population
 
-__all__ = ["Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "uniform", "weighted"]
+__all__ = ["Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "startup", "uniform", "weighted"]
 
 
 class Sampler(Protocol):
@@ -141,6 +141,29 @@ class explore:
             return uniform(count=size).select(round, population, key)
         order = key.child("explore", lap).numpy().permutation(population.count)
         return tuple(sorted(order[turn * size : (turn + 1) * size].tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class startup:
+    """Everyone in the first round, then those another sampler chooses, from its own first round on.
+
+    >>> sampler = startup(replay([[2], [0, 1]]))
+    >>> [sampler.select(round, Population((1,) * 3), Key(0)) for round in range(3)]
+    [(0, 1, 2), (2,), (0, 1)]
+    """
+
+    sampler: Sampler
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.sampler, "select"):
+            raise refuse("startup", "sampler", self.sampler, "a sampler", "startup(uniform(0.1)) is one.")
+
+    def check(self, population: int) -> None:
+        self.sampler.check(population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        return self.sampler.select(round - 1, population, key) if round else tuple(range(population.count))
 
 
 @dataclass(frozen=True, slots=True)

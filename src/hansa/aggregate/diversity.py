@@ -1,0 +1,43 @@
+"""Gradient diversity and its kin (Zeng et al., FedAWARE), each from squared norms and weights alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def diversity(squares: Sequence[float], weights: Sequence[float], combined: float) -> float:
+    """D = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda_i g_i||^2 ) >= 1, lambda the objective's weights (Def. 3.1).
+
+    ``squares`` are the ||g_i||^2, ``combined`` is ||sum lambda_i g_i||^2. Two orthogonal unit vectors:
+
+    >>> round(diversity([1.0, 1.0], [0.5, 0.5], 0.5), 6)
+    1.414214
+    """
+    if combined <= 0:
+        return math.inf if any(squares) else 1.0
+    return math.sqrt(math.fsum(w * s for w, s in zip(weights, squares, strict=True)) / combined)
+
+
+def surrogate_diversity(squares: Sequence[float], weights: Sequence[float], surrogate: float) -> float:
+    """D~ = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda~_i g_i||^2 ): the objective's weights lambda above, the weights
+    lambda~ of the direction taken only below (Def. 3.2). ``surrogate`` is ||sum lambda~_i g_i||^2.
+
+    g = (1, 0) and (0, 3) with lambda = 1/2 each: lambda~ = (0.9, 0.1) has the shortest combination, 0.9 squared.
+
+    >>> round(surrogate_diversity([1.0, 9.0], [0.5, 0.5], 0.9), 6)  # sqrt(5 / 0.9)
+    2.357023
+    """
+    return diversity(squares, weights, surrogate)
+
+
+def chi_square(found: Sequence[float], weights: Sequence[float]) -> float:
+    """chi^2 = sum lambda~_i^2 / lambda_i^2, how far the weights found are from the objective's (Thm. 4.1).
+
+    It is n for lambda~ = lambda, and at uniform lambda n^2 sum lambda~_i^2: up to n^2 for a single client.
+
+    >>> chi_square([0.25, 0.75], [0.5, 0.5])
+    2.5
+    """
+    pairs = [(f, w) for f, w in zip(found, weights, strict=True) if f]
+    return math.inf if any(w == 0 for _, w in pairs) else math.fsum((f / w) ** 2 for f, w in pairs)
