@@ -84,6 +84,20 @@ def test_topology_of_the_papers_ring(cli):
     assert told["corollary_5_11"]["holds"] is False
 
 
+def test_topology_finds_a_graph_for_a_rho_and_says_what_the_theorems_ask(cli):
+    words = ("topology", "-n", "32", "-k", "4", "-m", "2", "--target-rho", "0.6", "--steps", "48", "--rounds", "500")
+    found = json.loads(cli(*words, "--json").stdout)
+    assert abs(found["rho_max"] - 0.6) < 0.01
+    assert found["corollary_5_11"]["orders"]["least_rounds"] == 385
+    assert found["corollary_5_11"]["orders"]["enough_rounds"] is True
+    assert found["afga"] == {**found["afga"], "theorem": "Theorem D.3", "holds": False, "bound": 0.2}
+    text = cli(*words).stdout
+    assert "T > tau M: 385 or more; 500 are enough" in text
+    assert found["topology"] in text
+    again = json.loads(cli("topology", "unbalanced-complete", "-n", "8", "--target-rho", "0.125", "--json").stdout)
+    assert again["topology"].startswith("unbalanced_complete(")
+
+
 def test_topology_takes_options_and_draws_a_picture(cli, folder):
     result = cli("topology", "erdos-renyi", "-n", "9", "--option", "p=0.9", "--option", "seed=3", "--svg", "g.svg")
     assert result.exit_code == 0
@@ -99,6 +113,9 @@ def test_topology_takes_options_and_draws_a_picture(cli, folder):
         (["hypercube", "-n", "9"], "power of two"),
         (["ring", "--participation", "0.5", "-m", "2"], "one of the two"),
         (["ring", "-n", "4", "-m", "9"], "at most the 4 clients"),
+        ([], "--target-rho finds one"),
+        (["--target-rho", "1.5"], "0 <= target < 1"),
+        (["erdos-renyi", "--target-rho", "0.5", "--option", "p=0.3"], "expected one of the two"),
     ],
 )
 def test_a_wrong_topology_is_refused(cli, words, said):

@@ -25,7 +25,7 @@ def shown(found: gossip.Description, width: int = 100, encoding: str = "utf-8") 
 
 
 def test_numbers_of_the_papers_setting() -> None:
-    found = gossip.describe(gossip.ring(), 32, 4, participation=0.25, dim=29_000)
+    found = gossip.describe(gossip.ring(), 32, 4, participation=0.25, dim=29_000, steps=48, rounds=300)
     assert found.sizes == (8, 8, 8, 8)
     assert found.corollary.reporters == (2, 2, 2, 2)
     assert (found.edges, found.messages, found.step_bytes) == (32, 64, 64 * 29_000 * 4)
@@ -40,12 +40,41 @@ def test_numbers_of_the_papers_setting() -> None:
         "edges": 32,
         "messages_per_step": 64,
         "bytes_per_step": 7_424_000,
+        "drift": pytest.approx(5.1213, abs=1e-3),
+        "useful_steps": pytest.approx(5.1213, abs=1e-3),
         "corollary_5_11": {
             "holds": False,
             "bound": pytest.approx(0.2041, abs=1e-4),
             "dense_enough": False,
             "few_enough": True,
             "changes": ["8 reporters a cluster instead of 2", "complete() instead of ring(): rho 0.000"],
+            "orders": {
+                "rounds": "T > tau M",
+                "server_lr": "Theta(sqrt(tau M))",
+                "local_lr": "Theta(1/sqrt(T tau))",
+                "rate": "O(1/sqrt(T tau M))",
+                "least_rounds": 48 * 8 + 1,
+                "server_scale": pytest.approx((48 * 8) ** 0.5),
+                "local_scale": pytest.approx(1 / 120),
+                "rate_scale": pytest.approx(1 / (300 * 48 * 8) ** 0.5),
+                "enough_rounds": False,
+            },
+        },
+        "afga": {
+            "theorem": "Theorem D.3",
+            "holds": False,
+            "bound": 0.2,
+            "orders": {
+                "rounds": "R >= I M",
+                "server_lr": "Theta(n sqrt(I/m))",
+                "local_lr": "Theta(1/sqrt(R I^2))",
+                "rate": "O(1/sqrt(R I m))",
+                "least_rounds": 48 * 8,
+                "server_scale": pytest.approx(8 * 24**0.5),
+                "local_scale": pytest.approx(1 / (300**0.5 * 48)),
+                "rate_scale": pytest.approx(1 / (300 * 48 * 2) ** 0.5),
+                "enough_rounds": False,
+            },
         },
     }
 
@@ -64,6 +93,26 @@ def test_the_terminal_says_all_of_it() -> None:
         "ring() over 8 clients (one cluster)",
     ):
         assert words in page
+
+
+def test_the_terminal_says_what_the_theorems_ask_of_rounds_and_rates() -> None:
+    plain = shown(gossip.describe(gossip.ring(), 32, 4, participation=0.25))
+    for words in ("rounds             T > tau M\n", "Theta(sqrt(tau M))\n", "1/(1 - rho) = 5.1", "m/(m + n) = 0.200"):
+        assert words in re.sub(r" +\n", "\n", plain)
+    known = shown(gossip.describe(gossip.ring(), 50, participation=0.1, steps=24, rounds=500))
+    for words in (
+        "T > tau M: 121 or more; 500 are enough",
+        "Theta(sqrt(tau M)), with 11 inside",
+        "Theta(1/sqrt(T tau)), with 0.00913 inside",
+        "O(1/sqrt(T tau M)), with 0.00408 inside",
+        "AFGA Theorem 4.6     does not hold",
+        "rho = 0.995 > M/(M + N) = 0.091",
+        "R >= I M: 120 or more; 500 are enough",
+        "Theta(N sqrt(I/M)), with 110 inside",
+        "Theta(1/sqrt(R I^2)), with 0.00186 inside",
+        "min{1/(1 - rho), tau} = min{190.2, 24} = 24.0",
+    ):
+        assert words in known, words
 
 
 def test_unequal_clusters_and_full_reporting_are_said() -> None:
@@ -95,6 +144,8 @@ def test_narrow_terminals_are_not_overrun() -> None:
         ({"clients": 8, "clusters": 2, "reporters": 5}, r"reporters=5\): expected at most the 4"),
         ({"clients": 8, "participation": 1.5}, "reporters=1.5"),
         ({"clients": 8, "dim": 0}, r"describe\(dim=0\)"),
+        ({"clients": 8, "steps": 0}, r"describe\(steps=0\)"),
+        ({"clients": 8, "rounds": 0}, r"describe\(rounds=0\)"),
         ({"clients": 0}, "population=0"),
         ({"clients": 8, "clusters": gossip.by_labels(2)}, "needs the label counts"),
     ],

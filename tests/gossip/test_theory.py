@@ -1,4 +1,4 @@
-"""Corollary 5.11 as printed, and that each proposed change is enough and none smaller is."""
+"""The papers' conditions as printed, that each proposed change is enough and none smaller is, and wanted rhos found."""
 
 from __future__ import annotations
 
@@ -133,3 +133,72 @@ def test_bad_settings_are_refused() -> None:
 def test_one_client_alone_has_no_change_to_make() -> None:
     assert gossip.changes(gossip.corollary(gossip.ring(), [1], 1), 1) == ()
     assert np.isinf(gossip.corollary(gossip.ring(), [1], 1).bound)
+
+
+def test_the_afga_theorems_as_printed() -> None:
+    """rho <= M/(M+N) over all clients, rho_max <= m/(m+n) over clusters, the tightest where sizes differ."""
+    ring = gossip.afga_theorem(gossip.ring(), [50], 5)
+    assert (ring.name, ring.holds) == ("Theorem 4.6", False)
+    assert ring.bound == pytest.approx(5 / 55)
+    assert gossip.afga_theorem(gossip.ring(), [50], 50).bound == 0.5
+    clustered = gossip.afga_theorem(gossip.complete(), [4, 16], 0.5)
+    assert (clustered.name, clustered.reporters, clustered.holds) == ("Theorem D.3", (2, 8), True)
+    uneven = gossip.afga_theorem(gossip.complete(), [4, 16], 2)
+    assert uneven.bound == pytest.approx(2 / 18)
+    assert gossip.afga_theorem(gossip.hypercube(), [4], 2).holds  # rho = 1/3 = 2/6, met exactly
+
+
+def test_rates_scale_as_the_theorems_say_and_without_steps_there_are_no_numbers() -> None:
+    found = gossip.corollary(gossip.complete(), [8] * 4, 2)
+    once, four_times = found.orders(12, 1000), found.orders(48, 1000)
+    assert four_times.server_scale == pytest.approx(2 * once.server_scale)
+    assert four_times.local_scale == pytest.approx(once.local_scale / 2)
+    assert four_times.rate_scale == pytest.approx(once.rate_scale / 2)
+    assert (found.participants, once.least_rounds) == (8, 97)
+    assert (once.enough(96), once.enough(97), found.orders().enough(97)) == (False, True, None)
+    assert found.orders().server_scale is None
+    assert found.orders(12).local_scale is None
+    afga = gossip.afga_theorem(gossip.complete(), [50], 5)
+    once, four_times = afga.orders(12, 1000), afga.orders(48, 1000)
+    assert once.server_scale == pytest.approx(50 * math.sqrt(12 / 5))
+    assert four_times.local_scale == pytest.approx(once.local_scale / 4)
+    assert four_times.rate_scale == pytest.approx(once.rate_scale / 2)
+    assert (once.enough(59), once.enough(60)) == (False, True)
+
+
+@pytest.mark.parametrize(("rho", "steps", "expected"), [(0.0, 48, 1.0), (0.8, 3, 3.0), (0.8, 48, 5.0), (1.0, 48, 48.0)])
+def test_drift_stops_growing_at_the_time_that_mixing_takes(rho: float, steps: int, expected: float) -> None:
+    assert gossip.drift(rho, steps) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("n", "target"), [(8, 0.0), (8, 0.125), (8, 0.599), (8, 0.805), (10, 0.335), (10, 0.766)])
+def test_graphs_of_the_papers_rhos_are_found(n: int, target: float) -> None:
+    found = gossip.with_rho(target, [n, n])
+    assert found.rho == pytest.approx(target, abs=0.006)
+    assert gossip.rho(found.topology(n)) == found.rho
+    assert gossip.with_rho(target, [n]) == found
+
+
+def test_of_graphs_near_enough_the_one_with_the_fewest_messages_is_taken() -> None:
+    assert gossip.with_rho(0.805, [8]).topology == gossip.ring()
+    assert gossip.with_rho(0.0, [8]).topology == gossip.complete()
+    assert gossip.with_rho(0.5, [8], "hypercube").topology == gossip.hypercube()
+    assert isinstance(gossip.with_rho(0.3, [8], "unbalanced-complete").topology, gossip.unbalanced_complete)
+    two = gossip.with_rho(0.6, [6, 9])
+    assert two.rho == pytest.approx(max(gossip.rho(two.topology(n)) for n in (6, 9)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ((1.0, [8]), "target=1.0"),
+        ((-0.1, [8]), "target=-0.1"),
+        ((0.5, []), "at least one cluster size"),
+        ((0.5, [0]), "sizes=0"),
+        ((0.5, [8], "rign"), "kind='rign'.*Did you mean ring"),
+        ((0.5, [7], "hypercube"), r"does not come in the sizes \[7\]"),
+    ],
+)
+def test_rhos_that_no_graph_has_are_refused(call: tuple[object, ...], message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        gossip.with_rho(*call)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def optimal(P: Array, lam: Array, low: float, high: float, tolerance: float) -> 
 
 def authors_weights(P: Array, steps: int = 1000, still: float = 1e-5) -> Array:
     """Frank-Wolfe as FedAWARE's authors run it, on the vectors themselves: from the pair whose segment comes nearest to
-    zero, at most `steps` steps, until the weights move by less than `still` in L1; then the weights before that move."""
+    zero, at most `steps` steps, until the weights move by less than `still` in L1; the weights before that move."""
 
     def between(a: Array, b: Array) -> tuple[float, float]:
         """The share of a in the point of the segment nearest to zero, and its squared length."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hansa.algorithm import Algorithm
+    from hansa.gossip import Topology
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")]
 config = typer.Typer(no_args_is_help=True, help="Configurations: check, resolve, describe.")
@@ -117,7 +118,7 @@ def cite(
 
 @guarded
 def topology(
-    name: Annotated[str, typer.Argument(help="ring, complete, torus, star, erdos-renyi, ...")],
+    name: Annotated[str | None, typer.Argument(help="ring, complete, torus, star, erdos-renyi, ...")] = None,
     clients: Annotated[int, typer.Option("--clients", "-n", help="Clients in all.", min=1)] = 32,
     clusters: Annotated[int, typer.Option("--clusters", "-k", help="Clusters, as equal as can be.", min=1)] = 1,
     participation: Annotated[float | None, typer.Option(help="The share of each cluster that reports.")] = None,
@@ -128,28 +129,57 @@ def topology(
     options: Annotated[
         list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Of the topology, such as p=0.3.")
     ] = None,
+    target_rho: Annotated[
+        float | None, typer.Option(help="Find a graph with this rho, of the kind named or of any.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Local steps a round, for the theorems.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the run, for the theorems.", min=1)] = None,
     svg: Annotated[Path | None, typer.Option(help="Also write the graph as a picture.")] = None,
     as_json: Json = False,
 ) -> None:
     """A gossip graph in numbers: how fast it averages, what it costs, whether more local steps pay."""
     from hansa import gossip
-    from hansa.config.text import read_value
-    from hansa.errors import HansaError
 
-    told = {}
-    for word in options or []:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise HansaError(f"--option {word}: expected NAME=VALUE, such as p=0.3.")
-        told[key] = read_value(value, f"--option {word}")
-    graph = gossip.by_name(name, **told)
-    found = gossip.describe(graph, clients, clusters, reporters=reporters, participation=participation, dim=parameters)
+    graph = _graph(name, options or [], target_rho, clients, clusters)
+    found = gossip.describe(
+        graph,
+        clients,
+        clusters,
+        reporters=reporters,
+        participation=participation,
+        dim=parameters,
+        steps=steps,
+        rounds=rounds,
+    )
     if svg is not None:
         svg.write_text(gossip.svg(graph.sparse(max(found.sizes))), encoding="utf-8")
     if as_json:
         out().print_json(json.dumps(found.record()))
     else:
         out().print(found)
+
+
+def _graph(name: str | None, options: Sequence[str], target: float | None, clients: int, clusters: int) -> Topology:
+    """The topology that a command line names, or the one whose rho is nearest to the target."""
+    from hansa import gossip
+    from hansa.config.text import read_value
+    from hansa.errors import HansaError
+    from hansa.keys import Key
+
+    if target is not None:
+        if options:
+            raise HansaError("--option and --target-rho: expected one of the two, the search finds the options.")
+        groups = gossip.resolve(clusters, clients, Key(0))
+        return gossip.with_rho(target, [len(group) for group in groups], name).topology
+    if name is None:
+        raise HansaError(f"which topology? One of {', '.join(gossip.TOPOLOGIES)}; or --target-rho finds one.")
+    told = {}
+    for word in options:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise HansaError(f"--option {word}: expected NAME=VALUE, such as p=0.3.")
+        told[key] = read_value(value, f"--option {word}")
+    return gossip.by_name(name, **told)
 
 
 @config.command("schema")

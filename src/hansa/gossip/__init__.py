@@ -6,8 +6,9 @@ from hansa.gossip.active import ACTIVITIES, Activity, as_activity, bernoulli, ev
 from hansa.gossip.clusters import CLUSTERINGS, Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
 from hansa.gossip.draw import svg, text
+from hansa.gossip.search import Match, with_rho
 from hansa.gossip.spectral import edge_count, messages, rho, rho_max, step_bytes
-from hansa.gossip.theory import Change, Corollary, changes, corollary
+from hansa.gossip.theory import AfgaTheorem, Change, Corollary, Orders, afga_theorem, changes, corollary, drift
 from hansa.gossip.topology import (
     TOPOLOGIES,
     Topology,
@@ -28,10 +29,11 @@ from hansa.gossip.topology import (
 from hansa.gossip.weights import check, dense, metropolis, sinkhorn
 
 __all__ = [
-    "ACTIVITIES", "CLUSTERINGS", "TOPOLOGIES", "Activity", "Change", "Clustering", "Corollary", "Description",
-    "Topology", "as_activity", "bernoulli", "by_labels", "by_name", "changes", "check", "common_size", "complete",
-    "corollary", "dense", "describe", "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential",
-    "given", "hypercube", "isolated", "matrix", "messages", "metropolis", "over_survivors", "random", "replay",
-    "resample", "resolve", "rho", "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "svg", "text",
-    "torus", "unbalanced_complete",
+    "ACTIVITIES", "CLUSTERINGS", "TOPOLOGIES", "Activity", "AfgaTheorem", "Change", "Clustering", "Corollary",
+    "Description", "Match", "Orders", "Topology", "afga_theorem", "as_activity", "bernoulli", "by_labels",
+    "by_name", "changes", "check", "common_size", "complete", "corollary", "dense", "describe", "drift",
+    "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential", "given", "hypercube", "isolated",
+    "matrix", "messages", "metropolis", "over_survivors", "random", "replay", "resample", "resolve", "rho",
+    "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "svg", "text", "torus", "unbalanced_complete",
+    "with_rho",
 ]  # fmt: skip

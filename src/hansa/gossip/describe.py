@@ -1,10 +1,10 @@
-"""What `hansa topology` says: connectivity, traffic, Corollary 5.11 and a picture."""
+"""What `hansa topology` says: connectivity, traffic, what the papers prove, and a picture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -14,7 +14,7 @@ from hansa.errors import HansaError, whole
 from hansa.gossip import draw
 from hansa.gossip.clusters import Clustering, resolve
 from hansa.gossip.spectral import edge_count, messages, rho
-from hansa.gossip.theory import Change, Corollary, changes, corollary
+from hansa.gossip.theory import AfgaTheorem, Change, Corollary, Orders, changes, corollary, drift
 from hansa.gossip.topology import Topology
 from hansa.keys import Key
 
@@ -35,6 +35,9 @@ class Description:
     itemsize: int
     corollary: Corollary
     changes: tuple[Change, ...]
+    afga: AfgaTheorem
+    steps: int | None = None
+    rounds: int | None = None
 
     @property
     def step_bytes(self) -> int:
@@ -43,7 +46,7 @@ class Description:
 
     def record(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
-        found = self.corollary
+        found, afga = self.corollary, self.afga
         return {
             "topology": str(self.topology),
             "clients": found.clients,
@@ -55,14 +58,26 @@ class Description:
             "edges": self.edges,
             "messages_per_step": self.messages,
             "bytes_per_step": self.step_bytes,
+            "drift": None if self.steps is None else drift(found.rho_max, self.steps),
+            "useful_steps": None if found.rho_max >= 1 else 1 / (1 - found.rho_max),
             "corollary_5_11": {
                 "holds": found.holds,
                 "bound": None if math.isinf(found.bound) else found.bound,
                 "dense_enough": found.dense_enough,
                 "few_enough": found.few_enough,
                 "changes": [change.words for change in self.changes],
+                "orders": self._orders(found.orders(self.steps, self.rounds)),
+            },
+            "afga": {
+                "theorem": afga.name,
+                "holds": afga.holds,
+                "bound": afga.bound,
+                "orders": self._orders(afga.orders(self.steps, self.rounds)),
             },
         }
+
+    def _orders(self, orders: Orders) -> dict[str, Any]:
+        return {**asdict(orders), "enough_rounds": orders.enough(self.rounds)}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table.grid(padding=(0, 2))
@@ -105,6 +120,33 @@ class Description:
         yield "", f"K = {found.clusters} {'<' if found.few_enough else '>='} n = {min(self.sizes)}"
         for place, change in enumerate(self.changes):
             yield ("it would with" if place == 0 else "or with"), change.words
+        yield from self._order_lines(found.orders(self.steps, self.rounds))
+        afga = self.afga
+        yield f"AFGA {afga.name}", "holds" if afga.holds else "does not hold"
+        bound = "M/(M + N)" if len(self.sizes) == 1 else "m/(m + n)"
+        yield "", f"rho = {afga.rho_max:.3f} {'<=' if afga.holds else '>'} {bound} = {afga.bound:.3f}"
+        yield from self._order_lines(afga.orders(self.steps, self.rounds))
+        yield "local drift", self._drift()
+
+    def _order_lines(self, orders: Orders) -> Iterator[tuple[str, str]]:
+        """The theorem's orders; behind each the number inside it, where the steps and rounds are known."""
+        said = "" if orders.least_rounds is None else f": {orders.least_rounds:,} or more"
+        if (enough := orders.enough(self.rounds)) is not None:
+            said += f"; {self.rounds:,} are {'enough' if enough else 'too few'}"
+        yield "  rounds", orders.rounds + said
+        for name, words, number in (
+            ("  server rate", orders.server_lr, orders.server_scale),
+            ("  local rate", orders.local_lr, orders.local_scale),
+            ("  then", orders.rate, orders.rate_scale),
+        ):
+            yield name, words if number is None else f"{words}, with {number:.3g} inside"
+
+    def _drift(self) -> str:
+        rho = self.corollary.rho_max
+        most = "no bound" if rho >= 1 else f"{1 / (1 - rho):.1f}"
+        if self.steps is None:
+            return f"grows with min{{1/(1 - rho), tau}}; 1/(1 - rho) = {most}"
+        return f"grows with min{{1/(1 - rho), tau}} = min{{{most}, {self.steps}}} = {drift(rho, self.steps):.1f}"
 
 
 def describe(
@@ -116,8 +158,11 @@ def describe(
     participation: float | None = None,
     dim: int = 1_000_000,
     itemsize: int = 4,
+    steps: int | None = None,
+    rounds: int | None = None,
 ) -> Description:
     """All that can be said of a topology before a run. ``reporters`` a cluster or a ``participation``; else all report.
+    With the local ``steps`` a round and the ``rounds``, what the theorems ask of them is said in numbers too.
 
     >>> from hansa.gossip import ring
     >>> found = describe(ring(), 32, 4, participation=0.25, dim=1000)
@@ -128,6 +173,9 @@ def describe(
         raise HansaError(f"describe(reporters={reporters}, participation={participation}): expected one of the two.")
     whole("describe", "dim", dim)
     whole("describe", "itemsize", itemsize)
+    for name, number in (("steps", steps), ("rounds", rounds)):
+        if number is not None:
+            whole("describe", name, number)
     sizes = tuple(len(group) for group in resolve(clusters, clients, Key(0)))
     asked: float = reporters if reporters is not None else float(1 if participation is None else participation)
     found = corollary(topology, sizes, asked)
@@ -142,6 +190,9 @@ def describe(
         itemsize=itemsize,
         corollary=found,
         changes=changes(found, asked),
+        afga=AfgaTheorem(found.topology, found.sizes, found.reporters, found.rho_max),
+        steps=steps,
+        rounds=rounds,
     )
 
 

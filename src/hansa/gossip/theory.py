@@ -1,4 +1,5 @@
-"""[HAFED] Corollary 5.11: when more local steps pay, and the smallest change that makes them pay."""
+"""What the papers prove for a topology: [HAFED] Corollary 5.11, [AFGA] Theorems 4.6 and D.3, the smallest change that
+makes the former hold, and how rates should scale. All are orders: constants are left out, only ratios mean anything."""
 
 from __future__ import annotations
 
@@ -15,6 +16,35 @@ from hansa.gossip.topology import Topology, complete, exponential, hypercube, ri
 CANDIDATES: tuple[Topology, ...] = (ring(), torus(), hypercube(), exponential(), complete())
 SLACK = 1e-9  # rho and its bound often meet exactly (hypercube of 8: 1/2), one of them a rounding error above
 SEARCH_UP_TO = 4096  # clients a cluster: beyond, trying out graphs takes minutes and nobody clusters so
+
+
+def drift(rho: float, steps: int) -> float:
+    """min{1/(1 - rho), tau}: how clients of a cluster run apart over tau local steps grows with it, so steps beyond
+    1/(1 - rho) add nothing ([HAFED] Theorem 5.6).
+
+    >>> drift(0.75, 2), drift(0.75, 48)
+    (2.0, 4.0)
+    """
+    return float(steps) if rho >= 1 else min(1 / (1 - rho), float(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """How many rounds a theorem asks for, how it scales both rates, and how fast it then is, in words and, where the
+    local steps and the rounds are known, in numbers up to constants."""
+
+    rounds: str
+    server_lr: str
+    local_lr: str
+    rate: str
+    least_rounds: int | None
+    server_scale: float | None
+    local_scale: float | None
+    rate_scale: float | None
+
+    def enough(self, rounds: int | None) -> bool | None:
+        """Whether so many rounds are enough, constants left out; None where the local steps are not known."""
+        return None if rounds is None or self.least_rounds is None else rounds >= self.least_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +71,11 @@ class Corollary:
         return len(self.sizes)
 
     @property
+    def participants(self) -> int:
+        """M."""
+        return sum(self.reporters)
+
+    @property
     def bound(self) -> float:
         """1/(2 sqrt(n - m)), infinite when everyone reports."""
         silent = max(n - m for n, m in zip(self.sizes, self.reporters, strict=True))
@@ -60,6 +95,69 @@ class Corollary:
     def holds(self) -> bool:
         """Both conditions."""
         return self.dense_enough and self.few_enough
+
+    def orders(self, steps: int | None = None, rounds: int | None = None) -> Orders:
+        """For T > tau M rounds: eta = Theta(sqrt(tau M)), eta_l = Theta(1/sqrt(T tau)), rate O(1/sqrt(T tau M)).
+
+        >>> from hansa.gossip import complete
+        >>> found = corollary(complete(), [8] * 4, 2).orders(steps=48, rounds=500)
+        >>> found.least_rounds, round(found.server_scale, 1), found.enough(500)
+        (385, 19.6, True)
+        """
+        M, both = self.participants, None if steps is None or rounds is None else rounds * steps
+        return Orders(
+            rounds="T > tau M",
+            server_lr="Theta(sqrt(tau M))",
+            local_lr="Theta(1/sqrt(T tau))",
+            rate="O(1/sqrt(T tau M))",
+            least_rounds=None if steps is None else steps * M + 1,
+            server_scale=None if steps is None else math.sqrt(steps * M),
+            local_scale=None if both is None else 1 / math.sqrt(both),
+            rate_scale=None if both is None else 1 / math.sqrt(both * M),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AfgaTheorem:
+    """[AFGA] Theorem 4.6, where all N clients gossip in one cluster: it holds when rho <= M/(M + N). Theorem D.3, for
+    clusters: when rho_max <= m/(m + n). Where sizes differ, the tightest bound counts."""
+
+    topology: Topology
+    sizes: tuple[int, ...]
+    reporters: tuple[int, ...]
+    rho_max: float
+
+    @property
+    def name(self) -> str:
+        return "Theorem 4.6" if len(self.sizes) == 1 else "Theorem D.3"
+
+    @property
+    def bound(self) -> float:
+        """m/(m + n), which is M/(M + N) in one cluster."""
+        return min(m / (m + n) for n, m in zip(self.sizes, self.reporters, strict=True))
+
+    @property
+    def holds(self) -> bool:
+        """rho_max <= m/(m + n)."""
+        return self.rho_max <= self.bound + SLACK
+
+    def orders(self, steps: int | None = None, rounds: int | None = None) -> Orders:
+        """For R >= I M rounds: eta = Theta(n sqrt(I/m)), eta_l = Theta(1/sqrt(R I^2)), rate O(1/sqrt(R I m)); in one
+        cluster n and m are N and M."""
+        m, M = min(self.reporters), sum(self.reporters)
+        ratio = max(n / math.sqrt(m) for n, m in zip(self.sizes, self.reporters, strict=True))
+        n_, m_ = ("N", "M") if len(self.sizes) == 1 else ("n", "m")
+        both = None if steps is None or rounds is None else rounds * steps
+        return Orders(
+            rounds="R >= I M",
+            server_lr=f"Theta({n_} sqrt(I/{m_}))",
+            local_lr="Theta(1/sqrt(R I^2))",
+            rate=f"O(1/sqrt(R I {m_}))",
+            least_rounds=None if steps is None else steps * M,
+            server_scale=None if steps is None else ratio * math.sqrt(steps),
+            local_scale=None if steps is None or rounds is None else 1 / (math.sqrt(rounds) * steps),
+            rate_scale=None if both is None else 1 / math.sqrt(both * m),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +185,20 @@ def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Cor
         whole("corollary", "sizes", n)
     m = tuple(size_of("corollary", "reporters", reporters, n) for n in sizes)
     return Corollary(topology, tuple(sizes), m, rho_max(topology, sizes))
+
+
+def afga_theorem(topology: Topology, sizes: Sequence[int], reporters: float) -> AfgaTheorem:
+    """Check [AFGA] Theorem 4.6 (one cluster) or D.3 for clusters of ``sizes``, ``reporters`` a cluster.
+
+    >>> from hansa.gossip import complete, ring
+    >>> found = afga_theorem(ring(), [50], 5)
+    >>> round(found.rho_max, 3), round(found.bound, 3), found.holds
+    (0.995, 0.091, False)
+    >>> afga_theorem(complete(), [10] * 5, 1).holds
+    True
+    """
+    found = corollary(topology, sizes, reporters)
+    return AfgaTheorem(found.topology, found.sizes, found.reporters, found.rho_max)
 
 
 def changes(found: Corollary, reporters: float) -> tuple[Change, ...]:

@@ -1,0 +1,105 @@
+"""A graph with a wanted rho: the papers name the number, not the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from hansa.errors import HansaError, near, refuse, whole
+from hansa.gossip.spectral import messages, rho_max
+from hansa.gossip.topology import (
+    Topology,
+    complete,
+    erdos_renyi,
+    exponential,
+    hypercube,
+    ring,
+    star,
+    torus,
+    unbalanced_complete,
+)
+
+CLOSE = 0.005  # within this, the graph with fewer messages is the better one
+SEEDS = 10
+ALIKE = 200  # clients: random graphs of more have all the same rho, nearly
+FIXED: dict[str, Topology] = {
+    type(graph).__name__: graph for graph in (ring(), torus(), star(), hypercube(), exponential(), complete())
+}
+RANDOM: dict[str, Callable[[float, int], Topology]] = {
+    "erdos_renyi": lambda size, seed: erdos_renyi(p=size, seed=seed),
+    "unbalanced_complete": lambda size, seed: unbalanced_complete(seed=seed, spread=size),
+}
+
+
+class Match(NamedTuple):
+    """A topology and its rho over the sizes asked for."""
+
+    topology: Topology
+    rho: float
+
+
+def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Match:
+    """The topology whose rho_max over clusters of ``sizes`` is nearest to ``target``: of the fixed graphs, and of
+    random ones, option by option and seed by seed. Within 0.005 of the target, the one with the fewest messages.
+    ``kind`` keeps to graphs of one name. The same answer every time.
+
+    >>> with_rho(0.805, [8]).topology
+    ring()
+    >>> found = with_rho(0.6, [8], "erdos_renyi")
+    >>> found.topology, round(found.rho, 3)
+    (erdos_renyi(p=0.68, seed=9), 0.605)
+    """
+    if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 <= target < 1:
+        raise refuse("with_rho", "target", target, "0 <= target < 1", "0 is the complete graph, 1 would be no graph.")
+    if not sizes:
+        raise refuse("with_rho", "sizes", sizes, "at least one cluster size")
+    for n in sizes:
+        whole("with_rho", "sizes", n)
+    word = None if kind is None else kind.strip().lower().replace("-", "_")
+    known = {*FIXED, *RANDOM}
+    if word is not None and word not in known:
+        raise HansaError(f"with_rho(kind={kind!r}): no graph to choose from. {near(word, known)}")
+    found: list[tuple[float, int, float, Match]] = []
+    for name, graph in FIXED.items():
+        if word in (None, name):
+            found += _tried([graph], sizes, target)
+    for name, make in RANDOM.items():
+        if word in (None, name):
+            found += _random(make, sizes, target)
+    if not found:
+        raise HansaError(f"with_rho(kind={kind!r}): does not come in the sizes {sorted(set(sizes))}.")
+    return min(found, key=lambda entry: entry[:3])[3]
+
+
+def _tried(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -> list[tuple[float, int, float, Match]]:
+    """The graphs that come in these sizes, ordered by distance beyond `CLOSE`, messages and distance."""
+    found = []
+    for graph in graphs:
+        try:
+            value = rho_max(graph, sizes)
+            sent = sum(messages(graph.sparse(n)) for n in sizes)
+        except HansaError:  # no hypercube of that size, no connected graph that thin
+            continue
+        away = abs(value - target)
+        found.append((away if away > CLOSE else 0.0, sent, away, Match(graph, value)))
+    return found
+
+
+def _random(
+    make: Callable[[float, int], Topology], sizes: Sequence[int], target: float
+) -> list[tuple[float, int, float, Match]]:
+    """First every tenth of the option with seed 0, then around the nearest of them finer, and with other seeds."""
+    options = [tenth / 10 for tenth in range(1, 11)]
+    coarse = [(option, tried[0]) for option in options if (tried := _tried([make(option, 0)], sizes, target))]
+    if not coarse:
+        return []
+    nearest = min(coarse, key=lambda pair: pair[1][2])[0]
+    seeds = SEEDS if max(sizes) <= ALIKE else 1
+    return [entry for _, entry in coarse] + _tried(list(_around(make, nearest, seeds)), sizes, target)
+
+
+def _around(make: Callable[[float, int], Topology], option: float, seeds: int) -> Iterator[Topology]:
+    for hundredths in range(-8, 9, 2):
+        finer = round(option + hundredths / 100, 2)
+        if 0 < finer <= 1:
+            yield from (make(finer, seed) for seed in range(seeds))
