@@ -343,7 +343,7 @@ def wire(packet: Packet) -> bytes:
 
 def sealed(kind: str, dtype: torch.dtype, dim: int, payload: bytes) -> bytes:
     """A header and its checksum around any payload, written from the description of the format."""
-    head = struct.pack("<2sBBQQ", b"hP", 1, KINDS.index(kind) | (dtype == F64) << 7, dim, len(payload))
+    head = struct.pack("<2sBBQQ", b"hP", 2, KINDS.index(kind) | (dtype == F64) << 7, dim, len(payload))
     return head + struct.pack("<I", zlib.crc32(payload, zlib.crc32(head))) + payload
 
 

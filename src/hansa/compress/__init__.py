@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from hansa.compress.base import Compressor
+from hansa.compress.base import Coder, Compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.dense import cast, identity, sign
 from hansa.compress.downlink import Broadcast, Downlink, replica
@@ -21,6 +21,7 @@ from hansa.compress.sparse import random_k, top_k
 
 __all__ = [
     "Broadcast",
+    "Coder",
     "Compressor",
     "Downlink",
     "Packet",

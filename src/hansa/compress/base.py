@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+import math
+import reprlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.compress.packet import HEADER, Array, Buffer, Packet, PacketError, flat, floats, seal
+from hansa.compress.packet import HEADER, Array, Buffer, Packet, PacketError, finite, flat, floats, put_kind, seal
 from hansa.errors import refuse
 from hansa.keys import Key
+
+CHUNK = 1 << 16
+
+
+class Body(Protocol):
+    """A payload that was checked in full: using it cannot fail any more."""
+
+    def write(self, out: Array) -> None:
+        """out = C(x)."""
+        ...
+
+    def add(self, out: Array, alpha: float) -> None:
+        """out = out + alpha * C(x), rounded as written: first the product, then the sum."""
+        ...
 
 
 @runtime_checkable
 class Compressor(Protocol):
     """An operator C on flat vectors with E||C(x) - x||^2 <= q^2 ||x||^2, q = ``contraction(dim)``, and C(0) = 0.
 
-    A packet decodes to C(x) exactly: whoever keeps x - C(x) computes it from the packet.
+    A packet decodes to C(x) exactly: whoever keeps x - C(x) computes it from the packet. This is what links ask of a
+    compressor; `Coder` is the short way to be one.
     """
 
     cites: ClassVar[tuple[str, ...]]
@@ -30,6 +48,10 @@ class Compressor(Protocol):
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         """C(x) as bytes. A NaN or an infinity in x is an error, never a packet."""
+        ...
+
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        """A payload that arrived, checked in full; a `PacketError` where ``encode`` would not have written it."""
         ...
 
     def contraction(self, dim: int) -> float:
@@ -58,43 +80,105 @@ class Mergeable(Compressor, Protocol):
         ...
 
 
-class Body(Protocol):
-    """A payload that was checked in full: using it cannot fail any more."""
-
-    def write(self, out: Array) -> None:
-        """out = C(x)."""
-        ...
-
-    def add(self, out: Array, alpha: float) -> None:
-        """out = out + alpha * C(x), rounded as written: first the product, then the sum."""
-        ...
-
-
-Parser: TypeAlias = Callable[[memoryview, int, "np.dtype[np.floating]"], Body]
-
-
 class Coder:
-    """A compressor made of its payload; the packet around it is the same for all."""
+    """A compressor made of its payload: ``payload`` writes it, ``read`` reads it, ``max_payload`` bounds it.
+
+    The packet around the payload, its checks and the ways to add it onto a vector come with it. The packets' ``kind``
+    is the name of the class. A compressor of one's own is a frozen dataclass:
+
+    >>> @dataclass(frozen=True, slots=True)
+    ... class first(Coder):
+    ...     count: int
+    ...
+    ...     def payload(self, x, key):
+    ...         return [x[: self.count].tobytes()]
+    ...
+    ...     def read(self, payload, dim, dtype):
+    ...         out = np.zeros(dim, dtype)
+    ...         out[: self.count] = np.frombuffer(payload, dtype)
+    ...         return out
+    ...
+    ...     def max_payload(self, dim, itemsize):
+    ...         return min(self.count, dim) * itemsize
+    >>> from hansa.compress import decode
+    >>> decode(first(2).encode(torch.tensor([1.0, -2.0, 3.0]), Key(0)), first(2))
+    tensor([ 1., -2.,  0.])
+    """
 
     __slots__ = ()
-    kind: ClassVar[str]
+    cites: ClassVar[tuple[str, ...]] = ()
+    finds_nonfinite: ClassVar[bool] = False
+    """Whether ``payload`` itself refuses a NaN or an infinity; else ``encode`` looks for them first."""
 
-    def encode(self, x: Tensor, key: Key) -> Packet:
-        array = flat(x, f"{self.kind}.encode")
-        if not array.size:
-            raise refuse(f"{self.kind}.encode", "x", tuple(x.shape), "a vector with at least one entry")
-        return seal(self.kind, array, self.payload(array, key))
+    @property
+    def kind(self) -> str:
+        """The kind that its packets carry."""
+        return type(self).__name__
 
-    def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:
-        return HEADER.size + self.max_payload(dim, floats(dtype).itemsize)
+    def payload(self, x: Array, key: Key) -> Sequence[Buffer | Array]:
+        """C(x) as a list of bytes and arrays; x has at least one entry and is not to be changed."""
+        raise NotImplementedError(f"{type(self).__name__}.payload")
 
-    def payload(self, x: Array, key: Key) -> list[Buffer]:
-        """The bytes after the header, in parts."""
-        raise NotImplementedError
+    def read(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Array:
+        """C(x) from its payload, ``dim`` numbers of ``dtype``. Whatever error it raises refuses the packet."""
+        raise NotImplementedError(f"{type(self).__name__}.read")
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        """The most bytes that ``payload`` can take."""
-        raise NotImplementedError
+        """The most bytes that ``payload`` can take; longer ones are refused unread."""
+        raise NotImplementedError(f"{type(self).__name__}.max_payload")
+
+    def contraction(self, dim: int) -> float:
+        """The papers' q for the worst x of ``dim`` entries; infinite where nothing is promised."""
+        return math.inf
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        """C(x) as a packet. A NaN or an infinity in x is an error, never a packet."""
+        part = f"{self.kind}.encode"
+        array = flat(x, part)
+        if not array.size:
+            raise refuse(part, "x", tuple(x.shape), "a vector with at least one entry")
+        if not self.finds_nonfinite:
+            finite(array, part)
+        return seal(self.kind, array, self.payload(array, key))
+
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        """The payload as numbers. Compressors that can add theirs onto a vector faster have a body of their own."""
+        try:
+            values = self.read(payload, dim, dtype)
+        except PacketError:
+            raise
+        except Exception as error:
+            raise PacketError(f"packet: {self.kind} cannot read the payload: {reprlib.repr(str(error))}.") from error
+        if not isinstance(values, np.ndarray) or values.shape != (dim,) or values.dtype != dtype:
+            found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+            raise PacketError(f"packet: {self.kind} reads {found}, expected {dtype} ({dim},).")
+        return Values.checked(values)
+
+    def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:
+        """No packet for a vector of ``dim`` entries is longer than this."""
+        return HEADER.size + len(put_kind(self.kind)[1]) + self.max_payload(dim, floats(dtype).itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A payload of plain numbers."""
+
+    values: Array
+
+    @classmethod
+    def checked(cls, values: Array) -> Values:
+        """The numbers, if all are finite."""
+        for start in range(0, values.size, CHUNK):
+            if not np.isfinite(values[start : start + CHUNK]).all():
+                raise PacketError("packet: it carries NaN or infinite values.")
+        return cls(values)
+
+    def write(self, out: Array) -> None:
+        out[:] = self.values
+
+    def add(self, out: Array, alpha: float) -> None:
+        for start in range(0, out.size, CHUNK):
+            out[start : start + CHUNK] += self.values[start : start + CHUNK] * out.dtype.type(alpha)
 
 
 def exactly(view: memoryview, size: int, kind: str) -> memoryview:

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.compress.base import Body, Parser
-from hansa.compress.dense import Signs, Values, parse_cast
-from hansa.compress.grid import Lattice
-from hansa.compress.packet import LIMIT, Buffer, Packet, PacketError, flat, floats
-from hansa.compress.quantize import Levels
+from hansa.compress.base import Body, Compressor, Values
+from hansa.compress.dense import cast, identity, sign
+from hansa.compress.grid import grid
+from hansa.compress.packet import Buffer, Packet, PacketError, flat, floats
+from hansa.compress.quantize import quantize
 from hansa.compress.sparse import Shuffled, Sparse
 from hansa.errors import refuse
 from hansa.vectors import allocate
 
-PARSERS: dict[str, Parser] = {
-    "identity": Values.parse,
-    "whole": Values.parse,
-    "cast": parse_cast,
-    "sign": Signs.parse,
-    "quantize": Levels.parse,
+Parser: TypeAlias = Callable[[memoryview, int, "np.dtype[Any]"], Body]
+
+#: Kinds whose payloads say all that it takes to read them, so that no compressor need be at hand.
+USUAL: dict[str, Parser] = {
+    **{coder.kind: coder.body for coder in (identity(), cast(), sign(), quantize(), grid())},
+    "whole": identity().body,
     "top_k": Sparse.parse,
     "random_k": Shuffled.parse,
-    "grid": Lattice.parse,
 }
+
+#: Where no ``dim`` is given a packet may declare so many entries, or `RATIO` a byte of it, whichever is more.
+ENTRIES, RATIO = 1 << 20, 64
 
 
 def decode(
-    data: Buffer | Packet, *, dim: int | None = None, dtype: torch.dtype | None = None, kind: str | None = None
+    data: Buffer | Packet,
+    compressor: Compressor | None = None,
+    *,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    kind: str | None = None,
 ) -> Tensor:
     """The vector that the sender's compressor made, to the bit.
 
+    Packets of Hansa's own compressors say all that it takes to read them; others are read by their ``compressor``. With
+    a compressor, packets that it could not have made are refused: of another kind, or longer than it ever needs.
     Give ``dim``, ``dtype`` and ``kind`` where they are known: a packet that says otherwise is refused. Without
-    ``dim`` a packet may declare at most 2^28 entries. A packet that holds a tensor gives that very tensor: do not
-    change it in place.
+    ``dim`` a packet may declare at most 2^20 entries, or 64 for each of its bytes. A packet that holds a tensor gives
+    that very tensor: do not change it in place.
 
     >>> from hansa.compress import sign
     >>> from hansa.keys import Key
@@ -47,25 +59,27 @@ def decode(
     hansa.compress.packet.PacketError: packet: dim 2, expected 3.
     """
     packet = (data if isinstance(data, Packet) else Packet.parse(data)).expect(dim=dim, dtype=dtype, kind=kind)
+    most = max(ENTRIES, RATIO * packet.nbytes)
+    if dim is None and packet.dim > most:
+        raise PacketError(f"packet: declares {packet.dim} entries, at most {most} are read unless dim= is given.")
     if isinstance(packet.content, Tensor):
+        packet.expect(kind=None if compressor is None else compressor.kind)
         return packet.content
-    if dim is None and packet.dim > LIMIT:
-        raise PacketError(f"packet: declares {packet.dim} entries, at most {LIMIT} are read unless dim= is given.")
-    body = _body(packet)
+    body = _body(packet, compressor)
     out = allocate.empty(packet.dim, packet.dtype)
     body.write(out.numpy())
     return out
 
 
-def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0) -> Tensor:
-    """out += alpha * decode(data), in place and without a second vector; gives ``out``.
+def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compressor: Compressor | None = None) -> Tensor:
+    """out += alpha * decode(data, compressor), in place and without a second vector; gives ``out``.
 
     ``accumulate(packet, x, -1.0)`` leaves exactly ``x - decode(packet)``. A refused packet leaves ``out`` as it was.
     """
     packet = (data if isinstance(data, Packet) else Packet.parse(data)).expect(dim=out.numel(), dtype=out.dtype)
     if out.ndim != 1 or not out.is_contiguous() or out.requires_grad:
         raise refuse("accumulate", "out", tuple(out.shape), "a contiguous flat vector without gradient")
-    body = _body(packet)
+    body = _body(packet, compressor)
     if out.device.type == "cpu":
         body.add(out.numpy(), alpha)
         return out
@@ -74,9 +88,22 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0) -> Tensor
     return out.add_(torch.from_numpy(change).to(out.device))
 
 
-def _body(packet: Packet) -> Body:
+def _body(packet: Packet, compressor: Compressor | None) -> Body:
+    """The packet's content, checked in full. Nothing is allocated for a packet of the wrong kind or size."""
+    if compressor is not None:
+        packet.expect(kind=compressor.kind)
+        most = compressor.max_nbytes(packet.dim, packet.dtype)
+        if packet.nbytes > most:
+            raise PacketError(
+                f"packet: {packet.nbytes} bytes, {compressor!r} takes at most {most} for {packet.dim} entries."
+            )
+    elif packet.kind not in USUAL:
+        raise PacketError(
+            f"packet: of kind {packet.kind!r}, which only its compressor reads: decode(packet, {packet.kind}(...))."
+        )
     if isinstance(packet.content, Tensor):
         return Values(flat(packet.content, "decode"))
     if not packet.dim and packet.kind not in ("identity", "whole"):
         raise PacketError("packet: a vector without entries.")
-    return PARSERS[packet.kind](packet.payload(), packet.dim, floats(packet.dtype))
+    parse = USUAL[packet.kind] if compressor is None else compressor.body
+    return parse(packet.payload(), packet.dim, floats(packet.dtype))

@@ -11,20 +11,17 @@ import torch
 from torch import Tensor
 
 from hansa.compress import chunked
-from hansa.compress.base import Coder, exactly
+from hansa.compress.base import Body, Coder, Values, exactly
 from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, not_finite
 from hansa.errors import refuse
 from hansa.keys import Key
-
-CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class identity(Coder):
     """C(x) = x, q = 0: every entry as it is."""
 
-    kind: ClassVar[str] = "identity"
-    cites: ClassVar[tuple[str, ...]] = ()
+    finds_nonfinite: ClassVar[bool] = True
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
         finite(x, "identity.encode")
@@ -33,30 +30,11 @@ class identity(Coder):
     def max_payload(self, dim: int, itemsize: int) -> int:
         return dim * itemsize
 
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        return Values.checked(np.frombuffer(exactly(payload, dim * dtype.itemsize, "identity"), dtype))
+
     def contraction(self, dim: int) -> float:
         return 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """A payload of plain numbers."""
-
-    values: Array
-
-    @classmethod
-    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Values:
-        values = np.frombuffer(exactly(view, dim * dtype.itemsize, "identity"), dtype)
-        for start in range(0, dim, CHUNK):
-            if not np.isfinite(values[start : start + CHUNK]).all():
-                raise PacketError("packet: it carries NaN or infinite values.")
-        return cls(values)
-
-    def write(self, out: Array) -> None:
-        out[:] = self.values
-
-    def add(self, out: Array, alpha: float) -> None:
-        for start in range(0, out.size, CHUNK):
-            out[start : start + CHUNK] += self.values[start : start + CHUNK] * out.dtype.type(alpha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +45,7 @@ class cast(Coder):
     """
 
     to: str = "float16"
-    kind: ClassVar[str] = "cast"
-    cites: ClassVar[tuple[str, ...]] = ()
+    finds_nonfinite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.to not in HALVES:
@@ -86,26 +63,24 @@ class cast(Coder):
     def max_payload(self, dim: int, itemsize: int) -> int:
         return 3 + 2 * dim
 
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        exactly(payload, 3 + 2 * dim, "cast")
+        exponent = int.from_bytes(payload[1:3], "little", signed=True)
+        info = np.finfo(dtype)
+        if payload[0] >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
+            raise PacketError(f"packet: no 16-bit format {payload[0]} with exponent {exponent}.")
+        codes = torch.from_numpy(np.frombuffer(payload[3:], "<i2").astype(np.int16))
+        unit = codes.view(list(HALVES.values())[payload[0]]).to(torch.float32).numpy()
+        if not (np.abs(unit) < 1).all():
+            raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
+        return Values(np.ldexp(unit.astype(dtype), exponent))
+
     def contraction(self, dim: int) -> float:
         info = torch.finfo(HALVES[self.to])
         return min(1.0, math.sqrt(info.eps**2 + dim * info.smallest_normal**2 * info.eps**2 * 4))
 
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def parse_cast(view: memoryview, dim: int, dtype: np.dtype[Any]) -> Values:
-    """The numbers of a `cast` payload."""
-    exactly(view, 3 + 2 * dim, "cast")
-    exponent = int.from_bytes(view[1:3], "little", signed=True)
-    info = np.finfo(dtype)
-    if view[0] >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
-        raise PacketError(f"packet: no 16-bit format {view[0]} with exponent {exponent}.")
-    codes = torch.from_numpy(np.frombuffer(view[3:], "<i2").astype(np.int16))
-    unit = codes.view(list(HALVES.values())[view[0]]).to(torch.float32).numpy()
-    if not (np.abs(unit) < 1).all():
-        raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
-    return Values(np.ldexp(unit.astype(dtype), exponent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +94,7 @@ class sign(Coder):
     tensor([ 1.5000, -1.5000,  1.5000,  1.5000])
     """
 
-    kind: ClassVar[str] = "sign"
+    finds_nonfinite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2019",)
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
@@ -131,6 +106,9 @@ class sign(Coder):
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return itemsize + -(-dim // 8)
+
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        return Signs.parse(payload, dim, dtype)
 
     def contraction(self, dim: int) -> float:
         return math.sqrt(1 - 1 / dim)

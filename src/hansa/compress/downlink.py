@@ -104,7 +104,7 @@ class replica:
             if moved.grain != grain and version:
                 log, version = [], version + 1  # what clients hold lies on a finer grid: only the whole replica helps
             if moved.packet is not None:
-                vector, grain = accumulate(moved.packet, moved.start.clone()), moved.grain
+                vector, grain = accumulate(moved.packet, moved.start.clone(), 1.0, self.compressor), moved.grain
                 version += 1
                 log.append(torch.frombuffer(bytearray(moved.packet.bytes), dtype=torch.uint8))
         full = Packet.of(vector, "whole")
@@ -137,7 +137,8 @@ class replica:
         chosen = grain_of(highest, x.dtype) if grain is None or outgrown(highest, grain, x.dtype) else grain
         start = settled(vector, chosen)
         packet = self.compressor.encode_above(x - start, chosen)
-        return _Moved(packet, start, chosen) if decode(packet).any() else _Moved(None, vector, grain)
+        moves = decode(packet, self.compressor, dim=x.numel()).any()
+        return _Moved(packet, start, chosen) if moves else _Moved(None, vector, grain)
 
     def _latest(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
         """The last n increments for each count n, as they are or merged into one."""
@@ -166,7 +167,7 @@ class replica:
             packet.expect(kind=self.compressor.kind, dim=dim, dtype=dtype)
             if isinstance(self.compressor, Mergeable):
                 vector = settled(vector, self.compressor.finest(packet))
-            accumulate(packet, vector)
+            accumulate(packet, vector, 1.0, self.compressor)
         return vector
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hansa.compress import planes
-from hansa.compress.base import Coder
+from hansa.compress.base import Body, Coder
 from hansa.compress.packet import Array, Buffer, Packet, PacketError, finite, flat, floats, seal
 from hansa.errors import HansaError, positive, refuse
 from hansa.keys import Key
@@ -41,8 +41,7 @@ class grid(Coder):
     """
 
     coarseness: float = 2.0
-    kind: ClassVar[str] = "grid"
-    cites: ClassVar[tuple[str, ...]] = ()
+    finds_nonfinite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive("grid", "coarseness", self.coarseness, "2 rounds to about twice the root mean square.")
@@ -71,6 +70,9 @@ class grid(Coder):
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return HEAD.size + planes.max_nbytes(dim, BITS[itemsize])
+
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        return Lattice.parse(payload, dim, dtype)
 
     def contraction(self, dim: int) -> float:
         last_bit = math.ldexp(math.sqrt(dim), 1 - BITS[4])  # of the largest entry: no step is finer

@@ -100,10 +100,10 @@ class error_feedback:
         else:
             total = torch.add(x.detach(), residual, out=allocate.like(x))
         packet = self.compressor.encode(total, key)
-        return packet, {"residual": accumulate(packet, total, -1.0)}
+        return packet, {"residual": accumulate(packet, total, -1.0, self.compressor)}
 
     def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
-        return received(self.compressor, packet, dim, dtype)
+        return decode(packet, self.compressor, dim=dim, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,4 @@ class memoryless:
         return self.compressor.encode(x, key), {}
 
     def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
-        return received(self.compressor, packet, dim, dtype)
-
-
-def received(compressor: Compressor, packet: Packet, dim: int, dtype: torch.dtype) -> Tensor:
-    """The vector in a packet that this compressor could have made: of its kind, with no more bytes than it needs."""
-    most = compressor.max_nbytes(dim, dtype)
-    if packet.nbytes > most:
-        raise PacketError(f"packet: {packet.nbytes} bytes, {compressor!r} takes at most {most} for {dim} entries.")
-    return decode(packet, dim=dim, dtype=dtype, kind=compressor.kind)
+        return decode(packet, self.compressor, dim=dim, dtype=dtype)

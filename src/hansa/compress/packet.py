@@ -4,18 +4,22 @@
 bytes       field  meaning
 ==========  =====  ==========================================================
 0-1         magic  ``hP``
-2           u8     version of the format, 1
+2           u8     version of the format, 2
 3           u8     kind (low 7 bits) and dtype (high bit: 0 float32, 1 float64)
 4-11        u64    dim, entries of the vector
-12-19       u64    bytes of payload that follow the header
-20-23       u32    CRC-32 of bytes 0-19 and the payload
+12-19       u64    bytes that follow the header
+20-23       u32    CRC-32 of bytes 0-19 and of all that follows the header
 ==========  =====  ==========================================================
+
+The usual kinds are a number, their place in `KINDS`. All others are 127, and what follows the header then starts with
+their name: a byte with its length, and so many ASCII characters. Version 1 had no names and is read as well.
 
 Everything is little-endian. Decoders trust nothing: every field is checked before memory is taken for it.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -32,14 +36,14 @@ from hansa.errors import HansaError, refuse
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
 
-MAGIC, VERSION = b"hP", 1
+MAGIC, VERSION = b"hP", 2
 HEADER = struct.Struct("<2sBBQQI")
+#: Kinds so usual that they travel as a number instead of their name.
 KINDS = ("identity", "whole", "cast", "sign", "quantize", "top_k", "random_k", "grid")
+NAMED = 127
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,63}")
 FLOATS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
 DTYPES = tuple(FLOATS)
-
-#: The largest vector a sparse packet may declare when the reader names no ``dim``: 1 GiB of float32.
-LIMIT = 1 << 28
 
 
 class PacketError(HansaError):
@@ -78,14 +82,12 @@ class Packet:
         magic, version, what, dim, length, _ = HEADER.unpack_from(view)
         if magic != MAGIC:
             raise PacketError(f"packet: starts with {magic!r}, expected {MAGIC!r}: this is no hansa packet.")
-        if version != VERSION:
-            raise PacketError(f"packet: version {version}, this reader knows version {VERSION}.")
-        code, dtype = what & 0x7F, DTYPES[what >> 7]
-        if code >= len(KINDS):
-            raise PacketError(f"packet: unknown kind {code}. Known: {', '.join(KINDS)}.")
+        if not 1 <= version <= VERSION or (version == 1 and what & 0x7F == NAMED):
+            raise PacketError(f"packet: version {version}, this reader knows versions up to {VERSION}.")
         if length != len(view) - HEADER.size:
             raise PacketError(f"packet: declares a payload of {length} bytes, {len(view) - HEADER.size} arrived.")
-        return cls(KINDS[code], dim, dtype, len(view), view)
+        kind, _ = take_kind(what & 0x7F, view[HEADER.size :])
+        return cls(kind, dim, DTYPES[what >> 7], len(view), view)
 
     @property
     def bytes(self) -> Buffer:
@@ -97,11 +99,12 @@ class Packet:
         return self.content
 
     def payload(self) -> memoryview:
-        """The bytes after the header, once their checksum is right."""
+        """The bytes after the header and the name of the kind, once their checksum is right."""
         view = viewed(self.bytes)
-        if zlib.crc32(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != HEADER.unpack_from(view)[5]:
+        _, _, what, _, _, crc = HEADER.unpack_from(view)
+        if zlib.crc32(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
             raise PacketError("packet: the checksum does not match: the bytes were damaged on the way.")
-        return view[HEADER.size :]
+        return take_kind(what & 0x7F, view[HEADER.size :])[1]
 
     def expect(self, *, dim: int | None = None, dtype: torch.dtype | None = None, kind: str | None = None) -> Packet:
         """This packet, if it is what the receiver's own schema says must arrive."""
@@ -111,16 +114,44 @@ class Packet:
         return self
 
 
-def seal(kind: str, x: Array, parts: Sequence[Buffer]) -> Packet:
+def seal(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
     """Header and payload as one byte string, for the vector ``x`` that was encoded."""
     dtype = torch.float32 if x.dtype == np.float32 else torch.float64
-    length = sum(len(viewed(part)) for part in parts)
-    start = HEADER.pack(MAGIC, VERSION, KINDS.index(kind) | DTYPES.index(dtype) << 7, x.size, length, 0)[:-4]
+    code, name = put_kind(kind)
+    pieces = [name, *(part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)]
+    length = sum(len(viewed(piece)) for piece in pieces)
+    start = HEADER.pack(MAGIC, VERSION, code | DTYPES.index(dtype) << 7, x.size, length, 0)[:-4]
     crc = zlib.crc32(start)
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    data = b"".join([start, struct.pack("<I", crc), *parts])
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    data = b"".join([start, struct.pack("<I", crc), *pieces])
     return Packet(kind, x.size, dtype, len(data), data)
+
+
+def put_kind(kind: str) -> tuple[int, bytes]:
+    """The number of a kind, and the bytes of its name where it is none of the usual ones.
+
+    >>> put_kind("sign"), put_kind("ternary")
+    ((3, b''), (127, b'\\x07ternary'))
+    """
+    if kind in KINDS:
+        return KINDS.index(kind), b""
+    if not isinstance(kind, str) or not NAME.fullmatch(kind):
+        raise refuse("Packet", "kind", kind, "a name of up to 64 ASCII letters, digits and _ . : -")
+    return NAMED, bytes([len(kind)]) + kind.encode("ascii")
+
+
+def take_kind(code: int, view: memoryview) -> tuple[str, memoryview]:
+    """The kind that a number, and perhaps the name at the start of a view, stand for; and the rest of the view."""
+    if code < len(KINDS):
+        return KINDS[code], view
+    if code != NAMED:
+        raise PacketError(f"packet: unknown kind {code}. Known: {', '.join(KINDS)}.")
+    end = 1 + view[0] if len(view) else 0
+    name = bytes(view[1:end]).decode("latin-1")
+    if len(name) != end - 1 or not NAME.fullmatch(name) or name in KINDS:
+        raise PacketError(f"packet: {name[:80]!r} is not the name of a kind.")
+    return name, view[end:]
 
 
 def viewed(data: Buffer) -> memoryview:

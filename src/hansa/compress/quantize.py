@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hansa.compress.base import Coder, exactly
+from hansa.compress.base import Body, Coder, exactly
 from hansa.compress.bits import pack, packed_size, unpack
 from hansa.compress.packet import Array, Buffer, PacketError, finite
 from hansa.errors import refuse, whole
@@ -43,7 +43,7 @@ class quantize(Coder):
     levels: int = 16
     bucket: int = 512
     rounding: str = "stochastic"
-    kind: ClassVar[str] = "quantize"
+    finds_nonfinite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("alistarh2017",)
 
     def __post_init__(self) -> None:
@@ -103,6 +103,9 @@ class quantize(Coder):
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return HEAD.size + -(-dim // self.bucket) * itemsize + packed_size(dim, self.width)
+
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        return Levels.parse(payload, dim, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ import numpy as np
 
 from hansa.compress import chunked
 from hansa.compress import indices as index_code
-from hansa.compress.base import Body, Coder, Parser
-from hansa.compress.dense import Signs, Values, cast, identity, parse_cast, sign
+from hansa.compress.base import Body, Coder
+from hansa.compress.dense import cast, identity, sign
 from hansa.compress.indices import Coded
-from hansa.compress.packet import KINDS, Array, Buffer, PacketError, finite
-from hansa.compress.quantize import Levels, quantize
+from hansa.compress.packet import Array, Buffer, PacketError, finite, put_kind, take_kind
+from hansa.compress.quantize import quantize
 from hansa.errors import fraction, refuse
 from hansa.keys import Key
 
@@ -24,12 +24,8 @@ TOP = struct.Struct("<IIBBB")
 RANDOM = struct.Struct("<QIB")
 CHUNK = 1 << 16
 FORMATS: dict[str, Coder] = {"float32": identity(), "float16": cast("float16"), "bfloat16": cast("bfloat16")}
-DENSE: dict[int, Parser] = {
-    KINDS.index("identity"): Values.parse,
-    KINDS.index("cast"): parse_cast,
-    KINDS.index("sign"): Signs.parse,
-    KINDS.index("quantize"): Levels.parse,
-}
+#: Values of these kinds are read from what their payload says, whoever reads them.
+DENSE: dict[str, Coder] = {coder.kind: coder for coder in (identity(), cast(), sign(), quantize())}
 _ADVICE = "1/64 keeps one entry in 64."
 
 
@@ -43,18 +39,26 @@ def kept(ratio: float, dim: int) -> int:
 
 
 def value_coder(part: str, values: object) -> Coder:
-    """The dense compressor that the kept values go through."""
+    """The compressor that the kept values go through."""
     if isinstance(values, str) and values in FORMATS:
         return FORMATS[values]
-    if isinstance(values, identity | cast | sign | quantize):
+    if isinstance(values, Coder) and not isinstance(values, top_k | random_k):
         return values
-    raise refuse(part, "values", values, "float32, float16, bfloat16, sign() or quantize(...)")
+    raise refuse(part, "values", values, "float32, float16, bfloat16 or a dense compressor", "sign() is one.")
 
 
-def _parse_values(kind: int, view: memoryview, count: int, dtype: np.dtype[Any]) -> Array:
-    if kind not in DENSE:
-        raise PacketError(f"packet: kept values cannot be of kind {kind}.")
-    body: Body = DENSE[kind](view, count, dtype)
+def _reader(kind: str, wanted: Coder | None) -> Coder:
+    """What reads kept values of a kind: the compressor that must have written them, if that is known."""
+    if wanted is None and kind in DENSE:
+        return DENSE[kind]
+    if wanted is None or wanted.kind != kind:
+        expected = f"expected {wanted.kind}" if wanted else "which only their compressor reads: pass it to decode"
+        raise PacketError(f"packet: kept values of kind {kind}, {expected}.")
+    return wanted
+
+
+def _read_values(coder: Coder, view: memoryview, count: int, dtype: np.dtype[Any]) -> Array:
+    body = coder.body(view, count, dtype)
     values = np.empty(count, dtype)
     body.write(values)
     return values
@@ -66,7 +70,7 @@ class top_k(Coder):
     (Stich 2018; [CAMS] Remark 4.15).
 
     ``values`` says how the kept entries travel: ``float32`` (a float64 vector's as float64), ``float16``,
-    ``bfloat16``, or through another compressor, as in ``top_k(1/64, values=quantize(7))``; then
+    ``bfloat16``, or through another compressor, as in ``top_k(1/64, values=quantize(7))`` or one of your own; then
     q = sqrt(1 - (k/d)(1 - q_values^2)).
 
     >>> import torch
@@ -77,14 +81,14 @@ class top_k(Coder):
 
     ratio: float
     values: str | Coder = "float32"
-    kind: ClassVar[str] = "top_k"
+    finds_nonfinite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("stich2018",)
 
     def __post_init__(self) -> None:
         fraction("top_k", "ratio", self.ratio, _ADVICE)
         value_coder("top_k", self.values)
 
-    def payload(self, x: Array, key: Key) -> list[Buffer]:
+    def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
         k = kept(self.ratio, x.size)
         if k >= 1 << 32:
             raise refuse("top_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
@@ -92,11 +96,17 @@ class top_k(Coder):
         coder = value_coder("top_k", self.values)
         values = coder.payload(x[chosen], key) if chosen.size else []
         coded = index_code.encode(chosen, x.size) if chosen.size else Coded(index_code.VARINT, 0, b"")
-        head = TOP.pack(chosen.size, len(coded.data), coded.code, coded.width, KINDS.index(coder.kind))
-        return [head, coded.data, *values]
+        code, name = put_kind(coder.kind)
+        head = TOP.pack(chosen.size, len(coded.data), coded.code, coded.width, code)
+        return [head, name, coded.data, *values]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        return TOP.size + -(-dim // 8) + value_coder("top_k", self.values).max_payload(kept(self.ratio, dim), itemsize)
+        coder = value_coder("top_k", self.values)
+        most = coder.max_payload(kept(self.ratio, dim), itemsize)
+        return TOP.size + len(put_kind(coder.kind)[1]) + -(-dim // 8) + most
+
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        return Sparse.parse(payload, dim, dtype, value_coder("top_k", self.values))
 
     def contraction(self, dim: int) -> float:
         return _sparse_contraction(kept(self.ratio, dim), dim, value_coder("top_k", self.values))
@@ -110,19 +120,21 @@ class Sparse:
     values: Array
 
     @classmethod
-    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Sparse:
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> Sparse:
+        """A `top_k` payload; where the compressor of its values is not known, those of the usual kinds are read."""
         if len(view) < TOP.size:
             raise PacketError("packet: a top_k payload is truncated before its counts.")
-        count, length, code, width, kind = TOP.unpack_from(view)
-        rest = view[TOP.size :]
+        count, length, code, width, value_code = TOP.unpack_from(view)
+        kind, rest = take_kind(value_code, view[TOP.size :])
+        coder = _reader(kind, values)
         if count > dim or length > len(rest):
             raise PacketError(f"packet: {count} entries and {length} bytes of indices cannot be in a vector of {dim}.")
         if not count:
-            if len(rest) or code != index_code.VARINT or width or kind not in DENSE:
+            if len(rest) or code != index_code.VARINT or width:
                 raise PacketError("packet: bytes follow a top_k payload without entries.")
             return cls(np.empty(0, np.int64), np.empty(0, dtype))
-        values = _parse_values(kind, rest[length:], count, dtype)
-        return cls(index_code.decode(Coded(code, width, rest[:length]), count, dim), values)
+        numbers = _read_values(coder, rest[length:], count, dtype)
+        return cls(index_code.decode(Coded(code, width, rest[:length]), count, dim), numbers)
 
     def write(self, out: Array) -> None:
         out[:] = 0
@@ -142,14 +154,14 @@ class random_k(Coder):
 
     ratio: float
     values: str | Coder = "float32"
-    kind: ClassVar[str] = "random_k"
+    finds_nonfinite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("stich2018",)
 
     def __post_init__(self) -> None:
         fraction("random_k", "ratio", self.ratio, _ADVICE)
         value_coder("random_k", self.values)
 
-    def payload(self, x: Array, key: Key) -> list[Buffer]:
+    def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
         finite(x, "random_k.encode")
         k = kept(self.ratio, x.size)
         if k >= 1 << 32:
@@ -159,10 +171,15 @@ class random_k(Coder):
         for where, places in shuffled(seed, x.size, k):
             chosen[where] = x[places]
         coder = value_coder("random_k", self.values)
-        return [RANDOM.pack(seed, k, KINDS.index(coder.kind)), *coder.payload(chosen, key)]
+        code, name = put_kind(coder.kind)
+        return [RANDOM.pack(seed, k, code), name, *coder.payload(chosen, key)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        return RANDOM.size + value_coder("random_k", self.values).max_payload(kept(self.ratio, dim), itemsize)
+        coder = value_coder("random_k", self.values)
+        return RANDOM.size + len(put_kind(coder.kind)[1]) + coder.max_payload(kept(self.ratio, dim), itemsize)
+
+    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+        return Shuffled.parse(payload, dim, dtype, value_coder("random_k", self.values))
 
     def contraction(self, dim: int) -> float:
         return _sparse_contraction(kept(self.ratio, dim), dim, value_coder("random_k", self.values))
@@ -176,13 +193,16 @@ class Shuffled:
     values: Array
 
     @classmethod
-    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Shuffled:
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> Shuffled:
+        """A `random_k` payload, with its values as in `Sparse.parse`."""
         if len(view) < RANDOM.size:
             raise PacketError("packet: a random_k payload is truncated before its seed.")
-        seed, count, kind = RANDOM.unpack_from(view)
+        seed, count, code = RANDOM.unpack_from(view)
+        kind, rest = take_kind(code, view[RANDOM.size :])
+        coder = _reader(kind, values)
         if not 1 <= count <= dim:
             raise PacketError(f"packet: {count} entries kept of {dim}.")
-        return cls(seed, _parse_values(kind, view[RANDOM.size :], count, dtype))
+        return cls(seed, _read_values(coder, rest, count, dtype))
 
     def write(self, out: Array) -> None:
         out[:] = 0

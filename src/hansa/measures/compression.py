@@ -55,8 +55,12 @@ def gamma(compressor: Compressor, deltas: Sequence[Tensor], residuals: Sequence[
     if not deltas or len(deltas) != len(residuals):
         raise HansaError(f"gamma: {len(deltas)} updates, {len(residuals)} residuals; expected as many, at least one.")
     totals = [delta if e is None else delta + e for delta, e in zip(deltas, residuals, strict=True)]
-    apart = _mean([decode(compressor.encode(total, key.child(i))) for i, total in enumerate(totals)])
-    together = decode(compressor.encode(_mean(totals).to(deltas[0].dtype), key.child("mean"))).double()
+
+    def compressed(x: Tensor, key: Key) -> Tensor:
+        return decode(compressor.encode(x, key), compressor, dim=x.numel())
+
+    apart = _mean([compressed(total, key.child(i)) for i, total in enumerate(totals)])
+    together = compressed(_mean(totals).to(deltas[0].dtype), key.child("mean")).double()
     above = float(torch.linalg.vector_norm(together - apart))
     below = float(torch.linalg.vector_norm(_mean(deltas)))
     if below:

@@ -166,7 +166,7 @@ class _Cohort:
             client = self.clients[position]
             key = self.order.key.child("gossip", self.order.round, step, client)
             packet = self.mixing.compressor.encode(self.rows.rows[position] - self.public[position], key)
-            self.public[position] += decode(packet)
+            self.public[position] += decode(packet, self.mixing.compressor, dim=self.start.numel())
             self.mixed.peer[client] += degree * packet.nbytes
         alive = self.mixer.positions
         public = self.public[alive]

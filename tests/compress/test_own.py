@@ -1,0 +1,236 @@
+"""A compressor of one's own is one file, and goes wherever the built-in ones go."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import hansa
+from compress import ternary as module
+from compress.ternary import ternary
+from engine import laboratory as lab
+from hansa import presets
+from hansa.compress import (
+    Coder,
+    Packet,
+    PacketError,
+    accumulate,
+    decode,
+    error_feedback,
+    memoryless,
+    random_k,
+    replica,
+    sign,
+    top_k,
+)
+from hansa.engine.pool import Pool
+from hansa.errors import HansaError
+from hansa.keys import Key
+from hansa.measures import compression, gamma
+from hansa.runs.driver import Run
+
+KEY = Key(1)
+X = torch.from_numpy(np.random.default_rng(0).standard_normal(1001, dtype=np.float32))
+UNEVEN = {"local_lr": 0.05, "steps": hansa.local.fixed([3, 1, 4, 2, 5, 3]), "batch_size": 7}
+
+
+def expected(x: np.ndarray, threshold: float = 0.7) -> np.ndarray:
+    """C(x) from its definition."""
+    kept = np.abs(x) > threshold * np.abs(x).mean()
+    return np.where(kept, np.sign(x) * np.abs(x)[kept].mean(), 0).astype(x.dtype)
+
+
+def test_it_is_one_file_of_at_most_thirty_lines() -> None:
+    assert len(Path(module.__file__).read_text(encoding="utf-8").splitlines()) <= 30
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_its_packets_name_their_kind_and_its_reader_reads_them(dtype) -> None:
+    x = X.to(dtype)
+    packet = ternary().encode(x, KEY)
+    data = bytes(packet.bytes)
+    payload = x.element_size() + 2 * 126
+    assert (packet.kind, packet.nbytes, len(data)) == ("ternary", 24 + 8 + payload, 24 + 8 + payload)
+    assert data[3] & 0x7F == 127
+    assert data[24:32] == b"\x07ternary"
+    assert packet.nbytes == ternary().max_nbytes(1001, dtype)
+    assert Packet.parse(data).kind == "ternary"
+    vector = decode(data, ternary(), dim=1001, dtype=dtype)
+    np.testing.assert_allclose(vector.numpy(), expected(x.numpy()), rtol=1e-6)
+    assert torch.equal(accumulate(data, x.clone(), -1.0, ternary()), x - vector)
+
+
+def test_without_its_compressor_a_packet_is_refused_and_the_remedy_is_named() -> None:
+    packet = ternary().encode(X, KEY)
+    with pytest.raises(PacketError, match=r"kind 'ternary', which only its compressor reads: decode\(packet, ternary"):
+        decode(packet)
+    with pytest.raises(PacketError, match="which only its compressor reads"):
+        accumulate(bytes(packet.bytes), X.clone())
+    with pytest.raises(PacketError, match="kind ternary, expected sign"):
+        decode(packet, sign())
+    with pytest.raises(PacketError, match="kind sign, expected ternary"):
+        decode(sign().encode(X, KEY), ternary())
+
+
+def test_a_diverged_vector_is_no_packet_although_the_author_did_not_think_of_it() -> None:
+    x = X.clone()
+    x[41] = torch.inf
+    with pytest.raises(
+        HansaError,
+        match=r"ternary.encode: cannot send this vector: 1 of 1001 entries are NaN or infinite, the first at 41",
+    ):
+        ternary().encode(x, KEY)
+
+
+def forged(packet: Packet, payload: bytes, dim: int | None = None) -> bytes:
+    """A packet of the same kind around any payload, with a right checksum."""
+    data = bytes(packet.bytes)
+    name = data[24:32]
+    head = data[:4] + struct.pack("<QQ", packet.dim if dim is None else dim, len(name + payload))
+    return head + struct.pack("<I", zlib.crc32(head + name + payload)) + name + payload
+
+
+@pytest.mark.parametrize(
+    ("payload", "complaint"),
+    [
+        (b"", "ternary cannot read the payload"),
+        (b"\0\0\0\0" + b"\0" * 251, "ternary cannot read the payload"),
+        (b"\0\0\0\0" + b"\0" * 253, "takes at most 288 for 1001 entries"),
+        (struct.pack("<f", float("nan")) + b"\xff" * 252, "NaN or infinite"),
+        (struct.pack("<f", 1.0) + b"\xff" * 250, "ternary cannot read the payload"),
+    ],
+)
+def test_whatever_its_reader_cannot_read_is_a_refused_packet(payload: bytes, complaint: str) -> None:
+    with pytest.raises(PacketError, match=complaint):
+        error_feedback(ternary()).receive(
+            Packet.parse(forged(ternary().encode(X, KEY), payload)), dim=1001, dtype=torch.float32
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class careless(Coder):
+    """A reader that gives what it likes."""
+
+    gives: object = None
+
+    def payload(self, x, key):
+        return [b"1"]
+
+    def read(self, payload, dim, dtype):
+        return self.gives
+
+    def max_payload(self, dim, itemsize):
+        return 1
+
+
+@pytest.mark.parametrize("gives", [None, 1.0, np.zeros(3, np.float64), np.zeros(4, np.float32), np.zeros((3, 1))])
+def test_a_reader_must_give_as_many_numbers_as_were_declared(gives) -> None:
+    with pytest.raises(PacketError, match=r"careless reads .*, expected float32 \(3,\)"):
+        decode(careless().encode(torch.ones(3), KEY), careless(gives))
+
+
+@pytest.mark.parametrize("name", ["", "9lives", "ternäry", "a b", "x" * 65, "sign"])
+def test_names_on_the_wire_are_short_and_plain(name: str) -> None:
+    raw = name.encode("latin-1")
+    body = bytes([len(raw)]) + raw + b"1"
+    head = b"hP" + bytes([2, 127]) + struct.pack("<QQ", 3, len(body))
+    data = head + struct.pack("<I", zlib.crc32(head + body)) + body
+    with pytest.raises(PacketError, match="is not the name of a kind"):
+        Packet.parse(data)
+    if name != "sign":
+
+        class odd(careless):
+            kind: ClassVar[str] = name  # type: ignore[misc]
+
+        with pytest.raises(HansaError, match=r"Packet\(kind=.*a name of up to 64"):
+            odd().encode(torch.ones(3), KEY)
+
+
+def test_the_first_version_knew_no_names_and_is_still_read() -> None:
+    old = bytearray(sign().encode(X, KEY).bytes)
+    old[2] = 1
+    old[20:24] = struct.pack("<I", zlib.crc32(bytes(old[:20]) + bytes(old[24:])))
+    assert torch.equal(decode(bytes(old)), decode(sign().encode(X, KEY)))
+    named = bytearray(ternary().encode(X, KEY).bytes)
+    named[2] = 1
+    with pytest.raises(PacketError, match="version 1"):
+        Packet.parse(bytes(named))
+
+
+@pytest.mark.parametrize("sparse", [top_k, random_k])
+def test_kept_values_go_through_it_as_well(sparse) -> None:
+    compressor = sparse(1 / 8, values=ternary())
+    packet = compressor.encode(X, KEY)
+    assert packet.nbytes <= compressor.max_nbytes(1001, torch.float32)
+    vector = decode(bytes(packet.bytes), compressor)
+    plain = decode(sparse(1 / 8).encode(X, KEY))
+    where = plain.nonzero()[:, 0]
+    np.testing.assert_allclose(vector[where].numpy(), expected(plain[where].numpy()), rtol=1e-6)
+    assert int((vector != 0).sum()) <= 125
+    with pytest.raises(PacketError, match="values of kind ternary, which only their compressor reads"):
+        decode(packet)
+    with pytest.raises(PacketError, match="values of kind ternary, expected identity"):
+        decode(packet, sparse(1 / 8))
+    with pytest.raises(PacketError, match="values of kind sign, expected ternary"):
+        decode(sparse(1 / 8, values=sign()).encode(X, KEY), compressor)
+
+
+def test_a_few_bytes_without_dim_take_little_memory() -> None:
+    head = struct.pack("<IIBBB", 0, 0, 1, 0, 0)
+    for dim, wide in ((1 << 28, True), (1 << 28, False), ((1 << 20) + 1, False)):
+        start = b"hP" + bytes([2, 5 | wide << 7]) + struct.pack("<QQ", dim, len(head))
+        data = start + struct.pack("<I", zlib.crc32(start + head)) + head
+        assert len(data) == 35
+        tracemalloc.start()
+        with pytest.raises(PacketError, match="at most 1048576 are read unless dim= is given"):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
+    assert decode(data, dim=(1 << 20) + 1).any() == torch.tensor(False)
+
+
+def test_gamma_and_q_are_measured_with_it() -> None:
+    deltas = [X, X.flip(0)]
+    made = [torch.from_numpy(expected(delta.numpy())).double() for delta in deltas]
+    mean = (X.double() + X.flip(0).double()) / 2
+    together = torch.from_numpy(expected(mean.float().numpy())).double()
+    found = gamma(ternary(), deltas, [None, None], KEY)
+    assert found == pytest.approx(float((together - sum(made) / 2).norm() / mean.norm()), rel=1e-5)
+
+
+METHODS = {
+    "both ways": lambda: presets.fedcams(compressor=ternary(), two_way=True, participation=0.5, **UNEVEN),
+    "down alone": lambda: presets.fedavg(participation=0.5, **UNEVEN).on("model", downlink=replica(ternary(), every=2)),
+    "memoryless": lambda: presets.fedavg(participation=0.5, **UNEVEN).on("model", uplink=memoryless(ternary(0.3))),
+    "values of top_k": lambda: presets.fedcams(compressor=top_k(1 / 4, ternary()), participation=0.5, **UNEVEN),
+    "gossip": lambda: presets.ha_fed(clusters=2, gossip_compressor=ternary(), steps=3, local_lr=0.05, batch_size=7),
+}
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("method", METHODS)
+def test_it_runs_on_any_number_of_workers_with_equal_bits(method: str, kind: str) -> None:
+    def finished(**more) -> Run:
+        return Run(METHODS[method](), lab.task(lab.perceptron), seed=5, keep_params=True, **more).advance(4)
+
+    alone = finished()
+    both = finished(engine=lambda *parts: Pool(*parts, workers=2, kind=kind))
+    assert len(alone.trajectory.unique(dim=0)) == 4, "the model moved in every round"
+    assert torch.equal(alone.trajectory, both.trajectory)
+    assert alone.ledger.up_bytes == both.ledger.up_bytes
+    assert alone.ledger.down_bytes == both.ledger.down_bytes
+
+
+def test_fedcams_both_ways_sends_its_packets_and_measures_them() -> None:
+    run = hansa.run(METHODS["both ways"](), lab.task(), rounds=3, workers=1, seed=5, measures=[compression])
+    size = ternary().max_nbytes(run.state.vectors["model"].numel(), torch.float32)
+    assert all(record["up_bytes"] == size * record["participants"] for record in run.history[1:])
+    assert all(0 < record["q"] < 1 for record in run.history[1:])
