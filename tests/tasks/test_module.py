@@ -180,16 +180,18 @@ class Wrapped(nn.Module):
         return Output(self.inner(x))
 
 
-def test_a_model_that_answers_with_a_record_works_through_its_loss_and_metric():
+@pytest.mark.parametrize("choice", [None, False], ids=["native if it can", "eager"])
+def test_a_model_that_answers_with_a_record_works_through_its_loss_and_metric(choice):
     data = images()
     wrapped = hansa.Task(
         Wrapped,
         lambda out, y: cross_entropy(out.logits, y),
         data,
         metric=lambda out, y: (out.logits.argmax(1) == y).sum(),
+        native=choice,
     )
     algorithm = presets.fedavg(local_lr=0.1, steps=3)
-    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data, native=False), rounds=2)
+    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data, native=choice), rounds=2)
     assert torch.equal(hansa.run(algorithm, wrapped, rounds=2).params, plain.params)
 
 

@@ -13,7 +13,7 @@ from ctypes import (
     c_void_p,
 )
 
-ABI = 1
+ABI = 2
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE = range(5)
@@ -23,7 +23,10 @@ SERVER_KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
 class Stage(Structure):
     _fields_ = [
         (name, c_int64)
-        for name in ("kind", "channels", "height", "width", "out", "kernel", "padding", "relu", "pool", "bias")
+        for name in (
+            *("kind", "channels", "height", "width", "out", "kernel", "padding"),
+            *("relu", "pool", "weight", "bias", "planar"),
+        )
     ]
 
 

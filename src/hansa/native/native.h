@@ -10,15 +10,17 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 1
+#define HANSA_ABI 2
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
 
 /* One stage: convolution (stride 1) [ReLU] [2x2 max-pool], or linear [ReLU]. A linear stage has kernel = padding = 0,
- * and channels, height, width say what shape was flattened, in torch's C, H, W order. */
+ * and channels, height, width say what shape was flattened, in torch's C, H, W order. `weight` and `bias` are where its
+ * parameters begin in the flat vector, -1 for no bias; `planar` says that a convolution's weights lie there as O, I, H, W
+ * and not as O, H, W, I. */
 typedef struct {
-    int64_t kind, channels, height, width, out, kernel, padding, relu, pool, bias;
+    int64_t kind, channels, height, width, out, kernel, padding, relu, pool, weight, bias, planar;
 } hansa_stage;
 
 /* Rows of examples: float32, or uint8 with `table`[channel][256] giving the value of each byte. `planar` says that a

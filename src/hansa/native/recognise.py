@@ -1,19 +1,39 @@
-"""Which modules are stacks that the native kernels can train, stage by stage."""
+"""Which modules are stacks that the native kernels can train, whatever way they are written.
+
+``forward()`` and the loss run on a small batch while every call of torch is watched. Layers, functions and methods of
+tensors that do the same are the same; what is not a chain of stages ending in mean cross-entropy is refused by name.
+"""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.native import abi
+
+Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+
+class Unfit(Exception):
+    """Why a module has no native form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One convolution or linear layer with what follows it. ``shape`` is its input as (channels, height, width)."""
+    """One convolution or linear layer with what follows it. ``shape`` is its input as (channels, height, width),
+    ``weight`` and ``bias`` are where its parameters begin in the flat vector; -1 is no bias. ``planar`` says that the
+    weights of a convolution lie there as torch has them, (out, in, height, width), and not channels-last."""
 
     kind: int
     shape: tuple[int, int, int]
@@ -22,7 +42,9 @@ class Stage:
     padding: int = 0
     relu: bool = False
     pool: bool = False
-    bias: bool = True
+    weight: int = 0
+    bias: int = -1
+    planar: bool = False
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
@@ -34,94 +56,313 @@ class Stage:
     @property
     def dim(self) -> int:
         inputs = self.kernel**2 * self.shape[0] if self.kind == abi.CONV else math.prod(self.shape)
-        return self.out * (inputs + self.bias)
+        return self.out * (inputs + (self.bias >= 0))
 
 
-def stages_of(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[Stage, ...] | None:
-    """The module as stages, or None at the first thing that is not one."""
-    layers = _layers(module)
-    if layers is None or len(input_shape) not in (1, 3):
-        return None
-    parameters = [p for layer in layers for p in layer.parameters()]
-    usable = all(p.requires_grad and p.dtype == torch.float32 and not p.is_cuda for p in parameters)
-    if not usable or len({id(p) for p in parameters}) < len(parameters):
-        return None
-    flat = len(input_shape) == 1
-    shape = (1, 1, input_shape[0]) if flat else (input_shape[0], input_shape[1], input_shape[2])
-    stages: list[Stage] = []
-    for layer in layers:
-        last = stages[-1] if stages else None
-        if type(layer) is nn.Identity:
-            continue
-        if type(layer) is nn.Flatten and layer.start_dim == 1 and layer.end_dim == -1:
-            flat = True
-        elif type(layer) is nn.Linear and flat and layer.in_features == math.prod(shape):
-            stages.append(Stage(abi.LINEAR, shape, layer.out_features, bias=layer.bias is not None))
-        elif type(layer) is nn.Conv2d and not flat and _plain_conv(layer) and layer.in_channels == shape[0]:
-            padding = _padding(layer)
-            stages.append(
-                Stage(abi.CONV, shape, layer.out_channels, layer.kernel_size[0], padding, bias=layer.bias is not None)
+def stages_of(
+    module: nn.Module,
+    input_shape: Sequence[int],
+    loss: Loss = cross_entropy,
+    channels_last: bool = True,
+) -> tuple[Stage, ...]:
+    """The module as stages, or `Unfit` with the first thing that is not one.
+
+    >>> [stage.out for stage in stages_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))]
+    [3, 2]
+    """
+    if len(input_shape) not in (1, 2, 3):
+        raise Unfit(f"its inputs have {len(input_shape)} axes")
+    places = _parameters(module)
+    found = []
+    was = module.training
+    with _unchanged(module):
+        for training, batch in ((True, 2), (True, 3), (False, 2)):
+            module.train(training)
+            watch = _Watch(places, tuple(input_shape), not channels_last)
+            found.append(watch.run(module, loss, batch))
+    module.train(was)
+    if found[0] != found[1]:
+        raise Unfit("its forward() depends on the size of the batch")
+    if found[0] != found[2]:
+        raise Unfit("its forward() is another one in training")
+    if sum(stage.dim for stage in found[0]) != sum(p.numel() for p in module.parameters()):
+        raise Unfit("it has parameters that its forward() does not use")
+    return found[0]
+
+
+def _parameters(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
+    """Each parameter with its place in the flat vector, by identity."""
+    if any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
+        raise Unfit("there are hooks for all modules")
+    for part in module.modules():
+        if any(getattr(part, name, None) for name in _HOOKS):
+            raise Unfit(f"{type(part).__name__} has a hook")
+    if any(True for _ in module.buffers()):
+        raise Unfit("it has buffers")
+    places: dict[int, tuple[Tensor, int]] = {}
+    offset = 0
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise Unfit(f"{name} is frozen")
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise Unfit(f"{name} is {parameter.dtype} on {parameter.device}")
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise Unfit(f"{name} has a hook")
+        places[id(parameter)] = (parameter, offset)
+        offset += parameter.numel()
+    return places
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Refuses a forward() that writes to its module or draws random numbers: native code would do neither."""
+    before = [(part, {name: (value, _size(value)) for name, value in vars(part).items()}) for part in module.modules()]
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - it is only looked at
+    yield
+    for part, had in before:
+        now = {name: value for name, value in vars(part).items() if name != "training"}
+        for name, value in now.items():
+            if name not in had or value is not had[name][0] or _size(value) != had[name][1]:
+                raise Unfit(f"its forward() writes to {type(part).__name__}.{name}")
+    same = torch.equal(drawn[0], torch.get_rng_state()) and drawn[1] == random.getstate()
+    state, after = drawn[2], np.random.get_state()  # noqa: NPY002
+    if not same or any(not np.array_equal(a, b) for a, b in zip(state, after, strict=True)):
+        raise Unfit("its forward() draws random numbers")
+
+
+def _size(value: object) -> int | None:
+    return len(value) if isinstance(value, (list, dict, set)) and isinstance(value, Sized) else None
+
+
+class _Batch(int):
+    """The size of the batch: it may say how many rows there are, but nothing may depend on it."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise Unfit("its forward() looks at the size of the batch")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __mod__ = __floordiv__ = __truediv__ = __bool__ = _refuse
+    __hash__ = int.__hash__
+
+
+class _Watch(TorchFunctionMode):
+    """Follows the one tensor that goes from layer to layer."""
+
+    def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
+        super().__init__()
+        self.places, self.input_shape, self.planar = places, input_shape, planar
+        self.stages: list[Stage] = []
+        self.used: set[int] = set()
+        self.now, self.target, self.done = torch.empty(0), torch.empty(0), False
+        self.shape: tuple[int, ...] = input_shape
+        self.ended = False  # in log_softmax
+
+    def run(self, module: nn.Module, loss: Loss, batch: int) -> tuple[Stage, ...]:
+        self.now = inputs = torch.zeros(batch, *self.input_shape)
+        self.target = torch.zeros(batch, dtype=torch.int64)
+        try:
+            with torch.enable_grad(), self:
+                found = loss(module(inputs), self.target)
+        except Unfit:
+            raise
+        except Exception as error:
+            raise Unfit(f"its forward() fails on a small batch: {error}") from error
+        if not self.done or found is not self.now:
+            raise Unfit("its loss is not plain cross-entropy")
+        return tuple(self.stages)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = resolve_name(func) or getattr(func, "__name__", repr(func))
+        short = name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
+        if short in _FACTS:
+            return self._fact(short, func(*args, **kwargs), args)
+        rule = _RULES.get(short)
+        if rule is None:
+            raise Unfit(f"it calls {name}, which is not a native stage")
+        if not args or args[0] is not self.now or self.done:
+            raise Unfit(f"{name} takes something else than what the layer before gave")
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor) or out.dtype != torch.float32:
+            raise Unfit(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
+        rule(self, name, out, args[1:], kwargs)
+        self.now = out
+        return out
+
+    def _fact(self, name: str, fact: Any, args: Any) -> Any:
+        """What forward() may ask of a tensor. Of the batch's size it learns nothing that it could decide by."""
+        if not isinstance(args[0], Tensor) or not args[0].ndim or id(args[0]) in self.places or args[0] is self.target:
+            return fact
+        if name in ("size", "shape.__get__") and isinstance(fact, tuple):
+            return _Size((_Batch(fact[0]), *fact[1:]))
+        return _Batch(fact) if name == "size" and args[1:] in ((0,), (-args[0].ndim,)) else fact
+
+    def _parameter(self, name: str, value: Any) -> int:
+        if id(value) not in self.places:
+            raise Unfit(f"{name} has weights that are not a parameter of the module")
+        if id(value) in self.used:
+            raise Unfit("a layer or a weight is used twice")
+        self.used.add(id(value))
+        return self.places[id(value)][1]
+
+    def _layer(self, name: str, out: Tensor, weight: Any, bias: Any) -> tuple[int, int]:
+        if self.ended or not out.requires_grad:
+            raise Unfit(f"{name} runs without gradients, or after the end")
+        return self._parameter(name, weight), -1 if bias is None else self._parameter(name, bias)
+
+    def linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        weight, bias = _given(args, kwargs, weight=None, bias=None)
+        if len(self.shape) != 1 or self.now.ndim != 2:
+            raise Unfit("a linear layer takes inputs that are not flat")
+        at = self._layer(name, out, weight, bias)
+        shape = self.stages[-1].out_shape if self.stages else self._image()
+        self.stages.append(Stage(abi.LINEAR, shape, out.shape[1], weight=at[0], bias=at[1]))
+        self.shape = (out.shape[1],)
+
+    def conv2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        weight, bias, stride, padding, dilation, groups = _given(
+            args, kwargs, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1
+        )
+        if len(self.shape) != 3 or self.now.ndim != 4 or (self.stages and self.stages[-1].kind == abi.LINEAR):
+            raise Unfit("a convolution takes inputs that are not images")
+        at = self._layer(name, out, weight, bias)
+        kernel = weight.shape[2]
+        if isinstance(padding, str):
+            padding = kernel // 2 if padding == "same" else 0
+        if weight.shape[3] != kernel or not kernel % 2 or not _pair(padding) or _pair(padding)[0] >= kernel:
+            raise Unfit(f"a convolution has kernel {tuple(weight.shape[2:])} and padding {padding}")
+        if _pair(stride) != (1, 1) or _pair(dilation) != (1, 1) or groups != 1:
+            raise Unfit(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
+        if not self.stages:
+            self._image()
+        shape = (self.shape[0], self.shape[1], self.shape[2])
+        self.stages.append(
+            Stage(
+                abi.CONV, shape, out.shape[1], kernel, _pair(padding)[0], weight=at[0], bias=at[1], planar=self.planar
             )
-        elif type(layer) is nn.ReLU and last is not None:
-            stages[-1] = replace(last, relu=True)
-        elif type(layer) is nn.MaxPool2d and _plain_pool(layer) and _poolable(last) and not flat:
-            assert last is not None
-            stages[-1] = replace(last, pool=True)
-        else:
-            return None
-        shape = stages[-1].out_shape if stages else shape
-        if min(shape) < 1:
-            return None
-    return tuple(stages) if stages and stages[-1].kind == abi.LINEAR else None
+        )
+        self.shape = self.stages[-1].out_shape
+
+    def _image(self) -> tuple[int, int, int]:
+        """The first stage's input; images may only be taken as they are or flattened."""
+        if len(self.input_shape) == 3:
+            channels, height, width = self.input_shape
+            if self.shape not in (self.input_shape, (math.prod(self.input_shape),)):
+                raise Unfit("it takes images in another shape")
+            return channels, height, width
+        if len(self.shape) == 3:
+            channels, height, width = self.shape
+            return channels, height, width
+        return 1, 1, math.prod(self.shape)
+
+    def relu(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        if not self.stages or self.ended:
+            raise Unfit("ReLU comes before a layer")
+        self.stages[-1] = replace(self.stages[-1], relu=True)
+
+    def max_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        size, stride, padding, dilation, up, indices = _given(
+            args, kwargs, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+        )
+        plain = _pair(size) == (2, 2) and (not stride or _pair(stride) == (2, 2)) and not up and not indices
+        last = self.stages[-1] if self.stages else None
+        if not plain or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
+            raise Unfit(f"a pool of {size} with stride {stride} is not one of 2 x 2")
+        if last is None or last.kind != abi.CONV or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
+            raise Unfit("a pool does not follow a convolution")
+        self.stages[-1] = replace(last, pool=True)
+        self.shape = self.stages[-1].out_shape
+
+    def reshape(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        """Any form of reshape that keeps each row's entries in their order."""
+        if out.ndim < 1 or out.shape[0] != self.now.shape[0] or out.numel() != self.now.numel() or self.ended:
+            raise Unfit(f"{name} mixes the rows of the batch")
+        shape = tuple(out.shape[1:])
+        if self.stages and shape not in (self.shape, (math.prod(self.shape),)):
+            raise Unfit(f"{name} gives {shape}, which is not what a layer gave")
+        self.shape = shape
+
+    def same(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        if out.shape != self.now.shape or out.device != self.now.device:
+            raise Unfit(f"{name} changes its tensor")
+
+    def dropout(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        p, _training, _inplace = _given(args, kwargs, p=0.5, training=True, inplace=False)
+        if p:
+            raise Unfit(f"it drops out (p={p})")
+
+    def log_softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        dim, _level, _dtype = _given(args, kwargs, dim=None, _stacklevel=3, dtype=None)
+        if not self.stages or self.stages[-1].kind != abi.LINEAR or dim not in (1, -1):
+            raise Unfit(f"{name} does not end a stack of layers")
+        self.ended = True
+
+    def loss(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        target, *options = _given(
+            args,
+            kwargs,
+            target=None,
+            weight=None,
+            size_average=None,
+            ignore_index=-100,
+            reduce=None,
+            reduction="mean",
+            label_smoothing=0.0,
+        )
+        if target is not self.target or options != [None, None, -100, None, "mean", 0.0]:
+            raise Unfit("its loss is cross-entropy with options, or of other targets")
+        if name.endswith("nll_loss") and not self.ended:
+            raise Unfit("its loss is nll_loss, but the model does not end in log_softmax")
+        if not self.stages or self.stages[-1].kind != abi.LINEAR:
+            raise Unfit("it does not end in a linear layer")
+        self.done = True
 
 
-def _layers(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of a possibly nested Sequential in order; None where hooks or another forward intervene."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        return None
-    if not isinstance(module, nn.Sequential):
-        return [module]
-    if type(module).forward is not nn.Sequential.forward:
-        return None
-    layers: list[nn.Module] = []
-    for child in module:
-        inner = _layers(child)
-        if inner is None:
-            return None
-        layers += inner
-    return layers
+class _Size(tuple[int, ...]):
+    """What a tensor answers when asked for its shape."""
+
+    __slots__ = ()
+
+    def numel(self) -> int:
+        return math.prod(self)
 
 
-def _padding(layer: nn.Conv2d) -> int:
-    if isinstance(layer.padding, str):
-        return layer.kernel_size[0] // 2 if layer.padding == "same" else 0
-    return int(layer.padding[0])
+def _given(args: Any, kwargs: Any, **defaults: Any) -> list[Any]:
+    """The arguments of a call after its first, by place or by name."""
+    unknown = set(kwargs) - set(defaults)
+    if unknown or len(args) > len(defaults):
+        raise Unfit(f"a call with {', '.join(sorted(unknown)) or 'more arguments'}")
+    return list({**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}.values())
 
 
-def _plain_conv(layer: nn.Conv2d) -> bool:
-    size, padding = layer.kernel_size, layer.padding
-    return (
-        size[0] == size[1]
-        and size[0] % 2 == 1
-        and (isinstance(padding, str) or padding[0] == padding[1])
-        and _padding(layer) < size[0]
-        and layer.stride == (1, 1)
-        and layer.dilation == (1, 1)
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
+def _pair(value: Any) -> tuple[int, ...]:
+    """One number for both sides, or one each; nothing where they differ."""
+    if isinstance(value, int):
+        return value, value
+    sides = tuple(value)
+    return sides * 2 if len(sides) == 1 else sides if len(set(sides)) == 1 else ()
+
+
+_FACTS = frozenset(
+    (
+        *("size", "dim", "ndimension", "numel", "nelement", "__len__"),
+        *("is_contiguous", "is_floating_point", "get_device"),
+        *(f"{name}.__get__" for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")),
     )
-
-
-def _plain_pool(layer: nn.MaxPool2d) -> bool:
-    sides = (layer.kernel_size, layer.stride)
-    return (
-        all(side in (2, (2, 2)) for side in sides)
-        and layer.padding in (0, (0, 0))
-        and layer.dilation in (1, (1, 1))
-        and not layer.ceil_mode
-        and not layer.return_indices
-    )
-
-
-def _poolable(stage: Stage | None) -> bool:
-    return stage is not None and stage.kind == abi.CONV and not stage.pool
+)
+_RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
+    "linear": _Watch.linear,
+    "conv2d": _Watch.conv2d,
+    "max_pool2d": _Watch.max_pool2d,
+    "log_softmax": _Watch.log_softmax,
+    "cross_entropy": _Watch.loss,
+    "nll_loss": _Watch.loss,
+    **dict.fromkeys(("relu", "relu_"), _Watch.relu),
+    **dict.fromkeys(("view", "reshape", "flatten", "unsqueeze", "squeeze"), _Watch.reshape),
+    **dict.fromkeys(("contiguous", "float", "to", "clone"), _Watch.same),
+    **dict.fromkeys(("dropout", "dropout2d", "feature_dropout"), _Watch.dropout),
+}

@@ -170,9 +170,10 @@ static float backward(const hansa_stack *stack, const float *y, const hansa_data
         }
         float *sums = gradient ? gradient : stack->gradient;
         for (const stage_t *s = last; s >= stack->stage; s--) {
-            conv_gradient(s, sums);
-            ptrdiff_t count = taps(s) * s->is.out + (s->bias >= 0 ? s->is.out : 0);
-            if (!gradient) step_span(step, s->weight, sums + s->weight, count, 1.0f);
+            conv_gradient(s, sums, scratch);
+            if (gradient) continue;
+            step_span(step, s->weight, sums + s->weight, taps(s) * s->is.out, 1.0f);
+            if (s->bias >= 0) step_span(step, s->bias, sums + s->bias, s->is.out, 1.0f);
         }
     }
     return (float)(loss / (double)size);

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hansa import native
 from hansa.errors import HansaError, positive, refuse
 from hansa.native import abi
-from hansa.native.recognise import Stage, stages_of
+from hansa.native.recognise import Stage, Unfit, stages_of
 
 _EVALUATION_BATCH = 64
 
@@ -28,16 +28,18 @@ _EVALUATION_BATCH = 64
 def compile_stack(module: nn.Module, input_shape: Sequence[int], isa: str = "") -> Stack | None:
     """The native form of a module on inputs of the given shape, (C, H, W) or (features,); None where there is none.
 
-    A stack is an ``nn.Sequential``, possibly nested, of stride-1 square ``Conv2d``, ``ReLU``, ``MaxPool2d(2)``,
-    ``Flatten`` and ``Linear``, ending in a ``Linear``. Nothing else is, nor one with a frozen, shared or hooked layer.
+    A stack is any module whose ``forward()`` amounts to stride-1 square convolutions, ReLU, 2 x 2 max-pools, flattening
+    and linear layers, ending in a linear one. Nothing else is, nor one with a frozen, shared or hooked layer.
 
     >>> compile_stack(nn.Sequential(nn.Linear(4, 2), nn.Dropout()), (4,)) is None
     True
     """
     if not native.available():
         return None
-    stages = stages_of(module, tuple(input_shape))
-    return None if stages is None else Stack(stages, tuple(input_shape), isa)
+    try:
+        return Stack(stages_of(module, input_shape), tuple(input_shape), isa)
+    except Unfit:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,8 @@ class _Workspace:
         for place, stage in zip(spec, stack.stages, strict=True):
             place.kind, place.out, place.kernel, place.padding = stage.kind, stage.out, stage.kernel, stage.padding
             place.channels, place.height, place.width = stage.shape
-            place.relu, place.pool, place.bias = stage.relu, stage.pool, stage.bias
+            place.relu, place.pool, place.planar = stage.relu, stage.pool, stage.planar
+            place.weight, place.bias = stage.weight, stage.bias
         self.handle = self.kernels.stack_new(spec, len(spec), batch)
         if not self.handle:
             raise MemoryError(f"no memory for a native workspace of {batch} examples")

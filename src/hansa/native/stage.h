@@ -34,7 +34,7 @@ typedef struct {
 
 /* Buffers that stages share, each as large as the largest need. */
 typedef struct {
-    float *rows, *masked, *turned, *dense, *weights;
+    float *rows, *masked, *turned, *dense, *weights, *ordered;
     int32_t *turned_which;
     sparse_t list;
 } scratch_t;
@@ -45,18 +45,29 @@ INLINE ptrdiff_t image(const stage_t *s) { return s->padded_h * s->padded_w * s-
 INLINE ptrdiff_t dense_w(const stage_t *s) { return s->conv_w + 2 * s->border; }
 INLINE ptrdiff_t dense_h(const stage_t *s) { return s->conv_h + 2 * s->border; }
 
+/* `count` matrices [rows][columns], each transposed. */
+static void reorder(const float *from, ptrdiff_t count, ptrdiff_t rows, ptrdiff_t columns, float *to) {
+    for (ptrdiff_t i = 0; i < count; i++, from += rows * columns, to += rows * columns)
+        transpose(from, columns, to, rows, rows, columns);
+}
+
 /* Weights change every step: put them in the order the kernels walk, and clear the gradient sums. */
 static void conv_prepare(const stage_t *s, const float *y, int backward, int first, const scratch_t *scratch) {
     const hansa_stage *is = &s->is;
-    pack_forward(y + s->weight, is->out, taps(s), s->forward_weight);
+    const float *weight = y + s->weight;
+    if (is->planar) {
+        reorder(weight, is->out, is->channels, is->kernel * is->kernel, scratch->ordered);
+        weight = scratch->ordered;
+    }
+    pack_forward(weight, is->out, taps(s), s->forward_weight);
     if (s->bias >= 0) memcpy(s->padded_bias, y + s->bias, sizeof(float) * is->out);
     if (!backward) return;
     ptrdiff_t sums = s->plan == SPARSE ? is->out * is->kernel * is->kernel * s->in_step : taps(s) * s->out_step;
     memset(s->dw, 0, sizeof(float) * sums);
     memset(s->db, 0, sizeof(float) * s->out_step);
     if (first) return;
-    if (s->plan == SPARSE) pack_sparse(y + s->weight, is->out, is->kernel, is->channels, s->backward_weight);
-    else pack_dense(y + s->weight, is->out, is->kernel, is->channels, scratch->weights, s->backward_weight);
+    if (s->plan == SPARSE) pack_sparse(weight, is->out, is->kernel, is->channels, s->backward_weight);
+    else pack_dense(weight, is->out, is->kernel, is->channels, scratch->weights, s->backward_weight);
 }
 
 static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
@@ -151,13 +162,15 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
 }
 
 /* The sums over the batch, in the order of the flat parameters. */
-static void conv_gradient(const stage_t *s, float *gradient) {
+static void conv_gradient(const stage_t *s, float *gradient, const scratch_t *scratch) {
     const hansa_stage *is = &s->is;
     ptrdiff_t cells = is->out * is->kernel * is->kernel;
-    if (s->plan != SPARSE) transpose(s->dw, s->out_step, gradient + s->weight, taps(s), taps(s), is->out);
+    float *to = is->planar ? scratch->ordered : gradient + s->weight;
+    if (s->plan != SPARSE) transpose(s->dw, s->out_step, to, taps(s), taps(s), is->out);
     else
         for (ptrdiff_t i = 0; i < cells; i++)
-            memcpy(gradient + s->weight + i * is->channels, s->dw + i * s->in_step, sizeof(float) * is->channels);
+            memcpy(to + i * is->channels, s->dw + i * s->in_step, sizeof(float) * is->channels);
+    if (is->planar) reorder(to, is->out, is->kernel * is->kernel, is->channels, gradient + s->weight);
     if (s->bias >= 0) memcpy(gradient + s->bias, s->db, sizeof(float) * is->out);
 }
 

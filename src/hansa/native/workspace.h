@@ -44,10 +44,10 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     ptrdiff_t K = is->kernel, pad = is->padding;
     s->is = *is;
     s->features = is->channels * is->height * is->width;
-    s->weight = *parameters;
+    s->weight = is->weight;
+    s->bias = is->bias;
     *parameters += is->out * (is->kind == HANSA_CONV ? K * K * is->channels : s->features);
-    s->bias = is->bias ? *parameters : -1;
-    *parameters += is->bias ? is->out : 0;
+    *parameters += is->bias >= 0 ? is->out : 0;
     s->out_step = round_up(is->out, VL);
     if (is->kind == HANSA_LINEAR) {
         s->in_step = round_up(s->features, VL);
@@ -118,6 +118,7 @@ static void shared_buffers(hansa_stack *stack) {
     scratch->turned_which = take(stack, turned);
     scratch->dense = take(stack, dense);
     scratch->weights = take(stack, weights);
+    scratch->ordered = take(stack, weights);
     scratch->list.value = take(stack, masked + VL);
     scratch->list.place = take(stack, masked + VL);
     scratch->list.start = take(stack, starts);

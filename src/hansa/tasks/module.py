@@ -10,20 +10,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from hansa import native
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.local.descent import Descent
 from hansa.local.work import Work
-from hansa.native.stack import Stack, compile_stack
+from hansa.native.recognise import Unfit
+from hansa.native.stack import Stack
+from hansa.tasks.forms import Loss, fitting_layout, native_form
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
-from hansa.vectors.layout import Layout
 
 log = logging.getLogger("hansa")
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 _EVALUATION_BATCH = 500
 _PIECE = 1000  # test rows evaluated at a time: fixed, so that sums do not depend on the number of workers
 
@@ -46,12 +45,15 @@ class ClientData(Protocol):
 
 
 class Store:
-    """Inputs as a worker keeps them: images lie channels-last, so that a gathered batch is channels-last for free."""
+    """Inputs as a worker keeps them: images lie channels-last, so that a gathered batch is channels-last for free,
+    unless the model cannot work with it."""
 
-    def __init__(self, inputs: torch.Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, inputs: torch.Tensor, dtype: torch.dtype, device: torch.device, channels_last: bool = True
+    ) -> None:
         if inputs.is_floating_point():
             inputs = inputs.to(dtype)
-        self.image = inputs.ndim == 4
+        self.image = inputs.ndim == 4 and channels_last
         if self.image:
             inputs = inputs.permute(0, 2, 3, 1)
         self.values = inputs.contiguous().to(device)
@@ -70,9 +72,11 @@ class Task:
     """A model factory (or module class), a loss of (output, target), and federated data.
 
     ``model`` is called without arguments; equal seeds give equal first models. ``metric`` maps (output, target) to the
-    number of hits, by default classification accuracy where targets are class numbers. Small stacks of convolutions and
-    linear layers with cross-entropy are trained by native code in float32, equal to eager PyTorch to float rounding;
-    ``native=False`` keeps to eager, ``native=True`` refuses a model that has no native form.
+    number of hits, by default classification accuracy where targets are class numbers. A model that amounts to a stack
+    of convolutions and linear layers with cross-entropy, however its ``forward()`` is written, is trained by native
+    code in float32: three batches are compared first, and the two agree to float rounding. Any other is trained by
+    eager PyTorch, and one line of the log says why; ``native=False`` keeps to eager, ``native=True`` refuses a model
+    that has no native form.
     """
 
     def __init__(
@@ -98,23 +102,29 @@ class Task:
             if samples < 1:
                 raise HansaError(f"client {client} holds no samples: give it some, or leave it out of the data.")
         example = _fresh(model, Key(0))
-        self.layout = Layout.of(example)
         self.name = name if name is not None else type(example).__name__
-        self.stack = self._native_form(example, wanted=native)
+        self.layout = fitting_layout(self.name, self._example, loss, data.inputs, data.targets)
+        self.stack = self._native_form(wanted=native)
 
-    def _native_form(self, example: nn.Module, wanted: bool | None) -> Stack | None:
-        """The native form of the model where it has one and the loss is cross-entropy."""
+    def _example(self) -> nn.Module:
+        return _fresh(self.model, Key(0))
+
+    def _native_form(self, wanted: bool | None) -> Stack | None:
+        """The native form of the model and its loss where there is one."""
         if wanted is False:
             return None
-        plain = _is_cross_entropy(self.loss) and self.metric is accuracy_hits and self.data.targets.ndim == 1
         if wanted is None and native.instruction_set() == "base":  # without vector units eager is the faster one
             return None
-        stack = compile_stack(example, tuple(self.data.inputs.shape[1:])) if plain else None
-        if stack is None and wanted:
-            why = native.why_not() or "not a plain stack of convolutions and linear layers with cross-entropy"
-            raise HansaError(f"Task(native=True): {why}. Leave native out to train {self.name} eagerly.")
-        if stack is not None:
-            log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
+        try:
+            stack = native_form(self._example, self.loss, self.layout, self.data.inputs, self.data.targets)
+        except Unfit as why:
+            if wanted:
+                raise HansaError(
+                    f"Task(native=True): {self.name} has no native form: {why}. Leave native out to train it eagerly."
+                ) from None
+            log.info("%s: trained by eager PyTorch: %s", self.name, why)
+            return None
+        log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
         return stack
 
     def start(self, key: Key, dtype: torch.dtype) -> Vectors:
@@ -161,7 +171,7 @@ class ModuleShell:
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
         self.dtype = dtype
-        self.inputs = Store(task.data.inputs, dtype, device)
+        self.inputs = Store(task.data.inputs, dtype, device, self.layout.channels_last)
         self.targets = _cast(task.data.targets, dtype, device)
         self._test: tuple[Store, torch.Tensor] | None = None
         self.module.train()
@@ -232,12 +242,12 @@ class ModuleShell:
             assert data.test_inputs is not None
             assert data.test_targets is not None
             self._test = (
-                Store(data.test_inputs, self.dtype, self.device),
+                Store(data.test_inputs, self.dtype, self.device, self.layout.channels_last),
                 _cast(data.test_targets, self.dtype, self.device),
             )
         inputs, targets = self._test
         self.load(vectors[MODEL], vectors.get(BUFFERS))
-        if self.stack is not None:
+        if self.stack is not None and self.task.metric is accuracy_hits:
             return self.stack.evaluate(self.y, inputs.logical, targets, start, stop)
         self.module.eval()
         losses, hits = [], []
@@ -271,13 +281,6 @@ def accuracy_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
     """How many rows have their target as the largest output; for targets with more axes, a mean over a row's own."""
     found: torch.Tensor = (output.argmax(dim=1) == target).double()
     return found.flatten(1).mean(dim=1).sum() if found.ndim > 1 else found.sum()
-
-
-def _is_cross_entropy(loss: Loss) -> bool:
-    """Whether a loss is the plain mean cross-entropy, as a function or as a module with its defaults."""
-    if loss is cross_entropy:
-        return True
-    return type(loss) is nn.CrossEntropyLoss and repr(vars(loss)) == repr(vars(nn.CrossEntropyLoss()))
 
 
 def _cast(targets: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Module <-> flat vector. Parameters are views of the vector, so a training step copies nothing.
 
-Convolution weights lie in the vector in channels-last order, so that their channels-last form is a free view.
+Convolution weights lie in the vector in channels-last order, so that their channels-last form is a free view; or in
+torch's own for a model that cannot work with it.
 Persistent buffers (BatchNorm statistics, ...) lie in a vector of their own. Frozen parameters never travel.
 """
 
@@ -26,10 +27,13 @@ class Entry:
     offset: int
     size: int
     dtype: torch.dtype
+    channels_last: bool = True
 
     def view(self, flat: Vector) -> torch.Tensor:
         """The tensor as a view of the flat vector."""
         piece = flat[self.offset : self.offset + self.size]
+        if not self.channels_last:
+            return piece.view(self.shape)
         if len(self.shape) == 4:
             o, i, h, w = self.shape
             return piece.view(o, h, w, i).permute(0, 3, 1, 2)
@@ -39,10 +43,10 @@ class Entry:
         return piece.view(self.shape)
 
 
-def _entries(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[Entry, ...]:
+def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = True) -> tuple[Entry, ...]:
     entries, offset = [], 0
     for name, tensor in named:
-        entries.append(Entry(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype))
+        entries.append(Entry(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, channels_last))
         offset += tensor.numel()
     return tuple(entries)
 
@@ -58,9 +62,10 @@ class Layout:
 
     parameters: tuple[Entry, ...]
     buffers: tuple[Entry, ...]
+    channels_last: bool = True
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module, channels_last: bool = True) -> Layout:
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise HansaError(f"{type(module).__name__} has no trainable parameter: nothing to optimize.")
@@ -71,7 +76,7 @@ class Layout:
                 )
         persistent = module.state_dict(keep_vars=True)
         buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
-        return cls(_entries(trainable), _entries(buffers))
+        return cls(_entries(trainable, channels_last), _entries(buffers, channels_last), channels_last)
 
     @property
     def dim(self) -> int:

@@ -1,0 +1,165 @@
+"""Models as people write them: classes with a forward() of their own, from papers, tutorials and public code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+
+
+class LogisticRegression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.view(-1, 28 * 28))
+
+
+class TwoNN(nn.Module):
+    """McMahan's 2NN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(784, 200), nn.Linear(200, 200), nn.Linear(200, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.flatten(x, start_dim=1)
+        return self.fc3(F.relu(self.fc2(self.fc1(x).relu())))
+
+
+class LayersInALoop(nn.Module):
+    """Flat rows; layers defined out of order; a view that a colour image in channels-last order refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(16, 5, bias=False)
+        self.layers = nn.ModuleList([nn.Linear(75, 24), nn.Linear(24, 16)])
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(x.size(0), -1)
+        for layer in self.layers:
+            x = self.drop(torch.relu(layer(x)))
+        return self.last(x)
+
+
+class McMahanMnist(nn.Module):
+    """The CNN of McMahan et al. for MNIST: 1,663,370 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
+        self.fc1, self.fc2 = nn.Linear(3136, 512), nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), (2, 2), stride=2)
+        x = x.view(x.shape[0], -1)
+        return F.log_softmax(self.fc2(F.relu(self.fc1(x))), dim=-1)
+
+
+class McMahanCifar(nn.Module):
+    """The CIFAR-10 CNN that federated papers take from McMahan et al.: 797,962 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 64, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(64, 64, 5), nn.ReLU(inplace=True)
+        )
+        self.pool = nn.MaxPool2d(kernel_size=2, stride=2)
+        self.classifier = nn.Sequential(nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU())
+        self.head = nn.Linear(192, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.features(x))
+        return self.head(self.classifier(x.reshape(len(x), -1)))
+
+
+class LeafFemnist(nn.Module):
+    """LEAF's CNN for FEMNIST, on flat rows of pixels; its dense layer narrowed from 2,048 to 128."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, kernel_size=5, padding="same")
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding="same")
+        self.fc1, self.fc2 = nn.Linear(7 * 7 * 64, 128), nn.Linear(128, 62)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(-1, 1, 28, 28)
+        x = F.max_pool2d(self.conv1(x).relu_(), 2, 2)
+        x = F.max_pool2d(self.conv2(x).relu_(), 2, 2)
+        return self.fc2(torch.relu(self.fc1(torch.flatten(x, 1))))
+
+
+class LeNet5(nn.Module):
+    """The network of the PyTorch tutorial, old style: pool outside of ReLU, flat features counted in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = x.view(-1, self.num_flat_features(x))
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+
+    def num_flat_features(self, x: Tensor) -> int:
+        features = 1
+        for side in x.size()[1:]:
+            features *= side
+        return features
+
+
+class AwareCnn(nn.Module):
+    """The CIFAR CNN of FedAWARE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)
+        self.pool, self.fc1, self.fc2 = nn.MaxPool2d(2, 2), nn.Linear(64 * 4 * 4, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        x = F.relu(self.conv3(x))
+        x = F.relu(self.fc1(x.view(-1, 64 * 4 * 4)))
+        return self.fc2(x)
+
+
+class OwnWeights(nn.Module):
+    """Parameters without layers, images without a channel axis, a float() and a contiguous() that do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(torch.randn(6, 1, 3, 3) / 3)
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 54) / 7), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x.float().unsqueeze(1), self.filters)
+        x = F.relu(F.max_pool2d(x, 2)).contiguous().flatten(1)
+        return F.linear(x, self.weight, bias=self.bias)
+
+
+def own_loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target)
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor], Shape, int]
+WRITTEN: dict[str, Case] = {
+    "logistic regression": (LogisticRegression, F.cross_entropy, (1, 28, 28), 10),
+    "2NN": (TwoNN, nn.CrossEntropyLoss(), (1, 28, 28), 10),
+    "layers in a loop": (LayersInALoop, own_loss, (3, 5, 5), 5),
+    "McMahan's MNIST CNN": (McMahanMnist, F.nll_loss, (1, 28, 28), 10),
+    "McMahan's CIFAR CNN": (McMahanCifar, own_loss, (3, 32, 32), 10),
+    "LEAF's FEMNIST CNN": (LeafFemnist, F.cross_entropy, (784,), 62),
+    "LeNet-5": (LeNet5, nn.CrossEntropyLoss(), (3, 32, 32), 10),
+    "FedAWARE's CNN": (AwareCnn, F.cross_entropy, (3, 32, 32), 10),
+    "weights of its own": (OwnWeights, lambda out, y: F.nll_loss(F.log_softmax(out, 1), y), (8, 8), 4),
+}
