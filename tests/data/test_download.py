@@ -9,6 +9,7 @@ import io
 import tarfile
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +37,8 @@ class Served:
     cuts: list[int] = field(default_factory=list)  # bytes after which each coming answer breaks off
     refusals: list[int] = field(default_factory=list)  # status codes of the coming answers
     lying_start: int | None = None
+    drip: float = 0.0  # seconds between single bytes of the contents
+    slow_head: float = 0.0  # seconds between single bytes of the headers
     asked: list[dict[str, Any]] = field(default_factory=list)
     address: str = ""
 
@@ -48,6 +51,12 @@ class Handler(BaseHTTPRequestHandler):
         served = self.served
         served.asked.append({"path": self.path, "range": self.headers.get("Range"), "if": self.headers.get("If-Range")})
         self.close_connection = True
+        if served.slow_head:
+            with contextlib.suppress(ConnectionError):
+                for byte in b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 10_000:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(served.slow_head)
+            return
         if served.refusals:
             self.answer(served.refusals.pop(0), b"")
             return
@@ -76,7 +85,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         cut = self.served.cuts.pop(0) if self.served.cuts and status in (200, 206) else len(content)
         with contextlib.suppress(ConnectionError):
-            self.wfile.write(content[:cut])
+            for place in range(cut if self.served.drip else 0):
+                self.wfile.write(content[place : place + 1])
+                time.sleep(self.served.drip)
+            self.wfile.write(b"" if self.served.drip else content[:cut])
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -130,6 +142,29 @@ def test_a_connection_that_breaks_often_but_gets_on_is_never_given_up(tmp_path: 
     get(remote(served), tmp_path / "file", retries=1)
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert len(served.asked) == 8
+
+
+def test_a_server_that_drips_is_given_up_though_no_single_byte_is_late(tmp_path: Path, served: Served) -> None:
+    served.drip = 0.02
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"too slow: \d+ bytes a second, at least 8192 are expected"):
+        get(remote(served), tmp_path / "file", retries=1, timeout=0.3)
+    assert len(served.asked) == 2
+    assert time.monotonic() - began < 10  # it would have taken hours
+
+
+def test_a_server_that_breaks_off_after_every_byte_is_given_up(tmp_path: Path, served: Served) -> None:
+    served.cuts = [1] * 100
+    with pytest.raises(DataError, match="expected 700000 bytes, found 3 after"):
+        fetch(remote(served), tmp_path / "file", retries=2, pause=lambda _: time.sleep(0.02))
+    assert len(served.asked) == 3
+
+
+def test_headers_that_never_end_are_given_up(tmp_path: Path, served: Served) -> None:
+    served.slow_head = 0.02
+    with pytest.raises(DataError, match="expected 700000 bytes, found 0 after"):
+        get(remote(served), tmp_path / "file", retries=1, timeout=0.3)
+    assert len(served.asked) == 2
 
 
 def test_a_later_call_goes_on_with_what_an_earlier_one_left(tmp_path: Path, served: Served) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +101,13 @@ def test_femnist_from_one_npz(tmp_path: Path) -> None:
         ({"x_train": np.zeros((3, 784))}, "x_train as bytes"),
         ({"y_train": np.array([0, 62, 3])}, "labels from 0 to 61, found 0 to 62"),
         ({"y_test": np.array([4, 4])}, "1 class numbers"),
-        ({"w_train": np.array([0, 1, 2])}, "a writer's number a row"),
+        ({"w_train": np.array([0, 1, 2])}, "a writer's number a row, 0 to 1, found 0 to 2"),
+        ({"w_train": np.array([0, -1, 1])}, "a writer's number a row, 0 to 1, found -1 to 1"),
+        ({"w_test": np.array([-7])}, "w_test as a writer's number a row"),
+        ({"w_train": np.array([0.0, 1.0, 1.0])}, "w_train as a writer's number a row, found float64"),
+        ({"writers": np.array(["f1", "f1"])}, "every writer once, found 'f1' twice"),
+        ({"writers": np.array(3)}, "writers as a list of names"),
+        ({f"{k}_train": np.zeros((0, 784) if k == "x" else 0, np.uint8) for k in "xyw"}, "at least one training row"),
         ({"writers": np.array([object()], object)}, "a whole .npz of plain arrays"),
     ],
 )
@@ -134,6 +143,30 @@ def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
         ({"a": ([image(256)], [0])}, {}, "pixels of user 'a' from 0 to 1"),
         ({"a": ([image(1)], [62])}, {}, "labels from 0 to 61, found 62"),
         ({"a": ([image(1)], [0.5])}, {}, "class numbers"),
+        (
+            {"a": ([image(1)], [0])},
+            {"users": ["a", "a"], "num_samples": [1, 1]},
+            "every user once, found user 'a' twice",
+        ),
+        ({"a": ([image(1)], [0]), "b": ([image(1)], [0])}, {"users": ["a"], "num_samples": [1]}, "that of 'b', who is"),
+        ({"a": ([], [])}, {}, "at least 1 as num_samples of user 'a', found 0. LEAF's preprocess"),
+        ({"a": ([image(1)], [0])}, {"num_samples": [-1]}, "at least 1 as num_samples of user 'a', found -1"),
+        ({"a": ([image(1)], [0])}, {"num_samples": [True]}, "at least 1 as num_samples of user 'a', found True"),
+        ({"a": ([image(1)], [0])}, {"num_samples": [1.0]}, r"at least 1 as num_samples of user 'a', found 1\.0"),
+        ({"a": ([image(1)], [0])}, {"num_samples": ["1"]}, "at least 1 as num_samples of user 'a', found '1'"),
+        ({}, {}, "at least one user, found none"),
+        ({"a": ([image(1)], [0])}, {"users": [["a"]]}, r"users with names, found \['a'\]"),
+        ({"\ud800": ([image(1)], [0])}, {}, r"users with names, found '\\ud800'"),
+        ({"a": ([image(1)], [0])}, {"user_data": [1]}, "x and y of user 'a', found none"),
+        ({"a": ([image(1)], [0])}, {"user_data": {"a": [1]}}, "x and y of user 'a', found none"),
+        ({"a": ([["0.5"] * 784], [0])}, {}, "rows of other kinds or lengths"),
+        ({"a": ([[10**400] * 784], [0])}, {}, "rows of other kinds or lengths"),
+        ({"a": ([0.5], [0])}, {}, "rows of other kinds or lengths"),
+        ({"a": ([image(1)], [10**400])}, {}, "class numbers"),
+        ({"a": ([image(1)], [True])}, {}, "class numbers"),
+        ({"a": ([[float("nan")] * 784], [0])}, {}, "pixels of user 'a' from 0 to 1, found nan"),
+        ({"a" * 10_000: ([image(1)], [7_000])}, {}, "labels from 0 to 61, found 7000"),
+        ({"a" * 10_000: ([image(2)], [])}, {"num_samples": [1]}, r"1 samples of user 'aaaa.{75} *, found 1 x and 0 y"),
     ],
 )
 def test_wrong_leaf_files_are_refused(
@@ -145,7 +178,89 @@ def test_wrong_leaf_files_are_refused(
     assert str(tmp_path / "train" / "a.json") in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ['{"users": [', "[]", "{}", "\xff"])
+def test_a_user_in_two_files_is_refused_not_doubled(tmp_path: Path) -> None:
+    femnist(tmp_path)
+    write_leaf(tmp_path / "train" / "copy.json", {"f0002_07": ([image(10)], [35])})
+    with pytest.raises(DataError, match=r"copy\.json: expected users that are not in all_data_0.*'f0002_07' again"):
+        read_femnist(tmp_path)
+    text = spoken(81)
+    for name in ("a", "b"):
+        write_leaf(tmp_path / "roles" / "train" / f"{name}.json", {"HAMLET": ([text[:80]], [text[80]])})
+    write_leaf(tmp_path / "roles" / "test" / "a.json", {"HAMLET": ([text[:80]], [text[80]])})
+    with pytest.raises(DataError, match=r"b\.json: expected users that are not in a\.json, found user 'HAMLET' again"):
+        read_shakespeare(tmp_path / "roles")
+
+
+def test_a_test_file_may_have_users_without_samples(tmp_path: Path) -> None:
+    femnist(tmp_path / "femnist")
+    write_leaf(tmp_path / "femnist" / "test" / "more.json", {"f0002_07": ([], [])})
+    assert load("femnist", tmp_path).test_targets is not None
+    (tmp_path / "femnist" / "test" / "all_data_0_niid_0_keep_0_test_9.json").unlink()
+    assert load("femnist", tmp_path).test_targets is None
+
+
+def test_json_with_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    sample = json.dumps({"x": [image(1)], "y": [0]})
+    content = f'{{"users": ["a"], "num_samples": [1], "user_data": {{"a": {sample}, "a": {sample}}}}}'
+    (tmp_path / "train" / "a.json").write_text(content)
+    with pytest.raises(DataError, match=r"whole JSON, found the key 'a' stands twice in one object"):
+        read_femnist(tmp_path)
+
+
+def claiming(shape: tuple[int, ...], name: str = "x_train") -> bytes:
+    """The .npy of an array whose header claims a shape that its bytes do not have."""
+    head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
+
+
+def with_member(path: Path, name: str, content: bytes) -> None:
+    """The .npz with one member exchanged."""
+    npz(path)
+    with zipfile.ZipFile(path) as old:
+        members = {info.filename: old.read(info) for info in old.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for member, value in {**members, f"{name}.npy": content}.items():
+            new.writestr(member, value)
+
+
+@pytest.mark.parametrize("shape", [(10**9, 784), (10**12,), (10**30, 10**30), (3, 785), (-3, 784)])
+def test_an_npz_that_claims_what_it_has_not_takes_no_memory(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with_member(tmp_path / "some.npz", "x_train", claiming(shape) + bytes(3 * 784))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"some\.npz: expected (\d+ bytes of x_train|a whole \.npz)"):
+        read_femnist(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+def test_a_zip_bomb_is_refused_by_the_sizes_that_it_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.data.readers.npz.LARGEST", 1 << 20)
+    with_member(tmp_path / "some.npz", "x_train", claiming((1 << 21,)) + bytes(1 << 21))
+    assert (tmp_path / "some.npz").stat().st_size < 5_000
+    with pytest.raises(DataError, match=r"at most 1048576 bytes of arrays, found 2\d{6}"):
+        read_femnist(tmp_path)
+
+
+def test_an_npz_with_an_array_twice_or_one_that_is_locked_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    npz(path)
+    with zipfile.ZipFile(path, "a") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file.writestr("w_train.npy", b"")
+    with pytest.raises(DataError, match="every array once, found 'w_train' twice"):
+        read_femnist(tmp_path)
+    npz(path)
+    content = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.find(mark) + place] |= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"a whole \.npz of plain arrays, found .*encrypted"):
+        read_femnist(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"users": [', "[]", "{}", "\xff", "[" * 5000, "1" * 5000])
 def test_files_that_are_not_leafs_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.json").write_text(content, "latin-1")

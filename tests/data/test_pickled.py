@@ -86,7 +86,7 @@ def test_the_refused_global_is_named(tmp_path: Path) -> None:
         (b"\x80\x04}.", "pickle protocol 4"),
         (b"\x80\x02]}.", "2 values at the end"),
         (b"\x80\x02].", "a dict with names, found a list"),
-        (b"\x80\x02}K\x01K\x02s.", "a dict with names"),
+        (b"\x80\x02}K\x01K\x02s.", "an entry of int and int"),
     ],
 )
 def test_other_programs_are_refused_in_words(tmp_path: Path, program: bytes, message: str) -> None:
@@ -116,6 +116,40 @@ def test_other_programs_are_refused_in_words(tmp_path: Path, program: bytes, mes
 def test_garbled_and_truncated_pickles_are_refused(tmp_path: Path, program: bytes) -> None:
     with pytest.raises(DataError, match="batch"):
         read_pickled(written(tmp_path, program))
+
+
+NESTED = b"\x80\x02N\x85q\x00" + b"h\x00h\x00\x86q\x00" * 43  # a tuple of 2^43 entries by memo, in 311 bytes
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        NESTED + b"R.",
+        NESTED + b"NR.",
+        NESTED + b"h\x00R.",
+        b"\x80\x02}" + NESTED[2:] + b"Ns.",  # as the key of a dict, which is hashed
+        b"\x80\x02]q\x00h\x00a.",  # a list in itself
+        b"\x80\x02}q\x00U\x01ah\x00s.",  # a dict in itself
+        b"\x80\x02(" + b"N" * 100_000 + b"tq\x00" + b"h\x00\x850" * 10_000,
+    ],
+)
+def test_programs_that_would_take_for_ever_are_refused_at_once(tmp_path: Path, program: bytes) -> None:
+    with pytest.raises(DataError, match="batch: expected only the dicts"):
+        read_pickled(written(tmp_path, program))
+
+
+def test_an_array_is_filled_once(tmp_path: Path) -> None:
+    head, _, tail = cifar_bytes(PIXELS, LABELS).rpartition(b"tb")
+    assert read_pickled(written(tmp_path, head + b"tq\xf0b" + tail))["data"].shape == PIXELS.shape
+    with pytest.raises(DataError, match="an array that is filled twice"):
+        read_pickled(written(tmp_path, head + b"tq\xf0bh\xf0b" + tail))
+
+
+def test_one_string_does_not_become_many_arrays(tmp_path: Path) -> None:
+    head, _, tail = cifar_bytes(PIXELS, LABELS).rpartition(b"tb")
+    again = b"U\x01xh\x07h\x08K\x00\x85U\x01b\x87Rh\xf0b"  # another name, another array, the same state
+    with pytest.raises(DataError, match="arrays of 24576 bytes in a file of 12"):
+        read_pickled(written(tmp_path, head + b"tq\xf0b" + again + tail))
 
 
 def test_an_array_whose_bytes_do_not_fill_its_shape_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Downloads that can be trusted: resumed where they broke off, verified by SHA-256, renamed into place when whole."""
+"""Downloads that can be trusted: resumed where they broke off, given up where they are slower than a least rate,
+verified by SHA-256, renamed into place when whole."""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
 import os
+import ssl
 import tarfile
 import time
 import urllib.error
@@ -16,6 +18,7 @@ from pathlib import Path
 from hansa.data.errors import DataError, damaged
 from hansa.data.loading import check
 from hansa.data.location import data_folder, writable
+from hansa.data.patience import SLOWEST, Pace, TooSlow, open_url
 from hansa.data.sources import Remote, Source, source
 
 Progress = Callable[[str, int, int], None]
@@ -96,15 +99,17 @@ def _from_one(
     pause: Callable[[float], None],
 ) -> None:
     part = target.with_name(target.name + ".part")
-    failures, fresh, furthest = 0, not part.is_file(), _size(part)
+    failures, fresh, furthest, began = 0, not part.is_file(), _size(part), time.monotonic()
     while True:
         if _size(part) < remote.size:
             try:
                 _transfer(url, remote, part, progress, timeout)
             except _Broken as problem:
-                # only new ground counts as progress, or a server that starts over for ever would never be given up
-                failures = 0 if _size(part) > furthest else failures + 1
-                furthest = max(furthest, _size(part))
+                # only new ground counts as progress, and only at a least rate, or a server that starts over for ever
+                # or breaks off at every byte would never be given up
+                gained, passed = _size(part) - furthest, time.monotonic() - began
+                failures = 0 if gained > 0 and gained >= SLOWEST * passed else failures + 1
+                furthest, began = max(furthest, _size(part)), began + passed
                 if failures > retries:
                     raise damaged(target.name, f"{remote.size} bytes", f"{_size(part)} after {problem}") from None
                 pause(min(30.0, 0.5 * 2**failures))
@@ -133,16 +138,17 @@ def _transfer(url: str, remote: Remote, part: Path, progress: Progress | None, t
         if _validator(part).is_file():
             request.add_header("If-Range", _validator(part).read_text())
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with open_url(request, timeout) as answer:
             resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
             if answer.status == 206 and not resumed:
                 _forget(part)
                 raise _Broken(f"a part that was not asked for ({answer.headers.get('Content-Range')})")
             _remember(part, answer.headers)
-            done = have if resumed else 0
+            done, pace = have if resumed else 0, Pace(timeout)
             with open(part, "ab" if resumed else "wb") as file:
-                while block := answer.read(_BLOCK):
+                while block := answer.read1(_BLOCK):
                     done += len(block)
+                    pace.note(len(block))
                     if done > remote.size:
                         file.close()
                         _forget(part)
@@ -160,7 +166,9 @@ def _transfer(url: str, remote: Remote, part: Path, progress: Progress | None, t
         if problem.code in _PASSING:
             raise _Broken(f"HTTP {problem.code} {problem.reason}") from None
         raise DataError(f"HTTP {problem.code} {problem.reason}") from None
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as problem:
+    except TooSlow as problem:
+        raise _Broken(f"a connection that is too slow: {problem}") from None
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as problem:
         raise _Broken(f"{getattr(problem, 'reason', None) or problem or type(problem).__name__}") from None
     if done < remote.size:
         raise _Broken("the connection ended early")

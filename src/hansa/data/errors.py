@@ -6,6 +6,8 @@ from pathlib import Path
 
 from hansa.errors import HansaError
 
+_LONGEST = 400
+
 
 class DataError(HansaError):
     """A data file, folder or array that is not what it should be."""
@@ -21,7 +23,7 @@ def damaged(path: Path | str, expected: object, found: object, remedy: str = "")
     >>> damaged("raw/train", "60000 images", "12")
     DataError('raw/train: expected 60000 images, found 12.')
     """
-    return DataError(f"{path}: expected {expected}, found {found}.{' ' + remedy if remedy else ''}")
+    return DataError(f"{path}: expected {_short(expected)}, found {_short(found)}.{' ' + remedy if remedy else ''}")
 
 
 def missing(path: Path | str, remedy: str) -> MissingError:
@@ -31,3 +33,9 @@ def missing(path: Path | str, remedy: str) -> MissingError:
     MissingError('raw/train: no such file. Run `hansa data get mnist`.')
     """
     return MissingError(f"{path}: no such file. {remedy}")
+
+
+def _short(value: object) -> str:
+    """Words that a file may have had a part in, at most a few lines of them."""
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"

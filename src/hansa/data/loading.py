@@ -181,12 +181,13 @@ def _images(entry: Source, images: Bytes, labels: Bytes, tests: Bytes, test_labe
 
 def _femnist(root: Path, entry: Source) -> Dataset:
     found = read_femnist(root / entry.folder, entry.remedy)
+    tested = len(found.test_targets) > 0
     return Dataset(
         name=entry.name,
         inputs=normalised(found.inputs, entry.mean, entry.std),
         targets=torch.from_numpy(found.targets),
-        test_inputs=normalised(found.test_inputs, entry.mean, entry.std),
-        test_targets=torch.from_numpy(found.test_targets),
+        test_inputs=normalised(found.test_inputs, entry.mean, entry.std) if tested else None,
+        test_targets=torch.from_numpy(found.test_targets) if tested else None,
         classes=entry.classes,
         groups=torch.from_numpy(found.groups),
         group_names=found.names,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hansa.data.errors import damaged, missing
 
 _UNSIGNED_BYTE = 0x08
-_LARGEST = 1 << 31
+_LARGEST = 1 << 28  # five times the largest file of the family: a small .gz may not fill the memory
 
 
 class _Stream(Protocol):

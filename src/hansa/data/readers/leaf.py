@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
+import reprlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hansa.data.errors import DataError, damaged, missing
+from hansa.data.errors import damaged, missing
+from hansa.data.readers.npz import read_npz
 from hansa.keys import Key
 
 _SIDE = 28
+_EMPTY = "LEAF's preprocess.sh leaves out users of few samples with -k."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,31 +45,75 @@ def leaf_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return [], []
 
 
-def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Every user of a LEAF file with its x and y, the counts checked."""
+def read_users(path: Path, *, empty: bool = False) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Every user of a LEAF file with its x and y: each once, all that there are, the counts checked.
+
+    ``empty`` admits users without samples, as a test file may have them.
+    """
     content = read_json(path)
     if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
-        found = sorted(content) if isinstance(content, dict) else type(content).__name__
+        found = sorted(content)[:9] if isinstance(content, dict) else type(content).__name__
         raise damaged(path, "LEAF's keys users, num_samples, user_data", found)
     users, counts, held = content["users"], content["num_samples"], content["user_data"]
     if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
         raise damaged(path, "as many num_samples as users", "lists of other lengths")
+    if not users:
+        raise damaged(path, "at least one user", "none")
+    _every_user_once(path, users, held)
     for user, count in zip(users, counts, strict=True):
-        rows = held.get(user) if isinstance(held, dict) else None
+        if type(count) is not int or count < (0 if empty else 1):
+            least = "a whole number" if empty else "at least 1"
+            raise damaged(path, f"{least} as num_samples of user {_name(user)}", reprlib.repr(count), _EMPTY)
+        rows = held[user]
         if not isinstance(rows, dict) or not isinstance(rows.get("x"), list) or not isinstance(rows.get("y"), list):
-            raise damaged(path, f"x and y of user {user!r}", "none")
+            raise damaged(path, f"x and y of user {_name(user)}", "none")
         if not len(rows["x"]) == len(rows["y"]) == count:
             found = f"{len(rows['x'])} x and {len(rows['y'])} y"
-            raise damaged(path, f"{count} samples of user {user!r}", found)
-        yield str(user), rows["x"], rows["y"]
+            raise damaged(path, f"{count} samples of user {_name(user)}", found)
+        yield user, rows["x"], rows["y"]
+
+
+def _every_user_once(path: Path, users: list[Any], held: Any) -> None:
+    """Refuse a user that is listed twice, listed without data, or has data and is not listed."""
+    listed: set[str] = set()
+    for user in users:
+        if not isinstance(user, str) or not user.isprintable():
+            raise damaged(path, "users with names", reprlib.repr(user))
+        if user in listed:
+            raise damaged(path, "every user once", f"user {_name(user)} twice")
+        listed.add(user)
+        if not isinstance(held, dict) or user not in held:
+            raise damaged(path, f"x and y of user {_name(user)}", "none")
+    unlisted = next((user for user in held if user not in listed), None)
+    if unlisted is not None:
+        raise damaged(path, "the data of listed users alone", f"that of {_name(unlisted)}, who is not in users")
+
+
+def each_file_its_own(path: Path, user: str, homes: dict[str, Path]) -> None:
+    """Note where a user's samples are; a second file with samples of the same user would double them."""
+    if user in homes:
+        raise damaged(path, f"users that are not in {homes[user].name}", f"user {_name(user)} again")
+    homes[user] = path
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+    """The content of a JSON file, every key of which stands once."""
     try:
-        return json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise damaged(path, "whole JSON", problem) from None
+        return json.loads(path.read_bytes(), object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as problem:  # also of a number with thousands of digits
+        raise damaged(path, "whole JSON", str(problem).rstrip(".")) from None
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twin, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {_name(twin)} stands twice in one object")
+    return found
+
+
+def _name(user: str) -> str:
+    return f"{user!r:.80}"
 
 
 def read_femnist(folder: Path, remedy: str = "") -> Owned:
@@ -89,8 +135,10 @@ def _femnist_json(train: list[Path], test: list[Path]) -> Owned:
     names: dict[str, int] = {}
     kept: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]] = []
     held: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]] = []
+    homes: dict[str, Path] = {}
     for path in train:
         for user, x, y in read_users(path):
+            each_file_its_own(path, user, homes)
             images, labels = _writer(path, user, x, y)
             place = names.setdefault(user, len(names))
             if test:
@@ -101,8 +149,11 @@ def _femnist_json(train: list[Path], test: list[Path]) -> Owned:
             mask[away] = True
             kept.append((images[~mask], labels[~mask], place))
             held.append((images[mask], labels[mask], place))
+    homes = {}
     for path in test:
-        held.extend((*_writer(path, user, x, y), -1) for user, x, y in read_users(path))
+        for user, x, y in read_users(path, empty=True):
+            each_file_its_own(path, user, homes)
+            held.append((*_writer(path, user, x, y), -1))
     return Owned(
         inputs=np.concatenate([images for images, _, _ in kept]),
         targets=np.concatenate([labels for _, labels, _ in kept]),
@@ -114,16 +165,21 @@ def _femnist_json(train: list[Path], test: list[Path]) -> Owned:
 
 
 def _writer(path: Path, user: str, x: list[Any], y: list[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    if not y:
+        return np.zeros((0, 1, _SIDE, _SIDE), np.uint8), np.zeros(0, np.int64)
     try:
-        pixels, labels = np.array(x, np.float64).reshape(len(y), -1), np.array(y)
-    except (ValueError, TypeError):
+        pixels, labels = np.array(x), np.array(y)
+    except (ValueError, TypeError, OverflowError):
+        pixels = labels = np.zeros(0, object)
+    if pixels.dtype.kind not in "iuf" or pixels.ndim < 2:
         raise damaged(
-            path, f"images of {_SIDE * _SIDE} numbers of user {user!r}", "rows of other kinds or lengths"
-        ) from None
-    if len(y) and pixels.shape[1] != _SIDE * _SIDE:
-        raise damaged(path, f"images of {_SIDE * _SIDE} pixels of user {user!r}", pixels.shape[1])
-    if len(y) and not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise damaged(path, f"pixels of user {user!r} from 0 to 1", f"{pixels.min():g} to {pixels.max():g}")
+            path, f"images of {_SIDE * _SIDE} numbers of user {_name(user)}", "rows of other kinds or lengths"
+        )
+    pixels = pixels.reshape(len(y), -1).astype(np.float64)
+    if pixels.shape[1] != _SIDE * _SIDE:
+        raise damaged(path, f"images of {_SIDE * _SIDE} pixels of user {_name(user)}", pixels.shape[1])
+    if not (pixels.min() >= 0 and pixels.max() <= 1):
+        raise damaged(path, f"pixels of user {_name(user)} from 0 to 1", f"{pixels.min():g} to {pixels.max():g}")
     images = np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, _SIDE, _SIDE)
     return images, _labels(path, labels, len(y))
 
@@ -137,24 +193,26 @@ def _labels(path: Path, labels: npt.NDArray[Any], count: int) -> npt.NDArray[np.
 
 
 def _femnist_npz(path: Path) -> Owned:
-    wanted = ("x_train", "y_train", "w_train", "x_test", "y_test", "w_test", "writers")
-    try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            absent = [name for name in wanted if name not in file.files]
-            if absent:
-                raise damaged(path, f"arrays {', '.join(wanted)}", f"none named {', '.join(absent)}")
-            arrays = {name: file[name] for name in wanted}
-    except DataError:
-        raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
-        raise damaged(path, "a whole .npz of plain arrays", str(problem).rstrip(".")) from None
+    arrays = read_npz(path, ("x_train", "y_train", "w_train", "x_test", "y_test", "w_test", "writers"))
+    writers = arrays["writers"]
+    if writers.ndim != 1 or writers.dtype.kind not in "US":
+        raise damaged(path, "writers as a list of names", f"{writers.dtype} of shape {writers.shape}")
+    names, times = np.unique(writers, return_counts=True)
+    if times.max(initial=1) > 1:
+        raise damaged(path, "every writer once", f"{_name(str(names[times.argmax()]))} twice")
     for part in ("train", "test"):
         x, w = arrays[f"x_{part}"], arrays[f"w_{part}"]
         if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != _SIDE * _SIDE:
             raise damaged(path, f"x_{part} as bytes of shape (n, {_SIDE * _SIDE})", f"{x.dtype} of shape {x.shape}")
         arrays[f"y_{part}"] = _labels(path, arrays[f"y_{part}"], len(x))
-        if w.shape != (len(x),) or w.dtype.kind not in "iu" or (len(w) and int(w.max()) >= len(arrays["writers"])):
+        if w.shape != (len(x),) or w.dtype.kind not in "iu":
             raise damaged(path, f"w_{part} as a writer's number a row", f"{w.dtype} of shape {w.shape}")
+        if len(w) and not (int(w.min()) >= 0 and int(w.max()) < len(writers)):
+            raise damaged(
+                path, f"w_{part} as a writer's number a row, 0 to {len(writers) - 1}", f"{w.min()} to {w.max()}"
+            )
+    if not len(arrays["x_train"]):
+        raise damaged(path, "at least one training row", "none")
     return Owned(
         inputs=arrays["x_train"].reshape(-1, 1, _SIDE, _SIDE),
         targets=arrays["y_train"],

@@ -4,12 +4,16 @@ A pickle is a program for a small stack machine, and its power to harm lies in t
 any callable, and REDUCE, which calls it. This machine knows the instructions that the official files use and no other.
 It can build dicts, lists, tuples, strings and whole numbers; of GLOBAL it admits the three names by which NumPy writes
 an array of bytes, which it recognises as words and rebuilds itself. Nothing is ever imported or called.
+
+Values are as flat as those of the files: a dict of names, lists of strings and numbers, tuples of tuples and no deeper,
+each array filled once. So no program takes more than memory and time in proportion to its length.
 """
 
 from __future__ import annotations
 
 import math
 import pickletools
+import reprlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +24,7 @@ import numpy.typing as npt
 
 from hansa.data.errors import damaged
 
-_LARGEST = 1 << 30
+_LARGEST = 1 << 29  # bytes of a file; the largest official one has a third of it
 _WORDS = {opcode.code: opcode.name for opcode in pickletools.opcodes}
 
 
@@ -46,6 +50,8 @@ class _Bytes:
     """The dtype of unsigned bytes, whose remaining state says nothing."""
 
 
+_LONGEST = 16  # values of a tuple; the files have eight
+_PLAIN = (str, int, type(None))
 _RECONSTRUCT = frozenset({"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"})
 _NDARRAY, _DTYPE = "numpy ndarray", "numpy dtype"
 
@@ -76,6 +82,7 @@ class _Machine:
         self.place = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.unpacked = 0
 
     def run(self) -> Any:
         while (code := self.take(1)) != b".":
@@ -151,23 +158,41 @@ class _Machine:
         if not isinstance(target, _Array) or not isinstance(state, tuple) or len(state) != 5:
             raise _Refused(f"a state for a {type(target).__name__}")
         _, shape, dtype, fortran, content = state
+        if target.value is not None:
+            raise _Refused("an array that is filled twice")
         whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
-        if not whole or not isinstance(dtype, _Bytes) or not isinstance(content, str) or fortran not in (False, True):
+        if not whole or not isinstance(dtype, _Bytes) or not isinstance(content, str) or type(fortran) is not bool:
             raise _Refused(f"an array of shape {_shown(shape)} that is not one of bytes")
+        self.unpacked += len(content)
+        if self.unpacked > len(self.program):
+            raise _Refused(f"arrays of {self.unpacked} bytes in a file of {len(self.program)}")
         data = np.frombuffer(content.encode("latin-1"), np.uint8)
         if data.size != math.prod(shape):
-            raise _Refused(f"an array of shape {shape} with {data.size} bytes")
+            raise _Refused(f"an array of shape {_shown(shape)} with {data.size} bytes")
         target.value = data.reshape(shape, order="F" if fortran else "C")
 
     def append(self, values: list[Any]) -> None:
         if not self.stack or type(self.stack[-1]) is not list:
             raise ValueError("no list to append to")
+        for value in values:
+            if not isinstance(value, _PLAIN):
+                raise _Refused(f"a {type(value).__name__} in a list")
         self.stack[-1].extend(values)
 
     def set_items(self, values: list[Any]) -> None:
         if not self.stack or type(self.stack[-1]) is not dict or len(values) % 2:
             raise ValueError("no dict to set items of")
-        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+        for name, value in zip(values[::2], values[1::2], strict=True):
+            if type(name) is not str or not isinstance(value, (*_PLAIN, list, _Array)):
+                raise _Refused(f"an entry of {type(name).__name__} and {type(value).__name__}")
+            self.stack[-1][name] = value
+
+    def tuple_of(self, values: list[Any]) -> None:
+        if len(values) > _LONGEST:
+            raise _Refused(f"a tuple of {len(values)} values")
+        if any(type(inner) is tuple for value in values if type(value) is tuple for inner in value):
+            raise _Refused("a tuple of tuples of tuples")
+        self.stack.append(tuple(values))
 
     def remember(self, place: int) -> None:
         if not self.stack:
@@ -176,7 +201,7 @@ class _Machine:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:80]
+    return reprlib.repr(value)[:80]
 
 
 def _pushing(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
@@ -200,10 +225,10 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"M": _pushing(lambda machine: machine.number("<H")),
     b"U": _pushing(lambda machine: machine.take(machine.number("<B")).decode("latin-1")),
     b"T": _pushing(lambda machine: machine.take(machine.number("<i")).decode("latin-1")),
-    b"t": _pushing(lambda machine: tuple(machine.since_mark())),
-    b"\x85": _pushing(lambda machine: tuple(machine.last(1))),
-    b"\x86": _pushing(lambda machine: tuple(machine.last(2))),
-    b"\x87": _pushing(lambda machine: tuple(machine.last(3))),
+    b"t": lambda machine: machine.tuple_of(machine.since_mark()),
+    b"\x85": lambda machine: machine.tuple_of(machine.last(1)),
+    b"\x86": lambda machine: machine.tuple_of(machine.last(2)),
+    b"\x87": lambda machine: machine.tuple_of(machine.last(3)),
     b"a": lambda machine: machine.append(machine.last(1)),
     b"e": lambda machine: machine.append(machine.since_mark()),
     b"s": lambda machine: machine.set_items(machine.last(2)),

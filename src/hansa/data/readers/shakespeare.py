@@ -7,6 +7,7 @@ kept as bytes, an eighth of what int64 would take: a model begins with ``x.long(
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from hansa.data.errors import damaged, missing
-from hansa.data.readers.leaf import leaf_files, read_json, read_users
+from hansa.data.readers.leaf import each_file_its_own, leaf_files, read_json, read_users
 from hansa.errors import decay, whole
 
 WINDOW = 80
@@ -49,7 +50,9 @@ def encode(text: str, path: Path | str = "text", role: str = "") -> npt.NDArray[
     wrong = np.flatnonzero(codes == _NONE)
     if len(wrong):
         place = int(wrong[0])
-        raise damaged(path, "only the characters of LEAF's alphabet", f"{text[place]!r} at {place} of role {role!r}")
+        raise damaged(
+            path, "only the characters of LEAF's alphabet", f"{text[place]!r} at {place} of role {role!r:.80}"
+        )
     return codes.astype(np.uint8)
 
 
@@ -112,8 +115,10 @@ def _from_leaf(train: list[Path], test: list[Path]) -> Windows:
     names: dict[str, int] = {}
     parts: dict[bool, list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]]] = {True: [], False: []}
     for training, files in ((True, train), (False, test)):
+        homes: dict[str, Path] = {}
         for path in files:
-            for role, x, y in read_users(path):
+            for role, x, y in read_users(path, empty=not training):
+                each_file_its_own(path, role, homes)
                 place = names.setdefault(role, len(names)) if training else -1
                 parts[training].append((*_windows(path, role, x, y), place))
     if not sum(len(y) for _, y, _ in parts[True]):
@@ -132,6 +137,10 @@ def _windows(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[npt.NDA
             or not isinstance(following, str)
             or len(following) != 1
         ):
-            raise damaged(path, f"windows of {WINDOW} characters and one to follow of role {role!r}", f"{window!r:.60}")
+            raise damaged(
+                path,
+                f"windows of {WINDOW} characters and one to follow of role {role!r:.80}",
+                f"{reprlib.repr(window)} and {reprlib.repr(following)}",
+            )
     following = encode("".join(y), path, role).astype(np.int64)
     return encode("".join(x), path, role).reshape(-1, WINDOW), following
