@@ -156,6 +156,8 @@ class EvaluateSection(Section):
     """Also measure the global training loss, over all clients' data."""
     compression: bool = False
     """Also measure how much compression loses: q, and the dissimilarity gamma."""
+    heterogeneity: bool = False
+    """Also measure how far apart the clients' problems are, from full gradients: sigma_l, sigma_g, zeta."""
     target: float | None = None
     """A test accuracy; the summary says after how many rounds it was reached."""
 

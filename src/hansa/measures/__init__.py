@@ -1,6 +1,22 @@
-"""Measures of a round that are made on request: ``hansa.run(..., measures=[hansa.measures.compression])``."""
+"""What is measured of a round, each with its equation: diversity, chi^2 and norms always, the rest on request, as
+``hansa.run(..., measures=[hansa.measures.compression])`` or as a callback."""
 
+from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.measures.base import Measure, Probe, measured
 from hansa.measures.compression import compression, gamma, q
+from hansa.measures.heterogeneity import Heterogeneity, heterogeneity, track_heterogeneity
 
-__all__ = ["Measure", "Probe", "compression", "gamma", "measured", "q"]
+__all__ = [
+    "Heterogeneity",
+    "Measure",
+    "Probe",
+    "chi_square",
+    "compression",
+    "diversity",
+    "gamma",
+    "heterogeneity",
+    "measured",
+    "q",
+    "surrogate_diversity",
+    "track_heterogeneity",
+]

@@ -16,7 +16,7 @@ from hansa import data
 from hansa.config import Config, algorithm, build, parts
 from hansa.engine import choose
 from hansa.errors import HansaError
-from hansa.measures import compression
+from hansa.measures import compression, track_heterogeneity
 from hansa.runs import checkpoint
 from hansa.runs.driver import Callback, Record, Run
 from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
@@ -164,6 +164,8 @@ def measures(config: Config, run: Run) -> list[Callback]:
         found.append(simulated_seconds)
     if config.evaluate.train and isinstance(run.task, Task):
         found.append(global_loss(run.task, config.evaluate.every))
+    if config.evaluate.heterogeneity:
+        found.append(track_heterogeneity(config.evaluate.every or config.rounds))
     return found
 
 
