@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 
 
@@ -19,7 +20,7 @@ def near(name: str, known: Iterable[str]) -> str:
     >>> near("zzz", ["b", "a"])
     'Known: a, b.'
     """
-    options = sorted(known)
+    options, name = sorted(known), name[:100]
     matches = difflib.get_close_matches(name, options, n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(matches)}?" if matches else f"Known: {', '.join(options)}."
 
@@ -30,13 +31,46 @@ def refuse(part: str, argument: str, value: object, expected: str, remedy: str =
     >>> refuse("top_k", "ratio", 2, "0 < ratio <= 1", "1/64 keeps one entry in 64.")
     HansaError('top_k(ratio=2): expected 0 < ratio <= 1. 1/64 keeps one entry in 64.')
     """
-    return HansaError(f"{part}({argument}={value!r}): expected {expected}.{' ' + remedy if remedy else ''}")
+    return HansaError(f"{part}({argument}={shown(value)}): expected {expected}.{' ' + remedy if remedy else ''}")
+
+
+def shown(value: object) -> str:
+    """A value in few words, however large, deep or odd it is: what messages are made of.
+
+    >>> shown("ab"), shown([0] * 1000), shown(10**5000)
+    ("'ab'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ...]', '<int instance ...>')
+    """
+    return _SHORT.repr(value)
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 4, 200, 400
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxarray = 12
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if -_LARGE < x < _LARGE else "<int instance ...>"
+
+    def repr_instance(self, x: object, level: int) -> str:
+        try:
+            text = repr(x)
+        except Exception:  # of somebody's own class
+            return f"<{type(x).__name__} instance>"
+        return text if len(text) <= self.maxother else f"{text[: self.maxother]}..."
+
+
+_LARGE = 10**60
+_SHORT = _Short()
 
 
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond the floats
+        return None
 
 
 def positive(part: str, argument: str, value: object, remedy: str = "") -> None:

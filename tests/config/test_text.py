@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
+
 import pytest
 import yaml
 
+from hansa.config import from_text
 from hansa.config.text import ConfigError, dump, parse, read
 
 
@@ -49,7 +53,7 @@ def test_anything_but_sections_is_refused(text):
 
 
 def test_python_objects_are_never_made():
-    with pytest.raises(ConfigError, match="not YAML"):
+    with pytest.raises(ConfigError, match="a value of kind 'tag:yaml.org,2002:python/object/apply:os.system'"):
         parse("a: !!python/object/apply:os.system ['true']")
 
 
@@ -101,3 +105,100 @@ def test_what_is_dumped_reads_back_the_same():
     data = {"seed": 0, "name": "a: b", "local": {"lr": 1e-5, "steps": list(range(60))}, "sample": {"kind": "uniform"}}
     assert parse(dump(data)).data == data
     assert yaml.safe_load(dump({"a": {"b": [1, None, True]}})) == {"a": {"b": [1, None, True]}}
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghi")
+)
+
+
+def quickly(text):
+    """The problem of a text, found within a moment of the machine's time."""
+    began = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        from_text(text, source="run.yaml")
+    assert time.process_time() - began < 5
+    assert len(str(caught.value)) < 2000
+    return str(caught.value)
+
+
+def test_aliases_that_stand_for_a_billion_values_are_refused_at_once():
+    assert len(BOMB) < 450
+    assert "run.yaml:6: stands for more than 100000 values, by its aliases." in quickly(BOMB)
+    merged = "a: &a {k: 1}\n" + "".join(
+        f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n" for before, name in pairwise("abcdefghi")
+    )
+    assert "stands for more than 100000 values" in quickly(merged)
+    assert quickly("--- " + "x" * (1 << 20)) == "run.yaml:1: longer than 1048576 characters."
+
+
+def test_what_a_few_aliases_repeat_is_no_bomb():
+    document = parse("a: &a {lr: 0.1}\n" + "".join(f"k{n}: *a\n" for n in range(1000)))
+    assert len(document.data) == 1001
+
+
+def test_deep_nesting_is_refused():
+    for text in ("a: " + "[" * 50 + "]" * 50, "a: " + "[" * 100_000, "{a: " * 5000, "- " * 3000):
+        assert quickly(text) == "run.yaml:1: nested more than 40 levels deep."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nname: a\0b", "run.yaml:2: not YAML: unacceptable character #x0000"),
+        ("seed: 1\nname: a\x1bb", "run.yaml:2: not YAML: unacceptable character #x001b"),
+        ('seed: 1\nname: "a\\0b"', r"run.yaml:2: a word that holds the control character '\x00'."),
+        ('seed: 1\nname: "\\e[31m"', r"run.yaml:2: a word that holds the control character '\x1b'."),
+        ('seed: 1\n"\\ud800": 1', r"run.yaml:2: a word that holds the control character '\ud800'."),
+        ("seed: 1\nrounds: " + "9" * 5000, "run.yaml:2: a number of 5000 digits: expected at most 100."),
+        ("seed: 1\nrounds: 0x" + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
+        ("seed: 1\nmax_norm: 0." + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
+        ("seed: !!int x", "run.yaml: not YAML: a value that is not what its tag says"),
+        ("seed: !!int ''", "run.yaml: not YAML: a value that is not what its tag says"),
+        ("seed: !!bool maybe", "run.yaml: not YAML: a value that is not what its tag says"),
+        ("a: 1\nb: !!set {x, y}", "run.yaml:2: a value of kind 'tag:yaml.org,2002:set': expected words"),
+        ("a: 1\nb: !!timestamp soon", "run.yaml:2: a value of kind 'tag:yaml.org,2002:timestamp'"),
+        ("a: 1\nb: !!binary aGk=", "run.yaml:2: a value of kind"),
+        ("? [a, b]\n: 1", "not YAML: found unhashable key"),
+        ("local: {lr: " + "x" * 5000 + "}", "run.yaml:1: local.lr.kind: no schedule 'xxx"),
+        ("x" * 1000 + ": 1", "no such key"),
+        ("sample: {count: " + "[1, " * 30 + "]" * 30 + "}", "run.yaml:1: "),
+    ],
+)  # fmt: skip
+def test_odd_values_are_refused_in_a_sentence_with_their_line(text, message):
+    assert message in quickly(text)
+
+
+def test_dates_are_words():
+    assert parse("name: 2026-01-31\nb: 2026-99-99").data == {"name": "2026-01-31", "b": "2026-99-99"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "rounds=" + "9" * 5000,
+        "local.steps." + "9" * 5000 + "=1",
+        "local.steps.\u00b2=1",
+        "name=a\0b",
+        "a\0b=1",
+        "name=\udcff",
+        "\udcff=1",
+        "data.options={x: &a [*a]}",
+        "data.options=" + "[" * 5000,
+        "local.lr=!!float x",
+        "compress.compressor={kind: top_k, ratio: " + "1" * 5000 + "/3}",
+        "compress.compressor={kind: top_k, ratio: \u00b2/3}",
+    ],
+)
+def test_odd_changes_are_refused_in_a_sentence_that_can_be_printed(change):
+    with pytest.raises(ConfigError) as caught:
+        from_text("", [change])
+    str(caught.value).encode()
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_device_in_place_of_a_file_is_not_read_for_ever():
+    with pytest.raises(ConfigError, match="longer than 1048576 characters"):
+        read("/dev/zero")
+    with pytest.raises(ConfigError, match="cannot be read as text: embedded null"):
+        read("a\0b")

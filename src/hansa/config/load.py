@@ -13,7 +13,7 @@ from hansa.config import arguments
 from hansa.config.parts import Misfit
 from hansa.config.sections import Config
 from hansa.config.text import ConfigError, Document, Keys, Problem, dump, holds, parse, read
-from hansa.errors import near
+from hansa.errors import near, shown
 
 
 def load(path: Path | str, changes: Iterable[str] = ()) -> Config:
@@ -86,7 +86,7 @@ def _problems(document: Document, error: ValidationError) -> list[Problem]:
         expected = dict.fromkeys(text.removeprefix("expected ") for text in parts)
         sentences = [text for text in dict.fromkeys(texts) if text not in parts]
         if expected:
-            sentences.append(f"expected {' or '.join(expected)}, found {inputs[keys]!r}.")
+            sentences.append(f"expected {' or '.join(expected)}, found {shown(inputs[keys])}.")
         problems.append(document.problem(keys, " ".join(sentences)))
     return sorted(problems, key=lambda problem: problem.line)
 

@@ -21,7 +21,7 @@ from hansa import aggregate, compress, gossip, local, sample, schedule, server
 from hansa.config.text import Keys
 from hansa.data.partitions import dirichlet, iid, natural, quantity_skew, shards
 from hansa.data.split import saved
-from hansa.errors import HansaError, near
+from hansa.errors import HansaError, near, shown
 from hansa.rounds.faults import faults
 from hansa.runs import ledger
 
@@ -56,13 +56,15 @@ class Slot:
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, Mapping):
-            raise Misfit((), f"expected {self._expected()}, found {value!r}.")
+            raise Misfit((), f"expected {self._expected()}, found {shown(value)}.")
         kind, given = self._split(value)
         part = self.table[kind]
         known = inspect.signature(part).parameters
         for name in given:
             if name not in known:
-                raise Misfit((name,), f"{kind} has no {name!r}. {near(name, known) if known else 'It takes none.'}")
+                raise Misfit(
+                    (name,), f"{kind} has no {shown(name)}. {near(name, known) if known else 'It takes none.'}"
+                )
         for name, parameter in known.items():
             if parameter.default is inspect.Parameter.empty and name not in given:
                 raise Misfit((), f"{kind} needs {name}.")
@@ -88,7 +90,7 @@ class Slot:
             raise Misfit((), f"which {self.word}? Add kind: one of {', '.join(self.table)}.")
         kind = str(kind).replace("-", "_")
         if kind not in self.table:
-            raise Misfit(("kind",), f"no {self.word} {kind!r}. {near(kind, self.table)}")
+            raise Misfit(("kind",), f"no {self.word} {shown(kind)}. {near(kind, self.table)}")
         return kind, given
 
     def _make(self, kind: str, arguments: dict[str, Any]) -> Any:
@@ -241,10 +243,13 @@ SLOTS = (
 )  # fmt: skip
 
 
+_FRACTION = re.compile("([0-9]{1,18})/([0-9]{1,18})")
+
+
 def _number(value: Any) -> Any:
     """A fraction as the number it is: the papers keep 1/64 of the entries, not 0.015625."""
-    above, slash, below = value.partition("/") if isinstance(value, str) else ("", "", "")
-    return int(above) / int(below) if slash and above.isdigit() and below.isdigit() and int(below) else value
+    found = _FRACTION.fullmatch(value) if isinstance(value, str) else None
+    return int(found[1]) / int(found[2]) if found and int(found[2]) else value
 
 
 def _nested(name: str, value: Any) -> Any:

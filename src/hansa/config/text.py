@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
-from hansa.errors import HansaError
+from hansa.config import bounds
+from hansa.errors import HansaError, shown
+
+_PLACE = re.compile("[0-9]{1,9}")  # in a list
 
 Keys: TypeAlias = tuple[str | int, ...]
 
@@ -42,12 +45,13 @@ class ConfigError(HansaError):
 
 
 class Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, reading ``1e-3`` as the number it is: YAML 1.1 takes it for a word."""
+    """PyYAML's safe loader, reading ``1e-3`` as the number it is, where YAML 1.1 takes it for a word, and dates as the
+    words that they are here."""
 
 
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:float"]
+    first: [(tag, form) for tag, form in known if not tag.endswith((":float", ":timestamp"))]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+.0123456789"))
@@ -77,9 +81,9 @@ class Document:
     def change(self, assignment: str) -> None:
         """Apply ``local.lr=0.1``: dotted keys, and a value in YAML."""
         path, equals, value = assignment.partition("=")
-        keys: Keys = tuple(int(key) if key.isdigit() else key for key in path.strip().split("."))
-        said = f"--set {assignment}"
-        if not equals or not all(key != "" for key in keys):
+        keys: Keys = tuple(int(key) if _PLACE.fullmatch(key) else key for key in path.strip().split("."))
+        said = f"--set {assignment if assignment.isprintable() else ascii(assignment)[1:-1]}"[:200]
+        if not equals or not all(key != "" and str(key).isprintable() for key in keys):
             raise ConfigError([Problem(said, (), "expected KEY=VALUE, such as local.lr=0.1.")])
         self.put(keys, read_value(value, said), said)
 
@@ -98,7 +102,7 @@ class Document:
 
     def _store(self, inside: Any, key: str | int, value: Any, keys: Keys, said: str) -> Any:
         if isinstance(inside, list) and not holds(inside, key):
-            message = f"there is no entry {key!r} in this list of {len(inside)}."
+            message = f"there is no entry {shown(key)} in this list of {len(inside)}."
             raise ConfigError([Problem(said, keys, message)])
         inside[key] = value
         return value
@@ -108,46 +112,70 @@ def read(path: Path | str) -> Document:
     """A YAML file as a document."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(bounds.LONGEST + 1)
     except FileNotFoundError:
         raise ConfigError([Problem(str(path), (), "no such file.")]) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # also a path that no file can have
         raise ConfigError([Problem(str(path), (), f"cannot be read as text: {error}.")]) from error
     return parse(text, str(path))
 
 
 def parse(text: str, source: str = "config") -> Document:
-    """YAML text as a document.
+    """YAML text as a document, within the bounds of `hansa.config.bounds`.
 
     >>> parse("local: {lr: 1e-3}").data
     {'local': {'lr': 0.001}}
     """
-    loader = Loader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return Document({}, source)
-        _refuse_loops(node, source)
-        _refuse_twins(node, source, text)
-        data = loader.construct_document(node)
+        node, data = _construct(text, lambda node: _refuse_twins(node, source, text))
     except yaml.YAMLError as error:
         raise ConfigError([_broken(error, source, text)]) from error
-    finally:
-        loader.dispose()
+    except bounds.Unbounded as error:
+        excerpt = _excerpt(text[: bounds.LONGEST].splitlines(), error.line)
+        raise ConfigError([Problem(f"{source}:{error.line}", (), error.problem, error.line, excerpt)]) from error
+    if node is None:
+        return Document({}, source)
     if not isinstance(data, dict):
-        raise ConfigError([Problem(f"{source}:1", (), f"expected sections such as data and local, found {data!r}.")])
+        message = f"expected sections such as data and local, found {shown(data)}."
+        raise ConfigError([Problem(f"{source}:1", (), message)])
     return Document(data, source, {keys: line for keys, line, _ in _walk(node)}, text.splitlines())
 
 
 def read_value(text: str, said: str) -> Any:
     """A value as it would stand in the file: ``0.1``, ``true``, ``ring``, ``{kind: cosine, lr: 0.1, rounds: 50}``."""
-    loader = Loader(text)
     try:
-        return loader.get_single_data()
+        _, value = _construct(text)
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(said, (), f"the value is not YAML: {getattr(error, 'problem', error)}.")]) from error
-    finally:
-        loader.dispose()
+        raise ConfigError([Problem(said, (), f"the value is not YAML: {_reason(error)}.")]) from error
+    except bounds.Unbounded as error:
+        raise ConfigError([Problem(said, (), error.problem)]) from error
+    return value
+
+
+def _construct(text: str, look: Callable[[yaml.Node], None] | None = None) -> tuple[yaml.Node | None, Any]:
+    """The node and the value of a text, after a look at the node; whatever is wrong with it is a `YAMLError`."""
+    bounds.check_text(text)
+    try:
+        loader = Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None, None
+            bounds.check_nodes(node)
+            if look is not None:
+                look(node)
+            return node, loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise bounds.Unbounded(1, f"nested more than {bounds.DEEPEST} levels deep.") from None
+    except (AttributeError, LookupError, TypeError, ArithmeticError) as error:  # of a value that is not of its tag
+        raise yaml.YAMLError(f"a value that is not what its tag says ({shown(str(error))})") from error
+    except ValueError as error:
+        if isinstance(error, HansaError):
+            raise
+        raise yaml.YAMLError(f"a value that is not what its tag says ({shown(str(error))})") from error
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -177,16 +205,22 @@ def holds(inside: Any, key: str | int) -> bool:
 
 
 def _excerpt(text: Sequence[str], line: int) -> str:
-    return text[line - 1] if 0 < line <= len(text) else ""
+    return text[line - 1][:200] if 0 < line <= len(text) else ""
 
 
 def _broken(error: yaml.YAMLError, source: str, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
-    said = getattr(error, "problem", None) or str(error).splitlines()[0]
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return Problem(f"{source}:{line}", (), f"not YAML: {_reason(error)}.", line)
     if mark is None:
-        return Problem(source, (), f"not YAML: {said}.")
+        return Problem(source, (), f"not YAML: {_reason(error)}.")
     line = mark.line + 1
-    return Problem(f"{source}:{line}", (), f"not YAML: {said}.", line, _excerpt(text.splitlines(), line))
+    return Problem(f"{source}:{line}", (), f"not YAML: {_reason(error)}.", line, _excerpt(text.splitlines(), line))
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    return (getattr(error, "problem", None) or str(error).splitlines()[0])[:300]
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
@@ -211,25 +245,6 @@ def _walk(node: yaml.Node) -> Iterator[tuple[Keys, int, yaml.Node]]:
             for key, line, value in _children(inside):
                 yield (*above, key), line, value
                 waiting.append(((*above, key), value))
-
-
-def _refuse_loops(node: yaml.Node, source: str) -> None:
-    """An alias of something that it stands inside."""
-    open_nodes: set[int] = set()
-    done: set[int] = set()
-
-    def visit(at: yaml.Node) -> None:
-        if id(at) in open_nodes:
-            line = at.start_mark.line + 1
-            raise ConfigError([Problem(f"{source}:{line}", (), "an alias that contains itself.", line)])
-        if id(at) not in done:
-            open_nodes.add(id(at))
-            for _, _, value in _children(at):
-                visit(value)
-            open_nodes.discard(id(at))
-            done.add(id(at))
-
-    visit(node)
 
 
 def _refuse_twins(node: yaml.Node, source: str, text: str) -> None:
