@@ -16,11 +16,12 @@ from contracts.small import small
 from engine import laboratory
 from hansa.config import from_preset
 from hansa.engine import Pool, Serial
-from hansa.runs import checkpoint
+from hansa.runs import checkpoint, claim
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import NAMES, RunFolder
+from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
 from hansa.store import RamStore, disk, io
+from hansa.store.lock import Lock
 from torture.disks import Counting, Dead, Hasty
 from torture.kill import fingerprint, sha
 
@@ -52,7 +53,7 @@ def let_go(monkeypatch):
     """What the system does for a dead process: its locks are released."""
     held = []
 
-    class Lock(disk._Lock):
+    class Remembered(Lock):
         def __init__(self, path: Path) -> None:
             super().__init__(path)
             held.append(self)
@@ -61,7 +62,8 @@ def let_go(monkeypatch):
         while held:
             held.pop().close()
 
-    monkeypatch.setattr(disk, "_Lock", Lock)
+    monkeypatch.setattr(disk, "Lock", Remembered)
+    monkeypatch.setattr(claim, "Lock", Remembered)
     yield release
     release()
 
@@ -111,11 +113,11 @@ def test_runs_killed_by_sigkill_go_on_to_the_same_result(tmp_path):
 def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away(tmp_path, let_go):
     config = from_preset("fedavg", [*COMMON, "rounds=1"])
     barely = tmp_path / "barely"
-    with io.using(Dying(6)), pytest.raises(Dead):  # the environment is written, the configuration is not
+    with io.using(Dying(12)), pytest.raises(Dead):  # the environment is written, the configuration is not
         Experiment.new(config, barely)
     let_go()
-    assert {path.name for path in barely.iterdir()} <= {*NAMES, *(name + io.ASIDE for name in NAMES)}
-    assert list(barely.iterdir())
+    assert {path.name for path in barely.iterdir()} <= {LOCK, *NAMES, *(name + io.ASIDE for name in NAMES)}
+    assert (barely / ENVIRONMENT).exists()
     assert not RunFolder(barely).exists
     with io.using(Hasty()):
         assert Experiment.new(config, barely).go()["rounds"] == 1

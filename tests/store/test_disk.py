@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_opening_at_the_present_round_keeps_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
-    with DiskStore(tmp_path), pytest.raises(HansaError, match="in use by another run"):
+    with DiskStore(tmp_path), pytest.raises(HansaError, match=f"in use by process {os.getpid()} on "):
         DiskStore(tmp_path)
     DiskStore(tmp_path).close()
 

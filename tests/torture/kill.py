@@ -123,8 +123,8 @@ def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
     summary = json.loads((folder / "summary.json").read_text())
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for timed in (*history, summary):  # the only numbers that may differ
-        timed.pop("seconds", None)
-        timed.pop("wall_seconds", None)
+        for name in ("seconds", "wall_seconds", "seal", "metrics_seal"):  # and what seals them
+            timed.pop(name, None)
     found = [record["round"] for record in history]
     assert found == list(range(1, rounds + 1)), f"{folder}: the history has rounds {found}"
     return {

@@ -99,7 +99,7 @@ def carry_out_all(
     from hansa.config import Config
     from hansa.report import Entry
     from hansa.runs.experiment import Experiment
-    from hansa.runs.folder import free_folder, slug
+    from hansa.runs.folder import slug
 
     console = err()
     entries = []
@@ -108,9 +108,10 @@ def carry_out_all(
             if not isinstance(item, Config):
                 entries.append(_named(item, name))
                 continue
-            place = folder / slug(name) if overwrite else free_folder(folder, name)
             config = item.model_copy(update={"name": name})
-            follow(Experiment.new(config, place, overwrite=overwrite), shown, stopper)
+            made = Experiment.new(config, folder / slug(name), overwrite=overwrite, numbered=not overwrite)
+            place = made.folder.path
+            follow(made, shown, stopper)
             if stopper.code:
                 console.print(f"stopped: `hansa resume {place}` goes on with {name}.", markup=False, soft_wrap=True)
                 raise typer.Exit(stopper.code)

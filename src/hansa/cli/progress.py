@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -56,7 +57,7 @@ class Bars:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", style="bold", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             _Numbers(),
@@ -130,8 +131,14 @@ def progress(console: Console, quiet: bool) -> Bars | Lines | Silence:
     return Bars(console) if console.is_terminal else Lines(console)
 
 
+HANGUP = getattr(signal, "SIGHUP", None)
+SIGNALS = tuple(name for name in (signal.SIGINT, signal.SIGTERM, HANGUP) if name is not None)
+
+
 class Stopper:
-    """Ctrl-C, or a polite SIGTERM, stops after the round that is under way; a second Ctrl-C stops at once.
+    """Ctrl-C, a polite SIGTERM or a lost terminal stops after the round that is under way; a second one stops at once.
+
+    A hangup that the caller ignores, as under ``nohup``, is ignored here too.
 
     Used as a context manager and as the callback that ends a run.
     """
@@ -143,7 +150,9 @@ class Stopper:
 
     def __enter__(self) -> Stopper:
         if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGINT, signal.SIGTERM):
+            for name in SIGNALS:
+                if name == HANGUP and signal.getsignal(name) == signal.SIG_IGN:
+                    continue
                 self._before[name] = signal.signal(name, self._catch)
         return self
 
@@ -163,7 +172,10 @@ class Stopper:
         if self.caught is not None:
             raise KeyboardInterrupt
         self.caught = signal.Signals(number)
-        self._console.print("[yellow]stopping after this round; everything will be saved (again to stop at once)[/]")
+        with suppress(OSError):  # the terminal may be gone
+            self._console.print(
+                "[yellow]stopping after this round; everything will be saved (again to stop at once)[/]"
+            )
 
 
 class _Numbers(ProgressColumn):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from hansa.cli.console import FAILED, err, guarded, out
@@ -25,6 +27,18 @@ Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="Short for --
 Seed = Annotated[int | None, typer.Option("--seed", help="Short for --set seed=...", min=0)]
 Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Short for --set workers=...", min=1)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what came out.")]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-changes",
+        metavar="KINDS",
+        help="Go on though these changed since the run was begun: data, partition, model, loss, metric, method, "
+        "version. The folder notes it.",
+    ),
+]
+Fallback = Annotated[
+    bool, typer.Option("--fallback", help="If the newest checkpoint is damaged, go back to the newest whole one.")
+]
 Track = Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow; may be repeated.")]
 
 
@@ -43,21 +57,41 @@ def run(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Start anew in a folder that holds a run.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run in --out, if there is one.")] = False,
+    fallback: Fallback = False,
+    accept: Accept = None,
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a configuration, or a preset by its name."""
+    from hansa.errors import HansaError
     from hansa.runs.experiment import Experiment
-    from hansa.runs.folder import RunFolder, free_folder
+    from hansa.runs.folder import CONFIG, RunFolder, slug
     from hansa.runs.trackers import check
 
     check(track or [])
+    asked = changes(sets, rounds, seed, workers)
+    if resume and overwrite:
+        raise HansaError("--resume and --overwrite: expected one of the two.")
     if resume and folder is not None and RunFolder(folder).exists:
-        carry_out(Experiment.resumed(folder, rounds=rounds, workers=workers), quiet, track or [])
+        here = config is None and preset is None
+        read = read_config(folder / CONFIG if here else config, preset, asked)
+        then = RunFolder(folder).config
+        refuse_differences(folder, then, read)
+        experiment = Experiment.resumed(
+            folder,
+            rounds=read.rounds if rounds is not None else max(read.rounds, then.rounds),
+            workers=read.workers,
+            fallback=fallback,
+            accept=accept or [],
+        )
+        carry_out(experiment, quiet, track or [])
         return
-    read = read_config(config, preset, changes(sets, rounds, seed, workers))
-    place = folder if folder is not None else free_folder("runs", read.title)
-    carry_out(Experiment.new(read, place, overwrite=overwrite), quiet, track or [])
+    read = read_config(config, preset, asked)
+    if folder is None:
+        experiment = Experiment.new(read, Path("runs") / slug(read.title), numbered=True)
+    else:
+        experiment = Experiment.new(read, folder, overwrite=overwrite)
+    carry_out(experiment, quiet, track or [])
 
 
 @guarded
@@ -65,6 +99,8 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped, killed, or is to go on.")],
     rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="Go on to this round.", min=1)] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Others than before.", min=1)] = None,
+    fallback: Fallback = False,
+    accept: Accept = None,
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
@@ -73,7 +109,8 @@ def resume(
     from hansa.runs.trackers import check
 
     check(track or [])
-    carry_out(Experiment.resumed(folder, rounds=rounds, workers=workers), quiet, track or [])
+    experiment = Experiment.resumed(folder, rounds=rounds, workers=workers, fallback=fallback, accept=accept or [])
+    carry_out(experiment, quiet, track or [])
 
 
 def changes(
@@ -84,10 +121,31 @@ def changes(
     return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
 
 
+def refuse_differences(folder: Path, then: Config, now: Config) -> None:
+    """A run goes on with the settings it was begun with: others are refused, key by key, but for rounds and workers."""
+    from hansa.config import to_data
+    from hansa.errors import HansaError
+    from hansa.runs.trackers import flat
+
+    before, after = flat(to_data(then)), flat(to_data(now))
+    keys = sorted({*before, *after} - {"rounds", "workers"})
+    told = [
+        f"{key}: {before.get(key, 'not set')!s:.60} there, {after.get(key, 'not set')!s:.60} asked for"
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
+    if told:
+        more = f"; and {len(told) - 8} more" if len(told) > 8 else ""
+        raise HansaError(
+            f"{folder}: --resume with other settings than the run was begun with: {'; '.join(told[:8])}{more}. "
+            "Leave them as they were, or begin another run."
+        )
+
+
 def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> Config:
     """The configuration of a file or of a preset's name; a name given as a file is forgiven."""
     from hansa.config import from_preset, load
-    from hansa.errors import HansaError
+    from hansa.errors import HansaError, near
     from hansa.presets import catalogue
 
     if (path is None) == (preset is None):
@@ -96,6 +154,8 @@ def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> 
         return from_preset(str(preset), asked)
     if not path.exists() and str(path).lower() in catalogue():
         return from_preset(str(path), asked)
+    if not os.path.lexists(path) and not path.suffix and len(path.parts) == 1:
+        raise HansaError(f"{path}: neither a file nor a preset. {near(str(path).lower(), catalogue())}")
     return load(path, asked)
 
 
@@ -104,6 +164,13 @@ def carry_out(experiment: Experiment, quiet: bool, track: Sequence[str] = ()) ->
     from hansa.cli.progress import Stopper, progress
 
     console = err()
+    if experiment.left == 0:
+        done = experiment.run.state.round
+        console.print(
+            f"{experiment.folder}: has finished its {done} rounds; --rounds {2 * done} goes on to round {2 * done}.",
+            markup=False,
+            soft_wrap=True,
+        )
     with Stopper(console) as stopper, progress(console, quiet) as shown:
         summary = follow(experiment, shown, stopper, track)
     out().print(summary_table(str(experiment.folder), summary))
@@ -124,7 +191,8 @@ def follow(
     try:
         return experiment.go([*callbacks, stopper])
     except HansaError as error:
-        err().print(f"[bold red]failed[/] in round {experiment.run.state.round + 1}: {error}", soft_wrap=True)
+        at = experiment.run.state.round + 1
+        err().print(f"[bold red]failed[/] in round {at}: {escape(str(error))}", soft_wrap=True)
         err().print(f"what was done is in {experiment.folder}", markup=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
 
@@ -136,7 +204,7 @@ def summary_table(title: str, summary: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("run", f"[bold]{title}[/] ({summary.get('status', '?')})")
+    table.add_row("run", f"[bold]{escape(title)}[/] ({escape(str(summary.get('status', '?')))})")
     written = (
         ("rounds", "rounds", str),
         ("accuracy, mean of last 5", "last5_test_accuracy", formats.percent),
@@ -160,5 +228,5 @@ def summary_table(title: str, summary: dict[str, Any]) -> Table:
         reached = summary.get("rounds_to_target")
         table.add_row(f"rounds to {formats.percent(summary['target'])}", "never" if reached is None else str(reached))
     for reason, count in (summary.get("lost_by_reason") or {}).items():
-        table.add_row("", f"{reason}: {count}")
+        table.add_row("", escape(f"{reason}: {count}"))
     return table

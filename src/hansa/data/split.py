@@ -115,8 +115,9 @@ def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: s
     os.replace(part, path)
 
 
-def load_split(path: Path | str, targets: torch.Tensor) -> Split:
-    """Read a split back; one made for other targets, or changed since it was written, is refused."""
+def load_split(path: Path | str, targets: torch.Tensor | None) -> Split:
+    """Read a split back; one made for other targets, or changed since it was written, is refused. None leaves it to the
+    caller to know that the targets are those."""
     path = Path(path)
     if not path.is_file():
         raise missing(path, "A partition file is written by save_split, or kept with every run.")
@@ -133,7 +134,7 @@ def load_split(path: Path | str, targets: torch.Tensor) -> Split:
         raise damaged(path, f"a {_FORMAT!r} file", str(problem).rstrip(".")) from problem
     if _digest(split) != facts.get("split_sha256"):
         raise damaged(path, f"rows of SHA-256 {facts.get('split_sha256')}", _digest(split))
-    if fingerprint(targets) != facts.get("targets_sha256"):
+    if targets is not None and fingerprint(targets) != facts.get("targets_sha256"):
         raise damaged(
             path,
             f"a partition of these {len(targets)} targets (SHA-256 {fingerprint(targets)})",

@@ -177,7 +177,7 @@ def _cost_at(entry: Entry, target: float, cost: str) -> Any:
     reached = metrics.rounds_to(entry.history, target)
     if reached is None:
         return None
-    return next(r.get(cost) for r in metrics.with_totals(entry.history) if r["round"] == reached)
+    return next(r.get(cost) for r in metrics.running_totals(entry.history) if r["round"] == reached)
 
 
 def _config(standing: Standing) -> str:

@@ -41,13 +41,14 @@ class Entry:
         found = RunFolder(folder)
         title = name if name is not None else found.config.title
         text = (found / CONFIG).read_text(encoding="utf-8")
-        return cls(title, found.history, text, found.environment, found.summary)
+        return cls(title, found.numbers, text, found.environment, found.summary)
 
     def series(self) -> dict[str, list[float | None]]:
         """The columns that curves are drawn from, at most `POINTS` long; what was not measured is None."""
-        records = metrics.with_totals(self.history)
-        stride = max(1, math.ceil(len(records) / POINTS))
-        kept = records[::-stride][::-1]  # the last round is always among them
+        final = len(self.history) - 1
+        stride = max(1, math.ceil(len(self.history) / POINTS))
+        # the last round is always among them
+        kept = [r for place, r in enumerate(metrics.running_totals(self.history)) if (final - place) % stride == 0]
         columns = {name: [_number(record.get(name)) for record in kept] for name in DRAWN}
         return {
             name: values for name, values in columns.items() if name == "round" or any(v is not None for v in values)

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -30,7 +30,7 @@ MIGRATIONS: dict[int, Callable[[State, Meta], tuple[State, Meta]]] = {}
 """From format n to n + 1. A format without a way to the present one is refused."""
 
 MANIFEST, TREE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
-REMEDY = "Restore it, or load with fallback=True to take the checkpoint before it."
+REMEDY = "Restore it, or take the checkpoint before it: `hansa resume --fallback`."
 
 
 class Checkpoint(NamedTuple):
@@ -89,14 +89,21 @@ def load(folder: str | Path, *, fallback: bool = False) -> Checkpoint:
     numbers = _numbers(home)
     if not numbers:
         raise HansaError(f"{home} holds no checkpoint. Give the folder of a run that has saved one.")
-    for number in reversed(numbers):
-        try:
-            return _load(_path(home, number), number)
-        except Damaged as damage:
-            if not fallback:
-                raise
-            log.warning("%s Falling back to the checkpoint before it.", damage)
+    if not fallback:
+        return _load(_path(home, numbers[-1]), numbers[-1])
+    for found in undamaged(home):
+        return found
     raise Damaged(f"{home}: none of its {len(numbers)} checkpoints is whole.")
+
+
+def undamaged(folder: str | Path) -> Iterator[Checkpoint]:
+    """Every whole generation, newest first; a warning tells of each that is not."""
+    home = Path(folder)
+    for number in reversed(_numbers(home)):
+        try:
+            yield _load(_path(home, number), number)
+        except Damaged as damage:
+            log.warning("%s Falling back to the checkpoint before it.", damage)
 
 
 def kept(folder: str | Path) -> list[Meta]:

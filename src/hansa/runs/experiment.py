@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -18,11 +18,13 @@ from hansa.engine import choose
 from hansa.errors import HansaError
 from hansa.measures import compression, track_heterogeneity
 from hansa.runs import checkpoint
+from hansa.runs.bindings import bindings, changes, check_words
 from hansa.runs.driver import Callback, Record, Run
 from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
 from hansa.runs.ledger import Ledger
-from hansa.store import ClientStore, DiskStore, io
+from hansa.store import ClientStore, Damaged, DiskStore, io
 from hansa.tasks import Task
+from hansa.types import State
 
 log = logging.getLogger("hansa")
 
@@ -35,44 +37,78 @@ class Experiment:
         self._saved, self._saved_at = run.state.round, time.monotonic()
 
     @classmethod
-    def new(cls, config: Config, path: Path | str, *, overwrite: bool = False) -> Experiment:
-        """A fresh run. Nothing is written before data, model and algorithm are known to fit together."""
+    def new(cls, config: Config, path: Path | str, *, overwrite: bool = False, numbered: bool = False) -> Experiment:
+        """A fresh run: data, model and algorithm are built first, then the folder is taken and held, then written to.
+
+        A folder that holds something is refused; ``overwrite`` puts a run of ours in it aside and removes it when the
+        new one can be taken up; ``numbered`` takes the next free name: path, path-2, path-3, ...
+        """
         folder = RunFolder(path)
-        folder.claim(overwrite=overwrite)
+        if not numbered:
+            folder.check(overwrite=overwrite)
         run = living_run(config, build.federated(config))
-        folder.begin(config, run)
-        made = cls(config, run, folder)
-        if config.checkpoint.every:
-            run.store = DiskStore(folder / CLIENTS)
-            made.save()  # so that a run can be taken up from its first moment on
-        folder.write_config(config)  # last, since a folder with a configuration is a run
+        folder.claim(overwrite=overwrite, numbered=numbered)
+        try:
+            folder.begin(config, run)
+            made = cls(config, run, folder)
+            if config.checkpoint.every:
+                run.store = DiskStore(folder / CLIENTS)
+                made.save()  # so that a run can be taken up from its first moment on
+            folder.write_config(config)  # last, since a folder with a configuration is a run
+            folder.settled()
+        except BaseException:
+            run.store.close()
+            folder.withdraw()
+            raise
         return made
 
     @classmethod
-    def resumed(cls, path: Path | str, *, rounds: int | None = None, workers: int | None = None) -> Experiment:
+    def resumed(
+        cls,
+        path: Path | str,
+        *,
+        rounds: int | None = None,
+        workers: int | Literal["auto"] | None = None,
+        fallback: bool = False,
+        accept: Sequence[str] = (),
+    ) -> Experiment:
         """The run of a folder at its last checkpoint, to go on to its last round, or to another, with as many workers
-        as before, or others: the result is the same."""
-        folder = RunFolder(path)
-        changes = {name: value for name, value in (("rounds", rounds), ("workers", workers)) if value is not None}
-        config = folder.config.model_copy(update=changes)
-        state, meta = checkpoint.load(folder / CHECKPOINT)
-        done = int(meta["round"])
-        if config.rounds < done:
-            raise HansaError(f"{folder}: has {done} rounds behind it, so it cannot end after {config.rounds}.")
-        store = DiskStore.open(folder / CLIENTS, at_round=done)
-        run = living_run(config, _same_data(config, folder), store, done)
-        if (meta["run"], meta["config"]) != (run.id, identity(config)):
-            store.close()
-            raise HansaError(f"{folder}: config.yaml describes another run than the checkpoint. Put back what it was.")
-        if meta["arithmetic"] != arithmetic():
-            log.warning(
-                "%s: was run with %s, goes on with %s: the result will not be that of an unbroken run to the last bit",
-                folder, meta["arithmetic"], arithmetic(),
-            )  # fmt: skip
-        run.restore(state, folder.rewind(done))
-        if changes:
-            folder.write_config(config)
-        return cls(config, run, folder)
+        as before, or others: the result is the same.
+
+        ``fallback`` goes back to the newest point at which nothing is damaged. Data, model or code that changed since
+        the run was begun are refused unless ``accept`` names them; then the folder says so for ever.
+        """
+        accepted = check_words(accept)
+        folder = RunFolder.holding(path)
+        folder.hold()
+        opened: list[ClientStore] = []
+        try:
+            asked = {name: value for name, value in (("rounds", rounds), ("workers", workers)) if value is not None}
+            config = folder.config.model_copy(update=asked)
+            point = _newest_sound(folder) if fallback else _newest(folder)
+            opened.append(point.store)
+            if point.meta["config"] != identity(config):
+                raise _another(folder)
+            if config.rounds < point.round:
+                raise HansaError(
+                    f"{folder}: has {point.round} rounds behind it, so it cannot end after {config.rounds}."
+                )
+            run = living_run(config, _same_data(config, folder), point.store, point.round)
+            _check_bound(folder, run, point, accepted)
+            if point.meta["arithmetic"] != arithmetic():
+                log.warning(
+                    "%s: was run with %s, goes on with %s: the result will not be that of an unbroken run to the last "
+                    "bit", folder, point.meta["arithmetic"], arithmetic(),
+                )  # fmt: skip
+            run.restore(point.state, folder.rewind(point.round, point.meta.get("metrics")))
+            if asked:
+                folder.write_config(config)
+            return cls(config, run, folder)
+        except BaseException:
+            for store in opened:
+                store.close()
+            folder.release()
+            raise
 
     @property
     def left(self) -> int:
@@ -108,6 +144,7 @@ class Experiment:
             "config": identity(self.config),
             "seed": run.key.seed,
             "arithmetic": arithmetic(),
+            "metrics": self.folder.seal,
         }
         home = self.folder / CHECKPOINT
         checkpoint.save(home, run.tree(), meta, keep=self.config.checkpoint.keep)
@@ -124,6 +161,83 @@ class Experiment:
 
     def _close(self) -> None:
         self.run.store.close()
+        self.folder.release()
+
+
+class Point(NamedTuple):
+    """Where a run can be taken up: a checkpoint, and the clients' rows at its round."""
+
+    state: State
+    meta: checkpoint.Meta
+    store: DiskStore
+
+    @property
+    def round(self) -> int:
+        return int(self.meta["round"])
+
+
+def _newest(folder: RunFolder) -> Point:
+    state, meta = checkpoint.load(folder / CHECKPOINT)
+    return Point(state, meta, DiskStore.open(folder / CLIENTS, at_round=int(meta["round"])))
+
+
+def _newest_sound(folder: RunFolder) -> Point:
+    """The newest point of which checkpoint, rows and numbers are all undamaged; what is lost by that is told."""
+    reached = [int(facts["round"]) for facts in checkpoint.kept(folder / CHECKPOINT)]
+    sound = folder.sound()
+    for state, meta in checkpoint.undamaged(folder / CHECKPOINT):
+        done = int(meta["round"])
+        if done > sound:
+            log.warning("%s: the numbers are undamaged up to round %d only; falling back further", folder, sound)
+            continue
+        try:
+            store = DiskStore.open(folder / CLIENTS, at_round=done)
+            try:
+                store.verify()
+            except BaseException:
+                store.close()
+                raise
+        except HansaError as damage:
+            log.warning("%s Falling back to the checkpoint before it.", damage)
+            continue
+        if (last := max([done, sound, *reached])) > done:
+            log.warning("%s: taken up after round %d; the work of rounds %d to %d is lost and is done again",
+                        folder, done, done + 1, last)  # fmt: skip
+        return Point(state, meta, store)
+    raise Damaged(f"{folder}: no checkpoint is left whose state, rows and numbers are undamaged. Start anew.")
+
+
+def _check_bound(folder: RunFolder, run: Run, point: Point, accepted: set[str]) -> None:
+    """Refuse to go on with other data, model or code than the run was begun with, unless the change is accepted."""
+    now, facts = bindings(run), folder.marker
+    if facts is None:
+        log.warning("%s: made by a hansa that kept no digests of data and code; those of now are taken", folder)
+        then, earlier = dict(now), []
+    else:
+        then, earlier = dict(facts["bound"]), list(facts["accepted"])
+    changed = changes(then, now)
+    if refused := [kind for kind in changed if kind not in accepted]:
+        details = f" (hansa {then.get('version')} then, {now['version']} now)" if "version" in refused else ""
+        raise HansaError(
+            f"{folder}: changed since the run was begun: {', '.join(refused)}{details}. Put back what it was; or go on "
+            f"with what there is now, and have it noted: --accept-changes {','.join(changed)}."
+        )
+    sizes = {name: len(vector) for name, vector in run.state.vectors.items()}
+    saved = {name: len(vector) for name, vector in point.state["server"]["vectors"].items()}
+    if sizes != saved:
+        raise HansaError(f"{folder}: the model has {sizes} numbers now, the checkpoint {saved}: it cannot go on.")
+    if point.meta["run"] != run.id and not changed:
+        raise _another(folder)
+    if changed:
+        note = {"round": point.round, "changed": changed, "before": {kind: then.get(kind) for kind in changed}}
+        log.warning("%s: goes on after round %d with other %s", folder, point.round, ", ".join(changed))
+        earlier.append(note)
+    if changed or facts is None:
+        folder.bind(run, now, earlier)
+
+
+def _another(folder: RunFolder) -> HansaError:
+    return HansaError(f"{folder}: config.yaml describes another run than the checkpoint. Put back what it was.")
 
 
 def identity(config: Config) -> str:
@@ -195,5 +309,8 @@ def global_loss(task: Task, every: int = 1) -> Callback:
 def _same_data(config: Config, folder: RunFolder) -> data.FederatedData:
     """The data of a run that was begun: dealt as it was then, whatever has changed since."""
     again = build.federated(config)
-    split = data.load_split(folder / PARTITION, again.targets)
-    return replace(again, index=split.index, offsets=split.offsets)
+    split = data.load_split(folder / PARTITION, again.targets if folder.marker is None else None)
+    try:
+        return replace(again, index=split.index, offsets=split.offsets)
+    except HansaError as error:
+        raise HansaError(f"{folder}: the data changed since the run was begun, and no longer fits: {error}") from error

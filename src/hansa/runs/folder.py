@@ -4,24 +4,28 @@
 config.yaml              the resolved configuration; ``hansa run config.yaml`` repeats the run
 partition.safetensors    who held which samples
 environment.json         versions and machine
-metrics.jsonl            a line of JSON a round
+metrics.jsonl            a sealed line of JSON a round
 summary.json             how it ended, in a few numbers
 model.safetensors        the model after the last round
 checkpoint/, clients/    all that is needed to go on exactly where the run stopped
+.hansa-run               that this is a run, and digests of what its continuation depends on
+.hansa-lock              held while the run lives, by whom
 =======================  =======================================================================
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import re
 import sys
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +35,50 @@ from safetensors.torch import save
 from hansa import data, native
 from hansa.config import Config, algorithm, load, to_text
 from hansa.errors import HansaError
-from hansa.runs import metrics
+from hansa.runs import journal, metrics
+from hansa.runs.bindings import bindings
+from hansa.runs.claim import (
+    CHECKPOINT,
+    CLIENTS,
+    CONFIG,
+    ENVIRONMENT,
+    LOCK,
+    MARKER,
+    METRICS,
+    MODEL,
+    NAMES,
+    PARTITION,
+    SUMMARY,
+    Claim,
+    read_marker,
+    write_marker,
+)
 from hansa.runs.driver import Record, Run
-from hansa.store import io
+from hansa.store import Damaged, io
 
-CONFIG = "config.yaml"
-PARTITION = "partition.safetensors"
-ENVIRONMENT = "environment.json"
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
-MODEL = "model.safetensors"
-CHECKPOINT = "checkpoint"
-CLIENTS = "clients"
-NAMES = (CONFIG, PARTITION, METRICS, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT)
-"""All that is ours in a folder, in the order in which it is cleared away: without the first it is no run any more, and
-with the last it is still ours."""
+__all__ = [
+    "CHECKPOINT",
+    "CLIENTS",
+    "CONFIG",
+    "ENVIRONMENT",
+    "FAILED",
+    "FINISHED",
+    "LOCK",
+    "MARKER",
+    "METRICS",
+    "MODEL",
+    "NAMES",
+    "PARTITION",
+    "STOPPED",
+    "SUMMARY",
+    "UNFINISHED",
+    "RunFolder",
+    "arithmetic",
+    "environment",
+    "slug",
+]
+
+log = logging.getLogger("hansa")
 
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
 
@@ -54,7 +87,20 @@ class RunFolder:
     """The folder of one run, there or yet to be made."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self._claim = Claim(Path(path))
+        self.seal = journal.FIRST
+
+    @classmethod
+    def holding(cls, path: Path | str) -> RunFolder:
+        """The folder of a run, given by its own path or by that of a file of ours in it, such as config.yaml."""
+        path = Path(path)
+        inside = path.name in NAMES and path.is_file() and (path.parent / CONFIG).is_file()
+        return cls(path.parent if inside else path)
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self._claim.path
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -75,82 +121,158 @@ class RunFolder:
         return load(self / CONFIG)
 
     @property
+    def marker(self) -> dict[str, Any] | None:
+        """What the run is bound to; None in folders of hansa 0.1."""
+        return read_marker(self.path)
+
+    @property
     def history(self) -> list[dict[str, Any]]:
         """The records of all closed rounds."""
-        return metrics.read_history(self / METRICS) if (self / METRICS).is_file() else []
+        return journal.read_history(self / METRICS, must=self._seals) if (self / METRICS).is_file() else []
+
+    @property
+    def numbers(self) -> journal.Columns:
+        """The numbers of all closed rounds, without lists of clients: little memory, however many rounds."""
+        found = (self / METRICS).is_file()
+        return journal.Columns.of_file(self / METRICS, must=self._seals) if found else journal.Columns()
+
+    @property
+    def _seals(self) -> bool:
+        facts = self.marker
+        return facts is not None and bool(facts.get("seals"))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How the run ended; made from its history where it has not."""
-        if (self / SUMMARY).is_file():
-            return _read_json(self / SUMMARY)
-        return {"status": UNFINISHED, **metrics.summarize(self.history, self.config.evaluate.target)}
+        """How the run stands: its numbers as the metrics give them, and what was noted beside them when it ended."""
+        found = self.numbers
+        derived = metrics.summarize(found, self.config.evaluate.target)
+        if not (self / SUMMARY).is_file():
+            return {"status": UNFINISHED, **derived}
+        stored = _read_json(self / SUMMARY)
+        told = journal.plain(derived)
+        wrong = [name for name, value in told.items() if name in stored and stored[name] != value]
+        if stored.get("metrics_seal", found.seal) != found.seal:
+            wrong.append("metrics_seal")
+        if wrong:
+            log.warning(
+                "%s does not agree with %s in %s: shown is what the metrics say",
+                self / SUMMARY, METRICS, ", ".join(wrong[:5]),
+            )  # fmt: skip
+        return {**stored, **derived}
 
     @property
     def environment(self) -> dict[str, Any]:
         """The machine and versions that the run was made with."""
         return _read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
 
-    def claim(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder that holds something; with ``overwrite`` an older run in it is cleared away."""
-        if not self.path.exists():
-            return
-        if not self.path.is_dir() or not (self.exists or self._barely_begun()):
-            raise HansaError(f"{self}: holds something that is not a run. Choose another folder.")
-        if self.exists and not overwrite:
-            raise HansaError(
-                f"{self}: holds a run already. `hansa resume {self}` goes on with it, --overwrite starts anew."
-            )
-        for name in NAMES:
-            io.remove(self / (name + io.ASIDE))
-            io.remove(self / name)
+    def check(self, *, overwrite: bool = False) -> None:
+        """Refuse early, before anything is built, what `claim` would refuse."""
+        self._claim.check(overwrite=overwrite)
 
-    def _barely_begun(self) -> bool:
-        """Whether all there is, if anything, was left by a run that was killed before it had its configuration."""
-        found = {path.name.removesuffix(io.ASIDE) for path in self.path.iterdir()}
-        return not found or (ENVIRONMENT in found and found.issubset(NAMES))
+    def claim(self, *, overwrite: bool = False, numbered: bool = False) -> None:
+        """Take the folder for a new run, and hold it: with ``numbered`` under the next free name, with ``overwrite``
+        also where a run of ours is, which is put aside until `settled`."""
+        if numbered:
+            self._claim.take_numbered()
+        else:
+            self._claim.take(overwrite=overwrite)
+
+    def hold(self) -> None:
+        """Hold the folder of a run that is to go on."""
+        self._claim.hold()
+
+    def settled(self) -> None:
+        """The new run can be taken up: what it replaced is removed."""
+        self._claim.done()
+
+    def withdraw(self) -> None:
+        """The new run did not come about: the folder is as it was before `claim`."""
+        self._claim.withdraw()
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        self._claim.release()
 
     def begin(self, config: Config, run: Run) -> None:
         """Write down what is known before the first round; the configuration comes when the run can be taken up."""
         held = getattr(run.task, "data", None)
-        io.make_folder(self.path.absolute())
+        self.bind(run, bindings(run))
         _write_json(self / ENVIRONMENT, environment())
         if isinstance(held, data.FederatedData):
             data.save_split(self / PARTITION, held.split, held.targets, str(config.data.partition))
+
+    def bind(self, run: Run, bound: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Mark the folder as this run's, with what it depends on and the changes of that which were accepted."""
+        facts = {"run": run.id, "bound": dict(bound), "accepted": [dict(each) for each in accepted], "seals": True}
+        write_marker(self.path, facts)
 
     def write_config(self, config: Config) -> None:
         """The resolved configuration, led by the composition that it stands for."""
         io.write_file(self / CONFIG, to_text(config, [f"composition: {algorithm(config)!r}"]).encode())
 
     def record(self, run: Run, record: Record) -> None:
-        """A callback that appends a round's numbers, durable before the next round begins."""
-        io.append(self / METRICS, (metrics.to_line(record) + "\n").encode())
+        """A callback that appends a round's numbers, sealed, durable before the next round begins."""
+        line, self.seal = journal.sealed(record, self.seal)
+        io.append(self / METRICS, (line + "\n").encode())
 
-    def rewind(self, round: int) -> list[dict[str, Any]]:
-        """Forget the numbers of rounds after this one, which are about to be run again; return those kept."""
-        kept = [record for record in self.history if record["round"] <= round]
-        if [record["round"] for record in kept] != list(range(1, round + 1)):
-            raise HansaError(f"{self / METRICS}: expected the rounds 1 to {round}, found {len(kept)} of them.")
-        io.write_file(self / METRICS, "".join(metrics.to_line(record) + "\n" for record in kept).encode())
+    def sound(self) -> int:
+        """How many rounds of the metrics are undamaged, from the first on."""
+        found = 0
+        with suppress(HansaError):
+            for found, _ in enumerate(self._lines(), start=1):  # noqa: B007
+                pass
+        return found
+
+    def rewind(self, round: int, seal: str | None = None) -> list[dict[str, Any]]:
+        """Forget the numbers of rounds after this one, which are about to be run again; return those kept. ``seal`` is
+        what their last line must carry."""
+        kept = list(islice(self._lines(), round))
+        if len(kept) != round:
+            raise HansaError(
+                f"{self / METRICS}: expected the rounds 1 to {round}, found {len(kept)} of them. Restore the file, or "
+                "go on from an older checkpoint: `hansa resume --fallback`."
+            )
+        if seal is not None and kept and kept[-1].seal != seal:
+            raise Damaged(
+                f"{self / METRICS}: not the numbers that led to the checkpoint of round {round}. Restore the file, or "
+                "go on from an older checkpoint: `hansa resume --fallback`."
+            )
+        self.seal, written = journal.FIRST, []
+        for line in kept:
+            text, self.seal = journal.sealed(line.record, self.seal)
+            written.append(text + "\n")
+        io.write_file(self / METRICS, "".join(written).encode())
         io.remove(self / SUMMARY)
-        return kept
+        return [line.record for line in kept]
+
+    def _lines(self) -> Iterator[journal.Line]:
+        return journal.lines(self / METRICS, must=self._seals) if (self / METRICS).is_file() else iter(())
 
     def finish(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
-        """Write the model and the summary."""
-        reasons: Counter[str] = Counter()
-        for record in run.history:
-            reasons.update(record.get("reasons") or {})
+        """Write the model, and the summary of what the metrics say."""
+        numbers = self.numbers
+        model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})
         found = {
             "status": status,
-            **metrics.summarize(run.history, target),
-            "lost_by_reason": dict(sorted(reasons.items())),
+            **metrics.summarize(numbers, target),
+            "lost_by_reason": dict(sorted(numbers.reasons.items())),
             "parameters": run.params.numel(),
             "clients": run.task.population.count,
+            "model_sha256": io.sha256(model),
+            "metrics_seal": numbers.seal,
         }
         # one fact alone, since several would be written in no fixed order
-        io.write_file(self / MODEL, save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"}))
+        io.write_file(self / MODEL, model)
         _write_json(self / SUMMARY, found)
         return found
+
+    def read_model(self) -> bytes:
+        """The file of the model, as it was written."""
+        content = (self / MODEL).read_bytes()
+        stored = _read_json(self / SUMMARY) if (self / SUMMARY).is_file() else {}
+        if stored.get("model_sha256", io.sha256(content)) != io.sha256(content):
+            raise Damaged(f"{self / MODEL} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it.")
+        return content
 
 
 def environment() -> dict[str, Any]:
@@ -178,27 +300,13 @@ def arithmetic() -> str:
     return f"torch {version('torch')}, {platform.machine()}, native kernels: {native.instruction_set() or 'none'}"
 
 
-def free_folder(parent: Path | str, title: str) -> Path:
-    """A folder below ``parent`` named after the run, numbered where the name is taken.
-
-    >>> free_folder("no/such/place", "FedAMS on fashion-mini!").as_posix()
-    'no/such/place/fedams-on-fashion-mini'
-    """
-    found = Path(parent) / slug(title)
-    number = 2
-    while found.exists():
-        found = Path(parent) / f"{slug(title)}-{number}"
-        number += 1
-    return found
-
-
 def slug(title: str) -> str:
-    """A title as the name of a folder.
+    """A title as the name of a folder, no longer than file systems bear.
 
     >>> slug("local.lr=0.1, FedAMS")
     'local.lr-0.1-fedams'
     """
-    return re.sub(r"[^a-z0-9._]+", "-", title.lower()).strip("-.") or "run"
+    return re.sub(r"[^a-z0-9._]+", "-", title.lower())[:100].strip("-.") or "run"
 
 
 def _tensors(run: Run) -> dict[str, torch.Tensor]:
@@ -217,10 +325,12 @@ def _processor() -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise HansaError(f"{path}: damaged: not JSON ({error}).") from error
-    return dict(found)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path}: damaged: not JSON ({str(error)[:200]}).") from error
+    if not isinstance(found, dict):
+        raise Damaged(f"{path}: damaged: expected names and values, found {str(found)[:60]!r}.")
+    return found
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    io.write_file(path, (json.dumps(metrics.plain(content), indent=2, allow_nan=False) + "\n").encode())
+    io.write_file(path, (json.dumps(journal.plain(content), indent=2, allow_nan=False) + "\n").encode())

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hansa.errors import HansaError, near, whole
+from hansa.runs.journal import Columns, from_line, plain, read_history, to_line
 
 if TYPE_CHECKING:
     import pandas
+
+__all__ = [
+    "best",
+    "from_line",
+    "last",
+    "load_run",
+    "plain",
+    "read_history",
+    "rounds_to",
+    "series",
+    "smaller_is_better",
+    "summarize",
+    "to_line",
+    "with_totals",
+]
 
 Record: TypeAlias = Mapping[str, Any]
 History: TypeAlias = "Iterable[Record] | pandas.DataFrame"
@@ -41,6 +57,9 @@ def series(history: History, metric: str = ACCURACY) -> list[tuple[int, float]]:
     [(1, 0.5), (3, 0.7)]
     """
     records = _records(history)
+    if isinstance(records, Columns) and metric in records.names:
+        pairs = zip(records.column("round"), records.column(metric), strict=True)
+        return [(round, float(value)) for round, value in pairs if _measured(value)]
     found = [(int(record["round"]), float(record[metric])) for record in records if _measured(record.get(metric))]
     if not found and records:
         known = {name for record in records for name, value in record.items() if _measured(value)}
@@ -89,9 +108,13 @@ def with_totals(history: History) -> list[dict[str, Any]]:
     >>> [r["up_bits"] for r in with_totals([{"round": 1, "up_bytes": 2}, {"round": 2, "up_bytes": 3}])]
     [16, 40]
     """
+    return list(running_totals(history))
+
+
+def running_totals(history: History) -> Iterator[dict[str, Any]]:
+    """The records of `with_totals`, one at a time."""
     totals = dict.fromkeys(COSTS, 0)
     wall = simulated = 0.0
-    found = []
     for record in _records(history):
         for total, part in COSTS.items():
             totals[total] += 8 * int(record.get(part) or 0)
@@ -101,75 +124,52 @@ def with_totals(history: History) -> list[dict[str, Any]]:
         if _measured(record.get("simulated_seconds")):
             simulated += float(record["simulated_seconds"])
             entry["simulated_total_seconds"] = simulated
-        found.append(entry)
-    return found
+        yield entry
+
+
+class _Seen:
+    """What a summary says of one metric."""
+
+    def __init__(self, metric: str) -> None:
+        self.falls = smaller_is_better(metric)
+        self.best = math.inf if self.falls else -math.inf
+        self.newest: deque[float] = deque(maxlen=5)
+
+    def take(self, value: float) -> None:
+        self.best = min(self.best, value) if self.falls else max(self.best, value)
+        self.newest.append(value)
 
 
 def summarize(history: History, target: float | None = None) -> dict[str, Any]:
-    """A run in a few numbers. Without a target accuracy there is no rounds-to-target."""
-    records = with_totals(history)
-    measured = {name for record in records for name, value in record.items() if _measured(value)}
-    final = records[-1] if records else {}
+    """A run in a few numbers, in one pass. Without a target accuracy there is no rounds-to-target."""
+    seen = {metric: _Seen(metric) for metric in (ACCURACY, "test_loss", "global_loss", "loss", "train_loss")}
+    reached: int | None = None
+    lost = unmoved = 0
+    final: dict[str, Any] = {}
+    for final in running_totals(history):
+        for metric, noted in seen.items():
+            value: Any = final.get(metric)
+            if _measured(value):
+                noted.take(float(value))
+                if metric == ACCURACY and target is not None and reached is None and value >= target:
+                    reached = int(final["round"])
+        lost += int(final.get("lost") or 0)
+        unmoved += final.get("moved") is False
     found: dict[str, Any] = {"rounds": int(final.get("round", 0))}
-    for metric in (ACCURACY, "test_loss", "global_loss", "loss", "train_loss"):
-        if metric in measured:
-            found[metric] = series(records, metric)[-1][1]
-            found[f"best_{metric}"] = best(records, metric)
-            found[f"last5_{metric}"] = last(records, metric)
+    for metric, noted in seen.items():
+        if noted.newest:
+            found[metric] = noted.newest[-1]
+            found[f"best_{metric}"] = noted.best
+            found[f"last5_{metric}"] = math.fsum(noted.newest) / len(noted.newest)
     if target is not None:
         found["target"] = target
-        found["rounds_to_target"] = rounds_to(records, target) if ACCURACY in measured else None
+        found["rounds_to_target"] = reached
     for total in (*COSTS, "server_bits", "bits", "wall_seconds", "simulated_total_seconds"):
         if total in final:
             found[total] = final[total]
-    found["lost"] = sum(int(record.get("lost") or 0) for record in records)
-    found["unmoved_rounds"] = sum(record.get("moved") is False for record in records)
+    found["lost"] = lost
+    found["unmoved_rounds"] = unmoved
     return found
-
-
-def to_line(record: Record) -> str:
-    """A record as one line of strict JSON: NaN is null, infinities are the words "inf" and "-inf".
-
-    >>> to_line({"round": 1, "loss": float("nan"), "diversity": float("inf")})
-    '{"round": 1, "loss": null, "diversity": "inf"}'
-    """
-    return json.dumps(plain(record), allow_nan=False)
-
-
-def from_line(line: str) -> dict[str, Any]:
-    """The record that `to_line` wrote, its nulls read as NaN.
-
-    >>> from_line('{"round": 1, "loss": null, "diversity": "inf"}')
-    {'round': 1, 'loss': nan, 'diversity': inf}
-    """
-    record = json.loads(line)
-    if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-        raise HansaError(f"expected a record with its round, found {line[:60]!r}.")
-    words = {"inf": math.inf, "-inf": -math.inf}
-    return {
-        name: math.nan if value is None else words.get(value, value) if isinstance(value, str) else value
-        for name, value in record.items()
-    }
-
-
-def read_history(path: Path | str) -> list[dict[str, Any]]:
-    """All records of a metrics file. A last line that a crash cut short is left out; any other damage is an error."""
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise HansaError(f"{path}: no such file. A run writes it after its first round.") from None
-    records = []
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            records.append(from_line(line))
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise HansaError(f"{path}:{number}: not a record of a round ({error}).") from error
-    return records
 
 
 def load_run(folder: Path | str) -> pandas.DataFrame:
@@ -185,6 +185,8 @@ def load_run(folder: Path | str) -> pandas.DataFrame:
 
 
 def _records(history: History) -> Sequence[Record]:
+    if isinstance(history, Columns):
+        return history
     if hasattr(history, "to_dict"):
         return list(history.to_dict("records"))
     return list(history)
@@ -192,14 +194,3 @@ def _records(history: History) -> Sequence[Record]:
 
 def _measured(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def plain(value: Any) -> Any:
-    """Any tree of numbers as strict JSON has them."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value.item() if hasattr(value, "item") else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from hansa.store.base import (
     no_row,
 )
 from hansa.store.index import Index
+from hansa.store.lock import Lock
 from hansa.store.rowfile import Entry, RowFile
 
 
@@ -45,7 +45,7 @@ class DiskStore:
         self.folder = Path(folder)
         for below in ("index", "rows"):
             io.make_folder(self.folder / below)
-        self._lock = _Lock(self.folder / "lock")
+        self._lock = Lock(self.folder / "lock")
         self._usable = True
         try:
             self._index = Index(self.folder / "index", at_round)
@@ -178,22 +178,3 @@ class DiskStore:
                 waiting = job
             if waiting is not None:
                 yield waiting.result()
-
-
-class _Lock:
-    """Held by one process at a time; the system lets go of it when the process dies."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise HansaError(
-                f"{path.parent} is in use by another run. Wait for it, or choose another folder."
-            ) from None
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeAlias
 
 from hansa.errors import HansaError
@@ -31,12 +32,16 @@ class Disk:
 
     def open(self, path: Path, fresh: bool = False) -> int:
         """A descriptor for reading and writing; the file is made if absent, emptied if ``fresh``."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        return os.open(path, flags | os.O_TRUNC if fresh else flags, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        return os.open(path, flags | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else flags, 0o666)
 
     def write(self, file: int, offset: int, data: Bytes) -> int:
         """Write at an offset; as the system call, it may write less than all."""
-        return os.pwrite(file, data, offset)
+        if hasattr(os, "pwrite"):
+            return os.pwrite(file, data, offset)
+        with _seeking:  # Windows
+            os.lseek(file, offset, os.SEEK_SET)
+            return os.write(file, data)
 
     def sync(self, file: int) -> None:
         os.fsync(file)
@@ -48,14 +53,16 @@ class Disk:
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file or an empty folder."""
-        path.rmdir() if path.is_dir() else path.unlink()
+        """Remove a file, a link (never what it leads to) or an empty folder."""
+        path.rmdir() if is_folder(path) else path.unlink()
 
     def make_folder(self, path: Path) -> None:
         path.mkdir()
 
     def sync_folder(self, path: Path) -> None:
-        """Make the names in a folder durable."""
+        """Make the names in a folder durable; Windows has no such call."""
+        if os.name == "nt":
+            return
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)
@@ -64,6 +71,7 @@ class Disk:
 
 
 _disk = Disk()
+_seeking = Lock()
 
 
 @contextmanager
@@ -100,7 +108,7 @@ class File:
         done = 0
         with _named(self.path):
             while done < len(into):
-                count = os.preadv(self._file, [into[done:]], offset + done)
+                count = _read(self._file, into[done:], offset + done)
                 if count == 0:
                     break
                 done += count
@@ -128,6 +136,8 @@ def write_file(path: Path, *chunks: Bytes) -> None:
 
 def write_new(path: Path, *chunks: Bytes) -> None:
     """Write and sync a file inside a folder that is itself aside; the caller renames that folder."""
+    if path.is_symlink():  # what it leads to is somebody's
+        remove(path)
     file = File(path, fresh=True)
     try:
         offset = 0
@@ -169,22 +179,37 @@ def make_folder(path: Path) -> None:
     if path.is_dir():
         return
     make_folder(path.parent)
+    if not take_folder(path) and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def take_folder(path: Path) -> bool:
+    """Make a folder inside one that is there, durable on return; False if the name is taken, by whomever."""
     with _named(path):
-        _disk.make_folder(path)
+        try:
+            _disk.make_folder(path)
+        except FileExistsError:
+            return False
         _disk.sync_folder(path.parent)
+        return True
 
 
 def remove(path: Path, *, sync: bool = False) -> None:
-    """Remove a file, or a folder and all in it; nothing happens if it is absent."""
-    if not path.exists():
+    """Remove a file, or a folder and all in it; nothing happens if it is absent. Links are removed, never followed."""
+    if not os.path.lexists(path):
         return
     with _named(path):
-        if path.is_dir():
+        if is_folder(path):
             for inside in sorted(path.iterdir()):
                 remove(inside)
         _disk.remove(path)
         if sync:
             _disk.sync_folder(path.parent)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder, and not a link to one, lies there."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def sha256(*chunks: Bytes) -> str:
@@ -215,6 +240,16 @@ def read_sealed(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is damaged: its SHA-256 does not match. Restore it, or start from another checkpoint.")
     body: dict[str, Any] = json.loads(data)
     return body
+
+
+def _read(file: int, into: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [into], offset)
+    with _seeking:  # Windows
+        os.lseek(file, offset, os.SEEK_SET)
+        found = os.read(file, len(into))
+    into[: len(found)] = found
+    return len(found)
 
 
 @contextmanager
