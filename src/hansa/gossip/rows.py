@@ -6,6 +6,7 @@ the changes made so far: rows of idle clients need never exist, and the cost doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from scipy import sparse
 from hansa.gossip.topology import Topology, complete, over_survivors
 from hansa.types import Vector
 
+SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
 FULL = 0.05  # of the entries: beyond it a sparse matrix costs more than an array
 
 
@@ -79,6 +81,14 @@ class Rows(Protocol):
 
     def average(self, mixer: Mixer) -> None: ...
 
+    def mean(self, mixer: Mixer) -> Vector:
+        """The mean of the survivors' rows, in float64."""
+        ...
+
+    def spread(self, mixer: Mixer, dim: int) -> float:
+        """sqrt(mean_i ||x_i - mean||^2) over the survivors' first ``dim`` numbers: their distance from consensus."""
+        ...
+
 
 class DenseRows:
     """Every row in memory, in two buffers that swap."""
@@ -99,6 +109,13 @@ class DenseRows:
     def average(self, mixer: Mixer) -> None:
         n = len(mixer.positions)
         self.apply(self.rows.new_full((n, n), 1.0 / n), mixer)
+
+    def mean(self, mixer: Mixer) -> Vector:
+        return self.rows[mixer.positions].mean(dim=0, dtype=torch.float64)
+
+    def spread(self, mixer: Mixer, dim: int) -> float:
+        models = self.rows[mixer.positions][:, :dim].double()
+        return math.sqrt(float((models - models.mean(dim=0)).square().sum(dim=1).mean()))
 
     def apply(self, weights: torch.Tensor, mixer: Mixer) -> None:
         if len(mixer.positions) == len(self.rows):
@@ -157,6 +174,31 @@ class LazyRows:
         self._settle()
         common = self.coefficients[mixer.positions].sum(axis=0) / len(mixer.positions)
         self._keep(self._placed(mixer, np.tile(common, (len(mixer.positions), 1))))
+
+    def mean(self, mixer: Mixer) -> Vector:
+        self._settle()
+        if not self.count:
+            return self.start.double()
+        common = self.coefficients[mixer.positions].sum(axis=0) / len(mixer.positions)
+        weights = torch.from_numpy(np.asarray(common, dtype=np.float64)).to(self.changes)
+        return torch.addmv(self.start, self.changes[: self.count].T, weights).double()
+
+    def spread(self, mixer: Mixer, dim: int) -> float:
+        """From X - mean = (C - mean) U: the squares sum to the entries of (C - mean)'(C - mean) times those of U U'."""
+        self._settle()
+        if not self.count:
+            return 0.0
+        n, chosen = len(mixer.positions), self.coefficients[mixer.positions]
+        common = np.asarray(chosen.sum(axis=0)).ravel() / n
+        if isinstance(chosen, np.ndarray):
+            apart = (chosen - common).T @ (chosen - common) / n
+        else:
+            apart = _array(chosen.T @ chosen) / n - np.outer(common, common)
+        products = np.zeros_like(apart)
+        for first in range(0, dim, SPAN):
+            some = self.changes[: self.count, first : min(first + SPAN, dim)]
+            products += (some @ some.T).cpu().numpy()
+        return math.sqrt(max(0.0, float((apart * products).sum())))
 
     def _keep(self, mixed: Any) -> None:
         full = isinstance(mixed, np.ndarray) or mixed.nnz > FULL * mixed.shape[0] * mixed.shape[1]

@@ -184,10 +184,7 @@ class _Cohort:
             moved = row - self.start
             buffers = moved[self.dim :] if row.numel() > self.dim else None
             self.mixed.trained[client] = Trained(moved[: self.dim], buffers, loss, self._memory(client, row))
-        if isinstance(self.rows, DenseRows):
-            models = self.rows.rows[self.mixer.positions][:, : self.dim].double()
-            spread = (models - models.mean(dim=0)).square().sum(dim=1).mean()
-            self.mixed.info["consensus"] = math.sqrt(float(spread))
+        self.mixed.info["consensus"] = self.rows.spread(self.mixer, self.dim)
 
     def _memory(self, client: int, row: Vector) -> Vectors:
         if not self.mixing.persistent:
