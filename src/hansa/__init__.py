@@ -1,7 +1,7 @@
 """Hansa: federated optimization for PyTorch in which neighbours talk first."""
 
 from hansa import aggregate, compress, data, gossip, local, measures, models, presets, sample, server, store, tasks
-from hansa.algorithm import Algorithm, Channel, LocalPhase
+from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
 from hansa.citations import cite
 from hansa.errors import HansaError
 from hansa.keys import Key
@@ -20,6 +20,7 @@ __all__ = [
     "Key",
     "Layout",
     "LocalPhase",
+    "Mixing",
     "Run",
     "Task",
     "aggregate",

@@ -194,7 +194,24 @@ class Algorithm:
         """The same algorithm with parts of one channel exchanged: ``algo.on("model", uplink=...)``."""
         if name not in self.channels:
             raise HansaError(f"{self.name} has no channel {name!r}. {near(name, self.channels)}")
-        return replace(self, channels={**self.channels, name: replace(self.channels[name], **changes)})
+        return self.exchange(channels={name: changes})
+
+    def exchange(
+        self,
+        *,
+        sampler: Sampler | None = None,
+        local: Mapping[str, Any] | None = None,
+        channels: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Algorithm:
+        """The same algorithm with parts exchanged in several places at once, for changes that need each other: a solver
+        and the channel that it reports on. A channel that is not there yet is added."""
+        given = {name: replace(self.channels.get(name, Channel()), **parts) for name, parts in (channels or {}).items()}
+        return replace(
+            self,
+            sampler=self.sampler if sampler is None else sampler,
+            local=replace(self.local, **(local or {})),
+            channels={**self.channels, **given},
+        )
 
     def with_server(self, server: ServerTransform) -> Algorithm:
         """The same algorithm with another server for the model."""
@@ -202,7 +219,7 @@ class Algorithm:
 
     def with_local(self, **changes: Any) -> Algorithm:
         """The same algorithm with parts of the local phase exchanged."""
-        return replace(self, local=replace(self.local, **changes))
+        return self.exchange(local=changes)
 
     def with_buffers(self) -> Algorithm:
         """The same algorithm with a channel for buffers: averaged as the model's updates are, never optimized."""

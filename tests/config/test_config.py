@@ -13,6 +13,7 @@ import hansa.data
 from hansa import presets
 from hansa.config import ConfigError, algorithm, from_preset, from_text, json_schema, load, to_text
 from hansa.config.arguments import TABLES, own_words, words
+from hansa.registry import KINDS
 
 
 def problems(text: str, *changes: str) -> str:
@@ -67,7 +68,7 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("local: {steps: 3, epochs: 1}", "steps and epochs: expected one of the two"),
         ("local: {lr: -0.1}", "local.lr: .*expected lr > 0"),
         ("local: {lr: fast}", "local.lr.kind: no schedule 'fast'"),
-        ("local: {lr: true}", "local.lr: expected a whole number or a number or a schedule .*, found True.$"),
+        ("local: {lr: true}", "local.lr: expected a number or a schedule .*, found True.$"),
         (
             "compress: {two_way: 3}",
             "compress.two_way: expected true or false or a compressor or downlink .*, found 3.$",
@@ -176,7 +177,9 @@ def test_the_schema_is_strict_json_and_knows_presets_parts_and_sections():
     schema = json_schema()
     json.dumps(schema, allow_nan=False)
     assert schema["additionalProperties"] is False
-    assert set(schema["$defs"]["AlgorithmSection"]["properties"]["preset"]["enum"]) == set(presets.catalogue())
+    assert set(schema["$defs"]["AlgorithmSection"]["properties"]["preset"]["anyOf"][0]["enum"]) == set(
+        presets.catalogue()
+    )
     assert "mu" in schema["$defs"]["AlgorithmSection"]["properties"]
     kinds = {part["title"] for part in schema["$defs"]["partition"]["anyOf"] if "title" in part}
     assert {"iid", "shards", "dirichlet", "quantity_skew", "natural"} <= kinds
@@ -198,30 +201,30 @@ def _marks(node):
     return any(_marks(value) for value in node) if isinstance(node, list) else False
 
 
-def test_every_part_in_a_table_takes_its_arguments_by_name():
-    from hansa.config.parts import SLOTS
-
-    for slot in SLOTS:
-        for kind, part in slot.table.items():
+def test_every_part_takes_its_arguments_by_name():
+    for kind in KINDS.values():
+        for name, part in kind.built_in.items():
             kinds = {parameter.kind for parameter in inspect.signature(part).parameters.values()}
-            assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}, kind
+            assert inspect.Parameter.POSITIONAL_ONLY not in kinds, name
 
 
 @pytest.mark.parametrize(
-    ("package", "method", "slot"),
+    ("package", "method", "kind"),
     [
-        (hansa.compress, "encode", "COMPRESSOR"),
-        (hansa.compress, "send", "UPLINK"),
-        (hansa.compress, "broadcast", "DOWNLINK"),
-        (hansa.aggregate, "combine", "AGGREGATE"),
-        (hansa.sample, "select", "SAMPLER"),
-        (hansa.local, "at", "RATE"),
-        (hansa.data, "split", "PARTITION"),
+        (hansa.compress, "encode", "compressor"),
+        (hansa.compress, "send", "uplink"),
+        (hansa.compress, "broadcast", "downlink"),
+        (hansa.aggregate, "combine", "aggregate"),
+        (hansa.server, "update", "server"),
+        (hansa.sample, "select", "sampler"),
+        (hansa.local, "at", "schedule"),
+        (hansa.local, "correction", "solver"),
+        (hansa.gossip, "assign", "clustering"),
+        (hansa.gossip, "draw", "activity"),
+        (hansa.data, "split", "partition"),
     ],
 )
-def test_every_public_part_can_be_named_in_a_file(package, method, slot):
-    from hansa.config import parts
-
+def test_every_public_part_can_be_named_in_a_file(package, method, kind):
     public = {name for name in package.__all__ if name.islower() and hasattr(getattr(package, name), method)}
     assert public
-    assert public <= set(getattr(parts, slot).table)
+    assert public <= set(KINDS[kind].names)

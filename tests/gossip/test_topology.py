@@ -210,24 +210,6 @@ def test_bad_topologies_are_refused_with_the_offending_number(make: object, mess
         make()  # type: ignore[operator]
 
 
-def test_topologies_by_name() -> None:
-    assert gossip.by_name("ring") == gossip.ring()
-    assert gossip.by_name("Erdos-Renyi", p=0.4, seed=2) == gossip.erdos_renyi(0.4, 2)
-    assert gossip.by_name("edges", pairs=[[0, 1]]) == gossip.edges([(0, 1)])
-    for name, message in [
-        ("tours", "'tours' is not known. Did you mean torus"),
-        ("zzz", "Known: complete, edges,"),
-    ]:
-        with pytest.raises(HansaError, match=message):
-            gossip.by_name(name)
-    with pytest.raises(HansaError, match=r"ring has no option 'rows'. It takes none"):
-        gossip.by_name("ring", rows=3)
-    with pytest.raises(HansaError, match=r"torus has no option 'row'. Did you mean rows"):
-        gossip.by_name("torus", row=3)
-    with pytest.raises(HansaError, match="erdos_renyi needs p"):
-        gossip.by_name("erdos_renyi")
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     topology=st.sampled_from([*ANY_SIZE, *(topology for topology, _ in FIXED_SIZE)]),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.report import Entry, Holdings, Standing
 
-METHOD = ("name", "algorithm", "server", "gossip", "compress", "uplink", "downlink", "aggregate")
+METHOD = ("name", "algorithm", "server", "gossip", "compress", "uplink", "downlink", "aggregate", "channels")
 """What is a method's own: rates that suit one server are nonsense for another."""
 
 Report = Annotated[Path, typer.Option("--report", help="Where the page of curves goes.")]
@@ -27,7 +27,9 @@ Report = Annotated[Path, typer.Option("--report", help="Where the page of curves
 
 @guarded
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="YAML files, folders of runs, or names of presets.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="YAML files, folders of runs, names of presets, or MODULE:FUNCTION of yours.")
+    ],
     base: Annotated[
         Path | None, typer.Option("--config", "-c", help="A YAML file whose setting the presets share, not its method.")
     ] = None,
@@ -191,20 +193,25 @@ def bibtex(algorithms: Sequence[Any]) -> str:
 
 
 def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:
-    """A file as it is; a preset's name on its own or on top of a shared file."""
+    """A file as it is; a preset's name, or MODULE:FUNCTION, on its own or on top of a shared file."""
     from hansa.config import check, from_preset, load, read
     from hansa.errors import HansaError, near
-    from hansa.presets import catalogue
+    from hansa.registry import KINDS
 
     if Path(word).is_file():
         return load(word, asked)
-    if word.lower() not in catalogue():
-        raise HansaError(f"{word}: neither a file, nor the folder of a run, nor a preset. {near(word, catalogue())}")
+    if not KINDS["preset"].knows(word):
+        known = near(word, KINDS["preset"].names)
+        raise HansaError(f"{word}: neither a file, nor the folder of a run, nor a preset. {known}")
     if base is None:
         return from_preset(word, asked)
     document = read(base)
     for section in METHOD:
         document.data.pop(section, None)
+    local = document.data.get("local")
+    if isinstance(local, dict):
+        for key in ("solver", "optimizer"):
+            local.pop(key, None)
     document.put(("algorithm", "preset"), word, f"preset {word}")
     return check(document, asked)
 

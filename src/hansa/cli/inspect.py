@@ -1,4 +1,4 @@
-"""Commands that only look: ``show``, ``presets``, ``cite``, ``topology`` and ``config``."""
+"""Commands that only look: ``show``, ``presets``, ``parts``, ``cite``, ``topology`` and ``config``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hansa.algorithm import Algorithm
     from hansa.gossip import Topology
+    from hansa.registry import Kind
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")]
 config = typer.Typer(no_args_is_help=True, help="Configurations: check, resolve, describe.")
@@ -77,27 +78,65 @@ def presets(
     as_json: Json = False,
 ) -> None:
     """The methods, or all that one of them may be told."""
-    from hansa.config.arguments import find_preset
     from hansa.errors import HansaError
-    from hansa.presets import catalogue
+    from hansa.registry import KINDS, Misfit
+    from hansa.registry.schema import first_line
 
-    known = catalogue()
+    kind = KINDS["preset"]
     if name is not None:
         try:
-            _one_preset(find_preset(name), as_json)
-        except ValueError as error:
-            raise HansaError(str(error)) from error
+            _one_preset(kind.find(name), as_json)
+        except Misfit as misfit:
+            raise HansaError(misfit.message) from misfit
         return
+    known = dict(kind.items())
     if as_json:
-        out().print_json(json.dumps({each: _first_line(made) for each, made in known.items()}))
+        out().print_json(json.dumps({each: first_line(made) for each, made in known.items()}))
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("preset", style="bold", no_wrap=True)
     table.add_column("what it is")
     for each, made in known.items():
-        table.add_row(each, escape(_first_line(made)))
+        table.add_row(each, escape(first_line(made) + _origin(kind, each)))
     out().print(table)
-    out().print("\n`hansa presets NAME` says all that one may be told.", style="dim")
+    out().print("\n`hansa presets NAME` says what one may be told, `hansa parts` what they are made of.", style="dim")
+
+
+@guarded
+def parts(
+    what: Annotated[str | None, typer.Argument(help="A kind of parts, or a part, by name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The parts that methods are made of, Hansa's and those of plug-ins, by kind."""
+    from hansa.config.parts import KINDS  # with the kinds that are no parts of an algorithm
+    from hansa.errors import HansaError, near
+    from hansa.registry import plain, signature_of, strays
+    from hansa.registry.plugins import warn_once
+    from hansa.registry.schema import first_line
+
+    for stray in strays():
+        warn_once(stray)
+    chosen = {kind.name: dict(kind.items()) for kind in KINDS.values() if kind.name != "preset"}
+    if what is not None:
+        wanted = plain(what)
+        alone = {kind: {wanted: known[wanted]} for kind, known in chosen.items() if wanted in known}
+        chosen = {wanted: chosen[wanted]} if wanted in chosen else alone
+        if not chosen:
+            names = [*KINDS, *(name for kind in KINDS.values() for name in kind.names)]
+            raise HansaError(f"{what}: neither a kind of parts nor a part. {near(wanted, set(names))}")
+    if as_json:
+        told = {kind: {name: first_line(made) for name, made in known.items()} for kind, known in chosen.items()}
+        out().print_json(json.dumps(told))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading, style in (("kind", "dim"), ("part", "bold"), ("may be told", None), ("what it is", None)):
+        table.add_column(heading, style=style)
+    for kind, known in chosen.items():
+        for place, (name, made) in enumerate(known.items()):
+            arguments = ", ".join(signature_of(made).arguments)
+            described = first_line(made) + _origin(KINDS[kind], name)
+            table.add_row("" if place else kind, name, escape(arguments), escape(described))
+    out().print(table)
 
 
 @guarded
@@ -165,6 +204,7 @@ def _graph(name: str | None, options: Sequence[str], target: float | None, clien
     from hansa.config.text import read_value
     from hansa.errors import HansaError
     from hansa.keys import Key
+    from hansa.registry import KINDS, Misfit, slot
 
     if target is not None:
         if options:
@@ -172,14 +212,17 @@ def _graph(name: str | None, options: Sequence[str], target: float | None, clien
         groups = gossip.resolve(clusters, clients, Key(0))
         return gossip.with_rho(target, [len(group) for group in groups], name).topology
     if name is None:
-        raise HansaError(f"which topology? One of {', '.join(gossip.TOPOLOGIES)}; or --target-rho finds one.")
+        raise HansaError(f"which topology? One of {', '.join(KINDS['topology'].names)}; or --target-rho finds one.")
     told = {}
     for word in options:
         key, equals, value = word.partition("=")
         if not equals:
             raise HansaError(f"--option {word}: expected NAME=VALUE, such as p=0.3.")
         told[key] = read_value(value, f"--option {word}")
-    return gossip.by_name(name, **told)
+    try:
+        return slot(gossip.Topology).make(name, told)
+    except Misfit as misfit:
+        raise HansaError(misfit.message) from misfit
 
 
 @config.command("schema")
@@ -194,14 +237,16 @@ def config_schema() -> None:
 @config.command("show")
 @guarded
 def config_show(
-    path: Annotated[Path, typer.Argument(help="A YAML file, or a preset's name.")],
+    path: Annotated[Path, typer.Argument(help="A YAML file, a preset's name, or MODULE:FUNCTION of yours.")],
     sets: Sets = None,
 ) -> None:
-    """Check a configuration and print it resolved, with the composition it stands for."""
-    from hansa.config import algorithm, to_text
+    """Check a configuration and print it resolved, with the composition it stands for and the Python that makes it."""
+    from hansa.config import composition, to_text
 
     read = read_config(path, None, changes(sets))
-    print(to_text(read, [f"composition: {algorithm(read)!r}"]), end="")
+    found = composition(read)
+    python = [f"  {line}" for line in (*found.python.imports, found.python.text)]
+    print(to_text(read, [f"composition: {found.algorithm!r}", "python:", *python]), end="")
 
 
 @config.command("example")
@@ -229,20 +274,21 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _one_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     from hansa.citations import citations
-    from hansa.config.arguments import SAMPLING, TABLES, own_words, words
+    from hansa.config.arguments import SAMPLING, TABLES, own_words, title, words
+    from hansa.registry.schema import first_line
 
     known, own = words(preset), own_words(preset)
     sections = {section: [key for key, word in table.items() if word in known] for section, table in TABLES.items()}
     defaults = {word.name: repr(word.default) for word in own.values() if word.default is not inspect.Parameter.empty}
     made = preset()
     if as_json:
-        described = {"name": preset.__name__, "own": list(own), "sections": sections, "composition": repr(made)}
+        described = {"name": title(preset), "own": list(own), "sections": sections, "composition": repr(made)}
         out().print_json(json.dumps(described))
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("preset", f"[bold]{preset.__name__}[/]  {escape(_first_line(preset))}")
+    table.add_row("preset", f"[bold]{title(preset)}[/]  {escape(first_line(preset))}")
     if own:
         told = ", ".join(f"{word}={defaults[word]}" if word in defaults else word for word in own)
         table.add_row("algorithm", escape(told))
@@ -256,8 +302,9 @@ def _one_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     out().print(table)
 
 
-def _first_line(made: Callable[..., Any]) -> str:
-    return " ".join((made.__doc__ or "").split("\n\n")[0].split())
+def _origin(kind: Kind, name: str) -> str:
+    """Which package brings a part, if it is not Hansa."""
+    return f" ({kind.plugins[name].package})" if name in kind.plugins else ""
 
 
 def _known(history: Sequence[dict[str, Any]], name: str) -> bool:

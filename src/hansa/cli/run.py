@@ -143,19 +143,19 @@ def refuse_differences(folder: Path, then: Config, now: Config) -> None:
 
 
 def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> Config:
-    """The configuration of a file or of a preset's name; a name given as a file is forgiven."""
+    """The configuration of a file or of a preset's name, or MODULE:FUNCTION; a name given as a file is forgiven."""
     from hansa.config import from_preset, load
     from hansa.errors import HansaError, near
-    from hansa.presets import catalogue
+    from hansa.registry import KINDS
 
     if (path is None) == (preset is None):
         raise HansaError("expected a configuration file, or --preset with a name: `hansa presets` shows them.")
     if path is None:
         return from_preset(str(preset), asked)
-    if not path.exists() and str(path).lower() in catalogue():
+    if not path.exists() and KINDS["preset"].knows(str(path)):
         return from_preset(str(path), asked)
     if not os.path.lexists(path) and not path.suffix and len(path.parts) == 1:
-        raise HansaError(f"{path}: neither a file nor a preset. {near(str(path).lower(), catalogue())}")
+        raise HansaError(f"{path}: neither a file nor a preset. {near(str(path).lower(), KINDS["preset"].names)}")
     return load(path, asked)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @guarded
 def sweep(
-    config: Annotated[Path, typer.Argument(help="A YAML file, or a preset's name.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file, a preset's name, or MODULE:FUNCTION of yours.")],
     grid: Annotated[list[str], typer.Argument(metavar="KEY=V1,V2,...", help="Keys and the values each is to take.")],
     metric: Annotated[str, typer.Option(help="What is compared, as the mean of its last five.")] = "test_accuracy",
     sets: Sets = None,

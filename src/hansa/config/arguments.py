@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hansa import presets
 from hansa.algorithm import Algorithm
-from hansa.config import parts
-from hansa.config.parts import Misfit
 from hansa.config.sections import Config
-from hansa.config.text import Keys
-from hansa.errors import HansaError, near
+from hansa.errors import near
+from hansa.registry import KINDS, Argument, Misfit, plain, signature_of
 
 TABLES: Mapping[str, Mapping[str, str]] = {
     "local": {
@@ -24,6 +20,8 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "momentum": "local_momentum",
         "weight_decay": "weight_decay",
         "clip": "clip",
+        "solver": "solver",
+        "optimizer": "optimizer",
     },
     "server": {
         "lr": "server_lr",
@@ -43,43 +41,45 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "active": "active",
         "every": "every",
         "adapted": "adapted",
+        "persistent": "persistent",
+        "average_every": "average_every",
         "compressor": "gossip_compressor",
+        "consensus_rate": "consensus_rate",
     },
     "compress": {"compressor": "compressor", "two_way": "two_way"},
 }
 """Key in a section -> word of the presets."""
 
 SAMPLING = ("participation", "sampler")
-PARTS: Mapping[str, parts.Slot] = {"lr": parts.RATE, "steps": parts.WORK, **parts.WORDS}
+SHORT_FORMS = ("uplink", "downlink", "aggregate")
+"""Keys that are short for those of channels.model; server.chain is short for its server."""
+COMPOSED = ("local", "gossip")
+"""Sections whose keys, where they are no words of a preset, exchange parts of what it composes."""
+
+Preset = Callable[..., Algorithm]
 
 
-class Word(NamedTuple):
-    """A word that a preset understands, with its type and default where its signature tells them."""
+class Given(NamedTuple):
+    """Something said in a section: its key, the word that presets have for it, and its value."""
 
-    name: str
-    hint: Any = Any
-    default: Any = inspect.Parameter.empty
+    section: str
+    key: str
+    word: str
+    value: Any
 
 
-def words(preset: Callable[..., Algorithm]) -> dict[str, Word]:
-    """Everything a preset may be told.
+def words(preset: Preset) -> dict[str, Argument]:
+    """Everything a preset may be told; ``**common`` without a type is the vocabulary that all presets share.
 
     >>> sorted(set(words(presets.fedprox)) - set(words(presets.fedavg)))
     ['mu']
     """
-    found: dict[str, Word] = {}
-    hints = typing.get_type_hints(preset)
-    for name, parameter in inspect.signature(preset).parameters.items():
-        hint = hints.get(name, Any)
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            for vocabulary in typing.get_args(hint) or (presets.Common,):
-                found.update({word: Word(word, said) for word, said in typing.get_type_hints(vocabulary).items()})
-        else:
-            found[name] = Word(name, hint, parameter.default)
-    return found
+    found = signature_of(preset)
+    common = signature_of(presets.fedavg).arguments if found.open else {}
+    return {**common, **found.arguments}
 
 
-def own_words(preset: Callable[..., Algorithm]) -> dict[str, Word]:
+def own_words(preset: Preset) -> dict[str, Argument]:
     """The words that stand in the section ``algorithm``: those that no other section has.
 
     >>> own_words(presets.fedprox)["mu"].default
@@ -89,99 +89,55 @@ def own_words(preset: Callable[..., Algorithm]) -> dict[str, Word]:
     return {name: word for name, word in words(preset).items() if name not in shared}
 
 
-def find_preset(name: str) -> Callable[..., Algorithm]:
-    """A preset by its name, as `hansa.presets.named` finds it."""
-    known = presets.catalogue()
-    plain = name.lower().replace("+", "").replace("-", "_")
-    if plain not in known:
-        raise Misfit(("algorithm", "preset"), f"no preset {name!r}. {near(plain, known)}")
-    return known[plain]
-
-
-def misfits(config: Config) -> Iterator[Misfit]:
-    """What a file says that its preset does not understand."""
-    preset = find_preset(config.algorithm.preset)
-    name, known, own = preset.__name__, words(preset), own_words(preset)
-    for section, key, word, _ in _given(config):
-        if word not in known:
-            having = [other for other, made in presets.catalogue().items() if word in words(made)]
-            who = f" It is a word of {', '.join(having)}." if having else ""
-            yield Misfit((section, key), f"{name} has no such word.{who}")
-    for word in config.algorithm.own:
-        if word not in own:
-            yield Misfit(("algorithm", word), _elsewhere(name, word, own))
-    if config.sample is not None and not known.keys() & set(SAMPLING):
-        yield Misfit(("sample",), f"{name} chooses its participants itself.")
-
-
-def algorithm(config: Config) -> Algorithm:
-    """The algorithm that a configuration describes."""
-    for misfit in misfits(config):
-        raise misfit
-    preset = find_preset(config.algorithm.preset)
-    told: dict[str, Any] = {}
-    for section, key, word, value in _given(config):
-        told[word] = _part(PARTS.get(key), value, (section, key))
-    for word, value in config.algorithm.own.items():
-        told[word] = _part(parts.WORDS.get(word), value, ("algorithm", word))
-    if told.get("batch_size") == "all":
-        told["batch_size"] = None
-    if config.sample is not None:
-        told.update(_sampling(preset, config.sample))
+def find_preset(name: str) -> Preset:
+    """A preset by its name, Hansa's or a plug-in's, or a function of one's own as MODULE:FUNCTION."""
     try:
-        made = preset(**told)
-        changes = {name: getattr(config, name) for name in ("uplink", "downlink", "aggregate")}
-        exchanged = {name: CHANNEL[name].build(value) for name, value in changes.items() if value is not None}
-        return made.on("model", **exchanged) if exchanged else made
-    except HansaError as error:
-        raise Misfit(_blame(config, str(error)), str(error)) from error
+        return KINDS["preset"].find(name)
+    except Misfit as misfit:
+        raise misfit.under("algorithm", "preset") from misfit
 
 
-CHANNEL = {"uplink": parts.UPLINK, "downlink": parts.DOWNLINK, "aggregate": parts.AGGREGATE}
-
-
-def _given(config: Config) -> Iterator[tuple[str, str, str, Any]]:
-    """Section, key, word and value of everything that was said in the sections."""
+def given(config: Config) -> Iterator[Given]:
+    """Everything that was said in the sections that have tables."""
     for section, table in TABLES.items():
         held = getattr(config, section)
         for key, word in table.items():
             value = getattr(held, key)
             if value is not None:
-                yield section, key, word, value
+                yield Given(section, key, word, value)
 
 
-def _sampling(preset: Callable[..., Algorithm], value: Mapping[str, Any]) -> dict[str, Any]:
-    known = words(preset)
-    if value["kind"] == "uniform" and set(value) == {"kind", "participation"} and "participation" in known:
-        return {"participation": value["participation"]}
-    if "sampler" not in known:
-        raise Misfit(("sample",), f"{preset.__name__} takes a participation only, such as {{participation: 0.1}}.")
-    return {"sampler": parts.SAMPLER.build(value)}
+def misfits(config: Config) -> Iterator[Misfit]:
+    """What a file says that its preset does not understand."""
+    preset = find_preset(config.algorithm.preset)
+    name, known, own = title(preset), words(preset), own_words(preset)
+    for section, key, word, _ in given(config):
+        if section == "server" and config.server.chain is not None:
+            if key not in ("lr", "weights"):
+                yield Misfit((section, key), f"server.chain takes the server's place: say {key} inside it.")
+        elif word not in known and section not in COMPOSED:
+            having = [other for other, made in KINDS["preset"].items() if word in words(made)]
+            who = f" It is a word of {', '.join(having)}." if having else ""
+            yield Misfit((section, key), f"{name} has no such word.{who}")
+    for word in config.algorithm.own:
+        if word not in own:
+            yield Misfit(("algorithm", word), _elsewhere(name, word, own))
+    for part in SHORT_FORMS:
+        if getattr(config, part) is not None and getattr(config.channels.get("model"), part, None) is not None:
+            yield Misfit(("channels", "model", part), f"stands twice: {part} is short for channels.model.{part}.")
+    if config.server.chain is not None and getattr(config.channels.get("model"), "server", None) is not None:
+        yield Misfit(("channels", "model", "server"), "stands twice: server.chain is short for channels.model.server.")
 
 
-def _part(slot: parts.Slot | None, value: Any, keys: Keys) -> Any:
-    if slot is None:
-        return tuple(value) if isinstance(value, list) else value
-    try:
-        return slot.build(value)
-    except Misfit as misfit:
-        raise Misfit((*keys, *misfit.keys), misfit.message) from misfit
+def title(preset: Preset) -> str:
+    """What messages call a preset."""
+    return getattr(preset, "__name__", repr(preset))
 
 
-def _elsewhere(preset: str, word: str, own: Mapping[str, Word]) -> str:
+def _elsewhere(preset: str, word: str, own: Mapping[str, Argument]) -> str:
     places = [f"{section}.{key}" for section, table in TABLES.items() for key, w in table.items() if word in (key, w)]
     if word in SAMPLING:
         places.append("sample")
     if places:
         return f"it stands elsewhere: {' or '.join(places)}."
-    return f"{preset} has no such word. {near(word, own) if own else 'It has none of its own.'}"
-
-
-def _blame(config: Config, message: str) -> Keys:
-    """The key whose word an error names, as ``fedams(b1=2)`` names b1; the algorithm where it names none."""
-    start = message.find("(") + 1
-    named = message[start:].split("=")[0] if start else ""
-    for section, key, word, _ in _given(config):
-        if named and named in (word, key):
-            return section, key
-    return ("algorithm", named) if named in config.algorithm.own else ("algorithm",)
+    return f"{preset} has no such word. {near(plain(word), own) if own else 'It has none of its own.'}"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -18,6 +15,7 @@ from hansa import data, models
 from hansa.config import parts
 from hansa.config.sections import Config
 from hansa.errors import HansaError, near
+from hansa.registry import user_code
 from hansa.tasks import Task
 
 CLIENTS = 50
@@ -74,20 +72,13 @@ def suited(held: data.FederatedData) -> str:
 
 
 def user_factory(place: str) -> Callable[..., nn.Module]:
-    """MODULE:FUNCTION, imported from the current folder or the environment: the one place where a file runs code."""
-    module_name, colon, function = place.partition(":")
-    if not colon or not module_name or not function:
-        raise HansaError(f"model.factory: {place!r}: expected MODULE:FUNCTION, such as nets:make.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    """MODULE:FUNCTION that makes a model, imported from the current folder or the environment."""
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise HansaError(f"model.factory: {place!r}: the module cannot be imported ({error}).") from error
-    made: Any = getattr(module, function, None)
-    if not callable(made):
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise HansaError(f"model.factory: {module_name} has no function {function!r}. {near(function, names)}")
+        made: Any = user_code.find(place)
+        if not callable(made):
+            raise HansaError(f"{place!r}: expected a function that makes a model, found {made!r}.")
+    except HansaError as error:
+        raise HansaError(f"model.factory: {error}") from error
     return made  # type: ignore[no-any-return]
 
 

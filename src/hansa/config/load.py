@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hansa.config import arguments
-from hansa.config.parts import Misfit
+from hansa.config import arguments, compose
 from hansa.config.sections import Config
-from hansa.config.text import ConfigError, Document, Keys, Problem, dump, holds, parse, read
+from hansa.config.text import ConfigError, Document, Problem, dump, holds, parse, read
 from hansa.errors import near, shown
+from hansa.registry import Keys, Misfit
 
 
 def load(path: Path | str, changes: Iterable[str] = ()) -> Config:
@@ -46,7 +47,7 @@ def check(document: Document, changes: Iterable[str] = ()) -> Config:
     try:
         wrong = list(arguments.misfits(config))
         if not wrong:
-            arguments.algorithm(config)
+            compose.algorithm(config)
     except Misfit as misfit:
         wrong = [misfit]
     if wrong:
@@ -113,6 +114,7 @@ _EXPECTED = {
     "dict_type": "keys and values",
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
 }
 
@@ -136,7 +138,8 @@ def _fields(keys: Keys) -> Mapping[str, Any]:
     """The keys that a section knows."""
     model: Any = Config
     for key in keys:
-        model = model.model_fields[str(key)].annotation
+        inside = typing.get_args(model)  # of sections by name
+        model = inside[1] if inside else model.model_fields[str(key)].annotation
     return dict(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else {}
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from hansa.aggregate import Aggregator
+from hansa.compress import Compressor, Downlink, Uplink
 from hansa.config import parts
 from hansa.config.text import SHORT
+from hansa.gossip import Activity, Topology
+from hansa.local import LocalWork, Solver
+from hansa.presets import Clusters
+from hansa.registry import slot
+from hansa.sample import Sampler
+from hansa.schedule import Rate
+from hansa.server import ServerTransform
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 CountOrNone: TypeAlias = Annotated[int, Field(ge=0)]
@@ -63,7 +73,8 @@ class AlgorithmSection(BaseModel):
     )
 
     preset: str = "fedavg"
-    """A method: `hansa presets` shows them all."""
+    """A method: `hansa presets` shows them all. Or MODULE:FUNCTION of yours; reading such a file runs that module's
+    code."""
 
     @property
     def own(self) -> dict[str, Any]:
@@ -74,9 +85,9 @@ class AlgorithmSection(BaseModel):
 class LocalSection(Section):
     """What a client does with a round."""
 
-    lr: Annotated[Any, parts.RATE] = None
+    lr: Annotated[Any, slot(Rate)] = None
     """The local rate, or a schedule of it."""
-    steps: Annotated[Any, parts.WORK] = None
+    steps: Annotated[Any, slot(int | Sequence[int] | LocalWork)] = None
     """Gradient steps a round: a number, one a client, or a part."""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Passes over a client's data a round, in place of steps."""
@@ -88,6 +99,10 @@ class LocalSection(Section):
     """Of the local steps."""
     clip: float | None = None
     """The largest norm of a gradient."""
+    solver: Annotated[Any, slot(Solver)] = None
+    """How a client steps, in place of the preset's way: sgd, {kind: prox, mu: 0.1}, ..."""
+    optimizer: Annotated[Any, slot(ServerTransform)] = None
+    """What a client makes of its gradients, such as adam, in place of the plain step."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> LocalSection:
@@ -99,7 +114,7 @@ class LocalSection(Section):
 class ServerSection(Section):
     """What the server does with the aggregate."""
 
-    lr: Annotated[Any, parts.RATE] = None
+    lr: Annotated[Any, slot(Rate)] = None
     """The server's rate, or a schedule of it."""
     weights: Literal["uniform", "samples", "clusters"] | list[float] | None = None
     """Of the clients in the aggregate."""
@@ -117,33 +132,55 @@ class ServerSection(Section):
     """Adam's correction of young moments."""
     eps_inside: bool | None = None
     """eps under the root."""
+    chain: Annotated[Any, slot(ServerTransform)] = None
+    """Server transforms in place of the preset's server: adam, or a list of them; lr, if given, scales what comes out.
+    Short for channels.model.server."""
+
+
+class ChannelSection(Section):
+    """Parts of a channel, in place of the preset's."""
+
+    downlink: Annotated[Any, slot(Downlink)] = None
+    """How the server's vector travels to the clients."""
+    uplink: Annotated[Any, slot(Uplink)] = None
+    """How the clients' vectors travel to the server."""
+    aggregate: Annotated[Any, slot(Aggregator)] = None
+    """What the server makes of them."""
+    server: Annotated[Any, slot(ServerTransform)] = None
+    """What the server does with that: a transform, or a list of them."""
 
 
 class GossipSection(Section):
-    """Who talks to whom between local steps, for the presets that gossip."""
+    """Who talks to whom between local steps; a preset that does not gossip by itself does so on a ring, if not said."""
 
-    topology: Annotated[Any, parts.TOPOLOGY] = None
+    topology: Annotated[Any, slot(Topology)] = None
     """The graph inside a cluster."""
-    clusters: Annotated[Any, parts.CLUSTERS] = None
+    clusters: Annotated[Any, slot(Clusters)] = None
     """Their number, the clients of each, or a rule."""
-    reporters: Annotated[Any, parts.REPORTERS] = None
+    reporters: Annotated[Any, slot(int | float | Sampler)] = None
     """How many clients of a cluster report."""
-    active: Annotated[Any, parts.ACTIVE] = None
+    active: Annotated[Any, slot(float | Activity)] = None
     """Who computes at a step."""
     every: Count | None = None
     """Steps between exchanges."""
     adapted: bool | None = None
     """Only the selected clients train and gossip."""
-    compressor: Annotated[Any, parts.COMPRESSOR] = None
+    persistent: bool | None = None
+    """Every client keeps its own model from round to round; there is no server traffic."""
+    average_every: Count | None = None
+    """Steps between exact averages in place of gossip (Gossip-PGA)."""
+    compressor: Annotated[Any, slot(Compressor)] = None
     """What neighbours send each other is compressed by it."""
+    consensus_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """How far a client moves towards what it heard, where that is compressed."""
 
 
 class CompressSection(Section):
     """What travels between clients and server, compressed with error feedback."""
 
-    compressor: Annotated[Any, parts.COMPRESSOR] = None
+    compressor: Annotated[Any, slot(Compressor)] = None
     """Of the updates: sign, {kind: top_k, ratio: 1/64}, ..."""
-    two_way: Annotated[Any, parts.TWO_WAY] = None
+    two_way: Annotated[Any, slot(bool | Compressor | Downlink)] = None
     """The model's broadcast is compressed too: true for the same compressor, or another one, or a downlink."""
 
 
@@ -193,16 +230,18 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     local: LocalSection = LocalSection()
     server: ServerSection = ServerSection()
-    sample: Annotated[Any, parts.SAMPLER] = None
+    sample: Annotated[Any, slot(Sampler)] = None
     """Who takes part: {participation: 0.1}, {count: 10}, or another sampler."""
     gossip: GossipSection = GossipSection()
     compress: CompressSection = CompressSection()
-    uplink: Annotated[Any, parts.UPLINK] = None
-    """How updates travel to the server, in place of the preset's way."""
-    downlink: Annotated[Any, parts.DOWNLINK] = None
-    """How the model travels to the clients, in place of the preset's way."""
-    aggregate: Annotated[Any, parts.AGGREGATE] = None
-    """What the server makes of the updates, in place of the preset's way."""
+    uplink: Annotated[Any, slot(Uplink)] = None
+    """How updates travel to the server, in place of the preset's way. Short for channels.model.uplink."""
+    downlink: Annotated[Any, slot(Downlink)] = None
+    """How the model travels to the clients, in place of the preset's way. Short for channels.model.downlink."""
+    aggregate: Annotated[Any, slot(Aggregator)] = None
+    """What the server makes of the updates, in place of the preset's way. Short for channels.model.aggregate."""
+    channels: dict[str, ChannelSection] = {}
+    """Parts exchanged on a channel, by its name: model, or what the solver reports besides, such as control."""
     max_norm: Annotated[float, Field(gt=0)] = 1e12
     """Longer updates are refused."""
     faults: Annotated[Any, parts.FAULTS] = None

@@ -6,16 +6,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import yaml
 
 from hansa.config import bounds
 from hansa.errors import HansaError, shown
+from hansa.registry import Keys
 
 _PLACE = re.compile("[0-9]{1,9}")  # in a list
-
-Keys: TypeAlias = tuple[str | int, ...]
 
 SHORT = {"algorithm": "preset", "model": "name", "data": "name"}
 """What a bare word means in the sections that have a name; everywhere else it is the ``kind`` of a part."""

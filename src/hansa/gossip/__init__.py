@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from hansa.gossip.active import ACTIVITIES, Activity, as_activity, bernoulli, everyone, replay, resample, selected
-from hansa.gossip.clusters import CLUSTERINGS, Clustering, by_labels, common_size, equal, given, random, resolve
+from hansa.gossip.active import Activity, as_activity, bernoulli, everyone, replay, resample, selected
+from hansa.gossip.clusters import Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
 from hansa.gossip.draw import svg, text
 from hansa.gossip.search import Match, with_rho
 from hansa.gossip.spectral import edge_count, messages, rho, rho_max, step_bytes
 from hansa.gossip.theory import AfgaTheorem, Change, Corollary, Orders, afga_theorem, changes, corollary, drift
 from hansa.gossip.topology import (
-    TOPOLOGIES,
     Topology,
-    by_name,
     complete,
     edges,
     erdos_renyi,
@@ -29,9 +27,9 @@ from hansa.gossip.topology import (
 from hansa.gossip.weights import check, dense, metropolis, sinkhorn
 
 __all__ = [
-    "ACTIVITIES", "CLUSTERINGS", "TOPOLOGIES", "Activity", "AfgaTheorem", "Change", "Clustering", "Corollary",
+    "Activity", "AfgaTheorem", "Change", "Clustering", "Corollary",
     "Description", "Match", "Orders", "Topology", "afga_theorem", "as_activity", "bernoulli", "by_labels",
-    "by_name", "changes", "check", "common_size", "complete", "corollary", "dense", "describe", "drift",
+    "changes", "check", "common_size", "complete", "corollary", "dense", "describe", "drift",
     "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential", "given", "hypercube", "isolated",
     "matrix", "messages", "metropolis", "over_survivors", "random", "replay", "resample", "resolve", "rho",
     "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "svg", "text", "torus", "unbalanced_complete",

@@ -197,11 +197,6 @@ class replay:
         return [client for client in recorded[step] if client in cohort]
 
 
-ACTIVITIES: dict[str, type[Activity]] = {
-    kind.__name__: kind for kind in (everyone, selected, resample, bernoulli, replay)
-}
-
-
 def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:
     """A cohort is known by its first client: clusters draw apart, whatever happens in the others."""
     return key.child("active", round, cohort[0], step)

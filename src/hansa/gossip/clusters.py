@@ -156,9 +156,6 @@ class by_labels:
         return sorted([np.flatnonzero(owner == k).tolist() for k in range(self.k)])
 
 
-CLUSTERINGS: dict[str, type[Clustering]] = {kind.__name__: kind for kind in (equal, random, by_labels, given)}
-
-
 def _cut(order: Integers, k: int, part: str) -> list[list[int]]:
     if k > len(order):
         raise refuse(part, "k", k, f"at most one cluster a client, and there are {len(order)} clients")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from hansa.errors import HansaError, fraction, near, refuse, whole
+from hansa.errors import HansaError, fraction, refuse, whole
 from hansa.gossip.weights import as_sparse, check, circulant, dense, identity, metropolis, reroute, sinkhorn
 from hansa.keys import Key
 
@@ -253,37 +252,6 @@ def _random_pairs(n: int, p: float, chance: np.random.Generator) -> NDArray[np.i
     # pair (i, j), i < j, stands at place j(j-1)/2 + i; at i = 0 the root is a whole number, so floats find j exactly
     j = np.floor((1 + np.sqrt(1 + 8.0 * place)) / 2).astype(np.int64)
     return np.stack([place - j * (j - 1) // 2, j], axis=1)
-
-
-TOPOLOGIES: dict[str, type[Topology]] = {
-    kind.__name__: kind
-    for kind in (
-        ring, complete, unbalanced_complete, erdos_renyi, torus, star, exponential, hypercube, isolated, edges, matrix,
-    )
-}  # fmt: skip
-
-
-def by_name(name: str, **options: Any) -> Topology:
-    """The topology of that name, as a command line or a file would say it.
-
-    >>> by_name("erdos-renyi", p=0.5, seed=3)
-    erdos_renyi(p=0.5, seed=3)
-    >>> by_name("rign")
-    Traceback (most recent call last):
-    hansa.errors.HansaError: topology 'rign' is not known. Did you mean ring?
-    """
-    kind = TOPOLOGIES.get(name.strip().lower().replace("-", "_").replace(" ", "_"))
-    if kind is None:
-        raise HansaError(f"topology {name!r} is not known. {near(name, TOPOLOGIES)}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for option in options:
-        if option not in fields:
-            takes = near(option, fields) if fields else "It takes none."
-            raise HansaError(f"topology {kind.__name__} has no option {option!r}. {takes}")
-    for field in fields.values():
-        if field.default is dataclasses.MISSING and field.name not in options:
-            raise HansaError(f"topology {kind.__name__} needs {field.name}.")
-    return kind(**options)
 
 
 def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Sparse:

@@ -1,0 +1,211 @@
+"""A file composes what Python composes: parts exchanged on top of any preset, methods and parts of one's own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from hansa import Mixing, aggregate, compress, gossip, local, presets, sample, server
+from hansa.algorithm import Channel
+from hansa.config import ConfigError, algorithm, from_preset, from_text, load, to_text
+from hansa.runs.experiment import Experiment
+
+OWN = '''
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+import torch
+from hansa import presets
+from hansa.compress import Compressor, error_feedback
+from hansa.schedule import Rate, rate_at
+
+@dataclass(frozen=True, slots=True)
+class lion:
+    """step = lr sign(b1 m + (1-b1) Delta); m <- b2 m + (1-b2) Delta."""
+    lr: Rate = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, x):
+        return {"m": torch.zeros_like(x)}
+
+    def update(self, delta, state, ctx):
+        step = rate_at(self.lr, ctx.round) * torch.sign(self.b1 * state["m"] + (1 - self.b1) * delta)
+        return step, {"m": self.b2 * state["m"] + (1 - self.b2) * delta}
+
+def fedlion(lr=0.01, **common):
+    """FedLion, in two lines."""
+    return presets.fedavg(**common).with_server(lion(lr))
+
+def typed(*, second: Compressor | None = None, **common: Unpack[presets.Common]):
+    made = presets.scaffold(**common)
+    return made if second is None else made.on("control", uplink=error_feedback(second))
+
+def bare(rate=0.1):
+    return presets.fedavg(local_lr=rate)
+
+def wrong():
+    return lion()
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of one's own in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "composed_of_mine.py").write_text(OWN)
+    import composed_of_mine
+
+    return composed_of_mine
+
+
+def problems(text, *changes):
+    with pytest.raises(ConfigError) as caught:
+        from_text(text, changes, source="run.yaml")
+    return str(caught.value)
+
+
+def test_one_line_each():
+    control = compress.error_feedback(compress.sign())
+    for preset, change, expected in [
+        (
+            "fedprox",
+            "server.chain=[adam, {kind: scale, lr: 0.1}]",
+            presets.fedprox().with_server(server.chain(server.adam(), server.scale(0.1))),
+        ),
+        (
+            "scaffold",
+            "channels.control.uplink={kind: error_feedback, compressor: sign}",
+            presets.scaffold().on("control", uplink=control),
+        ),
+        ("cafga", "aggregate=trimmed_mean", presets.cafga().on("model", aggregate=aggregate.trimmed_mean())),
+        ("fedams", "local.solver={kind: prox, mu: 0.1}", presets.fedams().with_local(solver=local.prox(0.1))),
+        ("fedavg", "local.optimizer=adam", presets.fedavg().with_local(optimizer=server.adam())),
+    ]:
+        assert algorithm(from_preset(preset, [change])) == expected
+
+
+def test_the_rate_of_a_chain_stands_at_its_end():
+    for text in ("server: {chain: adam, lr: 0.1}", "server: {chain: [adam], lr: 0.1}"):
+        made = algorithm(from_text(text)).channels["model"].server
+        assert made == server.chain(server.adam(), server.scale(0.1))
+    assert algorithm(from_text("server: {chain: adam}")).channels["model"].server == server.adam()
+    assert algorithm(from_text("algorithm: feddyn\nserver: {chain: adam, lr: 0.1}")).local.solver == local.dyn(0.1)
+
+
+def test_the_short_forms_are_those_of_the_model_channel():
+    short = "uplink: {kind: memoryless, compressor: sign}\naggregate: median\nserver: {chain: yogi}"
+    whole = "channels: {model: {uplink: {kind: memoryless, compressor: sign}, aggregate: median, server: yogi}}"
+    assert algorithm(from_text(short)) == algorithm(from_text(whole))
+
+
+def test_a_solver_comes_with_its_channel():
+    made = algorithm(from_text("local: {solver: scaffold}\nchannels: {control: {server: participation_scale}}"))
+    plain = presets.fedavg().channels["model"]
+    assert made.channels == {"model": plain, "control": Channel(server=server.participation_scale())}
+    assert made.local.solver == local.scaffold()
+
+
+def test_any_preset_gossips():
+    text = "algorithm: fedprox\nlocal: {steps: 3}\ngossip: {topology: torus, clusters: 2, reporters: 1, active: 0.5}"
+    expected = presets.fedprox(steps=3).exchange(
+        sampler=sample.per_cluster(1), local={"mixing": Mixing(gossip.torus(), 2, gossip.bernoulli(0.5))}
+    )
+    assert algorithm(from_text(text)) == expected
+    dsgd = algorithm(from_text("algorithm: dsgd\ngossip: {every: 2, average_every: 6}"))
+    assert dsgd.local.mixing == Mixing(gossip.ring(), every=2, persistent=True, average_every=6)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("uplink: sign", "run.yaml:1: uplink.kind: no uplink 'sign'. It is a compressor, which error_feedback"),
+        ("server: {chain: adam, b1: 0.5}", "run.yaml:1: server.b1: server.chain takes the server's place"),
+        ("server: {chain: [adam, {kind: scal}]}", "server.chain.1.kind: no server transform 'scal'. Did you mean"),
+        ("uplink: direct\nchannels:\n  model: {uplink: direct}", "run.yaml:3: channels.model.uplink: stands twice"),
+        ("server: {chain: adam}\nchannels:\n  model: {server: adam}", "run.yaml:3: channels.model.server: stands"),
+        ("channels:\n  control: {uplink: direct}", "run.yaml:2: channels.control: .*nothing reports on channel"),
+        ("channels: {model: {uplnk: direct}}", "channels.model.uplnk: no such key. Did you mean uplink"),
+        ("channels: {model: 3}", "channels.model: expected keys such as downlink, uplink, aggregate, found 3"),
+        ("seed: 1\nlocal: {solver: scaffold}", "run.yaml:2: local.solver: .*reports on channel 'control'"),
+        ("local: {solver: {kind: prox, mu: -1}}", "local.solver.mu: prox\\(mu=-1\\): expected mu >= 0"),
+        ("local: {solver: adam}", "local.solver.kind: no local solver 'adam'."),
+        ("gossip: {topology: ring}", "run.yaml:1?.*local.steps: .*one number of steps for all"),
+        ("seed: 0\nlocal: {momentum: 0.9, optimizer: adam}", "run.yaml:2: local.momentum: .*0 with a local optimizer"),
+        ("gossip: {consensus_rate: 2.0}", "consensus_rate: expected at most 1.0, found 2.0"),
+    ],
+)  # fmt: skip
+def test_what_does_not_compose_is_refused_where_it_stands(text, said):
+    found = problems(text)
+    assert re.search(said, found), found
+
+
+def test_a_method_of_ones_own_has_the_words_of_its_signature(own):
+    text = "algorithm: {preset: 'composed_of_mine:fedlion', lr: 0.02}\nlocal: {lr: 0.1, steps: 3}\nsample: {count: 2}"
+    expected = own.fedlion(0.02, local_lr=0.1, steps=3, sampler=sample.uniform(count=2))
+    assert algorithm(from_text(text)) == expected
+    assert algorithm(from_text("algorithm: composed_of_mine:fedlion")) == own.fedlion()
+    nested = "algorithm: {preset: 'composed_of_mine:typed', second: {kind: top_k, ratio: 1/4}}"
+    assert algorithm(from_text(nested)) == own.typed(second=compress.top_k(0.25))
+
+
+def test_a_method_without_the_common_words_is_composed_all_the_same(own):
+    text = (
+        "algorithm: {preset: 'composed_of_mine:bare', rate: 0.3}\n"
+        "local: {epochs: 2, batch_size: all}\nsample: {count: 3}"
+    )
+    expected = presets.fedavg(local_lr=0.3, epochs=2, batch_size=None, sampler=sample.uniform(count=3))
+    assert algorithm(from_text(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("algorithm: composed_of_mine:fedlon", "algorithm.preset: .*no 'fedlon'. Did you mean fedlion?"),
+        ("seed: 1\nalgorithm: {preset: 'composed_of_mine:fedlion', lrr: 1}", "run.yaml:2: algorithm.lrr: fedlion"),
+        ("algorithm: composed_of_mine:wrong", "wrong makes no Algorithm: it made lion"),
+        ("algorithm: composed_of_mine:fedlion\nserver: {b1: 0.5}", "run.yaml:2: server.b1: fedlion has no such word"),
+        ("algorithm: composed_of_nobody:x", "the module cannot be imported"),
+        ("server: {chain: 'composed_of_mine:lion', lr: -1}", "server.lr"),
+        ("server: {chain: {kind: 'composed_of_mine:lion', lr: fast}}", "server.chain.lr.kind: no schedule 'fast'"),
+    ],
+)  # fmt: skip
+def test_a_method_of_ones_own_is_refused_like_a_preset(own, text, said):
+    found = problems(text)
+    assert re.search(said, found), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "algorithm: scaffold\nlocal: {steps: 2}\n"
+        "channels: {control: {uplink: {kind: error_feedback, compressor: sign}}}",
+        "algorithm: composed_of_mine:fedlion\nlocal: {steps: 2, optimizer: {kind: 'composed_of_mine:lion', b1: 0.8}}",
+        "algorithm: fedprox\nlocal: {steps: 2}\ngossip: {clusters: 2, reporters: 1}\nserver: {chain: [adam], lr: 0.1}",
+    ],
+)  # fmt: skip
+def test_a_run_of_a_composition_is_written_down_and_resumed_exactly(own, tmp_path, text):
+    setting = "rounds: 4\nworkers: 1\ndata: {name: synthetic, clients: 6, options: {largest: 60}}\nmodel: logistic\n"
+    config = from_text(setting + text)
+    whole = Experiment.new(config, tmp_path / "whole")
+    whole.go()
+    part = Experiment.new(config, tmp_path / "part")
+    part.go([lambda run, record: record["round"] == 2])
+    assert load(tmp_path / "part" / "config.yaml") == config
+    again = Experiment.resumed(tmp_path / "part")
+    again.go()
+    assert torch.equal(whole.run.params, again.run.params)
+
+
+def test_a_resolved_composition_reads_back_the_same(own):
+    text = """
+    algorithm: {preset: 'composed_of_mine:fedlion', lr: 0.5}
+    local: {solver: {kind: prox, mu: 0.1}, optimizer: [{kind: 'composed_of_mine:lion'}, {kind: scale, lr: 0.1}]}
+    channels: {model: {server: [adam, scale], downlink: {kind: replica, compressor: sign}}}
+    """
+    config = from_text(text)
+    assert from_text(to_text(config)) == config
+    assert algorithm(from_text(to_text(config))) == algorithm(config)
