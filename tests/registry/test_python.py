@@ -45,7 +45,7 @@ COMPOSED = {
     """,
     "clusters as lists":
         "algorithm: cafga\ngossip: {clusters: [[0, 2], [1, 3]], reporters: {kind: replay, rounds: [[0]]}}",
-    "words that are parts": "algorithm: {preset: fedaware, project: [yogi, {kind: scale, lr: 0.5}], iterations: 3}",
+    "words that are parts": "algorithm: {preset: fedaware, project: [yogi, {kind: scale, lr: 0.5}], startup: true}",
     "weights": "server: {weights: [1.0, 2.0, 0.5]}",
 }  # fmt: skip
 

@@ -220,9 +220,10 @@ def _graph(name: str | None, options: Sequence[str], target: float | None, clien
             raise HansaError(f"--option {word}: expected NAME=VALUE, such as p=0.3.")
         told[key] = read_value(value, f"--option {word}")
     try:
-        return slot(gossip.Topology).make(name, told)
+        graph: Topology = slot(gossip.Topology).make(name, told)
     except Misfit as misfit:
         raise HansaError(misfit.message) from misfit
+    return graph
 
 
 @config.command("schema")
