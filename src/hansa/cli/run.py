@@ -155,7 +155,7 @@ def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> 
     if not path.exists() and KINDS["preset"].knows(str(path)):
         return from_preset(str(path), asked)
     if not os.path.lexists(path) and not path.suffix and len(path.parts) == 1:
-        raise HansaError(f"{path}: neither a file nor a preset. {near(str(path).lower(), KINDS["preset"].names)}")
+        raise HansaError(f"{path}: neither a file nor a preset. {near(str(path).lower(), KINDS['preset'].names)}")
     return load(path, asked)
 
 
