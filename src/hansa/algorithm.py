@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hansa.aggregate import Aggregator, mean
 from hansa.aggregate.base import Weights
@@ -12,22 +12,28 @@ from hansa.compress import Compressor, Downlink, Uplink, direct
 from hansa.errors import HansaError, decay, fraction, near, non_negative, positive, refuse, whole
 from hansa.gossip import Activity, Clustering, Topology, everyone, resolve, selected
 from hansa.keys import Key
-from hansa.local import Correction, Descent, LocalWork, Solver, epochs, fixed
+from hansa.local import Correction, Descent, LocalWork, Solver, blocks, epochs, fixed, solver_receives
 from hansa.local import sgd as sgd_solver
 from hansa.sample import Sampler, per_cluster, startup, uniform
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import ServerTransform, scale
-from hansa.types import BUFFERS, MODEL, Vector
+from hansa.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.vectors.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A named vector's way: down to the clients, up from them, into an aggregate, through the server."""
+    """A named vector's way: down to the clients, up from them, into an aggregate, through the server.
+
+    ``follows`` names another channel: then this one is broadcast only. Nothing is reported on it; after each round its
+    vector is what its server makes of the other's aggregate, as FedCM's momentum is of the model's.
+    """
 
     downlink: Downlink = field(default_factory=direct)
     uplink: Uplink = field(default_factory=direct)
     aggregate: Aggregator = field(default_factory=mean)
     server: ServerTransform = field(default_factory=scale)
+    follows: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,13 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True)
 class LocalPhase:
-    """What a client does with a round: a solver, an amount of work, a rate."""
+    """What a client does with a round: a solver, an amount of work, a rate.
+
+    ``optimizer`` is any server transform, applied to -g; its ``optimizer_state`` is ``"fresh"`` in every round,
+    ``"kept"`` in the client's memory, or received: ``{"m": "momentum"}`` starts m from the channel momentum.
+    ``decoupled`` takes the weight decay out of what the optimizer sees (AdamW). ``private`` blocks stay with their
+    client: it never hears or reports them and goes on from its own (FedBN); ``frozen`` ones nobody trains.
+    """
 
     solver: Solver = field(default_factory=sgd_solver)
     steps: LocalWork = field(default_factory=lambda: epochs(1))
@@ -89,6 +101,10 @@ class LocalPhase:
     clip: float | None = None
     optimizer: ServerTransform | None = None
     mixing: Mixing | None = None
+    optimizer_state: Literal["fresh", "kept"] | Mapping[str, str] = "fresh"
+    decoupled: bool = False
+    private: blocks | None = None
+    frozen: blocks | None = None
 
     def __post_init__(self) -> None:
         check_rate("LocalPhase", "lr", self.lr)
@@ -100,6 +116,7 @@ class LocalPhase:
             positive("LocalPhase", "clip", self.clip, "It bounds the norm of a gradient; None does not clip.")
         if self.optimizer is not None and self.momentum:
             raise refuse("LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own")
+        self._check_state()
         if self.mixing is not None:
             if self.solver.memory or self.solver.channels:
                 raise HansaError(
@@ -111,14 +128,90 @@ class LocalPhase:
                     "LocalPhase", "steps", self.steps, "one number of steps for all", "Those who gossip step together."
                 )
 
+    def _check_state(self) -> None:
+        state = self.optimizer_state
+        if isinstance(state, Mapping):
+            object.__setattr__(self, "optimizer_state", dict(state))
+            if self.optimizer is None:
+                raise refuse("LocalPhase", "optimizer_state", state, "a local optimizer to start from it")
+        elif state not in ("fresh", "kept"):
+            raise refuse("LocalPhase", "optimizer_state", state, "'fresh', 'kept' or a mapping to channels")
+        for name, chosen in (("private", self.private), ("frozen", self.frozen)):
+            if chosen is not None and not isinstance(chosen, blocks):
+                raise refuse("LocalPhase", name, chosen, "blocks of the model", 'hansa.local.blocks("bn*").')
+        if self.mixing is not None and (self.private or self.frozen or state != "fresh"):
+            raise HansaError(
+                "LocalPhase(mixing=...): clients that gossip share the whole model, and their optimizers last as long "
+                "as their models do. Leave out private, frozen and optimizer_state."
+            )
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        """The channels that clients only receive."""
+        state = self.optimizer_state
+        return (*solver_receives(self.solver), *(state.values() if isinstance(state, Mapping) else ()))
+
     def lr_at(self, round: int) -> float:
         return rate_at(self.lr, round)
 
-    def descent(self, round: int, anchor: Vector, correction: Correction) -> Descent:
-        """One client's descent in a round, from the model it received."""
-        return Descent(
-            self.lr_at(round), anchor, correction, self.momentum, self.weight_decay, self.clip, self.optimizer
+    def descent(
+        self,
+        round: int,
+        anchor: Vector,
+        correction: Correction,
+        got: Vectors | None = None,
+        memory: Vectors | None = None,
+    ) -> Descent:
+        """One client's descent in a round, from the model it received and what it remembers."""
+        descent = Descent(
+            self.lr_at(round),
+            anchor,
+            correction,
+            self.momentum,
+            self.weight_decay,
+            self.clip,
+            self.optimizer,
+            self.decoupled,
+            getattr(self.solver, "ahead", None),
+            self.frozen,
         )
+        if isinstance(self.optimizer_state, Mapping):
+            assert got is not None
+            descent.restore({name: got[channel] for name, channel in self.optimizer_state.items()}, anchor)
+        elif self.optimizer_state == "kept" and memory:
+            prefix = "local/optimizer/"
+            rows = {name[len(prefix) :]: row for name, row in memory.items() if name.startswith(prefix)}
+            descent.restore(rows, anchor)
+        return descent
+
+    def personal(self, x: Vector, memory: Mapping[str, Vector], *, of_buffers: bool = False) -> Vector:
+        """The model that a client starts from: the received one with its own private blocks in it."""
+        own = memory.get("local/private_buffers" if of_buffers else "local/private")
+        if self.private is None or own is None:
+            return x
+        return self.private.put(x.clone(), own, of_buffers=of_buffers)
+
+    def shared(self, change: Vector, *, of_buffers: bool = False) -> Vector:
+        """What of a change is reported: nothing of private blocks."""
+        return change if self.private is None else self.private.put(change, 0.0, of_buffers=of_buffers)
+
+    def keeps(self, descent: Descent, y: Vector, buffers: Vector | None) -> Vectors:
+        """What a client remembers of its training."""
+        kept: Vectors = {}
+        if self.private is not None:
+            kept["local/private"] = self.private.take(y)
+            if buffers is not None and self.private.buffers:
+                kept["local/private_buffers"] = self.private.take(buffers, of_buffers=True)
+        if self.optimizer_state == "kept":
+            kept.update({f"local/optimizer/{name}": row for name, row in descent.kept().items()})
+        return kept
+
+    def bind(self, layout: Layout | None) -> LocalPhase:
+        """The same phase with its blocks placed in a model."""
+        if self.private is None and self.frozen is None:
+            return self
+        private = None if self.private is None else self.private.bind(layout)
+        return replace(self, private=private, frozen=None if self.frozen is None else self.frozen.bind(layout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +238,20 @@ class Algorithm:
                     f"{self.name}: the solver {solver!r} reports on channel {name!r}, which is not there. "
                     f"Add channels={{{name!r}: Channel(...)}}."
                 )
-        known = {MODEL, BUFFERS, *solver.channels}
+        for name, channel in self.channels.items():
+            followed = self.channels.get(channel.follows) if channel.follows is not None else None
+            if channel.follows is not None and (followed is None or followed.follows is not None):
+                raise HansaError(
+                    f"{self.name}: channel {name!r} follows {channel.follows!r}, on which nothing is reported. "
+                    f"{near(channel.follows, [n for n, c in self.channels.items() if c.follows is None])}"
+                )
+        for name in self.local.receives:
+            if name not in self.channels:
+                raise HansaError(
+                    f"{self.name}: clients receive channel {name!r}, which is not there. "
+                    f"Add channels={{{name!r}: Channel(follows='model', ...)}}."
+                )
+        known = {MODEL, BUFFERS, *solver.channels, *self.local.receives}
         for name in self.channels:
             if name not in known:
                 raise HansaError(f"{self.name}: nothing reports on channel {name!r}. {near(name, known)}")
@@ -163,6 +269,15 @@ class Algorithm:
                 self.name, "local_momentum", self.local.momentum, "0", "SCAFFOLD reads gradients off y - x, which "
                 "momentum would distort."
             )  # fmt: skip
+
+    @property
+    def serverless(self) -> bool:
+        """Whether clients keep their own models, so that the server only looks on."""
+        return self.local.mixing is not None and self.local.mixing.persistent
+
+    def placed(self, layout: Layout | None) -> Algorithm:
+        """The same algorithm for a given model: named blocks have their places in its flat vector."""
+        return replace(self, local=self.local.bind(layout))
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
         """The same algorithm for a given population: clusters are lists of clients, whatever rule made them.

@@ -126,6 +126,11 @@ def first_orders(algorithm: hansa.Algorithm, task, dtype: torch.dtype = torch.fl
     return open_round(algorithm, state, task.population, "run", key).orders
 
 
+def vectors_of(order: Order) -> dict[str, torch.Tensor]:
+    """What an order of this process brings."""
+    return {name: sent.packets[0].content for name, sent in order.mail.items()}
+
+
 def reports_equal(left: Report, right: Report) -> bool:
     """Every number of two reports, bit for bit."""
     assert left.cohort == right.cohort

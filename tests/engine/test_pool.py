@@ -95,13 +95,13 @@ def test_the_evaluation_is_the_same_for_any_number_of_workers_and_while_a_round_
     algorithm = algorithm.with_buffers()
     orders = lab.first_orders(algorithm, task, torch.float32)
     alone = Serial(algorithm, task, torch.float32, CPU)
-    expected, reports = alone.evaluate(orders[0].got), {r.cohort: r for r in alone.run(orders)}
+    expected, reports = alone.evaluate(lab.vectors_of(orders[0])), {r.cohort: r for r in alone.run(orders)}
     assert expected.keys() == {"loss", "hits"}
     assert len(task.pieces()) == 5
     for workers in (1, 2, 3):
         with Pool(algorithm, task, torch.float32, CPU, workers=workers, crew=crew) as pool:
-            assert pool.evaluate(orders[0].got) == expected
-            later = pool.evaluate_later(orders[0].got)
+            assert pool.evaluate(lab.vectors_of(orders[0])) == expected
+            later = pool.evaluate_later(lab.vectors_of(orders[0]))
             found = {report.cohort: report for report in pool.run(orders)}
             assert later.result() == expected
             assert later.result() == expected

@@ -124,5 +124,5 @@ def test_an_order_is_small_whatever_the_population(clients):
     task = hansa.tasks.function(lab.diverging, clients=clients, x0=torch.zeros(2000))
     order = lab.first_orders(algorithm, task, torch.float32)[0]
     packer = Packer(Memory())
-    placed = {id(vector): packer.lay(vector, 1) for vector in order.got.values()}
+    placed = {id(vector): packer.lay(vector, 1) for vector in lab.vectors_of(order).values()}
     assert Packer(Memory(), placed=placed).pack(order).size < 1000

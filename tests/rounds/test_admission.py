@@ -225,8 +225,8 @@ def test_a_run_with_a_malformed_client_is_bit_for_bit_the_run_without_it(preset)
     ]  # fmt: skip
 
     class Malforming(Serial):
-        def run(self, orders):
-            for report in super().run(orders):
+        def run(self, orders, recall):
+            for report in super().run(orders, recall):
                 (sent,) = report.uploads
                 if sent.client == bad:
                     draw = Key(9).child(sent.round).numpy()

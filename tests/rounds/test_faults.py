@@ -127,9 +127,9 @@ def test_who_is_lost_before_training_does_not_train_and_who_is_lost_later_does()
     trained = []
 
     class Watching(Serial):
-        def run(self, orders):
+        def run(self, orders, recall):
             trained.extend((order.round, client) for order in orders for client in order.clients)
-            yield from super().run(orders)
+            yield from super().run(orders, recall)
 
     plan = faults(before=0.3, after=0.3)
     run(plan, engine=Watching)

@@ -18,6 +18,7 @@ import hansa
 from contracts.small import NAMES, OWN, small
 from hansa.compress import direct, error_feedback, top_k
 from hansa.engine import Serial
+from hansa.engine.request import as_it_is
 from hansa.gossip import hypercube, ring
 from hansa.rounds import client_round
 from hansa.rounds.messages import Order, Report
@@ -59,9 +60,9 @@ class Recording(Serial):
         for name in self.algorithm.channels:
             self.plain = self.plain.on(name, uplink=direct())
 
-    def run(self, orders: Sequence[Order]) -> Iterator[Report]:
+    def run(self, orders: Sequence[Order], recall: Any = as_it_is) -> Iterator[Report]:
         self.log.clear()
-        for order in orders:
+        for order in map(recall, orders):
             report = client_round(self.algorithm, order, self.shell, self.task.population)
             self.log.append((report, client_round(self.plain, order, self.shell, self.task.population)))
             yield report

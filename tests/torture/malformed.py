@@ -24,6 +24,7 @@ from hansa import presets
 from hansa.compress import Packet, cast, memoryless, quantize, random_k, top_k
 from hansa.compress.packet import HEADER, KINDS
 from hansa.engine import Serial
+from hansa.engine.request import as_it_is
 from hansa.keys import Key
 from hansa.rounds import Closed, ServerState, close_round, open_round
 from hansa.rounds.messages import Report, Upload
@@ -122,9 +123,9 @@ def scene(name: str) -> Scene:
     seen: list[Upload] = []
 
     class Recording(Serial):
-        def run(self, orders: Any) -> Iterator[Report]:
+        def run(self, orders: Any, recall: Any = as_it_is) -> Iterator[Report]:
             seen.clear()
-            for report in super().run(orders):
+            for report in super().run(orders, recall):
                 seen.extend(report.uploads)
                 yield report
 

@@ -17,7 +17,7 @@ Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ..
 """How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
 
 
-_DECODED = 16  # updates decoded at once
+DECODED = 16  # updates decoded at once
 
 
 class Combined(NamedTuple):
@@ -27,6 +27,22 @@ class Combined(NamedTuple):
     state: State
     info: dict[str, Any]
     rows: Mapping[int, Mapping[str, Vector]] = MappingProxyType({})
+
+
+class Share(NamedTuple):
+    """What is known of a participant before its update arrives: enough to say how much it will count."""
+
+    client: int
+    cohort: int
+    samples: int
+
+
+class Running(Protocol):
+    """An aggregate in the making: updates are added in client order, each once."""
+
+    def add(self, update: Update) -> None: ...
+
+    def vector(self) -> Vector: ...
 
 
 class Aggregator(Protocol):
@@ -56,32 +72,39 @@ def check_weights(part: str, weights: object) -> Weights:
     return numbers
 
 
-def normalise(weights: Weights, updates: Sequence[Update]) -> list[float]:
+def normalise(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> list[float]:
     """The weight of each update, summing to one: the only place where weights are normalised."""
+    raw = counts(weights, updates)
+    total = math.fsum(raw)
+    if not total > 0:
+        raise no_weight([update.client for update in updates], total)
+    return [w / total for w in raw]
+
+
+def counts(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> list[float]:
+    """How much each update counts beside the others, before normalisation."""
     if weights == "uniform":
-        raw = [1.0] * len(updates)
-    elif weights == "samples":
-        raw = [float(update.samples) for update in updates]
-    elif weights == "clusters":
+        return [1.0] * len(updates)
+    if weights == "samples":
+        return [float(update.samples) for update in updates]
+    if weights == "clusters":
         members: dict[int, int] = {}
         for update in updates:
             members[update.cohort] = members.get(update.cohort, 0) + 1
-        raw = [1.0 / members[update.cohort] for update in updates]
-    else:
-        raw = [_given(weights, update.client) for update in updates]
-    total = math.fsum(raw)
-    if not total > 0:
-        raise HansaError(
-            f"the weights of clients {[u.client for u in updates]} sum to {total}: expected a positive sum. "
-            "Give every client that may take part alone a weight above 0."
-        )
-    return [w / total for w in raw]
+        return [1.0 / members[update.cohort] for update in updates]
+    return [_given(weights, update.client) for update in updates]
 
 
 def shares(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
     """The same of clients that need not have reported: their weights in the objective, summing to one over them."""
-    nothing = torch.empty(0)
-    return normalise(weights, [Update(client, 0, nothing, samples[client], 1.0) for client in clients])
+    return normalise(weights, [Share(client, 0, samples[client]) for client in clients])
+
+
+def no_weight(clients: Sequence[int], total: float) -> HansaError:
+    return HansaError(
+        f"the weights of clients {list(clients)} sum to {total}: expected a positive sum. "
+        "Give every client that may take part alone a weight above 0."
+    )
 
 
 def _given(weights: Sequence[float] | str, client: int) -> float:
@@ -92,9 +115,9 @@ def _given(weights: Sequence[float] | str, client: int) -> float:
 
 def weighted_sum(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
     """sum w_i u_i, folded left to right; of updates that came compressed only a few are decoded at a time."""
-    total = arithmetic.weighted_sum([update.vector for update in updates[:_DECODED]], weights[:_DECODED])
-    for start in range(_DECODED, len(updates), _DECODED):
-        some = slice(start, start + _DECODED)
+    total = arithmetic.weighted_sum([update.vector for update in updates[:DECODED]], weights[:DECODED])
+    for start in range(DECODED, len(updates), DECODED):
+        some = slice(start, start + DECODED)
         total = arithmetic.weighted_sum([total, *(update.vector for update in updates[some])], [1.0, *weights[some]])
     return total
 

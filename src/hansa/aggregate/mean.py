@@ -7,13 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.aggregate.base import Combined, Weights, check_weights, normalise, weighted_sum
-from hansa.types import RoundContext, State, Update, in_client_order
+from hansa.aggregate.base import (
+    DECODED,
+    Combined,
+    Share,
+    Weights,
+    check_weights,
+    counts,
+    no_weight,
+    normalise,
+    weighted_sum,
+)
+from hansa.types import RoundContext, State, Update, Vector, in_client_order
+from hansa.vectors import arithmetic
 
 
 @dataclass(frozen=True, slots=True)
 class mean:
-    """Delta = sum_i p_i Delta_i with p normalised over the updates at hand (FedAvg, McMahan 2017)."""
+    """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017)."""
 
     weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("mcmahan2017",)
@@ -26,7 +37,48 @@ class mean:
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
-        return Combined(weighted_sum(ordered, normalise(self.weights, ordered)), state, {})
+        running = self.running([Share(update.client, update.cohort, update.samples) for update in ordered])
+        for update in ordered:
+            running.add(update)
+        return Combined(running.vector(), state, {})
+
+    def running(self, asked: Sequence[Share]) -> RunningMean:
+        """The mean while its updates arrive in client order, so that few of them are in memory at a time. ``asked`` are
+        all that may come; the result depends on those that do alone."""
+        return RunningMean(dict(zip((share.client for share in asked), counts(self.weights, asked), strict=True)))
+
+
+class RunningMean:
+    """(sum w_i Delta_i) / (sum w_i), folded left to right, a few updates at a time."""
+
+    def __init__(self, weights: dict[int, float]) -> None:
+        self._weights, self._used = weights, list[int]()
+        self._waiting: list[Update] = []
+        self._total: Vector | None = None
+
+    def add(self, update: Update) -> None:
+        """The next update in client order."""
+        self._used.append(update.client)
+        self._waiting.append(update)
+        if len(self._waiting) == DECODED:
+            self._fold()
+
+    def vector(self) -> Vector:
+        """The mean of what was added."""
+        self._fold()
+        total = math.fsum(self._weights[client] for client in self._used)
+        if self._total is None or not total > 0:
+            raise no_weight(self._used, total)
+        return self._total if total == 1 else self._total.mul_(1 / total)
+
+    def _fold(self) -> None:
+        if not self._waiting:
+            return
+        rows, weights = [u.vector for u in self._waiting], [self._weights[u.client] for u in self._waiting]
+        if self._total is not None:
+            rows, weights = [self._total, *rows], [1.0, *weights]
+        self._total = arithmetic.weighted_sum(rows, weights)
+        self._waiting.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,14 @@ MERGED = 4
 class Broadcast:
     """A round's message: the vector that every recipient will hold, and what each must be sent to hold it.
 
-    ``bases`` says which version of the replica a client's packets build upon; None means upon nothing.
+    ``bases`` says which version of the replica a client's packets build upon; None means upon nothing; ``version`` is
+    the one they make.
     """
 
     vector: Tensor
     messages: Mapping[int, tuple[Packet, ...]]
     bases: Mapping[int, int | None]
+    version: int = 0
 
     def packets(self, client: int) -> list[Packet]:
         """What this client is sent, in the order in which it must be applied."""
@@ -47,7 +49,8 @@ class Broadcast:
 
 
 class Downlink(Protocol):
-    """``broadcast`` and ``acknowledge`` are pure, the state is a plain tree; ``apply`` is what a client does."""
+    """``broadcast`` and ``acknowledge`` are pure, the state is a plain tree; ``apply`` is what a client does: from what
+    it holds and the packets it is sent to the vector. A single packet of kind ``whole`` is the vector itself."""
 
     cites: ClassVar[tuple[str, ...]]
 
@@ -122,7 +125,7 @@ class replica:
         after = {"replica": vector, "version": version, "round": round, "log": log}
         if grain is not None:
             after["grain"] = grain
-        return Broadcast(vector, messages, bases), {**after, "held": _worth(state["held"], oldest)}
+        return Broadcast(vector, messages, bases, version), {**after, "held": _worth(state["held"], oldest)}
 
     @property
     def _merges(self) -> bool:

@@ -60,7 +60,7 @@ class direct:
         self, x: Tensor, state: State, clients: Sequence[int], round: int, key: Key
     ) -> tuple[Broadcast, State]:
         packet = Packet.of(x, "whole")
-        return Broadcast(x, dict.fromkeys(clients, (packet,)), dict.fromkeys(clients)), state
+        return Broadcast(x, dict.fromkeys(clients, (packet,)), dict.fromkeys(clients), round), state
 
     def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
         return state

@@ -1,8 +1,9 @@
 """Engines: they only transport."""
 
 from hansa.engine.choose import choose
+from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
 from hansa.engine.processes import Processes
-from hansa.engine.serial import Engine, Serial
+from hansa.engine.serial import Engine, Networked, Serial
 
-__all__ = ["Engine", "Pool", "Processes", "Serial", "choose"]
+__all__ = ["Engine", "Loopback", "Networked", "Pool", "Processes", "Serial", "choose"]

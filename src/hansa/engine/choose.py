@@ -15,7 +15,7 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.job import NotShareable, StartError
 from hansa.engine.pool import Kind, Pool, refuse_inside_worker
-from hansa.engine.request import cost
+from hansa.engine.request import Recall, as_it_is, cost
 from hansa.engine.serial import Engine, Serial
 from hansa.engine.threads import trial
 from hansa.errors import HansaError, refuse, whole
@@ -71,17 +71,17 @@ class Auto:
         if workers is not None:
             self._hire(workers)
 
-    def run(self, orders: Sequence[Order]) -> Iterator[Report]:
+    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         """Reports of the serial engine, then of the pool as soon as that is there."""
         self._rounds -= 1
         for done, order in enumerate(orders):
             if self._at_work():
                 assert self._pool is not None
-                yield from self._pool.run(orders[done:])
+                yield from self._pool.run(orders[done:], recall)
                 return
             assert self._serial is not None
             began = time.perf_counter()
-            (report,) = self._serial.run([order])
+            (report,) = self._serial.run([order], recall)
             self._pace.note(order, time.perf_counter() - began)
             self._consider(orders, done + 1)
             yield report

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hansa.engine.request import Request
+from hansa.engine.request import Recall, Request
 from hansa.errors import HansaError
+from hansa.rounds.messages import Order
 from hansa.types import Vector
 
 
@@ -22,13 +23,22 @@ class StartError(HansaError):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request, where its answer is awaited, and how many workers died of it."""
+    """One request, where its answer is awaited, and how many workers died of it. ``block`` says before which others it
+    must be begun."""
 
     request: Request
     cost: float
     home: deque[Job]
+    recall: Recall | None = None
+    block: int = 0
     deaths: int = 0
     answer: Any = field(default=None, repr=False)
+
+    def recalled(self) -> Request:
+        """The request with what clients remember, for whoever does it now; it is not kept here."""
+        if self.recall is None or not isinstance(self.request, Order):
+            return self.request
+        return self.recall(self.request)
 
 
 class Member(Protocol):

@@ -17,16 +17,17 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Crew, Event, Gone, Job, StartError
 from hansa.engine.processes import Processes
-from hansa.engine.request import Divisible, EvaluationRequest, Failure, cost, describe
+from hansa.engine.request import Divisible, EvaluationRequest, Failure, Recall, as_it_is, cost, describe
 from hansa.engine.threads import Threads
 from hansa.errors import HansaError, refuse, whole
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
-from hansa.types import Vectors
+from hansa.types import Vector, Vectors
 
 log = logging.getLogger("hansa")
 
 Kind: TypeAlias = Literal["process", "thread"]
+_WAITING = 1 << 28  # bytes of reports that may wait for those before them
 _DEATHS = 3  # a job may cost this many workers, and a pool this many that never began
 
 
@@ -64,16 +65,17 @@ class Pool:
             else Threads(algorithm, task, dtype, device, workers)
         )
 
-    def run(self, orders: Sequence[Order]) -> Iterator[Report]:
+    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         """The reports, in order of completion."""
         self._drain(Order)
-        self._crew.publish(Order, (vector for order in orders for vector in order.got.values()))
+        self._crew.publish(Order, _carried(orders))
         home: deque[Job] = deque()
-        jobs = [Job(order, cost(order), home) for order in orders]
+        block = _block(orders, self._workers)
+        jobs = [Job(order, cost(order), home, recall, place // block) for place, order in enumerate(orders)]
         self._submit(jobs)
         try:
             for _ in jobs:
-                yield self._next(home)
+                yield self._next(home, forget=True)
         finally:  # a round that is left early gives no more work
             mine = set(map(id, jobs))
             self._pending = [job for job in self._pending if id(job) not in mine]
@@ -125,14 +127,17 @@ class Pool:
         self.close()
 
     def _submit(self, jobs: Sequence[Job]) -> None:
-        self._pending = sorted([*self._pending, *jobs], key=lambda job: -job.cost)
+        self._pending = sorted([*self._pending, *jobs], key=lambda job: (job.block, -job.cost))
         self._share_out()
 
-    def _next(self, home: deque[Job]) -> Any:
+    def _next(self, home: deque[Job], *, forget: bool = False) -> Any:
         """The next answer of those awaited at one home."""
         while not home:
             self._take(self._crew.wait())
-        answer = home.popleft().answer
+        job = home.popleft()
+        answer = job.answer
+        if forget:
+            job.answer = None
         if isinstance(answer, Failure):
             raise answer.error()
         return answer
@@ -217,6 +222,24 @@ def refuse_inside_worker() -> None:
         raise HansaError(
             'a worker process tried to start a run: put what your script does under `if __name__ == "__main__":`.'
         )
+
+
+def _carried(orders: Sequence[Order]) -> Iterator[Vector]:
+    """The vectors that orders bring with them, which all workers read in one place."""
+    for order in orders:
+        for sent in order.mail.values():
+            for packet in sent.packets:
+                if isinstance(packet.content, torch.Tensor):
+                    yield packet.content
+
+
+def _block(orders: Sequence[Order], workers: int) -> int:
+    """How many orders may be done in any order: reports wait for those before them, so that long ones can go first as
+    long as what waits is small."""
+    if not orders:
+        return 1
+    size = sum(packet.nbytes for sent in orders[0].mail.values() for packet in sent.packets)
+    return max(4 * workers, _WAITING // max(size, 1))
 
 
 def _obituary(job: Job, gone: Gone) -> tuple[str, str]:

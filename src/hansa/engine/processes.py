@@ -138,7 +138,7 @@ class Processes:
         """Send a job."""
         worker.turn ^= 1
         placed = self._placed.get(type(job.request).__name__)
-        packed = Packer(worker.slots[worker.turn], placed=placed).pack(job.request)
+        packed = Packer(worker.slots[worker.turn], placed=placed).pack(job.recalled())
         worker.jobs.append(job)
         with suppress(OSError):
             worker.wire.send_bytes(MESSAGE.pack(worker.turn, *packed))

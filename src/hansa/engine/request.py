@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -38,6 +38,7 @@ class EvaluationRequest:
 
 
 Request: TypeAlias = Order | EvaluationRequest
+Recall: TypeAlias = Callable[[Order], Order]
 _LOOPS = ("hansa.rounds", "hansa.local", "hansa.gossip")  # where `client` and `t` name the client and the step
 
 
@@ -94,6 +95,11 @@ class Arithmetic(NamedTuple):
         """Those that each thread has of its own, and one intra-op thread: their number changes the last bits."""
         torch.set_flush_denormal(self.flush_denormal)
         torch.set_num_threads(1)
+
+
+def as_it_is(order: Order) -> Order:
+    """The order with the memory it has."""
+    return order
 
 
 def perform(request: Request, algorithm: Algorithm, task: TaskLike, shell: Any) -> Any:

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.request import blamed
-from hansa.rounds import client_round
+from hansa.engine.request import Recall, as_it_is, blamed
+from hansa.rounds import Opened, client_round
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
 
 
 class Engine(Protocol):
-    """Carries orders to where clients are and reports back, in any order; also evaluates."""
+    """Carries orders to where clients are and reports back, in any order; also evaluates.
 
-    def run(self, orders: Sequence[Order]) -> Iterator[Report]: ...
+    ``recall`` gives an order what its clients remember; it is called, in the run's own thread, when the order is about
+    to be carried out.
+    """
+
+    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]: ...
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Networked(Protocol):
+    """An engine whose clients are elsewhere: it is told each round's broadcasts, which it carries as packets."""
+
+    def opened(self, opened: Opened) -> None: ...
 
 
 class Serial:
@@ -32,10 +43,10 @@ class Serial:
         self.algorithm, self.task = algorithm, task
         self.shell = task.shell(dtype, device)
 
-    def run(self, orders: Sequence[Order]) -> Iterator[Report]:
+    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         for order in orders:
             try:
-                report = client_round(self.algorithm, order, self.shell, self.task.population)
+                report = client_round(self.algorithm, recall(order), self.shell, self.task.population)
             except Exception as error:
                 raise blamed(order, error) from error
             yield report

@@ -19,7 +19,7 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Event, Job, NotShareable
-from hansa.engine.request import Arithmetic, Failure, describe, perform
+from hansa.engine.request import Arithmetic, Failure, Request, describe, perform
 from hansa.keys import Key
 from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike
@@ -33,7 +33,7 @@ class Thread:
     """One worker: a thread with a shell of its own."""
 
     shell: Any
-    inbox: SimpleQueue[Job | None] = field(default_factory=SimpleQueue)
+    inbox: SimpleQueue[tuple[Job, Request] | None] = field(default_factory=SimpleQueue)
     jobs: deque[Job] = field(default_factory=deque)
     ready: bool = True
     thread: threading.Thread | None = None
@@ -81,7 +81,7 @@ class Threads:
 
     def give(self, worker: Thread, job: Job) -> None:
         worker.jobs.append(job)
-        worker.inbox.put(job)
+        worker.inbox.put((job, job.recalled()))
 
     def wait(self, timeout: float | None = None) -> list[Event]:
         """What has happened since, as soon as something has."""
@@ -96,15 +96,17 @@ class Threads:
     def _serve(self, worker: Thread) -> None:
         self._arithmetic.apply_to_thread()
         with _stream(self.device) as stream:
-            while (job := worker.inbox.get()) is not None:
+            while (given := worker.inbox.get()) is not None:
+                job, request = given
                 if stream is not None:
                     stream.wait_stream(torch.cuda.default_stream(self.device))
-                answer = perform(job.request, self.algorithm, self.task, worker.shell)
+                answer = perform(request, self.algorithm, self.task, worker.shell)
                 if stream is not None:
                     stream.synchronize()
                 if isinstance(job.request, Order) and not torch.equal(self._generator, torch.get_rng_state()):
                     answer = Failure(f"{describe(job.request)}: {_DRAWS}", "")
                 self._outbox.put(Answered(worker, answer))
+                del given, request, answer  # while it waits for the next
 
     def close(self) -> None:
         """Let each worker finish what it is at, and end."""

@@ -1,12 +1,14 @@
 """Client work: solvers as affine corrections, how much work, and the one gradient loop."""
 
+from hansa.local.blocks import blocks
 from hansa.local.descent import Descent, Shell, descend, effective_steps
 from hansa.local.distributions import Distribution, between, lognormal, one_of
-from hansa.local.solvers import Correction, Finished, Solver, dyn, prox, scaffold, sgd
+from hansa.local.solvers import Ahead, Correction, Finished, Solver, dyn, prox, sam, scaffold, sgd, solver_receives
 from hansa.local.work import LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
 from hansa.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
 
 __all__ = [
+    "Ahead",
     "Correction",
     "Descent",
     "Distribution",
@@ -16,6 +18,7 @@ __all__ = [
     "Solver",
     "Work",
     "between",
+    "blocks",
     "cosine",
     "deadline",
     "descend",
@@ -31,8 +34,10 @@ __all__ = [
     "piecewise",
     "prox",
     "random_steps",
+    "sam",
     "scaffold",
     "sgd",
+    "solver_receives",
     "step_decay",
     "warmup",
 ]

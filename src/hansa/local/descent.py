@@ -8,7 +8,8 @@ from typing import Protocol, TypeAlias
 import torch
 
 from hansa.keys import Key
-from hansa.local.solvers import Correction
+from hansa.local.blocks import blocks
+from hansa.local.solvers import Ahead, Correction
 from hansa.local.work import Work
 from hansa.server import ServerTransform
 from hansa.types import Population, RoundContext, State, Vector, Vectors
@@ -45,8 +46,9 @@ class Shell(Protocol):
 @dataclass(slots=True)
 class Descent:
     """One client's descent in one round: y <- y - lr d, with d = g + weight_decay y + a (y - x) + s, or with local
-    momentum d <- momentum d + that sum, from zero each round. The raw gradient is clipped first. A local ``optimizer``
-    is any server transform, applied to -d."""
+    momentum d <- momentum d + that sum. The raw gradient is clipped first. A local ``optimizer`` is any server
+    transform, applied to -d; with ``decoupled`` the decay stays out of d: y <- (1 - lr weight_decay) y first.
+    ``ahead`` says where else the gradient is taken, ``frozen`` blocks stay as they are."""
 
     lr: float
     anchor: Vector
@@ -55,11 +57,27 @@ class Descent:
     weight_decay: float = 0.0
     clip: float | None = None
     optimizer: ServerTransform | None = None
+    decoupled: bool = False
+    ahead: Ahead | None = None
+    frozen: blocks | None = None
     velocity: Vector | None = field(default=None)
     state: State = field(default_factory=dict)
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is the affine step alone, which a shell may know a faster way for."""
+        return self.optimizer is None and self.ahead is None and self.frozen is None and not self.decoupled
+
     def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         """One step in place; no pass over y is made for a term that is absent."""
+        if self.frozen is None:
+            self._step(y, parameters, gradients)
+            return
+        kept = self.frozen.take(y)
+        self._step(y, parameters, gradients)
+        self.frozen.put(y, kept)
+
+    def _step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         if self.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             gradients = torch._foreach_mul(gradients, torch.clamp(self.clip / (norm + 1e-12), max=1.0))
@@ -67,7 +85,7 @@ class Descent:
             self._with_memory(y, parameters, gradients)
             return
         a, s = self.correction
-        if self.weight_decay:
+        if self.weight_decay:  # decoupled or not, without momentum it is the same step
             y.mul_(1 - self.lr * (self.weight_decay + a))
             if a:
                 y.add_(self.anchor, alpha=self.lr * a)
@@ -83,8 +101,9 @@ class Descent:
             self.velocity = torch.zeros_like(y)
         a, s = self.correction
         v = self.velocity.mul_(self.momentum)
-        if self.weight_decay or a:
-            v.add_(y, alpha=self.weight_decay + a)
+        decay = 0.0 if self.decoupled else self.weight_decay
+        if decay or a:
+            v.add_(y, alpha=decay + a)
         if a:
             v.sub_(self.anchor, alpha=a)
         if s is not None:
@@ -94,6 +113,8 @@ class Descent:
             size = parameter.numel()
             v[offset : offset + size].as_strided(parameter.shape, parameter.stride()).add_(gradient)
             offset += size
+        if self.decoupled:
+            y.mul_(1 - self.lr * self.weight_decay)
         if self.optimizer is None:
             y.sub_(v, alpha=self.lr)
             return
@@ -103,16 +124,50 @@ class Descent:
         y.add_(step, alpha=self.lr)
 
     def kept(self) -> Vectors:
-        """The optimizer's state as rows of memory; whole numbers become tensors of one."""
-        return {
-            name: value if isinstance(value, torch.Tensor) else torch.tensor([value])
-            for name, value in self.state.items()
-        }
+        """The optimizer's state and the velocity as rows of memory; numbers become tensors of one, marked by a #."""
+        rows = _rows(self.state)
+        if self.momentum and self.velocity is not None:
+            rows["velocity"] = self.velocity
+        return rows
 
-    def restore(self, rows: Vectors) -> None:
-        """The state that `kept` gave."""
-        whole = (torch.int64, torch.int32)
-        self.state = {name: int(row) if row.dtype in whole else row for name, row in rows.items()}
+    def restore(self, rows: Vectors, y: Vector) -> None:
+        """Go on from the rows that `kept` gave; some of them are enough, the others start as in a first round."""
+        if "velocity" in rows:
+            self.velocity = rows["velocity"].clone()
+        found = {name: row for name, row in rows.items() if name != "velocity"}
+        if self.optimizer is not None and found:
+            self.state = _merged(self.optimizer.init(y), _tree(found))
+
+
+def _rows(state: State, above: str = "") -> Vectors:
+    rows: Vectors = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            rows.update(_rows(value, f"{above}{name}/"))
+        elif isinstance(value, torch.Tensor):
+            rows[above + name] = value
+        else:
+            whole = isinstance(value, int)
+            rows[f"{above}{name}#"] = torch.tensor([value], dtype=torch.int64 if whole else torch.float64)
+    return rows
+
+
+def _tree(rows: Vectors) -> State:
+    state: State = {}
+    for name, row in rows.items():
+        *above, last = name.split("/")
+        inside = state
+        for part in above:
+            inside = inside.setdefault(part, {})
+        inside[last.removesuffix("#")] = row.item() if last.endswith("#") else row
+    return state
+
+
+def _merged(first: State, then: State) -> State:
+    both = dict(first)
+    for name, value in then.items():
+        both[name] = _merged(first.get(name, {}), value) if isinstance(value, dict) else value
+    return both
 
 
 @torch.no_grad()
@@ -120,15 +175,29 @@ def descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -
     """All local steps of one client, on the model the shell holds; returns the loss of each step."""
     rows = shell.rows(client, work, key.child("batch"))
     shell.seed(key.child("noise"))
-    found = shell.descend(rows, descent)
+    found = shell.descend(rows, descent) if descent.plain else None
     if found is not None:
         return found
     losses = torch.empty(work.steps, dtype=shell.y.dtype)
     for t in range(work.steps):
-        loss, gradients = shell.gradient(client, None if rows is None else rows[t])
-        losses[t] = loss
+        losses[t], gradients = ahead_gradient(shell, client, None if rows is None else rows[t], descent)
         descent.step(shell.y, shell.parameters, gradients)
     return losses
+
+
+def ahead_gradient(
+    shell: Shell, client: int, rows: torch.Tensor | None, descent: Descent
+) -> tuple[torch.Tensor, Tensors]:
+    """The loss at y and the gradient at y, or where the descent looks ahead at y + e, on the same batch."""
+    loss, gradients = shell.gradient(client, rows)
+    if descent.ahead is None:
+        return loss, gradients
+    offset = descent.ahead(gradients)
+    kept = shell.y.clone()
+    torch._foreach_add_(shell.parameters, offset)
+    _, gradients = shell.gradient(client, rows)
+    shell.y.copy_(kept)
+    return loss, gradients
 
 
 def effective_steps(steps: int, lr: float, momentum: float, a: float) -> float:

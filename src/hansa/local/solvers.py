@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+
+import torch
 
 from hansa.errors import non_negative, positive
 from hansa.types import CONTROL, Vector, Vectors
@@ -16,6 +19,10 @@ class Correction(NamedTuple):
     s: Vector | None = None
 
 
+Ahead: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""From the gradients at y to the offset e, tensor by tensor, at which the gradient of the step is taken."""
+
+
 class Finished(NamedTuple):
     """What a solver reports on its own channels, and what the client remembers."""
 
@@ -24,11 +31,13 @@ class Finished(NamedTuple):
 
 
 class Solver(Protocol):
-    """``channels``: what it receives and reports beside the model; ``memory``: rows each client keeps;
-    ``pull``: the scalar a, a fact of the method that the server knows too."""
+    """``channels``: what it receives and reports beside the model; ``receives``: what it only receives, made by the
+    server; ``memory``: rows each client keeps; ``pull``: the scalar a, a fact of the method that the server knows too.
+    A solver with a method ``ahead`` takes the gradient of each step at y + e (`Ahead`)."""
 
     cites: ClassVar[tuple[str, ...]]
     channels: ClassVar[tuple[str, ...]]
+    receives: ClassVar[tuple[str, ...]]
     memory: ClassVar[tuple[str, ...]]
     uniform_only: ClassVar[bool]
 
@@ -40,12 +49,18 @@ class Solver(Protocol):
     def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished: ...
 
 
+def solver_receives(solver: Solver) -> tuple[str, ...]:
+    """The channels that a solver only receives; none where it does not say."""
+    return tuple(getattr(solver, "receives", ()))
+
+
 @dataclass(frozen=True, slots=True)
 class sgd:
     """a = 0, s = 0: plain stochastic gradient descent."""
 
     cites: ClassVar[tuple[str, ...]] = ()
     channels: ClassVar[tuple[str, ...]] = ()
+    receives: ClassVar[tuple[str, ...]] = ()
     memory: ClassVar[tuple[str, ...]] = ()
     uniform_only: ClassVar[bool] = False
 
@@ -67,6 +82,7 @@ class prox:
     mu: float
     cites: ClassVar[tuple[str, ...]] = ("li2020",)
     channels: ClassVar[tuple[str, ...]] = ()
+    receives: ClassVar[tuple[str, ...]] = ()
     memory: ClassVar[tuple[str, ...]] = ()
     uniform_only: ClassVar[bool] = False
 
@@ -91,6 +107,7 @@ class scaffold:
 
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
     channels: ClassVar[tuple[str, ...]] = (CONTROL,)
+    receives: ClassVar[tuple[str, ...]] = ()
     memory: ClassVar[tuple[str, ...]] = (CONTROL,)
     uniform_only: ClassVar[bool] = True
 
@@ -115,6 +132,7 @@ class dyn:
     alpha: float
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
     channels: ClassVar[tuple[str, ...]] = ()
+    receives: ClassVar[tuple[str, ...]] = ()
     memory: ClassVar[tuple[str, ...]] = ("dual",)
     uniform_only: ClassVar[bool] = True
 
@@ -133,3 +151,33 @@ class dyn:
         h = memory.get("dual")
         moved = change * -self.alpha
         return Finished({}, {"dual": moved if h is None else h + moved})
+
+
+@dataclass(frozen=True, slots=True)
+class sam:
+    """The gradient of each step is taken at y + rho g/||g||, on the same batch (FedSAM, Qu 2022; Foret 2021)."""
+
+    rho: float = 0.05
+    cites: ClassVar[tuple[str, ...]] = ("qu2022",)
+    channels: ClassVar[tuple[str, ...]] = ()
+    receives: ClassVar[tuple[str, ...]] = ()
+    memory: ClassVar[tuple[str, ...]] = ()
+    uniform_only: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        positive("sam", "rho", self.rho, "0.05 is usual.")
+
+    @property
+    def pull(self) -> float:
+        return 0.0
+
+    def correction(self, got: Vectors, memory: Vectors) -> Correction:
+        return Correction()
+
+    def ahead(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """rho g/||g||, and 0 where g is 0."""
+        length = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients)))))
+        return list(torch._foreach_mul(list(gradients), self.rho / length if length else 0.0))
+
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
+        return Finished({}, {})

@@ -1,10 +1,15 @@
 """What belongs to a round: messages that travel, the three functions over them, the door, faults."""
 
-from hansa.rounds.messages import Lost, Order, Report, Upload
-from hansa.rounds.protocol import Closed, Opened, Outcome, ServerState, client_round, close_round, open_round
+from hansa.rounds.closing import Closed, Closing, Outcome, in_cohort_order
+from hansa.rounds.messages import Delivery, Lost, Order, Report, Upload
+from hansa.rounds.observation import observe
+from hansa.rounds.protocol import Opened, client_round, close_round, open_round
+from hansa.rounds.state import ServerState
 
 __all__ = [
     "Closed",
+    "Closing",
+    "Delivery",
     "Lost",
     "Opened",
     "Order",
@@ -14,5 +19,7 @@ __all__ = [
     "Upload",
     "client_round",
     "close_round",
+    "in_cohort_order",
+    "observe",
     "open_round",
 ]

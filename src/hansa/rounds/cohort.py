@@ -13,7 +13,7 @@ from hansa.algorithm import LocalPhase, Mixing
 from hansa.compress import Packet, decode
 from hansa.gossip.active import resample, selected
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, lazy_pays
-from hansa.local.descent import Descent, Shell
+from hansa.local.descent import Descent, Shell, ahead_gradient
 from hansa.local.work import Work
 from hansa.rounds.messages import Lost, Order, Trained, scoped
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
@@ -32,20 +32,29 @@ class Mixed:
 
 
 @torch.no_grad()
-def train_together(phase: LocalPhase, order: Order, shell: Shell, samples: Sequence[int]) -> Mixed:
+def train_together(phase: LocalPhase, order: Order, got: Vectors, shell: Shell, samples: Sequence[int]) -> Mixed:
     """Every step: those who are active take a local step, then everyone gossips."""
     assert phase.mixing is not None
-    return _Cohort(phase, phase.mixing, order, shell, samples).run()
+    return _Cohort(phase, phase.mixing, order, got, shell, samples).run()
 
 
 class _Cohort:
-    def __init__(self, phase: LocalPhase, mixing: Mixing, order: Order, shell: Shell, samples: Sequence[int]) -> None:
+    def __init__(
+        self,
+        phase: LocalPhase,
+        mixing: Mixing,
+        order: Order,
+        got: Vectors,
+        shell: Shell,
+        samples: Sequence[int],
+    ) -> None:
         self.phase, self.mixing, self.order, self.shell, self.samples = phase, mixing, order, shell, samples
+        self.got = got
         self.clients = order.clients
         self.position = {client: i for i, client in enumerate(self.clients)}
-        self.dim = order.got[MODEL].numel()
-        buffers = order.got.get(BUFFERS)
-        self.start = order.got[MODEL] if buffers is None else torch.cat([order.got[MODEL], buffers])
+        self.dim = got[MODEL].numel()
+        buffers = got.get(BUFFERS)
+        self.start = got[MODEL] if buffers is None else torch.cat([got[MODEL], buffers])
         self.mixer = Mixer(mixing.topology, len(self.clients))
         self.mixer.lose(*(self.position[client] for client in order.absent))
         self.rows = self._rows()
@@ -116,18 +125,19 @@ class _Cohort:
             self.descents[client] = self._descent(client)
         rows = self.batches[client]
         shell.seed(key.child("noise", step))
-        loss, gradients = shell.gradient(client, None if rows is None else rows[self.steps[client]])
+        descent = self.descents[client]
+        loss, gradients = ahead_gradient(shell, client, None if rows is None else rows[self.steps[client]], descent)
         self.steps[client] += 1
-        self.descents[client].step(shell.y, shell.parameters, gradients)
+        descent.step(shell.y, shell.parameters, gradients)
         buffers = shell.read_buffers()
         return float(loss), shell.y.clone() if buffers is None else torch.cat([shell.y, buffers])
 
     def _descent(self, client: int) -> Descent:
         memory = self.order.memory.get(client, {})
-        correction = self.phase.solver.correction(self.order.got, scoped(memory, "solver"))
-        descent = self.phase.descent(self.order.round, self.order.got[MODEL], correction)
+        correction = self.phase.solver.correction(self.got, scoped(memory, "solver"))
+        descent = self.phase.descent(self.order.round, self.got[MODEL], correction)
         if self.mixing.persistent:
-            descent.restore(scoped(memory, "local/optimizer"))
+            descent.restore(scoped(memory, "local/optimizer"), self.got[MODEL])
         return descent
 
     def _pass_on(self) -> None:

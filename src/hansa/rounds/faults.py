@@ -87,8 +87,8 @@ class faults:
         times = {"nan": math.nan, "scaled": self.factor, "flipped": -1.0}[fault]
         packets = {}
         for name, packet in upload.packets.items():
-            link, like = algorithm.channels[name].uplink, order.got[name]
-            wrong = link.receive(packet, dim=like.numel(), dtype=like.dtype) * times
+            link = algorithm.channels[name].uplink
+            wrong = link.receive(packet, dim=packet.dim, dtype=packet.dtype) * times
             try:
                 packets[name], _ = link.send(wrong, {}, order.key.child("fault", name, order.round, upload.client))
             except HansaError as error:  # a compressor makes no packet of what is not finite: nothing was sent

@@ -1,15 +1,22 @@
-"""What travels between the server and where clients are: orders out, reports back. All of it is data."""
+"""What travels between the server and where clients are: orders out, reports back. All of it is data with a byte form.
+
+An order's ``mail`` is what its cohort is sent. Engines in this process hand over the vector itself in a whole packet,
+uncopied; over a network it is `Opened.addressed` that has each receiver's own packets, upon what it holds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
 from hansa.compress import Packet
 from hansa.keys import Key
 from hansa.local.work import Work
+from hansa.rounds import frames
+from hansa.rounds.frames import Blobs, Frame, FrameError
 from hansa.types import Vector, Vectors
 
 
@@ -22,10 +29,24 @@ class Lost:
     detail: str = ""
 
 
+class Delivery(NamedTuple):
+    """What a receiver is sent on one channel: packets that make ``version`` of ``base``; None means of nothing."""
+
+    version: int
+    base: int | None
+    packets: tuple[Packet, ...]
+
+    @classmethod
+    def whole(cls, vector: Vector, version: int = 0) -> Delivery:
+        """The vector itself, uncopied."""
+        return cls(version, None, (Packet.of(vector, "whole"),))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """A cohort's work of one round: who trains, who reports, what they received, what they remember. Those of the
-    clients who are ``absent`` cannot be reached: the others go on without them."""
+    """A cohort's work of one round: who trains, who reports, what they are sent, what they remember. Those of the
+    clients who are ``absent`` cannot be reached: the others go on without them. ``base`` is the digest of the model
+    that the mail makes."""
 
     run: str
     round: int
@@ -34,10 +55,55 @@ class Order:
     reporters: tuple[int, ...]
     work: Work
     base: bytes
-    got: Vectors
+    mail: Mapping[str, Delivery]
     key: Key
     memory: Mapping[int, Vectors] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """The order as one frame."""
+        blobs = Blobs()
+        head = {
+            "run": self.run,
+            "round": self.round,
+            "cohort": self.cohort,
+            "clients": self.clients,
+            "reporters": self.reporters,
+            "work": self.work,
+            "base": self.base.hex(),
+            "mail": {
+                name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
+                for name, sent in self.mail.items()
+            },
+            "key": [self.key.seed, self.key.path],
+            "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
+            "absent": self.absent,
+        }
+        return frames.pack("order", head, blobs.found)
+
+    @classmethod
+    def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Order:
+        """The order in a frame."""
+        frame = frames.unpack(data, "order", limit=limit)
+        with _reading("order"):
+            head = frame.head
+            mail = {
+                str(name): Delivery(int(version), base, tuple(_packet(frame, at) for at in packets))
+                for name, (version, base, packets) in head["mail"].items()
+            }
+            return cls(
+                str(head["run"]),
+                int(head["round"]),
+                int(head["cohort"]),
+                _clients(head["clients"]),
+                _clients(head["reporters"]),
+                Work(*head["work"]),
+                bytes.fromhex(head["base"]),
+                mail,
+                Key(head["key"][0], tuple(head["key"][1])),
+                {int(client): frames.read_tensors(rows, frame) for client, rows in head["memory"].items()},
+                _clients(head["absent"]),
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +143,90 @@ class Report:
     peer: Mapping[int, int] = field(default_factory=dict)
     exchanges: int = 0
     info: Mapping[str, float] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The report as one frame."""
+        blobs = Blobs()
+        uploads = [
+            {
+                "run": upload.run,
+                "round": upload.round,
+                "base": upload.base.hex(),
+                "client": upload.client,
+                "packets": {name: blobs.bytes(packet.bytes) for name, packet in upload.packets.items()},
+                "loss": frames.number(upload.loss),
+            }
+            for upload in self.uploads
+        ]
+        head = {
+            "cohort": self.cohort,
+            "uploads": uploads,
+            "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
+            "lost": [[lost.client, lost.reason, lost.detail] for lost in self.lost],
+            "peer": {str(client): sent for client, sent in self.peer.items()},
+            "exchanges": self.exchanges,
+            "info": {name: frames.number(value) for name, value in self.info.items()},
+        }
+        return frames.pack("report", head, blobs.found)
+
+    @classmethod
+    def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Report:
+        """The report in a frame; what its uploads hold is checked where they are admitted."""
+        frame = frames.unpack(data, "report", limit=limit)
+        with _reading("report"):
+            head = frame.head
+            uploads = tuple(
+                Upload(
+                    item["run"],
+                    item["round"],
+                    bytes.fromhex(item["base"]),
+                    item["client"],
+                    {str(name): _packet(frame, at) for name, at in item["packets"].items()},
+                    frames.as_number(item["loss"]),
+                )
+                for item in head["uploads"]
+            )
+            return cls(
+                int(head["cohort"]),
+                uploads,
+                {int(client): frames.read_tensors(rows, frame) for client, rows in head["memory"].items()},
+                tuple(Lost(int(client), str(reason), str(detail)) for client, reason, detail in head["lost"]),
+                {int(client): int(sent) for client, sent in head["peer"].items()},
+                int(head["exchanges"]),
+                {str(name): _float(value) for name, value in head["info"].items()},
+            )
+
+
+class _reading:
+    """Whatever is wrong with a head's shape is one kind of error."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (TypeError, ValueError, KeyError, IndexError, AttributeError)) and not isinstance(
+            error, FrameError
+        ):
+            raise FrameError(f"frame: not the head of {self.what}: {type(error).__name__} at {error}.") from error
+
+
+def _packet(frame: Frame, at: Any) -> Packet:
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(frame.blobs):
+        raise FrameError(f"frame: there is no blob {at!r}.")
+    return Packet.parse(frame.blobs[at])
+
+
+def _clients(numbers: Any) -> tuple[int, ...]:
+    return tuple(int(client) for client in numbers)
+
+
+def _float(value: Any) -> float:
+    found = frames.as_number(value)
+    if found is None:
+        raise FrameError("frame: a number is missing.")
+    return found
 
 
 def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -16,13 +17,13 @@ import torch
 from torch import nn
 
 from hansa.algorithm import Algorithm
-from hansa.engine import Engine, Serial, choose
+from hansa.engine import Engine, Networked, Serial, choose
 from hansa.errors import HansaError, positive, refuse, whole
 from hansa.keys import Key
 from hansa.measures.base import Measure
-from hansa.rounds import Closed, Opened, Outcome, ServerState, close_round, open_round
+from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohort_order, observe, open_round
 from hansa.rounds.faults import faults
-from hansa.rounds.messages import Lost, Order, Report
+from hansa.rounds.messages import Lost, Order
 from hansa.runs.ledger import Ledger
 from hansa.store import ClientStore, DiskStore, RamStore
 from hansa.tasks import TaskLike
@@ -67,7 +68,7 @@ class Run:
             raise refuse("run", "dtype", dtype, "torch.float32 or torch.float64")
         self.device = torch.device(device)
         labels = getattr(getattr(task, "data", None), "label_counts", None)
-        bound = algorithm.bind(task.population.count, self.key, labels)
+        bound = algorithm.bind(task.population.count, self.key, labels).placed(getattr(task, "layout", None))
         start = {name: vector.to(self.device) for name, vector in task.start(self.key, self.dtype).items()}
         self.algorithm = bound.with_buffers() if BUFFERS in start else bound
         self.state = ServerState.start(self.algorithm, start, task.population.count)
@@ -138,40 +139,50 @@ class Run:
     def _round(self, engine: Engine, final: bool) -> Record:
         began = time.perf_counter()
         opened = open_round(self.algorithm, self.state, self.task.population, self.id, self.key)
-        orders = [
-            replace(order, memory={client: self.store.read(client) for client in order.reporters})
-            for order in opened.orders
-        ]
-        reports, gone = self._reports(engine, orders)
-        closed = close_round(
+        orders, gone = (opened.orders, ()) if self.faults is None else self.faults.strike_orders(opened.orders)
+        if isinstance(engine, Networked):
+            engine.opened(opened)
+        reports = engine.run(orders, self._recalled)
+        if self.faults is not None:
+            reports = self.faults.strike_reports(self.algorithm, orders, reports)
+        closing = Closing(
             self.algorithm,
             opened.state,
             orders,
-            reports,
             self.task.population,
             quorum=self.quorum,
             rows=self.store,
             gone=gone,
             max_norm=self.max_norm,
-            measures=self.measures,
+            keep=bool(self.measures),
+            stage=None if self.measures else self.store.stage,
         )
+        for report in in_cohort_order(reports, orders):
+            closing.take(report)
+        closed = closing.close()
+        seen = self._observed(closed)
+        if not closed.outcome.moved:
+            self.store.discard()
         self.store.commit(self.state.round, closed.memory)
         self.state = closed.state
         if self._kept is not None:
             self._kept.append(self.params.clone())
-        record = self._record(opened, closed)
+        record = {**self._record(opened, closed), **seen}
         if final or (self.evaluate_every and self.state.round % self.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
         record["seconds"] = time.perf_counter() - began
         self.history.append(record)
         return record
 
-    def _reports(self, engine: Engine, orders: Sequence[Order]) -> tuple[Iterable[Report], Sequence[Lost]]:
-        """The reports as they arrive, and who was lost before; under a fault plan, as the plan has it."""
-        if self.faults is None:
-            return engine.run(orders), ()
-        left, gone = self.faults.strike_orders(orders)
-        return self.faults.strike_reports(self.algorithm, left, engine.run(left)), gone
+    def _recalled(self, order: Order) -> Order:
+        """The order with what its reporters remember, read when somebody is about to do it."""
+        return replace(order, memory={client: self.store.read(client) for client in order.reporters})
+
+    def _observed(self, closed: Closed) -> Record:
+        """What is seen of a closed round before its memories are committed."""
+        if closed.evidence is None:
+            return {"diversity": math.nan, "aggregate_norm": math.nan}
+        return dict(observe(self.algorithm, closed.evidence, self.measures, self.store.read, closed.memory, self.key))
 
     def tree(self) -> State:
         """All that a checkpoint must hold beside the clients' rows and the history."""
@@ -208,7 +219,6 @@ class Run:
             "round": self.state.round,
             "train_loss": outcome.train_loss,
             "update_norm": outcome.update_norm,
-            "diversity": outcome.diversity,
             "participants": len(outcome.admitted),
             "clients": list(outcome.admitted),
             "lost": len(outcome.lost),

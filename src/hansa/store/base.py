@@ -57,8 +57,16 @@ class ClientStore(Protocol):
         """sum w_i row_i in float64, folded in the order given; rows are streamed."""
         ...
 
+    def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
+        """Take rows that the next commit will make count; until then everybody reads the old ones."""
+        ...
+
+    def discard(self) -> None:
+        """Forget what was staged."""
+        ...
+
     def commit(self, round: int, rows: Rows) -> None:
-        """Close a round: all of these rows, or after a crash none of them."""
+        """Close a round: all that was staged and all of these rows, or after a crash none of them."""
         ...
 
     def retain(self, rounds: Iterable[int]) -> None:
@@ -106,6 +114,11 @@ def check_commit(round: int, generation: int, rows: Rows) -> None:
             f"commit(round={round}): the store is at round {generation}. Rounds close one after another; "
             "open the store at the round of the checkpoint you resume from."
         )
+    check_rows(rows)
+
+
+def check_rows(rows: Rows) -> None:
+    """Refuse what is not a row."""
     for client, named in rows.items():
         if isinstance(client, bool) or not isinstance(client, int) or client < 0:
             raise refuse("commit", "client", client, "a whole number >= 0")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,7 @@ from hansa.store.base import (
     blocks,
     check_commit,
     check_matrix,
+    check_rows,
     combine_blocks,
     digest_of,
     dot_blocks,
@@ -46,7 +48,7 @@ class DiskStore:
         for below in ("index", "rows"):
             io.make_folder(self.folder / below)
         self._lock = Lock(self.folder / "lock")
-        self._usable = True
+        self._usable, self._staged = True, list[Entry]()
         try:
             self._index = Index(self.folder / "index", at_round)
         except BaseException:
@@ -80,24 +82,45 @@ class DiskStore:
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
         return combine_blocks(self._stream(clients, name), weights)
 
+    def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
+        check_rows({client: rows})
+        with self._writing():
+            self._staged += self._put({client: rows})
+
+    def discard(self) -> None:
+        for entry in self._staged:
+            self._slots.free(entry)
+        self._staged = []
+
     def commit(self, round: int, rows: Rows) -> None:
         check_commit(round, self.generation, rows)
+        with self._writing():
+            fresh = [*self._staged, *self._put(rows)]
+            self._slots.sync()
+            for entry in self._index.commit(fresh):
+                self._slots.free(entry)
+            self._index.fold()
+            self._staged = []
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Whether a failed write reached the disk only the disk knows: the next opening decides, not this object."""
         if not self._usable:
             raise HansaError(f"{self.folder}: an earlier write failed or the store was closed. Open it again.")
-        # whether a failed write reached the disk only the disk knows: the next opening decides, not this object
         self._usable = False
+        yield
+        self._usable = True
+
+    def _put(self, rows: Rows) -> list[Entry]:
+        """Write the rows that are new, where nobody looks yet."""
         fresh = []
         for client in sorted(rows):
             for name, row in sorted(rows[client].items()):
                 sha = identity(row)
                 known = self._index.rows.get(client, {}).get(name)
                 if known is None or known.sha != sha:
-                    fresh.append(self._slots.put(client, name, round + 1, row, sha))
-        self._slots.sync()
-        for entry in self._index.commit(fresh):
-            self._slots.free(entry)
-        self._index.fold()
-        self._usable = True
+                    fresh.append(self._slots.put(client, name, self.generation + 1, row, sha))
+        return fresh
 
     def retain(self, rounds: Iterable[int]) -> None:
         """Keep what is needed to open the store at these generations; others are given up at the next commit.

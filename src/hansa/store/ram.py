@@ -14,6 +14,7 @@ from hansa.store.base import (
     blocks,
     check_commit,
     check_matrix,
+    check_rows,
     combine_blocks,
     digest_of,
     dot_blocks,
@@ -34,6 +35,7 @@ class RamStore:
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[str, Tensor]] = {}
+        self._staged: dict[int, dict[str, Tensor]] = {}
         self._generation = 0
 
     @property
@@ -55,13 +57,19 @@ class RamStore:
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
         return combine_blocks(self._stream(clients, name), weights)
 
+    def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
+        check_rows({client: rows})
+        self._staged.setdefault(client, {}).update(_copied(rows))
+
+    def discard(self) -> None:
+        self._staged = {}
+
     def commit(self, round: int, rows: Rows) -> None:
         check_commit(round, self._generation, rows)
-        for client, named in rows.items():
+        for client, named in (*self._staged.items(), *((client, _copied(rows[client])) for client in rows)):
             if named:
-                fresh = {name: row.detach().to("cpu", copy=True).contiguous() for name, row in named.items()}
-                self._rows[client] = {**self._rows.get(client, {}), **fresh}
-        self._generation = round + 1
+                self._rows[client] = {**self._rows.get(client, {}), **named}
+        self._staged, self._generation = {}, round + 1
 
     def retain(self, rounds: Iterable[int]) -> None:
         """Nothing to keep: memory has no past."""
@@ -98,3 +106,7 @@ class RamStore:
     def _stream(self, clients: Sequence[int], name: str) -> Iterator[Tensor]:
         for some in blocks(clients):
             yield self.read_many(some, name)
+
+
+def _copied(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: row.detach().to("cpu", copy=True).contiguous() for name, row in rows.items()}

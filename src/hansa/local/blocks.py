@@ -1,0 +1,86 @@
+"""Named blocks of a model: which of its parameters a client keeps to itself, or leaves as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+
+from hansa.errors import HansaError, near, refuse
+from hansa.types import Vector
+from hansa.vectors.layout import Entry, Layout
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class blocks:
+    """The parameters and buffers whose names match one of the patterns: ``blocks("bn*", "*.norm.*", "head.*")``.
+
+    An algorithm that is bound to a model has their places in the flat vectors.
+
+    >>> from torch import nn
+    >>> found = blocks("1.*").bind(Layout.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))))
+    >>> found.parameters, found.take(torch.arange(13.0))
+    (((9, 13),), tensor([ 9., 10., 11., 12.]))
+    """
+
+    patterns: tuple[str, ...]
+    parameters: Ranges | None
+    buffers: Ranges
+
+    def __init__(self, *patterns: str, parameters: Ranges | None = None, buffers: Ranges = ()) -> None:
+        if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+            raise refuse("blocks", "patterns", patterns, "names or patterns of them", 'blocks("bn*", "head.*").')
+        object.__setattr__(self, "patterns", patterns)
+        object.__setattr__(self, "parameters", parameters)
+        object.__setattr__(self, "buffers", buffers)
+
+    def __repr__(self) -> str:
+        return f"blocks({', '.join(map(repr, self.patterns))})"
+
+    def bind(self, layout: Layout | None) -> blocks:
+        """The same blocks with their places; a pattern that matches no parameter is an error."""
+        if layout is None:
+            raise HansaError(f"{self!r}: this task is a function of a flat vector, which has no names.")
+        names = [entry.name for entry in layout.parameters]
+        for pattern in self.patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise HansaError(f"{self!r}: no parameter matches {pattern!r}. {near(pattern, names)}")
+        found = blocks(*self.patterns, parameters=self._ranges(layout.parameters), buffers=self._ranges(layout.buffers))
+        if found.parameters == ((0, layout.dim),):
+            raise HansaError(f"{self!r}: matches every parameter: nothing would be left to share.")
+        return found
+
+    def _ranges(self, entries: Sequence[Entry]) -> Ranges:
+        joined: list[tuple[int, int]] = []
+        for entry in entries:
+            if any(fnmatchcase(entry.name, pattern) for pattern in self.patterns):
+                start, stop = entry.offset, entry.offset + entry.size
+                if joined and joined[-1][1] == start:
+                    start = joined.pop()[0]
+                joined.append((start, stop))
+        return tuple(joined)
+
+    def take(self, x: Vector, *, of_buffers: bool = False) -> Vector:
+        """The entries of the blocks, one after the other."""
+        ranges = self._bound(of_buffers)
+        return torch.cat([x[start:stop] for start, stop in ranges]) if ranges else x.new_empty(0)
+
+    def put(self, x: Vector, values: Vector | float, *, of_buffers: bool = False) -> Vector:
+        """Write the entries of the blocks in place."""
+        at = 0
+        for start, stop in self._bound(of_buffers):
+            if isinstance(values, torch.Tensor):
+                x[start:stop] = values[at : at + stop - start]
+                at += stop - start
+            else:
+                x[start:stop] = values
+        return x
+
+    def _bound(self, of_buffers: bool) -> Ranges:
+        if self.parameters is None:
+            raise HansaError(f"{self!r}: not bound to a model yet: an algorithm is by `bind`.")
+        return self.buffers if of_buffers else self.parameters

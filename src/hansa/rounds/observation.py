@@ -1,0 +1,60 @@
+"""What is observed of a round that has closed. It looks at the evidence and cannot change the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hansa.aggregate.base import Share, Weights, normalise, weighted_sum
+from hansa.aggregate.diversity import diversity
+from hansa.algorithm import Algorithm
+from hansa.keys import Key
+from hansa.measures import Measure, Probe, measured
+from hansa.rounds.closing import Evidence
+from hansa.rounds.protocol import received
+from hansa.types import MODEL, Vectors
+from hansa.vectors.arithmetic import norm
+
+
+def observe(
+    algorithm: Algorithm,
+    evidence: Evidence,
+    measures: Sequence[Measure],
+    before: Callable[[int], Vectors],
+    after: Mapping[int, Vectors],
+    key: Key,
+) -> dict[str, float]:
+    """The diversity and aggregate norm of every round, and the measures asked for.
+
+    ``before`` reads a client's memory as it was when the round began, ``after`` is what will be committed.
+    """
+    aggregate = evidence.combined[MODEL]
+    found = {"diversity": _diversity(algorithm, evidence), "aggregate_norm": norm(aggregate)}
+    if not measures:
+        return found
+    uploads: dict[int, Vectors] = {}
+    for name, updates in evidence.updates.items():
+        for update in updates:
+            uploads.setdefault(update.client, {})[name] = update.vector
+    first = next(iter(evidence.orders.values()))
+    got = received(algorithm, first, {})
+    assert got is not None
+    probe = Probe(evidence.round, algorithm, key, got, uploads, {client: before(client) for client in uploads}, after)
+    return {**found, **measured(measures, probe)}
+
+
+def _diversity(algorithm: Algorithm, evidence: Evidence) -> float:
+    """D = sqrt(sum w_i ||Delta_i||^2 / ||sum w_i Delta_i||^2) with the weights of the objective."""
+    aggregate = algorithm.channels[MODEL].aggregate
+    rule: Weights = getattr(aggregate, "weights", "uniform")
+    samples = evidence.population.samples
+    clients = sorted(evidence.norms)
+    weights = normalise(rule, [Share(c, evidence.orders[c].cohort, samples[c]) for c in clients])
+    updates = evidence.updates.get(MODEL)
+    if updates is None or hasattr(aggregate, "running"):  # what is folded as it comes is a mean
+        average = evidence.combined[MODEL]
+    else:
+        ordered = sorted(updates, key=lambda update: update.client)
+        average = weighted_sum(ordered, weights)
+    squares = [evidence.norms[client] * evidence.norms[client] for client in clients]  # ** would raise on overflow
+    length = norm(average)
+    return diversity(squares, weights, length * length)

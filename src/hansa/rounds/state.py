@@ -1,0 +1,43 @@
+"""What the server knows between rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hansa.algorithm import Algorithm
+from hansa.types import MODEL, State, Vectors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerState:
+    """All that the server knows between rounds, as plain trees. States are keyed by channel."""
+
+    round: int
+    vectors: Vectors
+    server: State
+    aggregate: State
+    downlink: State
+
+    @classmethod
+    def start(cls, algorithm: Algorithm, vectors: Vectors, population: int) -> ServerState:
+        """The state before the first round; channels that a solver adds start at zero."""
+        x = vectors[MODEL]
+        vectors = {name: vectors.get(name, torch.zeros_like(x)) for name in algorithm.channels}
+        parts = algorithm.channels.items()
+        return cls(
+            round=0,
+            vectors=vectors,
+            server={name: channel.server.init(vectors[name]) for name, channel in parts},
+            aggregate={
+                name: channel.aggregate.init(vectors[name].numel(), population)
+                for name, channel in parts
+                if channel.follows is None
+            },
+            downlink={name: channel.downlink.init(vectors[name]) for name, channel in parts},
+        )
+
+    def tree(self) -> State:
+        """The state as one plain tree, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.__slots__}

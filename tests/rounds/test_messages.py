@@ -1,0 +1,167 @@
+"""Messages that can travel: everything as bytes gives the bits of nothing as bytes, and a frame is read or refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import hansa
+from contracts.small import NAMES, small
+from hansa import presets
+from hansa.compress import grid, sign, top_k
+from hansa.engine import Loopback, Serial
+from hansa.errors import HansaError
+from hansa.keys import Key
+from hansa.local.work import Work
+from hansa.rounds import frames
+from hansa.rounds.messages import Delivery, Lost, Order, Report, Upload
+from hansa.runs.driver import Run
+
+SIZES = (4, 17, 9, 23, 12)
+
+
+class Net(nn.Module):
+    """A model as people write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+def task():
+    draw = torch.Generator().manual_seed(0)
+    count = sum(SIZES)
+    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
+    inputs = torch.randn(count, 6, generator=draw)
+    held = hansa.data.from_arrays(inputs, torch.randint(3, (count,), generator=draw), clients=owners)
+    return hansa.Task(Net, nn.functional.cross_entropy, held)
+
+
+def both(algorithm, rounds=4, **options):
+    runs = [
+        Run(algorithm, task(), engine=engine, evaluate_every=0, **options).advance(rounds)
+        for engine in (Serial, Loopback)
+    ]
+    return runs
+
+
+def same(left, right):
+    assert left.state.round == right.state.round
+    for name, vector in left.state.vectors.items():
+        assert torch.equal(vector, right.state.vectors[name]), name
+    assert left.store.digest() == right.store.digest()
+    for a, b in zip(left.history, right.history, strict=True):
+        assert repr({**a, "seconds": 0}) == repr({**b, "seconds": 0})  # as text, since NaN is not NaN
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_through_bytes_is_the_round_without(name):
+    same(*both(small(name, batch_size=3)))
+
+
+@pytest.mark.parametrize("down", [sign(), top_k(0.3), grid(2.0)], ids=["sign", "top_k", "grid"])
+def test_each_client_unpacks_what_it_missed(down):
+    """At 40% a round clients are behind by different numbers of increments, and some are sent the whole replica."""
+    algorithm = presets.fedcams(steps=2, batch_size=3, participation=0.4, compressor=sign(), two_way=down)
+    same(*both(algorithm, rounds=9))
+
+
+def test_under_faults_too():
+    plan = hansa.faults(before=0.1, after=0.1, nan=0.1, scaled=0.05, stale=0.05)
+    for name in ("fedcams", "scaffold", "cafga"):
+        same(*both(small(name, batch_size=3), rounds=5, faults=plan, max_norm=1e3))
+
+
+def test_mail_that_does_not_make_the_model_is_not_trained_on():
+    algorithm, held = small("fedavg", batch_size=3), task()
+    run = Run(algorithm, held)
+    opened = hansa.rounds.open_round(run.algorithm, run.state, held.population, "run", Key(0))
+    order = Order.from_bytes(opened.addressed(opened.orders[0]).to_bytes())
+    shell = held.shell(torch.float32, torch.device("cpu"))
+    good = hansa.rounds.client_round(run.algorithm, order, shell, held.population)
+    assert good.uploads
+    other = {name: Delivery.whole(made.vector + 1) for name, made in opened.broadcasts.items()}
+    wrong = Order.from_bytes(replace(order, mail=other).to_bytes())
+    bad = hansa.rounds.client_round(run.algorithm, wrong, shell, held.population)
+    assert not bad.uploads
+    assert [lost.reason for lost in bad.lost] == ["base"]
+
+
+def example_report() -> Report:
+    packet = sign().encode(torch.tensor([1.0, -2.0]), Key(0))
+    upload = Upload("run", 3, b"\1\2", 7, {"model": packet}, 0.1)
+    rows = {7: {"uplink/model/residual": torch.tensor([0.5, -0.25]), "n": torch.tensor([3])}}
+    return Report(2, (upload,), rows, (Lost(1, "lost", "before"),), {7: 12}, 4, {"consensus": math.inf, "x": math.nan})
+
+
+def test_a_report_keeps_every_bit():
+    sent = example_report()
+    found = Report.from_bytes(sent.to_bytes())
+    assert (found.cohort, found.lost, found.peer, found.exchanges) == (2, sent.lost, {7: 12}, 4)
+    assert found.info["consensus"] == math.inf
+    assert math.isnan(found.info["x"])
+    assert found.uploads[0].loss == 0.1
+    assert bytes(found.uploads[0].packets["model"].bytes) == bytes(sent.uploads[0].packets["model"].bytes)
+    assert torch.equal(found.memory[7]["uplink/model/residual"], sent.memory[7]["uplink/model/residual"])
+    assert found.memory[7]["n"].dtype == torch.int64
+    assert found.to_bytes() == sent.to_bytes()
+
+
+def test_an_order_keeps_every_bit():
+    memory = {4: {"solver/control": torch.randn(3, dtype=torch.float64)}}
+    mail = {"model": Delivery(3, None, Delivery.whole(torch.randn(3)).packets), "control": Delivery(3, 2, ())}
+    order = Order("r", 5, 1, (4, 6), (4,), Work(3, 8), b"\0\xff", mail, Key(2, ("a", 3)), memory, (6,))
+    found = Order.from_bytes(order.to_bytes())
+    assert (found.run, found.round, found.cohort, found.clients, found.reporters) == ("r", 5, 1, (4, 6), (4,))
+    assert (found.work, found.base, found.key, found.absent) == (Work(3, 8), b"\0\xff", Key(2, ("a", 3)), (6,))
+    assert found.mail["control"] == Delivery(3, 2, ())
+    assert torch.equal(found.memory[4]["solver/control"], memory[4]["solver/control"])
+    assert found.to_bytes() == order.to_bytes()
+
+
+@given(st.data())
+def test_damaged_bytes_are_refused_and_nothing_else_is_raised(data):
+    good = example_report().to_bytes()
+    at = data.draw(st.integers(0, len(good) - 1))
+    kind = data.draw(st.sampled_from(["flip", "cut", "add", "other"]))
+    bad = {
+        "flip": good[:at] + bytes([good[at] ^ (1 << data.draw(st.integers(0, 7)))]) + good[at + 1 :],
+        "cut": good[:at],
+        "add": good + bytes(data.draw(st.integers(1, 30))),
+        "other": data.draw(st.binary(max_size=200)),
+    }[kind]
+    with pytest.raises(HansaError):
+        Report.from_bytes(bad)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {},
+        [],
+        {"cohort": "x"},
+        {"cohort": 1, "uploads": [{}]},
+        {"cohort": 1, "uploads": [], "memory": {"1": {"a": ["float32", [10**12], 0]}}},
+        {"cohort": 1, "uploads": [], "memory": {"1": {"a": ["float32", [-1], 0]}}},
+        {"cohort": 1, "uploads": [], "memory": {"1": {"a": ["object", [1], 0]}}},
+    ],
+)
+def test_a_well_sealed_frame_with_a_wrong_head_is_refused(head):
+    with pytest.raises(frames.FrameError, match="frame: "):
+        Report.from_bytes(frames.pack("report", head, [b"1234"]))
+
+
+def test_a_frame_is_bounded_before_it_is_read():
+    with pytest.raises(frames.FrameError, match="at most 10 are taken"):
+        Report.from_bytes(example_report().to_bytes(), limit=10)
+    with pytest.raises(frames.FrameError, match="of kind b'order', expected 'report'"):
+        Report.from_bytes(frames.pack("order", {}))
