@@ -100,8 +100,9 @@ class nova:
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
+        if len({update.steps for update in ordered}) == 1:  # then nova is exactly the mean, to the last bit
+            return mean(self.weights).combine(ordered, state, ctx)._replace(info={"tau_effective": ordered[0].steps})
         p = normalise(self.weights, ordered)
-        equal = len({u.steps for u in ordered}) == 1  # then nova is exactly the mean, to the last bit
-        effective = ordered[0].steps if equal else math.fsum(w * u.steps for w, u in zip(p, ordered, strict=True))
+        effective = math.fsum(w * u.steps for w, u in zip(p, ordered, strict=True))
         coefficients = [w * (effective / u.steps) for w, u in zip(p, ordered, strict=True)]
         return Combined(weighted_sum(ordered, coefficients), state, {"tau_effective": effective})

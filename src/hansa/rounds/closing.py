@@ -13,7 +13,7 @@ import torch
 from hansa.aggregate.base import Combined, Running, Share
 from hansa.algorithm import Algorithm, Channel
 from hansa.local import effective_steps
-from hansa.rounds.admission import Expected, Refused, admit, sender
+from hansa.rounds.admission import Expected, Refused, admit, repeated, sender
 from hansa.rounds.messages import Lost, Order, Report
 from hansa.rounds.state import ServerState
 from hansa.types import MODEL, Packed, Population, RoundContext, RowReader, Update, Vector, Vectors
@@ -67,7 +67,8 @@ class Closing:
     ``state`` is the one `open_round` gave. A channel whose aggregate can be folded as updates arrive is, unless
     ``keep`` asks that all updates stay at hand. ``stage`` takes each admitted client's memory at once, in place of
     `Closed.memory`; it counts only if the round moves. ``rows`` are those the server keeps of every client, ``gone``
-    the clients that no order reached, ``repeated`` those of whom several answers are known to have come.
+    the clients that no order reached, ``several`` those of whom several answers are known to have come. Of a client
+    with several answers in one report none is taken; one that comes after its client was folded is refused.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Closing:
         quorum: int = 1,
         rows: RowReader | None = None,
         gone: Sequence[Lost] = (),
-        repeated: Collection[int] = (),
+        several: Collection[int] = (),
         max_norm: float = 1e12,
         keep: bool = False,
         stage: Stage | None = None,
@@ -89,7 +90,7 @@ class Closing:
         self.quorum, self.rows = quorum, rows
         self.orders = {client: order for order in orders for client in order.reporters}
         self.lost = list(gone)
-        self._repeated, self._stage = repeated, stage
+        self._repeated, self._stage = several, stage
         self._expected = expected(algorithm, state, orders, max_norm) if orders else None
         self._vectors: dict[str, list[Update]] = {}
         self._running: dict[str, Running] = {}
@@ -125,10 +126,12 @@ class Closing:
         self._exchanges = max(self._exchanges, report.exchanges)
         for name, value in report.info.items():
             self._info.setdefault(name, []).append(value)
+        if self._expected is None:
+            return
+        several = self._repeated if len(report.uploads) < 2 else {*self._repeated, *repeated([report], self._expected)}
         for upload in report.uploads:
             try:
-                assert self._expected is not None
-                vectors, norms, nbytes = admit(upload, self._expected, report.cohort, self._repeated)
+                vectors, norms, nbytes = admit(upload, self._expected, report.cohort, several)
                 if upload.client in self._norms:
                     raise Refused("duplicate", f"client {upload.client} sent more than one update this round")
             except Refused as refusal:

@@ -127,7 +127,7 @@ def close_round(
     ``options`` and folds as they arrive. Of a client that sent several answers none is taken.
     """
     several = repeated(reports, expected(algorithm, state, orders, math.inf)) if orders else ()
-    closing = Closing(algorithm, state, orders, population, repeated=several, **options)
+    closing = Closing(algorithm, state, orders, population, several=several, **options)
     for report in sorted(reports, key=lambda report: report.cohort):
         closing.take(report)
     return closing.close()

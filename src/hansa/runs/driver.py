@@ -148,7 +148,7 @@ class Run:
         closing = Closing(
             self.algorithm,
             opened.state,
-            orders,
+            opened.orders,
             self.task.population,
             quorum=self.quorum,
             rows=self.store,
