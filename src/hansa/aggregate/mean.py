@@ -49,16 +49,19 @@ class mean:
 
 
 class RunningMean:
-    """(sum w_i Delta_i) / (sum w_i), folded left to right, a few updates at a time."""
+    """(sum w_i Delta_i) / (sum w_i), folded left to right, a few updates at a time. Weights count in units of the first
+    one that came, so that equal ones give the bits of the plain mean."""
 
     def __init__(self, weights: dict[int, float]) -> None:
         self._weights, self._used = weights, list[int]()
+        self._unit = 0.0
         self._waiting: list[Update] = []
         self._total: Vector | None = None
 
     def add(self, update: Update) -> None:
         """The next update in client order."""
         self._used.append(update.client)
+        self._unit = self._unit or self._weights[update.client]
         self._waiting.append(update)
         if len(self._waiting) == DECODED:
             self._fold()
@@ -66,15 +69,19 @@ class RunningMean:
     def vector(self) -> Vector:
         """The mean of what was added."""
         self._fold()
-        total = math.fsum(self._weights[client] for client in self._used)
+        total = math.fsum(self._count(client) for client in self._used)
         if self._total is None or not total > 0:
             raise no_weight(self._used, total)
         return self._total if total == 1 else self._total.mul_(1 / total)
 
+    def _count(self, client: int) -> float:
+        weight = self._weights[client]
+        return weight / self._unit if weight else 0.0
+
     def _fold(self) -> None:
         if not self._waiting:
             return
-        rows, weights = [u.vector for u in self._waiting], [self._weights[u.client] for u in self._waiting]
+        rows, weights = [u.vector for u in self._waiting], [self._count(u.client) for u in self._waiting]
         if self._total is not None:
             rows, weights = [self._total, *rows], [1.0, *weights]
         self._total = arithmetic.weighted_sum(rows, weights)
