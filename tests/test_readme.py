@@ -1,11 +1,13 @@
-"""Every command and every code block of the README and of the first pages is executed.
+"""Every command and every code block of the README and of all pages is executed, each block as if pasted alone.
 
 Long ones run in a shorter form. The tables below are all there is to it: what a block says is run as it stands, but for
-these words.
+these words. A number in a comment behind an expression is what the expression gives.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import shlex
 import subprocess
@@ -18,7 +20,7 @@ import yaml
 from hansa import presets
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/getting-started.md", "docs/methods.md"]
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 
 SHORTER_PYTHON = {"rounds=40": "rounds=1", "steps=10": "steps=1"}
 """In Python blocks: fewer rounds and steps."""
@@ -64,12 +66,34 @@ def test_every_command_and_block_of_the_page_runs(page, quick):
     for block in blocks(page, "yaml"):
         Path("block.yaml").write_text(block, encoding="utf-8")
         call(CliRunner(), app, "hansa run block.yaml --out runs/block")
-    program = "\n".join(blocks(page, "python"))
+    programs = [checked(block) for block in blocks(page, "python")]
+    if programs:
+        Path("blocks.json").write_text(json.dumps(programs), encoding="utf-8")
+        Path("page.py").write_text(ALONE, encoding="utf-8")
+        done = subprocess.run([sys.executable, "-W", "error", "page.py"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+ALONE = """
+import json
+from pathlib import Path
+
+for number, block in enumerate(json.loads(Path("blocks.json").read_text(encoding="utf-8"))):
+    exec(compile(block, f"block {number}", "exec"), {"__name__": "__main__"})
+"""
+
+
+def checked(block: str) -> str:
+    """The block in its shorter form, with what its comments claim of an expression's value as assertions."""
     for long, short in SHORTER_PYTHON.items():
-        program = program.replace(long, short)
-    Path("page.py").write_text(program, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-W", "error", "page.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+        block = block.replace(long, short)
+    lines = block.splitlines()
+    for node in ast.parse(block).body:
+        claimed = re.search(r"  # (-?\d+(?:\.(\d+))?)$", lines[node.end_lineno - 1])
+        if isinstance(node, ast.Expr) and claimed:
+            close = 0.51 * 10 ** -len(claimed[2] or "")
+            lines.append(f"assert abs(({ast.unparse(node)}) - {claimed[1]}) <= {close}, {ast.unparse(node)!r}")
+    return "\n".join(lines)
 
 
 def call(runner, app, command):

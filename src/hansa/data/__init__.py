@@ -5,6 +5,7 @@ from hansa.data.download import download
 from hansa.data.errors import DataError, MissingError
 from hansa.data.federated import Dataset, FederatedData, partition, with_clients
 from hansa.data.generate import synthetic, two_gaussians
+from hansa.data.heterogeneity import SETTINGS, Setting, setting
 from hansa.data.loading import FileState, check, federate, load, names, present
 from hansa.data.location import data_folder
 from hansa.data.partitions import Partition, dirichlet, iid, natural, quantity_skew, shards
@@ -13,6 +14,7 @@ from hansa.data.split import Split, load_split, save_split, saved
 from hansa.data.summary import Summary, label_counts
 
 __all__ = [
+    "SETTINGS",
     "SOURCES",
     "DataError",
     "Dataset",
@@ -20,6 +22,7 @@ __all__ = [
     "FileState",
     "MissingError",
     "Partition",
+    "Setting",
     "Source",
     "Split",
     "Summary",
@@ -43,6 +46,7 @@ __all__ = [
     "quantity_skew",
     "save_split",
     "saved",
+    "setting",
     "shards",
     "source",
     "synthetic",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hansa.data import Partition, dirichlet, shards
+from hansa.data.partitions import Partition, dirichlet, shards
 from hansa.errors import HansaError, near
 from hansa.local import hybrid_plus
 
@@ -33,7 +33,8 @@ SETTINGS = {
 
 
 def setting(name: str) -> Setting:
-    """A setting by its name.
+    """A setting by its name, "statistical", "hybrid" or "hybrid+": ``federate(name, made.partition, made.clients)``
+    deals the data, and ``fedavg(**made.words)`` is a method in it.
 
     >>> setting("hybrid+").words["steps"]
     hybrid_plus(epochs=(2, 5), min_batch=10)
