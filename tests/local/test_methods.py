@@ -1,0 +1,283 @@
+"""Local methods beyond the affine correction, each against a reference of its own: FedSAM, FedBN, FedCM, kept AdamW."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa import presets
+from hansa.algorithm import Channel
+from hansa.errors import HansaError
+from hansa.local import Correction, Finished, blocks, sam
+from hansa.sample import replay
+from hansa.server import adam, chain, scale
+
+DRAW = torch.Generator().manual_seed(7)
+MATRICES = torch.randn(4, 5, 3, generator=DRAW, dtype=torch.float64)
+TARGETS = torch.randn(4, 5, generator=DRAW, dtype=torch.float64)
+WHO = ((0, 1, 3), (1, 2), (0, 3), (0, 1, 2, 3))
+
+
+def bowls() -> Any:
+    return hansa.tasks.quadratic(MATRICES, TARGETS)
+
+
+def gradient(client: int, x: np.ndarray) -> np.ndarray:
+    a, b = MATRICES[client].numpy(), TARGETS[client].numpy()
+    return a.T @ (a @ x - b) / len(b)
+
+
+def test_fedsam_takes_its_gradient_ahead():
+    rho, lr = 0.3, 0.05
+    x = np.zeros(3)
+    for who in WHO:
+        changes = []
+        for client in who:
+            y = x.copy()
+            for _ in range(3):
+                g = gradient(client, y)
+                y = y - lr * gradient(client, y + rho * g / np.linalg.norm(g))
+            changes.append(y - x)
+        x = x + np.mean(changes, axis=0)
+    method = presets.fedavg(local_lr=lr, steps=3, sampler=replay(WHO)).with_local(solver=sam(rho))
+    run = hansa.run(method, bowls(), rounds=len(WHO), dtype=torch.float64)
+    np.testing.assert_allclose(run.params.numpy(), x, rtol=0, atol=1e-12)
+    plain = hansa.run(presets.fedavg(local_lr=lr, steps=3, sampler=replay(WHO)), bowls(), rounds=4, dtype=torch.float64)
+    assert not np.allclose(plain.params.numpy(), x, atol=1e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class leaning:
+    """FedCM's client: steps along alpha g + (1 - alpha) Delta, at the rate alpha lr with s = (1/alpha - 1) Delta."""
+
+    alpha: float
+    channels: ClassVar[tuple[str, ...]] = ()
+    receives: ClassVar[tuple[str, ...]] = ("momentum",)
+    memory: ClassVar[tuple[str, ...]] = ()
+    uniform_only: ClassVar[bool] = False
+    cites: ClassVar[tuple[str, ...]] = ()
+    pull: ClassVar[float] = 0.0
+
+    def correction(self, got, memory):
+        return Correction(s=(1 / self.alpha - 1) * got["momentum"])
+
+    def finish(self, change, steps, lr, got, memory):
+        return Finished({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class descent_direction:
+    """Delta = - aggregate / (tau lr): the mean gradient along the way."""
+
+    times: float
+
+    def init(self, x):
+        return {}
+
+    def update(self, delta, state, ctx):
+        return delta * -self.times, state
+
+
+def fedcm(alpha: float, lr: float, steps: int, **words: Any) -> hansa.Algorithm:
+    plain = presets.fedavg(local_lr=alpha * lr, steps=steps, **words)
+    momentum = Channel(follows="model", server=descent_direction(1 / (steps * lr)))
+    local = hansa.LocalPhase(solver=leaning(alpha), steps=plain.local.steps, lr=plain.local.lr)
+    return hansa.Algorithm("fedcm", plain.sampler, local, {**plain.channels, "momentum": momentum})
+
+
+def test_fedcm_hears_a_momentum_that_the_server_makes():
+    alpha, lr, steps = 0.2, 0.1, 3
+    x, delta = np.zeros(3), np.zeros(3)
+    for who in WHO:
+        changes = []
+        for client in who:
+            y = x.copy()
+            for _ in range(steps):
+                y = y - lr * (alpha * gradient(client, y) + (1 - alpha) * delta)
+            changes.append(y - x)
+        mean = np.mean(changes, axis=0)
+        x, delta = x + mean, -mean / (steps * lr)
+    run = hansa.run(fedcm(alpha, lr, steps, sampler=replay(WHO)), bowls(), rounds=len(WHO), dtype=torch.float64)
+    np.testing.assert_allclose(run.params.numpy(), x, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.state.vectors["momentum"].numpy(), delta, rtol=0, atol=1e-12)
+    assert all(record["down_bytes"] == 2 * record["up_bytes"] for record in run.history), "it goes one way only"
+
+
+class Normed(nn.Module):
+    """A model as people write them, with statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+SIZES = (5, 9, 7)
+
+
+def normed_data() -> Any:
+    draw = torch.Generator().manual_seed(3)
+    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
+    inputs = torch.randn(sum(SIZES), 4, generator=draw, dtype=torch.float64)
+    return hansa.data.from_arrays(
+        inputs, torch.randint(2, (sum(SIZES),), generator=draw), clients=owners, dtype=torch.float64
+    )
+
+
+def test_fedbn_keeps_normalisation_at_home():
+    data = normed_data()
+    task = hansa.Task(Normed, nn.functional.cross_entropy, data)
+    who = ((0, 1), (1, 2), (0, 2), (0, 1, 2))
+    words = {"local_lr": 0.1, "steps": 2, "batch_size": None, "sampler": replay(who)}
+    method = presets.fedavg(**words).with_local(private=blocks("norm.*"))
+    run = hansa.run(method, task, rounds=len(who), dtype=torch.float64)
+    start = task.module(task.start(hansa.Key(0), torch.float64)).double()
+    shared = {name: p.detach().clone() for name, p in start.named_parameters() if not name.startswith("norm")}
+    private = {
+        client: {name: v.detach().clone() for name, v in start.state_dict().items() if name.startswith("norm")}
+        for client in range(3)
+    }
+    for round in who:
+        ends = []
+        for client in round:
+            module = Normed().double()
+            module.load_state_dict({**shared, **private[client]})
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            rows = data.rows(client)
+            for _ in range(2):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(module(data.inputs[rows].double()), data.targets[rows]).backward()
+                optimizer.step()
+            private[client] = {n: v.detach().clone() for n, v in module.state_dict().items() if n.startswith("norm")}
+            ends.append({n: p.detach() for n, p in module.named_parameters() if n in shared})
+        shared = {name: torch.stack([end[name] for end in ends]).mean(dim=0) for name in shared}
+    found = task.layout.named(run.params)
+    for name, value in shared.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+    for name in ("norm.weight", "norm.bias"):
+        assert torch.equal(found[name], start.get_parameter(name).detach()), "private blocks never reach the server"
+    for client in range(3):
+        own = torch.cat([private[client]["norm.weight"], private[client]["norm.bias"]])
+        torch.testing.assert_close(run.store.read(client)["local/private"], own, rtol=0, atol=1e-12)
+
+
+def test_frozen_blocks_stay_as_they_are():
+    task = hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
+    words = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
+    method = presets.fedavg(**words).with_local(frozen=blocks("first.*"))
+    run = hansa.run(method, task, rounds=2)
+    before, after = (task.layout.named(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
+    for name in before:
+        assert torch.equal(before[name], after[name]) == name.startswith("first."), name
+
+
+@pytest.mark.parametrize("split", [(6, 1), (2, 3), (1, 6)])
+def test_adamw_with_kept_state_is_one_long_adamw(split):
+    steps, rounds = split
+    data = hansa.data.from_arrays(
+        normed_data().inputs[:9].double(), torch.arange(9) % 2, clients=[0] * 9, dtype=torch.float64
+    )
+    task = hansa.Task(lambda: nn.Linear(4, 2), nn.functional.cross_entropy, data)
+    local = {"optimizer": adam(0.9, 0.999, 1e-8, bias_correction=True), "decoupled": True, "optimizer_state": "kept"}
+    words = {"local_lr": 0.03, "steps": steps, "batch_size": None, "weight_decay": 0.1}
+    run = hansa.run(presets.fedavg(**words).with_local(**local), task, rounds=rounds, dtype=torch.float64)
+    module = task.module(task.start(hansa.Key(0), torch.float64)).double()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.03, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(data.inputs.double()), data.targets).backward()
+        optimizer.step()
+    found = task.layout.named(run.params)
+    for name, value in module.named_parameters():
+        torch.testing.assert_close(found[name], value.detach(), rtol=0, atol=1e-12)
+
+
+def test_an_optimizer_may_start_from_what_the_server_sends():
+    """Heavy-ball momentum of the server's making, as in Mime: m starts each round from a broadcast channel."""
+    held, lr, beta = np.zeros(3), 0.05, 0.8
+    x = np.zeros(3)
+    for who in WHO:
+        changes = []
+        for client in who:
+            y, m = x.copy(), held.copy()
+            for _ in range(2):
+                m = beta * m - gradient(client, y)
+                y = y + lr * m
+            changes.append(y - x)
+        x = x + np.mean(changes, axis=0)
+        held = 0.5 * np.mean(changes, axis=0)
+    plain = presets.fedavg(local_lr=lr, steps=2, sampler=replay(WHO))
+    local = {"optimizer": hansa.server.momentum(beta), "optimizer_state": {"m": "momentum"}}
+    phase = hansa.LocalPhase(steps=plain.local.steps, lr=lr, **local)
+    channels = {**plain.channels, "momentum": Channel(follows="model", server=scale(0.5))}
+    run = hansa.run(hansa.Algorithm("mime", plain.sampler, phase, channels), bowls(), rounds=4, dtype=torch.float64)
+    np.testing.assert_allclose(run.params.numpy(), x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
+    local = {
+        "optimizer": chain(adam(), scale(0.5)),
+        "optimizer_state": "kept",
+        "private": blocks("norm.*"),
+        "frozen": blocks("last.bias"),
+        "solver": sam(0.1),
+    }
+    words = {"local_lr": 0.05, "steps": 2, "batch_size": 3, "participation": 0.7}
+    method = presets.fedavg(**words).with_local(**local)
+    task = hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
+    alone = hansa.run(method, task, rounds=3, workers=1)
+    several = hansa.run(method, task, rounds=3, workers=workers)
+    assert torch.equal(alone.params, several.params)
+    assert alone.store.digest() == several.store.digest()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: hansa.LocalPhase(optimizer_state="keep"), "optimizer_state='keep'"),
+        (lambda: hansa.LocalPhase(optimizer_state={"m": "momentum"}), "a local optimizer"),
+        (lambda: hansa.LocalPhase(private="bn*"), r'hansa.local.blocks\("bn\*"\)'),
+        (lambda: blocks(), "names or patterns"),
+        (
+            lambda: presets.ha_fed().with_local(private=blocks("a")),
+            "Leave out private, frozen and optimizer_state",
+        ),
+        (
+            lambda: hansa.Algorithm(channels={"model": Channel(), "extra": Channel(follows="mode")}),
+            "Did you mean model",
+        ),
+        (lambda: hansa.Algorithm(local=hansa.LocalPhase(solver=leaning(0.5))), "Channel\\(follows='model'"),
+        (
+            lambda: hansa.run(presets.fedavg().with_local(private=blocks("a")), bowls(), rounds=1),
+            "has no names",
+        ),
+        (
+            lambda: hansa.run(
+                presets.fedavg().with_local(private=blocks("nrm.*")),
+                hansa.Task(Normed, nn.functional.cross_entropy, normed_data()),
+                rounds=1,
+            ),
+            "no parameter matches 'nrm",
+        ),
+        (
+            lambda: hansa.run(
+                presets.fedavg().with_local(private=blocks("*")),
+                hansa.Task(Normed, nn.functional.cross_entropy, normed_data()),
+                rounds=1,
+            ),
+            "nothing would be left",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, said):
+    with pytest.raises(HansaError, match=said):
+        make()
