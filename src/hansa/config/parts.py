@@ -5,7 +5,7 @@ from __future__ import annotations
 from hansa.data import Partition
 from hansa.registry import KINDS, add, slot
 from hansa.rounds.faults import faults
-from hansa.runs import ledger
+from hansa.rounds import ledger
 
 LINK_MODEL = add(
     "link_model",

@@ -4,7 +4,7 @@
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.measures.base import Measure, Probe, measured
 from hansa.measures.compression import compression, gamma, q
-from hansa.measures.heterogeneity import Heterogeneity, heterogeneity, track_heterogeneity
+from hansa.measures.dissimilarity import Heterogeneity, heterogeneity, track_heterogeneity
 
 __all__ = [
     "Heterogeneity",

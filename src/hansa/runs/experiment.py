@@ -21,7 +21,7 @@ from hansa.runs import checkpoint
 from hansa.runs.bindings import bindings, changes, check_words
 from hansa.runs.driver import Callback, Record, Run
 from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
-from hansa.runs.ledger import Ledger
+from hansa.rounds.ledger import Ledger
 from hansa.store import ClientStore, Damaged, DiskStore, io
 from hansa.tasks import Task
 from hansa.types import State
