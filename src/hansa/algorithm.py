@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from hansa.aggregate import Aggregator, mean
 from hansa.aggregate.base import Weights
 from hansa.compress import Compressor, Downlink, Uplink, direct
 from hansa.errors import HansaError, decay, fraction, near, non_negative, positive, refuse, whole
-from hansa.gossip import Activity, Clustering, Topology, everyone, resolve, selected
+from hansa.gossip import Activity, Clustering, Topology, everyone, resample, resolve, selected
 from hansa.keys import Key
 from hansa.local import Correction, Descent, LocalWork, Solver, blocks, epochs, fixed, solver_receives
 from hansa.local import sgd as sgd_solver
@@ -36,6 +36,10 @@ class Channel:
     follows: str | None = None
 
 
+Order: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
+"""Whether clients that gossip mix their models after the local step or before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mixing:
     """Gossip inside clusters: after every ``every``-th local step X <- W X, the rows of X being a cluster's models.
@@ -44,7 +48,9 @@ class Mixing:
     them at every step, on a topology of their own. ``persistent``: every client keeps its own model from round to
     round and there is no server traffic; the server's model is then the mean. ``average_every``: in place of gossip an
     exact average at every so many steps of the run (Gossip-PGA). ``compressor``: neighbours hear compressed differences
-    to public copies (CHOCO-Gossip, Koloskova 2019), with its ``consensus_rate``.
+    to public copies (CHOCO-Gossip, Koloskova 2019), with its ``consensus_rate``; the copies live as long as the models.
+    ``order``: adapt-then-combine is x_i <- sum_j W_ij (x_j - eta g_j(x_j)); combine-then-adapt is
+    x_i <- sum_j W_ij x_j - eta g_i(x_i), the gradient taken before the mixing, at the client's own point.
     """
 
     topology: Topology
@@ -56,6 +62,7 @@ class Mixing:
     average_every: int | None = None
     compressor: Compressor | None = None
     consensus_rate: float = 1.0
+    order: Order = "adapt-then-combine"
 
     def __post_init__(self) -> None:
         if not isinstance(self.topology, Topology):
@@ -64,6 +71,17 @@ class Mixing:
         if self.average_every is not None:
             whole("Mixing", "average_every", self.average_every)
         fraction("Mixing", "consensus_rate", self.consensus_rate)
+        if self.order not in get_args(Order):
+            raise refuse("Mixing", "order", self.order, " or ".join(map(repr, get_args(Order))))
+        if self.compressor is None and self.consensus_rate != 1:
+            raise refuse(
+                "Mixing", "consensus_rate", self.consensus_rate, "1 without a compressor", "It is CHOCO-Gossip's."
+            )
+        if self.compressor is not None and self.order == "combine-then-adapt":
+            raise HansaError(
+                f"Mixing(compressor={self.compressor!r}, order='combine-then-adapt'): compressed gossip sends what the "
+                "local step made. Use order='adapt-then-combine'."
+            )
         if self.adapted and self.persistent:
             raise HansaError("Mixing(adapted=True, persistent=True): the adapted forms keep no models between rounds.")
         if self.adapted and self.active not in (everyone(), selected()):
@@ -74,7 +92,9 @@ class Mixing:
 
     @property
     def cites(self) -> tuple[str, ...]:
-        return ("koloskova2019",) if self.compressor is not None else ()
+        kind = ("lian2017",) if self.persistent else () if isinstance(self.active, resample) else ("hafed2023",)
+        exact = ("chen2021",) if self.average_every is not None else ()
+        return (*kind, *exact, *(("koloskova2019",) if self.compressor is not None else ()))
 
     def resolved(self) -> tuple[tuple[int, ...], ...]:
         """The clusters as lists of clients; an algorithm that was bound to a population has them."""
@@ -122,6 +142,16 @@ class LocalPhase:
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
                     "own. Use sgd() or prox(mu)."
+                )
+            if self.mixing.persistent and (self.solver.pull or solver_receives(self.solver)):
+                raise HansaError(
+                    f"LocalPhase(solver={self.solver!r}, mixing=Mixing(persistent=True)): clients that keep their own "
+                    "models receive none to be pulled towards. Use sgd()."
+                )
+            if self.mixing.compressor is not None and _gossips(self.optimizer):
+                raise HansaError(
+                    f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(compressor=...)): its second moment "
+                    "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor."
                 )
             if not isinstance(self.steps, fixed) or not isinstance(self.steps.steps, int):
                 raise refuse(
@@ -270,6 +300,9 @@ class Algorithm:
                 "momentum would distort."
             )  # fmt: skip
 
+        if self.serverless:
+            self._validate_serverless()
+
     @property
     def serverless(self) -> bool:
         """Whether clients keep their own models, so that the server only looks on."""
@@ -278,6 +311,23 @@ class Algorithm:
     def placed(self, layout: Layout | None) -> Algorithm:
         """The same algorithm for a given model: named blocks have their places in its flat vector."""
         return replace(self, local=self.local.bind(layout))
+
+    def _validate_serverless(self) -> None:
+        """Clients that keep their own models all take part, and the server only averages what it sees."""
+        model = self.channels[MODEL]
+        wanted = {
+            "sampler": (self.sampler, uniform(1.0)),
+            "aggregate": (model.aggregate, mean()),
+            "server": (model.server, scale(1.0)),
+            "uplink": (model.uplink, direct()),
+            "downlink": (model.downlink, direct()),
+        }
+        for word, (found, allowed) in wanted.items():
+            if found != allowed:
+                raise HansaError(
+                    f"{self.name}({word}={found!r}): with Mixing(persistent=True) there is no server and everyone "
+                    f"takes part: expected {allowed!r}. Leave persistent out to have the server do something."
+                )
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
         """The same algorithm for a given population: clusters are lists of clients, whatever rule made them.
@@ -297,6 +347,8 @@ class Algorithm:
         """Refuse a population that the parts cannot serve."""
         self.sampler.check(population)
         mixing = self.local.mixing
+        if mixing is None:
+            self._check_alone()
         if mixing is not None and isinstance(self.local.steps, fixed) and isinstance(self.local.steps.steps, int):
             mixing.active.check(mixing.resolved(), self.local.steps.steps)
         self.local.steps.check(population)
@@ -304,6 +356,23 @@ class Algorithm:
             weights = getattr(channel.aggregate, "weights", None)
             if isinstance(weights, tuple) and len(weights) != population:
                 raise HansaError(f"{self.name}: {len(weights)} weights for {population} clients: give one a client.")
+
+    def _check_alone(self) -> None:
+        """What only clients that gossip have."""
+        if isinstance(self.sampler, per_cluster) and not self.sampler.clusters:
+            raise HansaError(
+                f"{self.name}(sampler={self.sampler!r}): there are no clusters. Give them, "
+                "per_cluster(1, [[0, 1], [2]]), or have the clients gossip."
+            )
+        for name, channel in self.channels.items():
+            if getattr(channel.aggregate, "weights", None) == "clusters":
+                raise refuse(
+                    self.name, "weights", "clusters", "'uniform' or 'samples'", f"On {name!r} nobody has a cluster."
+                )
+        if _gossips(self.local.optimizer):
+            raise HansaError(
+                f"{self.name}(optimizer={self.local.optimizer!r}): nobody gossips. Use hansa.server.amsgrad()."
+            )
 
     def on(self, name: str, **changes: Any) -> Algorithm:
         """The same algorithm with parts of one channel exchanged: ``algo.on("model", uplink=...)``."""
@@ -348,11 +417,22 @@ class Algorithm:
         yield from _walk(self)
 
 
+def _gossips(optimizer: ServerTransform | None) -> bool:
+    """Whether rows of a local optimizer's state are mixed with the models."""
+    return bool(getattr(optimizer, "shared", ()))
+
+
 def _clustered(sampler: Sampler, groups: tuple[tuple[int, ...], ...]) -> Sampler:
     """The sampler that knows the clusters, where it asks for them."""
     if isinstance(sampler, startup):
         return startup(_clustered(sampler.sampler, groups))
-    return replace(sampler, clusters=groups) if isinstance(sampler, per_cluster) else sampler
+    if not isinstance(sampler, per_cluster):
+        return sampler
+    if sampler.clusters and {frozenset(cluster) for cluster in sampler.clusters} != {frozenset(g) for g in groups}:
+        raise HansaError(
+            f"{sampler!r}: its clusters are not those that gossip, {groups}. Without clusters it takes theirs."
+        )
+    return replace(sampler, clusters=groups)
 
 
 def _walk(value: Any) -> Iterator[Any]:

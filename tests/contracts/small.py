@@ -12,7 +12,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ha_fed": GOSSIP,
     "cafga": GOSSIP,
     "afga": {"participation": 0.4},
-    **{name: {} for name in ("dsgd", "gossip_pga", "dadam", "d_amsgrad")},
+    **{name: {} for name in ("dsgd", "choco_sgd", "gossip_pga", "dadam", "d_amsgrad")},
 }
 NAMES = sorted(presets.catalogue())
 

@@ -116,26 +116,68 @@ def test_cafga_adapted():
     assert_agree(run(algorithm), expected)
 
 
-@pytest.mark.parametrize(
-    ("preset", "reference", "mine", "theirs"),
-    [
-        (presets.dsgd, gossip.dsgd, {}, {}),
-        (presets.gossip_pga, gossip.gossip_pga, {"period": 4}, {"period": 4}),
-        (presets.dadam, gossip.dadam, {"b1": 0.8, "eps": 1e-3}, {"b1": 0.8, "eps": 1e-3}),
-        (presets.d_amsgrad, gossip.d_amsgrad, {"b1": 0.8, "eps": 1e-3}, {"b1": 0.8, "eps": 1e-3}),
-    ],
-    ids=["dsgd", "gossip_pga", "dadam", "d_amsgrad"],
-)
-def test_decentralized_methods(preset, reference, mine, theirs):
-    expected, state = reference(lab(), X0, gossip.ring(N), ROUNDS, STEPS, 0.05, **theirs)
-    found = run(preset(topology=ring(), local_lr=0.05, steps=STEPS, **mine))
+ADAPT = {"order": "adapt-then-combine"}
+COMBINE = {"order": "combine-then-adapt"}
+ADAM = {"b1": 0.8, "b2": 0.95, "eps": 1e-3}
+
+
+def top_two(x):
+    kept = np.argsort(-np.abs(x), kind="stable")[:2]
+    return np.where(np.isin(np.arange(len(x)), kept), x, 0.0)
+
+
+CHOCO = {"gossip_compressor": hansa.compress.top_k(0.4), "consensus_rate": 0.4}
+DECENTRALIZED = {
+    "dsgd": (presets.dsgd, gossip.dsgd, {}, {}),
+    "dsgd, adapting first": (presets.dsgd, gossip.dsgd, ADAPT, {"adapt_first": True}),
+    "dsgd with momentum": (presets.dsgd, gossip.dsgd, {"local_momentum": 0.5}, {"momentum": 0.5}),
+    "gossip_pga": (presets.gossip_pga, gossip.gossip_pga, {"period": 4}, {"period": 4}),
+    "gossip_pga, combining first": (
+        presets.gossip_pga, gossip.gossip_pga, {"period": 4, **COMBINE}, {"period": 4, "adapt_first": False},
+    ),
+    "dadam": (presets.dadam, gossip.dadam, ADAM, ADAM),
+    "dadam, adapting first": (presets.dadam, gossip.dadam, {**ADAM, **ADAPT}, {**ADAM, "adapt_first": True}),
+    "d_amsgrad": (presets.d_amsgrad, gossip.d_amsgrad, ADAM, ADAM),
+    "d_amsgrad, adapting first": (
+        presets.d_amsgrad, gossip.d_amsgrad, {**ADAM, **ADAPT}, {**ADAM, "adapt_first": True},
+    ),
+    "d_amsgrad, local": (
+        presets.d_amsgrad, gossip.dadam, {**ADAM, "second_moment": "local"}, {**ADAM, "amsgrad": True},
+    ),
+    "choco_sgd": (presets.choco_sgd, gossip.choco_sgd, CHOCO, {"gamma": 0.4, "compress": top_two}),
+    "dsgd, compressed": (presets.dsgd, gossip.choco_sgd, CHOCO, {"gamma": 0.4, "compress": top_two}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clusters", [None, UNEQUAL], ids=["whole", "clusters"])
+@pytest.mark.parametrize("name", DECENTRALIZED)
+def test_decentralized_methods(name, clusters):
+    preset, reference, mine, theirs = DECENTRALIZED[name]
+    W = gossip.ring(N) if clusters is None else gossip.block(clusters, rings(clusters))
+    if clusters is not None:
+        mine = {**mine, "clusters": clusters}
+        theirs = {**theirs, "clusters": clusters} if reference is gossip.gossip_pga else theirs
+    expected, state = reference(lab(), X0, W, ROUNDS, STEPS, 0.02, **theirs)
+    found = run(preset(topology=ring(), local_lr=0.02, steps=STEPS, **mine))
     assert_agree(found, expected)
     for client in range(N):
-        np.testing.assert_allclose(found.store.read(client)["local/row"].numpy(), state["X"][client], atol=1e-9)
-    np.testing.assert_allclose([r["consensus"] for r in found.history], state["consensus"], rtol=1e-8, atol=1e-12)
+        rows = found.store.read(client)
+        np.testing.assert_allclose(rows["local/row"].numpy(), state["X"][client], atol=1e-9)
+        if "public" in state:
+            np.testing.assert_allclose(rows["local/public"].numpy(), state["public"][client], atol=1e-9)
+    if clusters is None:
+        np.testing.assert_allclose([r["consensus"] for r in found.history], state["consensus"], rtol=1e-8, atol=1e-12)
     assert found.ledger.up_bytes == 0
     assert found.ledger.down_bytes == 0
     assert found.ledger.peer_bytes > 0
+
+
+def test_the_second_moment_that_gossips_is_counted():
+    both, one = (
+        run(presets.d_amsgrad(local_lr=0.02, steps=STEPS, second_moment=how)).ledger.peer_bytes
+        for how in ("gossip", "local")
+    )
+    assert both == 2 * one
 
 
 def test_no_mixing_and_no_resampling_is_fedamsgrad_with_eps_inside():
@@ -229,17 +271,11 @@ def test_compressed_gossip_with_the_identity_is_gossip():
 
 
 def test_compressed_gossip_keeps_the_mean_and_counts_fewer_peer_bytes():
-    problem = heterogeneous(2, 6, 8, 400)
+    problem = heterogeneous(2, 6, [3, 8, 5, 14, 6, 9], 400)
     words = {"topology": ring(), "local_lr": 0.05, "steps": 6}
     lab_task = task(problem)
     plain = hansa.run(presets.dsgd(**words), lab_task, rounds=1)
-    mixing = presets.dsgd(**words).local.mixing
-    from dataclasses import replace
-
-    squeezed = presets.dsgd(**words).with_local(
-        mixing=replace(mixing, compressor=hansa.compress.sign(), consensus_rate=0.3)
-    )
-    found = hansa.run(squeezed, lab_task, rounds=1)
+    found = hansa.run(presets.choco_sgd(**words), lab_task, rounds=1)
     rows = torch.stack([found.store.read(i)["local/row"] for i in range(6)])
     assert torch.allclose(rows.mean(0), found.params, atol=1e-10)
     assert found.ledger.peer_bytes * 20 < plain.ledger.peer_bytes

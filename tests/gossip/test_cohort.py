@@ -10,8 +10,9 @@ import hansa
 from gossip.laboratory import DIM, SIZES, Line, problem, regression
 from hansa import HansaError, presets
 from hansa.algorithm import Mixing
+from hansa.compress import sign
 from hansa.config import algorithm, from_text
-from hansa.gossip import everyone, resample, ring, selected
+from hansa.gossip import consensus_amsgrad, everyone, resample, ring, selected
 from hansa.sample import per_cluster, replay, uniform
 from oracle import gossip
 
@@ -102,3 +103,59 @@ def test_words_that_contradict_each_other_are_refused():
     with pytest.raises(HansaError, match=r"Mixing\(adapted=True, active=resample\(m=2\)\).*Leave active out"):
         presets.cafga(adapted=True, active=resample(2))
     assert presets.cafga(adapted=True).local.mixing.active == everyone()
+
+
+SERVERLESS = Mixing(ring(), persistent=True)
+
+
+@pytest.mark.parametrize(
+    ("compose", "message"),
+    [
+        (
+            lambda: presets.fedavg(steps=1, participation=0.5).with_local(mixing=SERVERLESS),
+            r"fedavg\(sampler=uniform.*everyone takes part: expected uniform\(participation=1.0",
+        ),
+        (
+            lambda: presets.fedams(steps=1).with_local(mixing=SERVERLESS),
+            r"fedams\(server=chain\(ams.*there is no server.*expected scale\(lr=1.0\)",
+        ),
+        (
+            lambda: presets.fedavg(steps=1, weights="samples").with_local(mixing=SERVERLESS),
+            r"aggregate=mean\(weights='samples'\).*expected mean\(weights='uniform'\)",
+        ),
+        (
+            lambda: presets.fedavg(steps=1, compressor=sign()).with_local(mixing=SERVERLESS),
+            r"uplink=error_feedback.*expected direct\(\)",
+        ),
+        (lambda: presets.fedprox(steps=1).with_local(mixing=SERVERLESS), r"prox.*receive none to be pulled towards"),
+        (
+            lambda: presets.dsgd(gossip_compressor=sign(), order="combine-then-adapt"),
+            r"sends what the local step made. Use order='adapt-then-combine'",
+        ),
+        (lambda: presets.dsgd(consensus_rate=0.5), r"consensus_rate=0.5\): expected 1 without a compressor"),
+        (lambda: presets.dsgd(order="adapt"), r"order='adapt'\): expected 'adapt-then-combine' or"),
+        (lambda: presets.d_amsgrad(second_moment="none"), r"second_moment='none'\): expected 'gossip' or 'local'"),
+        (
+            lambda: presets.choco_sgd().with_local(optimizer=consensus_amsgrad()),
+            r"gossips uncompressed only. Use server.amsgrad\(\)",
+        ),
+        (lambda: run(presets.fedavg(sampler=per_cluster(1))), r"there are no clusters. Give them"),
+        (lambda: run(presets.fedavg(weights="clusters")), r"weights='clusters'.*nobody has a cluster"),
+        (lambda: run(presets.fedavg().with_local(optimizer=consensus_amsgrad())), r"nobody gossips"),
+        (
+            lambda: run(presets.cafga(clusters=2, reporters=per_cluster(1, ((0,), (1, 2, 3))), **WORDS)),
+            r"its clusters are not those that gossip",
+        ),
+    ],
+)
+def test_what_would_quietly_compute_something_else_is_refused(compose, message):
+    with pytest.raises(HansaError, match=message):
+        compose()
+
+
+def test_a_sampler_may_know_the_clusters_that_gossip():
+    named = per_cluster(1, ((0, 1, 2), (3,)))
+    assert torch.equal(
+        run(presets.cafga(clusters=GROUPS, reporters=named, **WORDS)).trajectory,
+        run(presets.cafga(clusters=GROUPS, reporters=1, **WORDS)).trajectory,
+    )

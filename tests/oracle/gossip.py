@@ -8,7 +8,7 @@ AMSGrad with eps inside the root, on Delta = (1/K) sum_k (1/m_k) sum_{i in S_k} 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -197,41 +197,105 @@ def afga_adapted(
     return cafga_adapted(problem, x0, [range(problem.clients)], selected, steps, local_lr, **server)
 
 
-def dsgd(problem: Quadratics, x0: Array, W: Array, rounds: int, steps: int, local_lr: ArrayLike) -> tuple[Array, State]:
-    """x_i <- sum_j W_ij (x_j - lr grad f_j(x_j)), `steps` times a round; no server. The trajectory is the mean model.
-
-    `state`: X, every client's own model, and consensus, sqrt of mean ||x_i - mean||^2 after each round.
-    """
-    return _decentralized(problem, x0, W, rounds, steps, local_lr, exact_every=None)
-
-
-def gossip_pga(
-    problem: Quadratics, x0: Array, W: Array, rounds: int, steps: int, local_lr: ArrayLike, *, period: int
-) -> tuple[Array, State]:
-    """Chen 2021. DSGD whose mixing is the exact average when t + 1 is a multiple of H, t counted over the whole run."""
-    return _decentralized(problem, x0, W, rounds, steps, local_lr, exact_every=period)
+def block(clusters: Sequence[Sequence[int]], W: Sequence[Array]) -> Array:
+    """One W over all clients from those of the clusters."""
+    whole = np.zeros((sum(map(len, clusters)),) * 2)
+    for members, W_k in zip(clusters, W, strict=True):
+        whole[np.ix_(members, members)] = W_k
+    return whole
 
 
-def _decentralized(
+def _watch(X: Array, trajectory: list[Array], consensus: list[float]) -> None:
+    trajectory.append(X.mean(axis=0))
+    consensus.append(float(np.sqrt(np.mean(np.sum((X - X.mean(axis=0)) ** 2, axis=1)))))
+
+
+def dsgd(
     problem: Quadratics,
     x0: Array,
     W: Array,
     rounds: int,
     steps: int,
     local_lr: ArrayLike,
-    exact_every: int | None,
+    *,
+    adapt_first: bool = False,
+    momentum: float = 0.0,
 ) -> tuple[Array, State]:
+    """Lian 2017, as listed: x_i <- sum_j W_ij x_j - lr grad f_i(x_i), `steps` times a round; no server.
+
+    `adapt_first`: x_i <- sum_j W_ij (x_j - lr grad f_j(x_j)). The trajectory is the mean model. `state`: X, every
+    client's own model, and consensus, sqrt of mean ||x_i - mean||^2 after each round. Heavy-ball momentum of each
+    client lasts the whole run: d_i <- momentum d_i + g_i takes the place of g_i.
+    """
+    lr = np.broadcast_to(np.asarray(local_lr, dtype=np.float64), (rounds,))
+    X, trajectory, consensus = np.tile(x0, (problem.clients, 1)), [], []
+    d = np.zeros_like(X)
+    for t in range(rounds * steps):
+        G = np.array([problem.grad(i, X[i]) for i in range(problem.clients)])
+        d = momentum * d + G
+        X = W @ (X - lr[t // steps] * d) if adapt_first else W @ X - lr[t // steps] * d
+        if (t + 1) % steps == 0:
+            _watch(X, trajectory, consensus)
+    return np.array(trajectory), {"X": X, "consensus": consensus}
+
+
+def gossip_pga(
+    problem: Quadratics,
+    x0: Array,
+    W: Array,
+    rounds: int,
+    steps: int,
+    local_lr: ArrayLike,
+    *,
+    period: int,
+    adapt_first: bool = True,
+    clusters: Sequence[Sequence[int]] | None = None,
+) -> tuple[Array, State]:
+    """Chen 2021. Adapt-then-combine; the mixing is the exact average, in each cluster, when t + 1 is a multiple of H, t
+    counted over the whole run."""
     lr = np.broadcast_to(np.asarray(local_lr, dtype=np.float64), (rounds,))
     N = problem.clients
+    groups = [list(range(N))] if clusters is None else clusters
+    J = block(groups, [np.full((len(g), len(g)), 1.0 / len(g)) for g in groups])
     X, trajectory, consensus = np.tile(x0, (N, 1)), [], []
     for t in range(rounds * steps):
-        half = np.array([X[i] - lr[t // steps] * problem.grad(i, X[i]) for i in range(N)])
-        exact = exact_every is not None and (t + 1) % exact_every == 0
-        X = np.full((N, N), 1.0 / N) @ half if exact else W @ half
+        G = np.array([problem.grad(i, X[i]) for i in range(N)])
+        M = J if (t + 1) % period == 0 else W
+        X = M @ (X - lr[t // steps] * G) if adapt_first else M @ X - lr[t // steps] * G
         if (t + 1) % steps == 0:
-            trajectory.append(X.mean(axis=0))
-            consensus.append(np.sqrt(np.mean(np.sum((X - X.mean(axis=0)) ** 2, axis=1))))
+            _watch(X, trajectory, consensus)
     return np.array(trajectory), {"X": X, "consensus": consensus}
+
+
+def choco_sgd(
+    problem: Quadratics,
+    x0: Array,
+    W: Array,
+    rounds: int,
+    steps: int,
+    local_lr: ArrayLike,
+    *,
+    gamma: float,
+    compress: Callable[[Array], Array],
+) -> tuple[Array, State]:
+    """Koloskova 2019, Alg. 2, in coordinates around the common first model, so that xhat_i = x0 at first.
+
+    x_i^{t+1/2} = x_i - lr grad f_i(x_i); q_i = C(x_i^{t+1/2} - xhat_i); xhat_i <- xhat_i + q_i;
+    x_i = x_i^{t+1/2} + gamma sum_j W_ij (xhat_j - xhat_i). The copies last as long as the run.
+    """
+    lr = np.broadcast_to(np.asarray(local_lr, dtype=np.float64), (rounds,))
+    N = problem.clients
+    X, public = np.tile(x0, (N, 1)), np.tile(x0, (N, 1))
+    trajectory: list[Array] = []
+    consensus: list[float] = []
+    for t in range(rounds * steps):
+        half = np.array([X[i] - lr[t // steps] * problem.grad(i, X[i]) for i in range(N)])
+        for i in range(N):
+            public[i] = public[i] + compress(half[i] - public[i])
+        X = np.array([half[i] + gamma * sum(W[i, j] * (public[j] - public[i]) for j in range(N)) for i in range(N)])
+        if (t + 1) % steps == 0:
+            _watch(X, trajectory, consensus)
+    return np.array(trajectory), {"X": X, "public": public, "consensus": consensus}
 
 
 def dadam(
@@ -247,18 +311,20 @@ def dadam(
     eps: float = 1e-8,
     bias_correction: bool = False,
     amsgrad: bool = False,
+    adapt_first: bool = False,
 ) -> tuple[Array, State]:
     """Every client runs Adam on its own model, with moments of its own for the whole run; only the models gossip.
 
-    m_i <- b1 m_i + (1 - b1) g_i; v_i <- b2 v_i + (1 - b2) g_i^2; x_i <- x_i - lr m_i/(sqrt v_i + eps); X <- W X.
-    D-AMSGrad has vhat_i <- max(vhat_i, v_i) under the root. The bias correction divides m by 1 - b1^t and v (or vhat)
-    by 1 - b2^t, t from 1 over the whole run.
+    m_i <- b1 m_i + (1 - b1) g_i; v_i <- b2 v_i + (1 - b2) g_i^2; x_i <- sum_j W_ij x_j - lr m_i/(sqrt v_i + eps), or
+    with `adapt_first` X <- W X after the step. `amsgrad` has vhat_i <- max(vhat_i, v_i) under the root. The bias
+    correction divides m by 1 - b1^t and v (or vhat) by 1 - b2^t, t from 1 over the whole run.
     """
     lr = np.broadcast_to(np.asarray(local_lr, dtype=np.float64), (rounds,))
     N, d = problem.clients, len(x0)
     X, m, v, vhat = np.tile(x0, (N, 1)), np.zeros((N, d)), np.zeros((N, d)), np.zeros((N, d))
     trajectory, consensus = [], []
     for t in range(rounds * steps):
+        step = np.zeros_like(X)
         for i in range(N):
             g = problem.grad(i, X[i])
             m[i] = b1 * m[i] + (1 - b1) * g
@@ -267,16 +333,46 @@ def dadam(
             second = vhat[i] if amsgrad else v[i]
             first_scale = 1 - b1 ** (t + 1) if bias_correction else 1.0
             second_scale = 1 - b2 ** (t + 1) if bias_correction else 1.0
-            X[i] = X[i] - lr[t // steps] * (m[i] / first_scale) / (np.sqrt(second / second_scale) + eps)
-        X = W @ X
+            step[i] = lr[t // steps] * (m[i] / first_scale) / (np.sqrt(second / second_scale) + eps)
+        X = W @ (X - step) if adapt_first else W @ X - step
         if (t + 1) % steps == 0:
-            trajectory.append(X.mean(axis=0))
-            consensus.append(np.sqrt(np.mean(np.sum((X - X.mean(axis=0)) ** 2, axis=1))))
+            _watch(X, trajectory, consensus)
     return np.array(trajectory), {"X": X, "m": m, "v": v, "vhat": vhat, "consensus": consensus}
 
 
 def d_amsgrad(
-    problem: Quadratics, x0: Array, W: Array, rounds: int, steps: int, local_lr: ArrayLike, **adam: float
+    problem: Quadratics,
+    x0: Array,
+    W: Array,
+    rounds: int,
+    steps: int,
+    local_lr: ArrayLike,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    eps: float = 1e-4,
+    adapt_first: bool = False,
 ) -> tuple[Array, State]:
-    """`dadam` with the running maximum of v under the root."""
-    return dadam(problem, x0, W, rounds, steps, local_lr, amsgrad=True, **adam)  # type: ignore[arg-type]
+    """Decentralized AMSGrad (Chen et al.). u~ starts at vhat_0 = eps. With the gradient at x_i, line by line:
+
+    m, v, vhat as AMSGrad; x_{t+1/2,i} = sum_j W_ij x_j; u~_{t,i} = sum_j W_ij u~_{t-1/2,j}; u_i = max(u~_{t,i}, eps);
+    x_i = x_{t+1/2,i} - lr m_i/sqrt u_i; u~_{t+1/2,i} = u~_{t,i} - vhat_{t-1,i} + vhat_{t,i}.
+    `adapt_first`: x_i = sum_j W_ij (x_j - lr m_j/sqrt u_j).
+    """
+    lr = np.broadcast_to(np.asarray(local_lr, dtype=np.float64), (rounds,))
+    N, d = problem.clients, len(x0)
+    X, m, v = np.tile(x0, (N, 1)), np.zeros((N, d)), np.zeros((N, d))
+    vhat, u_half = np.full((N, d), eps), np.full((N, d), eps)
+    trajectory, consensus = [], []
+    for t in range(rounds * steps):
+        G = np.array([problem.grad(i, X[i]) for i in range(N)])
+        m = b1 * m + (1 - b1) * G
+        v = b2 * v + (1 - b2) * G**2
+        before, vhat = vhat, np.maximum(vhat, v)
+        u_tilde = W @ u_half
+        step = lr[t // steps] * m / np.sqrt(np.maximum(u_tilde, eps))
+        X = W @ (X - step) if adapt_first else W @ X - step
+        u_half = u_tilde - before + vhat
+        if (t + 1) % steps == 0:
+            _watch(X, trajectory, consensus)
+    return np.array(trajectory), {"X": X, "m": m, "v": v, "vhat": vhat, "u_half": u_half, "consensus": consensus}

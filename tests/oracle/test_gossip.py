@@ -122,9 +122,13 @@ class TestGossip:
         assert state["consensus"][-1] > 0.01
 
     def test_dsgd_on_a_complete_graph_reaches_the_optimum_and_on_a_ring_misses_it(self) -> None:
-        complete, _ = gossip.dsgd(self.problem, self.start, np.full((8, 8), 1 / 8), 400, 5, 0.1)
-        ring, _ = gossip.dsgd(self.problem, self.start, gossip.ring(8), 400, 5, 0.1)
+        full = np.full((8, 8), 1 / 8)
+        complete, _ = gossip.dsgd(self.problem, self.start, full, 400, 5, 0.1, adapt_first=True)
+        ring, _ = gossip.dsgd(self.problem, self.start, gossip.ring(8), 400, 5, 0.1, adapt_first=True)
         assert np.linalg.norm(complete[-1] - self.problem.optimum()) < 1e-8
+        # combining first the last gradients are never mixed, so that even a complete graph misses it
+        apart, _ = gossip.dsgd(self.problem, self.start, full, 400, 5, 0.1)
+        assert np.linalg.norm(apart[-1] - self.problem.optimum()) > 1e-3
         assert np.linalg.norm(ring[-1] - self.problem.optimum()) > 1e-3
 
     def test_gossip_pga_averages_on_multiples_of_the_period_over_the_run(self) -> None:
@@ -140,10 +144,39 @@ class TestGossip:
         want, _ = server.fedadam(alone, self.start, chosen, 1, 1.0, eta=0.05, **settings)
         assert np.allclose(gossip.dadam(alone, self.start, W, 20, 1, 0.05, **settings)[0], want, atol=1e-12)
         want, _ = server.fedamsgrad(alone, self.start, chosen, 1, 1.0, eta=0.05, **settings)
-        assert np.allclose(gossip.d_amsgrad(alone, self.start, W, 20, 1, 0.05, **settings)[0], want, atol=1e-12)
+        local = gossip.dadam(alone, self.start, W, 20, 1, 0.05, amsgrad=True, **settings)
+        assert np.allclose(local[0], want, atol=1e-12)
 
     def test_dadam_mixes_models_and_keeps_moments_private(self) -> None:
-        _, state = gossip.dadam(self.problem, self.start, np.full((8, 8), 1 / 8), 1, 1, 0.1)
+        _, state = gossip.dadam(self.problem, self.start, np.full((8, 8), 1 / 8), 1, 1, 0.1, adapt_first=True)
         want = [0.1 * self.problem.grad(i, self.start) for i in range(8)]
         assert np.allclose(state["m"], want, atol=1e-14)
         assert np.allclose(state["X"], state["X"][0], atol=1e-14)
+
+    def test_combining_first_takes_the_gradient_before_the_mixing(self) -> None:
+        W = gossip.ring(8)
+        _, one = gossip.dsgd(self.problem, self.start, W, 1, 1, 0.1)
+        G = np.array([self.problem.grad(i, self.start) for i in range(8)])
+        assert np.allclose(one["X"], self.start - 0.1 * G, atol=1e-14)  # all begin alike: the first mixing does nothing
+        _, other = gossip.dsgd(self.problem, self.start, W, 1, 1, 0.1, adapt_first=True)
+        assert np.allclose(other["X"], W @ one["X"], atol=1e-14)
+        # the two orders take the same gradients W apart: mixing the one gives the other, with gradients at mixed points
+        _, two = gossip.dsgd(self.problem, self.start, W, 2, 1, 0.1)
+        H = np.array([self.problem.grad(i, one["X"][i]) for i in range(8)])
+        assert np.allclose(two["X"], W @ one["X"] - 0.1 * H, atol=1e-13)
+
+    def test_the_second_moment_comes_to_the_mean_by_gossip(self) -> None:
+        _, state = gossip.d_amsgrad(self.problem, self.start, gossip.ring(8), 10, 3, 0.01, eps=1e-3)
+        assert np.allclose(state["u_half"].sum(axis=0), state["vhat"].sum(axis=0), atol=1e-12)
+        apart = np.ptp(state["u_half"], axis=0) / np.ptp(state["vhat"], axis=0)
+        assert apart.max() < 0.6
+
+    def test_choco_with_everything_sent_is_gossip_and_with_nothing_sent_is_alone(self) -> None:
+        want, _ = gossip.dsgd(self.problem, self.start, gossip.ring(8), 5, 3, 0.1, adapt_first=True)
+        got, _ = gossip.choco_sgd(self.problem, self.start, gossip.ring(8), 5, 3, 0.1, gamma=1.0, compress=lambda x: x)
+        assert np.allclose(got, want, atol=1e-12)
+        _, alone = gossip.dsgd(self.problem, self.start, np.eye(8), 5, 3, 0.1)
+        _, silent = gossip.choco_sgd(
+            self.problem, self.start, gossip.ring(8), 5, 3, 0.1, gamma=1.0, compress=np.zeros_like
+        )
+        assert np.allclose(silent["X"], alone["X"], atol=1e-12)

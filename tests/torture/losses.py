@@ -30,7 +30,7 @@ from torture.malformed import digest
 
 CLIENTS, DIM, ROUNDS = 8, 5, 8
 RATES = (0.0, 0.2, 0.5, 0.7, 0.9)
-DECENTRALIZED = ("dsgd", "gossip_pga", "dadam", "d_amsgrad")
+DECENTRALIZED = ("dsgd", "choco_sgd", "gossip_pga", "dadam", "d_amsgrad")
 CLUSTERED = ("ha_fed", "cafga")
 CASES = {name: (name, {}) for name in NAMES} | {
     f"{name}, compressed": (name, {"compressor": top_k(0.4)}) for name in NAMES if name not in DECENTRALIZED

@@ -43,6 +43,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "adapted": "adapted",
         "persistent": "persistent",
         "average_every": "average_every",
+        "order": "order",
         "compressor": "gossip_compressor",
         "consensus_rate": "consensus_rate",
     },

@@ -169,6 +169,8 @@ class GossipSection(Section):
     """Every client keeps its own model from round to round; there is no server traffic."""
     average_every: Count | None = None
     """Steps between exact averages in place of gossip (Gossip-PGA)."""
+    order: Literal["adapt-then-combine", "combine-then-adapt"] | None = None
+    """Whether models are mixed after the local step or before it."""
     compressor: Annotated[Any, slot(Compressor)] = None
     """What neighbours send each other is compressed by it."""
     consensus_rate: Annotated[float, Field(gt=0, le=1)] | None = None

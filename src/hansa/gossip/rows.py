@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from hansa.gossip.topology import Topology, complete, over_survivors
+from hansa.gossip.topology import Topology, complete, isolated, over_survivors
 from hansa.types import Vector
 
 SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
@@ -58,6 +58,11 @@ class Mixer:
         self.degrees = np.bincount(off.indices, minlength=n)
 
     @property
+    def still(self) -> bool:
+        """Whether nobody ever hears anybody: W = I."""
+        return isinstance(self.topology, isolated) or len(self.alive) == 1
+
+    @property
     def links(self) -> int:
         """Entries of W that are not zero."""
         return len(self.positions) if self.weights is None else int(self.weights.nnz)
@@ -75,7 +80,13 @@ class Rows(Protocol):
 
     def read(self, positions: Sequence[int]) -> torch.Tensor: ...
 
-    def write(self, position: int, before: Vector, after: Vector) -> None: ...
+    def write(self, position: int, before: Vector, after: Vector) -> None:
+        """A local step of a row that is still as it was before."""
+        ...
+
+    def shift(self, position: int, before: Vector, after: Vector) -> None:
+        """The change from before to after, made to a row that others were mixed into meanwhile."""
+        ...
 
     def mix(self, mixer: Mixer) -> None: ...
 
@@ -103,8 +114,11 @@ class DenseRows:
     def write(self, position: int, before: Vector, after: Vector) -> None:
         self.rows[position] = after
 
+    def shift(self, position: int, before: Vector, after: Vector) -> None:
+        self.rows[position] = after + (self.rows[position] - before)  # exactly ``after`` where nothing was mixed
+
     def mix(self, mixer: Mixer) -> None:
-        self.apply(self._matrix(mixer), mixer)
+        self.apply(self.matrix(mixer), mixer)
 
     def average(self, mixer: Mixer) -> None:
         n = len(mixer.positions)
@@ -124,11 +138,47 @@ class DenseRows:
         else:
             self.rows[mixer.positions] = weights @ self.rows[mixer.positions]
 
-    def _matrix(self, mixer: Mixer) -> torch.Tensor:
+    def matrix(self, mixer: Mixer) -> torch.Tensor:
+        """W over the survivors, made once."""
         count = len(mixer.positions)
         if self._weights is None or self._weights[:2] != (mixer, count):
             self._weights = (mixer, count, mixer.dense(self.rows.dtype).to(self.rows.device))
         return self._weights[2]
+
+
+class ApartRows:
+    """W = I: a row exists once its client has moved, and no mixing touches it."""
+
+    def __init__(self, start: Vector) -> None:
+        self.start = start
+        self.own: dict[int, Vector] = {}
+
+    def read(self, positions: Sequence[int]) -> torch.Tensor:
+        return torch.stack([self.own.get(position, self.start) for position in positions])
+
+    def write(self, position: int, before: Vector, after: Vector) -> None:
+        self.own[position] = after
+
+    shift = write
+
+    def mix(self, mixer: Mixer) -> None:
+        return None
+
+    def average(self, mixer: Mixer) -> None:
+        mean = self.read(mixer.positions).mean(dim=0)
+        self.own.update(dict.fromkeys(mixer.positions, mean))
+
+    def mean(self, mixer: Mixer) -> Vector:
+        start = self.start.double()
+        return start + sum((row.double() - start for row in self._moved(mixer)), start * 0) / len(mixer.positions)
+
+    def spread(self, mixer: Mixer, dim: int) -> float:
+        mean, moved, n = self.mean(mixer)[:dim], self._moved(mixer), len(mixer.positions)
+        apart = [float((row[:dim].double() - mean).square().sum()) for row in [*moved, self.start]]
+        return math.sqrt((math.fsum(apart[:-1]) + (n - len(moved)) * apart[-1]) / n)
+
+    def _moved(self, mixer: Mixer) -> list[Vector]:
+        return [self.own[position] for position in mixer.positions if position in self.own]
 
 
 class LazyRows:
@@ -160,6 +210,8 @@ class LazyRows:
         torch.sub(after, before, out=self.changes[self.count])
         self.count += 1
         self._new.append(position)
+
+    shift = write
 
     def mix(self, mixer: Mixer) -> None:
         self._settle()

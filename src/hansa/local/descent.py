@@ -37,7 +37,8 @@ class Shell(Protocol):
     def seed(self, key: Key) -> None: ...
 
     def descend(self, rows: torch.Tensor | None, descent: Descent) -> torch.Tensor | None:
-        """The whole loop in one go where the shell knows a faster way, giving the losses; otherwise None."""
+        """All steps of ``rows`` in one go where the shell knows a faster way, giving the losses; otherwise None.
+        It draws nothing, and momentum goes on from the descent's velocity."""
         ...
 
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Tensors]: ...
@@ -46,9 +47,10 @@ class Shell(Protocol):
 @dataclass(slots=True)
 class Descent:
     """One client's descent in one round: y <- y - lr d, with d = g + weight_decay y + a (y - x) + s, or with local
-    momentum d <- momentum d + that sum. The raw gradient is clipped first. A local ``optimizer`` is any server
-    transform, applied to -d; with ``decoupled`` the decay stays out of d: y <- (1 - lr weight_decay) y first.
-    ``ahead`` says where else the gradient is taken, ``frozen`` blocks stay as they are."""
+    momentum d <- momentum d + that sum, from zero each round unless it is kept. The raw gradient is clipped first. A
+    local ``optimizer`` is any server transform, applied to -d; with ``decoupled`` the decay stays out of d:
+    y <- (1 - lr weight_decay) y first. ``ahead`` says where else the gradient is taken, ``frozen`` blocks stay as they
+    are."""
 
     lr: float
     anchor: Vector
@@ -118,10 +120,14 @@ class Descent:
         if self.optimizer is None:
             y.sub_(v, alpha=self.lr)
             return
-        if not self.state:
-            self.state = self.optimizer.init(y)
+        self.begin()
         step, self.state = self.optimizer.update(v.neg(), self.state, _ALONE)
         y.add_(step, alpha=self.lr)
+
+    def begin(self) -> None:
+        """The optimizer's first state, where there is none yet."""
+        if self.optimizer is not None and not self.state:
+            self.state = self.optimizer.init(self.anchor)
 
     def kept(self) -> Vectors:
         """The optimizer's state and the velocity as rows of memory; numbers become tensors of one, marked by a #."""
@@ -174,12 +180,12 @@ def _merged(first: State, then: State) -> State:
 def descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -> torch.Tensor:
     """All local steps of one client, on the model the shell holds; returns the loss of each step."""
     rows = shell.rows(client, work, key.child("batch"))
-    shell.seed(key.child("noise"))
     found = shell.descend(rows, descent) if descent.plain else None
     if found is not None:
         return found
     losses = torch.empty(work.steps, dtype=shell.y.dtype)
     for t in range(work.steps):
+        shell.seed(key.child("noise", t))
         losses[t], gradients = ahead_gradient(shell, client, None if rows is None else rows[t], descent)
         descent.step(shell.y, shell.parameters, gradients)
     return losses

@@ -58,9 +58,7 @@ class Slot:
             return self.make(name, given)
         if self.loose:
             if isinstance(value, Mapping) and "kind" in value:
-                raise Misfit(
-                    (), f"which kind of part is {shown(value['kind'])}? Annotate it, as in lr: Rate."
-                )
+                raise Misfit((), f"which kind of part is {shown(value['kind'])}? Annotate it, as in lr: Rate.")
             return value
         raise Misfit((), f"expected {self.expected}, found {shown(value)}.")
 

@@ -210,6 +210,8 @@ class ModuleShell:
         if self.stack is None or descent.optimizer is not None or rows is None:
             return None
         a, s = descent.correction
+        if descent.momentum and descent.velocity is None:
+            descent.velocity = torch.zeros_like(self.y)
         return self.stack.train(
             self.y,
             self.inputs.logical,
@@ -221,6 +223,7 @@ class ModuleShell:
             s=s,
             weight_decay=descent.weight_decay,
             momentum=descent.momentum,
+            velocity=descent.velocity if descent.momentum else None,
             clip=descent.clip,
         )
 

@@ -1,0 +1,49 @@
+"""Local optimizers of which a part gossips with the models: ``shared`` names those rows of their state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hansa.errors import decay, positive
+from hansa.types import RoundContext, State, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class consensus_amsgrad:
+    """AMSGrad whose second moment becomes the same for all by gossip (Decentralized AMSGrad, Chen et al. 2023, Alg. 2).
+
+    m <- b1 m + (1-b1) g; v <- b2 v + (1-b2) g^2; vhat' = max(vhat, v); step -m/sqrt(max(u, eps));
+    u <- u - vhat + vhat'. The loop mixes ``u`` whenever it mixes the models, so that sum_i u_i = sum_i vhat_i always; u
+    and vhat start at eps. A step divides by what was known before it, the first one by sqrt(eps) whatever the gradient:
+    eps is more than a guard against zero here. `hansa.server.amsgrad` divides by a client's own vhat.
+
+    >>> rule = consensus_amsgrad(b1=0.0, b2=0.0, eps=0.25)
+    >>> step, state = rule.update(torch.tensor([-3.0]), rule.init(torch.zeros(1)), None)
+    >>> float(step), float(state["u"])
+    (-6.0, 9.0)
+    """
+
+    b1: float = 0.9
+    b2: float = 0.99
+    eps: float = 1e-4
+    shared: ClassVar[tuple[str, ...]] = ("u",)
+    cites: ClassVar[tuple[str, ...]] = ("chen2023",)
+
+    def __post_init__(self) -> None:
+        decay("consensus_amsgrad", "b1", self.b1, "0.9 is usual.")
+        decay("consensus_amsgrad", "b2", self.b2, "0.99 is usual.")
+        positive("consensus_amsgrad", "eps", self.eps, "The first step is divided by its root.")
+
+    def init(self, x: Vector) -> State:
+        nothing, least = x.new_zeros(x.shape), x.new_full(x.shape, self.eps)
+        return {"m": nothing, "v": nothing, "vhat": least, "u": least}
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext | None) -> tuple[Vector, State]:
+        m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)
+        v = state["v"].mul(self.b2).add_(delta * delta, alpha=1 - self.b2)
+        vhat = torch.maximum(state["vhat"], v)
+        step = m / state["u"].clamp(min=self.eps).sqrt_()
+        return step, {"m": m, "v": v, "vhat": vhat, "u": state["u"] - state["vhat"] + vhat}
