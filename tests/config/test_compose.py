@@ -116,7 +116,9 @@ def test_any_preset_gossips():
     )
     assert algorithm(from_text(text)) == expected
     dsgd = algorithm(from_text("algorithm: dsgd\ngossip: {every: 2, average_every: 6}"))
-    assert dsgd.local.mixing == Mixing(gossip.ring(), every=2, persistent=True, average_every=6)
+    assert dsgd.local.mixing == Mixing(
+        gossip.ring(), every=2, persistent=True, average_every=6, order="combine-then-adapt"
+    )
 
 
 @pytest.mark.parametrize(

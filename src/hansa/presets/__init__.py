@@ -28,8 +28,8 @@ from hansa.server import momentum as server_momentum
 from hansa.types import CONTROL, MODEL
 
 __all__ = [
-    "CATALOGUE", "Adaptive", "Clusters", "Common", "Rooted", "afga", "cafga", "catalogue", "choco_sgd", "d_amsgrad", "dadam",
-    "dsgd", "fedadagrad", "fedadam", "fedams", "fedamsgrad", "fedavg", "fedavgm", "fedaware", "fedaware_yogi",
+    "CATALOGUE", "Adaptive", "Clusters", "Common", "Rooted", "afga", "cafga", "catalogue", "choco_sgd", "d_amsgrad",
+    "dadam", "dsgd", "fedadagrad", "fedadam", "fedams", "fedamsgrad", "fedavg", "fedavgm", "fedaware", "fedaware_yogi",
     "fedcams", "feddyn", "fedmgda", "fedmgda_plus", "fednova", "fedprox", "fedyogi", "gossip_pga", "ha_fed", "named",
     "scaffold",
 ]  # fmt: skip
