@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hansa.cli import compare, data, inspect, run, sweep
+from hansa.cli.console import Naming
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,16 +16,16 @@ app = typer.Typer(
     help="Federated optimization in which neighbours talk first.",
     epilog="Exit codes: 0 done, 1 it failed, 2 bad usage, configuration or data, 130 stopped by Ctrl-C and saved.",
 )
-app.command("run")(run.run)
+app.command("run", cls=Naming)(run.run)
 app.command("resume")(run.resume)
-app.command("compare")(compare.compare)
-app.command("sweep")(sweep.sweep)
+app.command("compare", cls=Naming)(compare.compare)
+app.command("sweep", cls=Naming)(sweep.sweep)
 app.command("show")(inspect.show)
 app.command("report")(compare.report)
-app.command("presets")(inspect.presets)
-app.command("parts")(inspect.parts)
-app.command("topology")(inspect.topology)
-app.command("cite")(inspect.cite)
+app.command("presets", cls=Naming)(inspect.presets)
+app.command("parts", cls=Naming)(inspect.parts)
+app.command("topology", cls=Naming)(inspect.topology)
+app.command("cite", cls=Naming)(inspect.cite)
 app.command("demo")(compare.demo)
 app.add_typer(data.app, name="data")
 app.add_typer(inspect.config, name="config")

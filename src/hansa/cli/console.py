@@ -9,14 +9,27 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import typer
+from click import Context, HelpFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
+from typer.core import TyperCommand
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 FAILED, BAD, INTERRUPTED = 1, 2, 130
+
+
+class Naming(TyperCommand):
+    """A command that takes names: its help ends with those that plug-ins bring."""
+
+    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
+        from hansa.registry.plugins import installed
+
+        names = ", ".join(f"{plugin.name} ({plugin.kind})" for plugin in installed())
+        self.epilog = f"Plug-ins bring {names}." if names else None
+        super().format_help(ctx, formatter)
 
 
 def out() -> Console:

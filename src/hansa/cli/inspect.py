@@ -79,7 +79,7 @@ def presets(
 ) -> None:
     """The methods, or all that one of them may be told."""
     from hansa.errors import HansaError
-    from hansa.registry import KINDS, Misfit
+    from hansa.registry import KINDS, Misfit, plugins
     from hansa.registry.schema import first_line
 
     kind = KINDS["preset"]
@@ -99,6 +99,9 @@ def presets(
     for each, made in known.items():
         table.add_row(each, escape(first_line(made) + _origin(kind, each)))
     out().print(table)
+    brought = [f"{plugin.name} ({plugin.kind})" for plugin in plugins.installed()]
+    if brought:
+        out().print(f"\nplug-ins bring {', '.join(brought)}.", markup=False)
     out().print("\n`hansa presets NAME` says what one may be told, `hansa parts` what they are made of.", style="dim")
 
 
@@ -275,11 +278,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _one_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     from hansa.citations import citations
-    from hansa.config.arguments import SAMPLING, TABLES, own_words, title, words
+    from hansa.config.arguments import COMPOSED, SAMPLING, TABLES, own_words, title, words
     from hansa.registry.schema import first_line
 
     known, own = words(preset), own_words(preset)
-    sections = {section: [key for key, word in table.items() if word in known] for section, table in TABLES.items()}
+    sections = {
+        section: [key for key, word in table.items() if word in known or section in COMPOSED]
+        for section, table in TABLES.items()
+    }
     defaults = {word.name: repr(word.default) for word in own.values() if word.default is not inspect.Parameter.empty}
     made = preset()
     if as_json:

@@ -126,6 +126,8 @@ def misfits(config: Config) -> Iterator[Misfit]:
     for part in SHORT_FORMS:
         if getattr(config, part) is not None and getattr(config.channels.get("model"), part, None) is not None:
             yield Misfit(("channels", "model", part), f"stands twice: {part} is short for channels.model.{part}.")
+    if config.gossip.reporters is not None and config.sample is not None and "reporters" not in known:
+        yield Misfit(("gossip", "reporters"), "sample says who takes part: expected one of the two.")
     if config.server.chain is not None and getattr(config.channels.get("model"), "server", None) is not None:
         yield Misfit(("channels", "model", "server"), "stands twice: server.chain is short for channels.model.server.")
 

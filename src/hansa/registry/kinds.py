@@ -75,7 +75,7 @@ class Kind:
         yield from self.built_in.items()
         for name, plugin in self.plugins.items():
             try:
-                yield name, plugin.load()
+                yield name, self._factory(plugin.load(), str(plugin))
             except HansaError as error:
                 plugins.warn_once(str(error))
 
@@ -87,7 +87,7 @@ class Kind:
         """What makes the part of that name, or `Misfit`."""
         if user_code.is_place(name):
             try:
-                return self._factory(user_code.find(name), name)
+                return self._factory(user_code.find(name), repr(name))
             except HansaError as error:
                 raise Misfit((), str(error)) from error
         if plain(name) in self.built_in:
@@ -105,7 +105,7 @@ class Kind:
         if not isinstance(found, type) and not inspect.isroutine(found) and not self.lacks(found):
             return lambda: found
         if not callable(found):
-            raise HansaError(f"{place!r}: expected a {self.title} or what makes one, found {found!r}.")
+            raise HansaError(f"{place}: expected a {self.title} or what makes one, found {found!r}.")
         return found  # type: ignore[no-any-return]
 
     def lacks(self, part: Any) -> str:

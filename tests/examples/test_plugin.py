@@ -1,0 +1,186 @@
+"""The example of a plug-in package: installed, its names work everywhere, and its runs are equal to the bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hansa.config import algorithm, build, from_text, json_schema, load
+from hansa.engine import choose
+from hansa.registry import plugins
+from hansa.runs.driver import Run
+
+PACKAGE = Path(__file__).parents[2] / "examples" / "plugin"
+NAMES = {
+    "compressor": "ternary",
+    "server": "lion",
+    "aggregate": "geometric_median",
+    "sampler": "round_robin",
+    "topology": "chordal_ring",
+    "preset": "fedlion",
+}
+SETTING = """
+rounds: 3
+workers: 1
+data: {name: synthetic, clients: 6, options: {largest: 60}}
+model: {name: mlp, options: {hidden: 5}}
+algorithm: {preset: fedlion, lr: 0.02}
+local: {lr: 0.05, steps: 3, batch_size: 10}
+aggregate: {kind: geometric_median, iterations: 4}
+uplink: {kind: error_feedback, compressor: {kind: ternary, threshold: 0.5}}
+"""
+ROUND_ROBIN = SETTING + "sample: {kind: round_robin, count: 3}\n"
+ALL = (
+    SETTING
+    + """
+gossip:
+  topology: {kind: chordal_ring, chord: 2}
+  clusters: [[0, 1, 2, 3], [4, 5]]
+  reporters: {kind: round_robin, count: 3}
+"""
+)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    """Where the package is installed: the environment of the tests stays as it is."""
+    place = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(PACKAGE, place / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    words = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "install", *words, "--target", place / "site", place / "source"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return place / "site"
+
+
+@pytest.fixture
+def plugged(home, tmp_path, monkeypatch):
+    """The package installed, in a folder of one's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    (tmp_path / "small.yaml").write_text(ROUND_ROBIN)
+    plugins.forget()
+    yield tmp_path
+    monkeypatch.undo()
+    plugins.forget()
+
+
+@pytest.fixture
+def cli(plugged):
+    from hansa.cli.app import app  # isort: skip
+    from typer.testing import CliRunner
+
+    def run(*words):
+        result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [str(word) for word in words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+def trained(config, workers, kind=None):
+    run = Run(
+        algorithm(config), build.task(config, build.federated(config)), seed=config.seed,
+        engine=choose(workers, config.rounds, kind),
+    )  # fmt: skip
+    run.advance(config.rounds)
+    return run
+
+
+def test_one_worker_two_threads_and_two_processes_are_equal_to_the_bit(plugged, caplog):
+    caplog.set_level(logging.WARNING, logger="hansa")
+    config = from_text(ALL)
+    alone = trained(config, 1)
+    for kind in ("thread", "process"):
+        pooled = trained(config, 2, kind)
+        assert torch.equal(alone.params, pooled.params), kind
+        assert [record["spread"] for record in alone.history] == [record["spread"] for record in pooled.history]
+    assert not caplog.records  # a pool that fell back to one worker would have said so
+    started = Run(algorithm(config), build.task(config, build.federated(config)), seed=config.seed)
+    assert not torch.equal(alone.params, started.params)
+
+
+def test_its_parts_are_in_what_a_file_composes(plugged):
+    import hansa_plugin_example as example
+
+    made = algorithm(from_text(ALL))
+    assert made.channels["model"].uplink.compressor == example.ternary(0.5)
+    assert made.channels["model"].server == example.lion(0.02)
+    assert made.channels["model"].aggregate == example.geometric_median(4)
+    assert made.local.mixing.topology == example.chordal_ring(2)
+    assert made.sampler == algorithm(from_text(ROUND_ROBIN)).sampler == example.round_robin(3)
+
+
+def test_its_names_are_listed(cli):
+    listed = cli("parts").stdout
+    for kind, name in NAMES.items():
+        if kind != "preset":
+            assert re.search(rf"\b{name} .*", listed), name
+    assert "(hansa-plugin-example 0.1.0)" in " ".join(listed.split())
+    assert "FedLion: FedAvg's clients, Lion at the server." in cli("presets").stdout
+    assert "fedlion" in json.loads(cli("presets", "--json").stdout)
+    for command in ("topology", "run", "compare", "presets"):
+        assert "chordal_ring (topology)" in " ".join(cli(command, "--help").stdout.split()), command
+    schema = json_schema()
+    assert "fedlion" in schema["$defs"]["AlgorithmSection"]["properties"]["preset"]["anyOf"][0]["enum"]
+    for kind, name in NAMES.items():
+        if kind != "preset":
+            assert name in [part.get("title") for part in schema["$defs"][kind]["anyOf"]]
+
+
+def test_its_names_are_suggested_and_its_arguments_checked(cli):
+    for words, said in [
+        (["compare", "fedlian"], "Did you mean fedlion"),
+        (["topology", "chordal_rin"], "Did you mean chordal_ring?"),
+        (["config", "show", "small.yaml", "-s", "sample.kind=round_robbin"], "Did you mean round_robin?"),
+        (["config", "show", "small.yaml", "-s", "uplink.compressor.treshold=1"], "Did you mean threshold?"),
+        (["config", "show", "small.yaml", "-s", "algorithm.lrr=1"], "fedlion has no such word. Did you mean lr?"),
+    ]:
+        result = cli(*words)
+        assert result.exit_code == 2, words
+        assert said in result.stderr, words
+
+
+def test_it_runs_compares_sweeps_and_is_reported(cli, plugged):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    assert load(plugged / "out" / "config.yaml") == from_text(ROUND_ROBIN)
+    assert cli("resume", "out", "--rounds", "4", "-q").exit_code == 0
+    compared = cli("compare", "fedavg", "fedlion", "-c", "small.yaml", "-q", "-r", "1", "-s", "sample.count=2")
+    assert compared.exit_code == 0, compared.output
+    assert "fedlion" in (plugged / "report.html").read_text()
+    swept = cli(
+        "sweep", "small.yaml", "algorithm=fedavg,fedlion", "aggregate=mean,geometric_median", "-q", "-o", "grid"
+    )
+    assert swept.exit_code == 0, swept.output
+    with open(plugged / "grid" / "results.csv") as file:
+        rows = {(row["algorithm"], row["aggregate"]) for row in csv.DictReader(file)}
+    assert rows == {(a, b) for a in ("fedavg", "fedlion") for b in ("mean", "geometric_median")}
+    assert cli("report", "out", "-o", "page.html").exit_code == 0
+    assert "geometric_median" in (plugged / "page.html").read_text()
+    assert "0.6" in cli("topology", "chordal_ring", "-n", "8").stdout
+
+
+def test_without_the_package_its_names_are_not_known():
+    with pytest.raises(ValueError, match="no preset 'fedlion'"):
+        from_text("algorithm: fedlion")
+
+
+def test_the_commands_of_its_readme_are_commands(cli):
+    text = (PACKAGE / "README.md").read_text()
+    quick = ["--set", "model=logistic", "--set", "local.steps=1", "--set", "workers=1", "--rounds", "1", "--quiet"]
+    for line in re.findall(r"^hansa (.*)$", text, flags=re.MULTILINE):
+        words = line.split()
+        result = cli(*words, *(quick if words[0] in ("compare", "sweep") else []))
+        assert result.exit_code == 0, result.output
