@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import signal
+import time
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ import hansa
 from engine import laboratory as lab
 from engine.laboratory import CPU
 from hansa import presets
+from hansa.engine import choose, processes
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
 from hansa.local import fixed, random_steps
@@ -209,3 +211,60 @@ def test_a_worker_killed_between_rounds_is_replaced(crew):
         crew.members[0].popen.wait()
         found = {report.cohort: report for report in pool.run(orders)}
     assert all(lab.reports_equal(found[cohort], expected[cohort]) for cohort in range(lab.CLIENTS))
+
+
+def watched(pools, workers=2):
+    def engine(*parts):
+        pools.append(Pool(*parts, workers=workers))
+        return pools[-1]
+
+    return engine
+
+
+@pytest.mark.parametrize("case", ["memory and a second channel", "clusters that gossip"])
+def test_a_stopped_worker_is_replaced_and_its_orders_are_run_again_to_the_same_bits(case, monkeypatch, caplog):
+    monkeypatch.setattr(processes, "TICK", 0.05)
+    monkeypatch.setattr(processes, "LOOKS", 3)
+    algorithm, task, dtype = CASES[case]()
+    pools, stopped = [], []
+
+    def stop(run, record):
+        if record["round"] == 1:
+            for member in pools[0].start()._crew.members[:1]:
+                os.kill(member.popen.pid, signal.SIGSTOP)
+                stopped.append(member.popen)
+
+    found = Run(algorithm, task, dtype=dtype, seed=5, keep_params=True, engine=watched(pools)).advance(3, [stop])
+    assert_same_run(found, serial(case))
+    assert len(stopped) == 1
+    assert stopped[0].returncode == -signal.SIGKILL
+    assert "stopped by a signal" in caplog.text
+
+
+def test_a_worker_that_goes_on_in_time_is_left_alone(monkeypatch):
+    monkeypatch.setattr(processes, "TICK", 0.05)
+    monkeypatch.setattr(processes, "LOOKS", 1000)
+    with Pool(*CASES["fedavg"]()[:2], torch.float32, CPU, workers=1) as pool:
+        (member,) = pool.start()._crew.members
+        os.kill(member.popen.pid, signal.SIGSTOP)
+        while not member.stands_still():
+            time.sleep(0.01)
+        assert pool._crew._watch() == []
+        assert member.stopped == 1
+        os.kill(member.popen.pid, signal.SIGCONT)
+        while member.stands_still():
+            time.sleep(0.01)
+        assert pool._crew._watch() == []
+        assert member.stopped == 0
+
+
+def test_there_are_never_more_workers_than_orders(monkeypatch):
+    hired = []
+    monkeypatch.setattr(processes.Processes, "hire", lambda self: hired.append(1) or hire(self))
+    algorithm, task, dtype = CASES["clusters that gossip"]()  # two clusters: two orders a round
+    run = Run(algorithm, task, dtype=dtype, seed=5, keep_params=True, engine=choose(9, 3, "process")).advance(3)
+    assert len(hired) == 2
+    assert_same_run(run, serial("clusters that gossip"))
+
+
+hire = processes.Processes.hire

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -52,17 +55,63 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         try:
             with _logged():
                 return command(*arguments, **options)
+        except UnicodeError as error:  # a name that is no text, on its way to a file
+            _tell(f"[bold red]error:[/] not text: {escape(str(error))}")
+            raise typer.Exit(BAD) from error
         except HansaError as error:
             complain(error)
             raise typer.Exit(BAD) from error
         except KeyboardInterrupt as error:  # a second Ctrl-C, or one outside a run
-            err().print("[yellow]stopped at once[/]")
+            _tell("[yellow]stopped at once[/]")
             raise typer.Exit(INTERRUPTED) from error
-        except OSError as error:
-            err().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        except BrokenPipeError as error:  # whoever read the output has gone: nothing to tell, and nobody to tell it to
+            hush()
             raise typer.Exit(FAILED) from error
+        except OSError as error:
+            _tell(f"[bold red]error:[/] {escape(str(error))}")
+            raise typer.Exit(FAILED) from error
+        except ValueError as error:
+            if "null byte" not in str(error):
+                raise
+            _tell(f"[bold red]error:[/] a name with a NUL in it: {escape(repr(str(error)))}")
+            raise typer.Exit(BAD) from error
 
     return run
+
+
+def _tell(text: str) -> None:
+    """A last word on standard error, if there is still somebody to hear it."""
+    with suppress(OSError):
+        err().print(text, soft_wrap=True)
+
+
+def forgiving() -> None:
+    """What a terminal has no letters for is printed as a question mark, not as a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def flushed() -> int:
+    """Write out what is still waiting; the exit code is 1 if it does not fit, and the reason is told."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        hush()
+        return FAILED
+    except OSError as error:
+        hush()
+        _tell(f"[bold red]error:[/] the output could not be written: {escape(str(error))}")
+        return FAILED
+    return 0
+
+
+def hush() -> None:
+    """Send what is still to come nowhere, so that the interpreter does not stumble over it as it ends."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def complain(error: Exception) -> None:

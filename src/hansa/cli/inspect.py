@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hansa.algorithm import Algorithm
     from hansa.gossip import Topology
     from hansa.registry import Kind
+    from hansa.runs.journal import Columns
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")]
 config = typer.Typer(no_args_is_help=True, help="Configurations: check, resolve, describe.")
@@ -48,19 +50,24 @@ def show(
     """How a run stands: its numbers, its curve, its last rounds."""
     from hansa.report import formats
     from hansa.runs import metrics
-    from hansa.runs.folder import RunFolder
+    from hansa.runs.folder import MODEL, RunFolder
 
-    found = RunFolder(folder)
-    read, history, summary = found.config, found.history, found.summary
+    found = RunFolder.holding(folder)
+    read, history = found.config, found.numbers
+    summary = found.summary_of(history)
     if as_json:
         out().print_json(json.dumps(metrics.plain({"config": read.model_dump(), "summary": summary})))
         return
     console = out()
-    console.print(summary_table(str(folder), summary))
+    console.print(summary_table(str(found), summary))
+    if (found / MODEL).is_file():
+        found.read_model()  # proves that it is the one that was written
     metric = next((m for m in (metrics.ACCURACY, "test_loss", "loss", "train_loss") if _known(history, m)), None)
     if metric is not None:
-        curve = [value for _, value in metrics.series(history, metric)]
-        console.print(f"\n{metric.replace('_', ' ')} [cyan]{sparkline(curve, 60)}[/]")
+        curve = [value for value in history.floats(metric) if math.isfinite(value)]
+        console.print(
+            f"\n{escape(metric.replace('_', ' '))} [cyan]{sparkline(curve, 60, console.options.ascii_only)}[/]"
+        )
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns = ("round", metrics.ACCURACY, "test_loss", "train_loss", "diversity", "participants", "lost")
     shown = [name for name in columns if _known(history, name)]
@@ -153,7 +160,7 @@ def cite(
 
     made = []
     for word in what:
-        folder = RunFolder(word)
+        folder = RunFolder.holding(word)
         made.append(algorithm(folder.config if folder.exists else read_config(Path(word), None, [])))
     out().print(bibtex(made), markup=False, soft_wrap=True)
 
@@ -260,13 +267,13 @@ def config_example() -> None:
     print(_EXAMPLE, end="")
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
     """A curve in one line of text.
 
-    >>> sparkline([0, 1, 2, 3], 4)
-    '▁▃▆█'
+    >>> sparkline([0, 1, 2, 3], 4), sparkline([0, 1, 2, 3], 4, ascii_only=True)
+    ('▁▃▆█', '_-+#')
     """
-    blocks = "▁▂▃▄▅▆▇█"
+    blocks = "_.-=+*%#" if ascii_only else "▁▂▃▄▅▆▇█"
     if not values:
         return ""
     count = min(width, len(values))
@@ -314,8 +321,8 @@ def _origin(kind: Kind, name: str) -> str:
     return f" ({kind.plugins[name].package})" if name in kind.plugins else ""
 
 
-def _known(history: Sequence[dict[str, Any]], name: str) -> bool:
-    return any(isinstance(record.get(name), (int, float)) and record[name] == record[name] for record in history)
+def _known(history: Columns, name: str) -> bool:
+    return name in history.names
 
 
 def _cell(name: str, value: Any, formats: Any) -> str:

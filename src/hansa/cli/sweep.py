@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from hansa.cli.console import err, guarded, out
@@ -107,19 +108,12 @@ def ranking(
 
 
 def _result(name: str, config: Config, folder: Path, shown: Any, stopper: Any) -> dict[str, Any]:
-    """The summary of one point: an earlier run of the very same configuration counts, or is gone on with."""
-    from hansa.config import to_data
+    """The summary of one point: a finished run of the very same configuration counts, a shorter one is gone on with."""
     from hansa.runs.experiment import Experiment
-    from hansa.runs.folder import CHECKPOINT, FINISHED, RunFolder, slug
+    from hansa.runs.reuse import made_or_begun
 
-    place = RunFolder(folder / slug(name))
-    config = config.model_copy(update={"name": name})
-    if place.exists and to_data(place.config) == to_data(config):
-        if place.summary["status"] == FINISHED:
-            return place.summary
-        if (place / CHECKPOINT).exists():
-            return follow(Experiment.resumed(place.path), shown, stopper)
-    return follow(Experiment.new(config, place.path, overwrite=True), shown, stopper)
+    found = made_or_begun(config.model_copy(update={"name": name}), folder, name)
+    return follow(found, shown, stopper) if isinstance(found, Experiment) else found.summary
 
 
 def _table(ranked: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]], metric: str) -> Table:
@@ -127,7 +121,7 @@ def _table(ranked: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]], metric
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for key in ranked[0][0]:
-        table.add_column(key, no_wrap=True)
+        table.add_column(escape(key), no_wrap=True)
     write = formats.percent if metric.endswith("accuracy") else formats.number
     for heading in (metric.replace("_", " "), "best", "sent", "wall time"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -138,7 +132,7 @@ def _table(ranked: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]], metric
             formats.bits(summary.get("bits")),
             formats.duration(summary.get("wall_seconds")),
         ]
-        table.add_row(*point.values(), *cells, style="green" if place == 0 else None)
+        table.add_row(*map(escape, point.values()), *cells, style="green" if place == 0 else None)
     return table
 
 

@@ -68,12 +68,11 @@ class Auto:
         self._open = True  # whether workers are still to be thought of
         self._pool: Pool | None = None
         self._serial: Serial | None = Serial(*self._parts)
-        if workers is not None:
-            self._hire(workers)
 
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         """Reports of the serial engine, then of the pool as soon as that is there."""
         self._rounds -= 1
+        self._staff(len(orders))
         for done, order in enumerate(orders):
             if self._at_work():
                 assert self._pool is not None
@@ -111,10 +110,20 @@ class Auto:
             self._serial = None
         return True
 
+    def _staff(self, orders: int) -> None:
+        """Where a number of workers was asked for: that many, but never more than there are orders in a round."""
+        wanted = min(self._workers or 1, orders)
+        if wanted < 2:
+            return
+        if self._open:
+            self._hire(wanted)
+        elif self._pool is not None and wanted > self._pool.workers:
+            self._pool.widen(wanted)
+
     def _consider(self, orders: Sequence[Order], done: int) -> None:
         """Start workers once the work ahead is worth it."""
         workers = min(cores(), len(orders))
-        if not self._open or workers == 1:
+        if not self._open or self._workers is not None or workers == 1:
             return
         whole_round = sum(map(cost, orders))
         ahead = self._pace.seconds(sum(map(cost, orders[done:])) + max(0, self._rounds) * whole_round)

@@ -64,11 +64,13 @@ class Answered(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A worker is no more; ``unable`` says that it could not begin, with its traceback as the cause."""
+    """A worker is no more; ``unable`` says that it could not begin, with its traceback as the cause, ``blameless`` that
+    its work had no part in it."""
 
     worker: Any
     cause: str
     unable: bool = False
+    blameless: bool = False
 
 
 Event: TypeAlias = Ready | Answered | Gone

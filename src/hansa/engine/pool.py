@@ -97,6 +97,17 @@ class Pool:
         self._submit(jobs)
         return Evaluation(self, jobs, home)
 
+    @property
+    def workers(self) -> int:
+        """How many of the crew work here."""
+        return self._workers
+
+    def widen(self, workers: int) -> None:
+        """Have at least so many workers; those that are missing start in the background."""
+        while len(self._crew.members) < workers:
+            self._crew.hire()
+        self._workers = max(self._workers, workers)
+
     def ready(self) -> bool:
         """Whether every worker has come to work; never waits."""
         while not all(worker.ready for worker in self._crew.members):
@@ -165,12 +176,12 @@ class Pool:
         """A worker has died: another one comes, and its jobs are done again; the oldest is the one it died of."""
         jobs = list(gone.worker.jobs)
         self._crew.dismiss(gone.worker)
-        if not gone.worker.ready:
+        if not gone.worker.ready and not gone.blameless:
             self._stillborn += 1
             if gone.unable or self._stillborn >= _DEATHS:
                 raise StartError(f"a worker process could not begin: {gone.cause.strip()}")
         if jobs:
-            jobs[0].deaths += 1
+            jobs[0].deaths += not gone.blameless
             log.warning("%s: the worker died (%s); it is replaced and the work done again", *_obituary(jobs[0], gone))
             if jobs[0].deaths >= _DEATHS:
                 what, cause = _obituary(lost := jobs.pop(0), gone)

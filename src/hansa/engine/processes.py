@@ -27,6 +27,9 @@ from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, SETUP, WorkerSetup
 from hansa.tasks import TaskLike
 from hansa.types import Vector
 
+TICK, LOOKS = 1.0, 5
+"""Seconds between looks at workers from whom nothing is heard, and the looks after which a stopped one is replaced."""
+
 
 @dataclass(slots=True, eq=False)
 class Process:
@@ -39,6 +42,7 @@ class Process:
     setups: int = 0
     jobs: deque[Job] = field(default_factory=deque)
     turn: int = 0
+    stopped: int = 0
 
     @property
     def ready(self) -> bool:
@@ -51,6 +55,16 @@ class Process:
         with suppress(OSError):  # that it has died is noticed when its answer is awaited
             self.wire.send_bytes(MESSAGE.pack(SETUP, *packed))
             reduction.send_handle(self.wire, memory.descriptor, self.popen.pid)
+
+    def stands_still(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP, a debugger) and it has not gone on since."""
+        if not hasattr(os, "waitid"):
+            return False
+        try:
+            found = os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
 
     def end(self) -> None:
         """End the worker, at once and whatever it does, and free what it held."""
@@ -144,9 +158,27 @@ class Processes:
             worker.wire.send_bytes(MESSAGE.pack(worker.turn, *packed))
 
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """What has happened since, as soon as something has."""
-        heard = connection.wait([worker.wire for worker in self.members], timeout)
-        return [self._listen(worker) for worker in self.members if worker.wire in heard]
+        """What has happened since, as soon as something has; a worker that stands still is gone after a while."""
+        while True:
+            tick = TICK if timeout is None else timeout
+            heard = connection.wait([worker.wire for worker in self.members], tick)
+            events: list[Event] = [self._listen(worker) for worker in self.members if worker.wire in heard]
+            if not events and timeout is None:
+                events = self._watch()
+            if events or timeout is not None:
+                return events
+
+    def _watch(self) -> list[Event]:
+        """The workers that stood still at so many looks in a row. Looks are counted, not seconds: where the whole group
+        was stopped, as by Ctrl-Z, the run did not look either."""
+        given_up: list[Event] = []
+        for worker in self.members:
+            worker.stopped = worker.stopped + 1 if worker.stands_still() else 0
+            if worker.stopped >= LOOKS:
+                worker.popen.kill()
+                worker.popen.wait()
+                given_up.append(Gone(worker, f"stopped by a signal for {TICK * LOOKS:g} s", blameless=True))
+        return given_up
 
     def _listen(self, worker: Process) -> Event:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hansa.errors import HansaError
 from hansa.runs import metrics
+from hansa.runs.journal import Columns
 
 COLOURS = (
     "#2f6fd0", "#e06c1b", "#12936f", "#9b4fc4", "#c9930a", "#d64550", "#1797ad", "#7a8390", "#8a5a2b", "#5c9e1f",
@@ -38,17 +39,21 @@ class Entry:
         """A run from its folder."""
         from hansa.runs.folder import CONFIG, RunFolder
 
-        found = RunFolder(folder)
+        found = RunFolder.holding(folder)
         title = name if name is not None else found.config.title
         text = (found / CONFIG).read_text(encoding="utf-8")
-        return cls(title, found.numbers, text, found.environment, found.summary)
+        history = found.numbers
+        return cls(title, history, text, found.environment, found.summary_of(history))
 
     def series(self) -> dict[str, list[float | None]]:
         """The columns that curves are drawn from, at most `POINTS` long; what was not measured is None."""
         final = len(self.history) - 1
         stride = max(1, math.ceil(len(self.history) / POINTS))
+        history = self.history
+        if isinstance(history, Columns):
+            history = history.only({*DRAWN, *metrics.COSTS.values(), "seconds", "simulated_seconds"})
         # the last round is always among them
-        kept = [r for place, r in enumerate(metrics.running_totals(self.history)) if (final - place) % stride == 0]
+        kept = [r for place, r in enumerate(metrics.running_totals(history)) if (final - place) % stride == 0]
         columns = {name: [_number(record.get(name)) for record in kept] for name in DRAWN}
         return {
             name: values for name, values in columns.items() if name == "round" or any(v is not None for v in values)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hansa")
 
+NEWEST_LOST = 100
+"""So many lost clients are named in a checkpoint, each with its reason; how many there were is in the history."""
+
 Record: TypeAlias = dict[str, Any]
 Callback: TypeAlias = Callable[["Run", Record], bool | None]
 """Called after every round with the run and its newest record; a true answer stops the run there."""
@@ -189,7 +192,7 @@ class Run:
         return {
             "server": self.state.tree(),
             "ledger": self.ledger.state(),
-            "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in self.lost],
+            "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in self.lost[-NEWEST_LOST:]],
         }
 
     def restore(self, tree: State, history: Sequence[Record]) -> None:
@@ -233,12 +236,14 @@ class Run:
     def _say_who_was_lost(self) -> None:
         if not self.lost:
             return
-        reasons = Counter(lost.reason for _, lost in self.lost)
+        reasons: Counter[str] = Counter()
+        for record in self.history:
+            reasons.update(record.get("reasons") or {})
         round, example = self.lost[-1]
         log.warning(
             "%d client updates were left out of %d rounds (%s); the last: client %d in round %d, %s",
-            len(self.lost),
-            len({round for round, _ in self.lost}),
+            reasons.total(),
+            sum(bool(record.get("lost")) for record in self.history),
             ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())),
             example.client,
             round,

@@ -144,7 +144,10 @@ class RunFolder:
     @property
     def summary(self) -> dict[str, Any]:
         """How the run stands: its numbers as the metrics give them, and what was noted beside them when it ended."""
-        found = self.numbers
+        return self.summary_of(self.numbers)
+
+    def summary_of(self, found: journal.Columns) -> dict[str, Any]:
+        """The summary, from numbers that have been read already."""
         derived = metrics.summarize(found, self.config.evaluate.target)
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}

@@ -13,7 +13,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -25,6 +25,7 @@ log = logging.getLogger("hansa")
 FIRST = "hansa"
 """What the first line is sealed upon."""
 
+_NUMBERS = frozenset({bool, int, float})
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{16})"\}$')
 
 
@@ -53,11 +54,12 @@ def from_line(line: str) -> dict[str, Any]:
     record = json.loads(line)
     if not isinstance(record, dict) or type(record.get("round")) is not int:
         raise HansaError(f"expected a record with its round, found {line[:60]!r}")
-    words = {"inf": math.inf, "-inf": -math.inf}
-    return {
-        name: math.nan if value is None else words.get(value, value) if isinstance(value, str) else value
-        for name, value in record.items()
-    }
+    for name, value in record.items():
+        if value is None:
+            record[name] = math.nan
+        elif value == "inf" or value == "-inf":
+            record[name] = float(value)
+    return record
 
 
 def sealed(record: Mapping[str, Any], before: str) -> tuple[str, str]:
@@ -136,27 +138,44 @@ class Columns(Sequence[dict[str, Any]]):
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Note a round; what is no number is left out, but for the reasons why clients were lost, which are counted."""
+        columns, kinds = self._columns, self._kinds
+        taken = 0
         for name, value in record.items():
-            if isinstance(value, (bool, int, float)):
-                column = self._columns.get(name)
-                if column is None:
-                    column = self._columns[name] = array("d", [math.nan]) * self._length
-                    self._kinds[name] = type(value)
-                if type(value) is not self._kinds[name] and value == value:
-                    self._kinds[name] = float
-                column.append(value)
+            kind = type(value)
+            if kind not in _NUMBERS:
+                continue
+            if name not in columns:
+                columns[name], kinds[name] = array("d", [math.nan]) * self._length, kind
+            if kind is not kinds[name] and value == value:
+                kinds[name] = float
+            columns[name].append(value)
+            taken += 1
         self._length += 1
-        for column in self._columns.values():
-            if len(column) < self._length:
-                column.append(math.nan)
-        if isinstance(reasons := record.get("reasons"), dict):
+        if taken < len(columns):
+            for column in columns.values():
+                if len(column) < self._length:
+                    column.append(math.nan)
+        reasons = record.get("reasons")
+        if reasons and isinstance(reasons, dict):
             self.reasons.update({str(name): int(count) for name, count in reasons.items()})
+
+    def only(self, names: Collection[str]) -> Columns:
+        """The same history with these columns alone: quicker to go through."""
+        found = Columns()
+        found.reasons, found.seal, found._length = self.reasons, self.seal, self._length
+        found._columns = {name: column for name, column in self._columns.items() if name in names}
+        found._kinds = self._kinds
+        return found
 
     def column(self, name: str) -> list[Any]:
         """One number of every round, NaN where it was not measured."""
         kind = self._kinds[name]
         values = self._columns[name]
         return list(values) if kind is float else [kind(value) if value == value else value for value in values]
+
+    def floats(self, name: str) -> array[float]:
+        """One number of every round as it is kept, in double precision."""
+        return self._columns[name]
 
     @property
     def names(self) -> list[str]:
@@ -183,7 +202,14 @@ class Columns(Sequence[dict[str, Any]]):
         return found
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[place] for place in range(self._length))
+        parts = [(name, self._kinds[name], column) for name, column in self._columns.items()]
+        for place in range(self._length):
+            found = {}
+            for name, kind, column in parts:
+                value = column[place]
+                if value == value:
+                    found[name] = value if kind is float else kind(value)
+            yield found
 
 
 def plain(value: Any) -> Any:

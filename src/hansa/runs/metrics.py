@@ -39,6 +39,7 @@ COSTS = {
     "peer_bits": "peer_bytes",
 }
 """Running totals in bits, and the bytes of a round that they add up."""
+_SECONDS = ("seconds", "simulated_seconds")
 
 
 def smaller_is_better(metric: str) -> bool:
@@ -56,16 +57,24 @@ def series(history: History, metric: str = ACCURACY) -> list[tuple[int, float]]:
     >>> series([{"round": 1, "test_accuracy": 0.5}, {"round": 2}, {"round": 3, "test_accuracy": 0.7}])
     [(1, 0.5), (3, 0.7)]
     """
+    return list(_pairs(history, metric))
+
+
+def _pairs(history: History, metric: str) -> Iterator[tuple[int, float]]:
+    """The pairs of `series`, one at a time."""
     records = _records(history)
     if isinstance(records, Columns) and metric in records.names:
-        pairs = zip(records.column("round"), records.column(metric), strict=True)
-        return [(round, float(value)) for round, value in pairs if _measured(value)]
-    found = [(int(record["round"]), float(record[metric])) for record in records if _measured(record.get(metric))]
-    if not found and records:
-        known = {name for record in records for name, value in record.items() if _measured(value)}
-        if metric not in {name for record in records for name in record}:
-            raise HansaError(f"the history has no metric {metric!r}. {near(metric, known)}")
-    return found
+        for round, value in zip(records.floats("round"), records.floats(metric), strict=True):
+            if math.isfinite(value):
+                yield int(round), value
+        return
+    known: set[str] = set()
+    for record in records:
+        known.update(record)
+        if _measured(record.get(metric)):
+            yield int(record["round"]), float(record[metric])
+    if records and metric not in known:
+        raise HansaError(f"the history has no metric {metric!r}. {near(metric, known)}")
 
 
 def best(history: History, metric: str = ACCURACY) -> float | None:
@@ -74,10 +83,8 @@ def best(history: History, metric: str = ACCURACY) -> float | None:
     >>> best([{"round": 1, "test_loss": 0.5}, {"round": 2, "test_loss": 0.7}], "test_loss")
     0.5
     """
-    values = [value for _, value in series(history, metric)]
-    if not values:
-        return None
-    return min(values) if smaller_is_better(metric) else max(values)
+    values = (value for _, value in _pairs(history, metric))
+    return min(values, default=None) if smaller_is_better(metric) else max(values, default=None)
 
 
 def last(history: History, metric: str = ACCURACY, count: int = 5) -> float | None:
@@ -87,7 +94,7 @@ def last(history: History, metric: str = ACCURACY, count: int = 5) -> float | No
     0.7
     """
     whole("last", "count", count)
-    values = [value for _, value in series(history, metric)][-count:]
+    values = deque((value for _, value in _pairs(history, metric)), maxlen=count)
     return math.fsum(values) / len(values) if values else None
 
 
@@ -98,7 +105,7 @@ def rounds_to(history: History, target: float, metric: str = ACCURACY) -> int | 
     7
     """
     falls = smaller_is_better(metric)
-    reached = (round for round, value in series(history, metric) if (value <= target if falls else value >= target))
+    reached = (round for round, value in _pairs(history, metric) if (value <= target if falls else value >= target))
     return next(reached, None)
 
 
@@ -143,13 +150,15 @@ class _Seen:
 def summarize(history: History, target: float | None = None) -> dict[str, Any]:
     """A run in a few numbers, in one pass. Without a target accuracy there is no rounds-to-target."""
     seen = {metric: _Seen(metric) for metric in (ACCURACY, "test_loss", "global_loss", "loss", "train_loss")}
+    if isinstance(history, Columns):
+        history = history.only({"round", "lost", "moved", *seen, *COSTS.values(), *_SECONDS})
     reached: int | None = None
     lost = unmoved = 0
     final: dict[str, Any] = {}
     for final in running_totals(history):
         for metric, noted in seen.items():
             value: Any = final.get(metric)
-            if _measured(value):
+            if value is not None and _measured(value):
                 noted.take(float(value))
                 if metric == ACCURACY and target is not None and reached is None and value >= target:
                     reached = int(final["round"])
