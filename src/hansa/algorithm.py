@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal
 
 from hansa.aggregate import Aggregator, mean
 from hansa.aggregate.base import Weights
-from hansa.compress import Compressor, Downlink, Uplink, direct
-from hansa.errors import HansaError, decay, fraction, near, non_negative, positive, refuse, whole
-from hansa.gossip import Activity, Clustering, Topology, everyone, resample, resolve, selected
+from hansa.compress import Downlink, Uplink, direct
+from hansa.errors import HansaError, decay, near, non_negative, positive, refuse, whole
+from hansa.gossip import resolve
 from hansa.keys import Key
 from hansa.local import Correction, Descent, LocalWork, Solver, blocks, epochs, fixed, solver_receives
 from hansa.local import sgd as sgd_solver
+from hansa.local.mixing import Mixing as Mixing
 from hansa.sample import Sampler, per_cluster, startup, uniform
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import ServerTransform, scale
@@ -34,72 +35,6 @@ class Channel:
     aggregate: Aggregator = field(default_factory=mean)
     server: ServerTransform = field(default_factory=scale)
     follows: str | None = None
-
-
-Order: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
-"""Whether clients that gossip mix their models after the local step or before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mixing:
-    """Gossip inside clusters: after every ``every``-th local step X <- W X, the rows of X being a cluster's models.
-
-    ``active`` says who computes at a step; all gossip. ``adapted``: only the round's reporters train and gossip, all of
-    them at every step, on a topology of their own. ``persistent``: every client keeps its own model from round to
-    round and there is no server traffic; the server's model is then the mean. ``average_every``: in place of gossip an
-    exact average at every so many steps of the run (Gossip-PGA). ``compressor``: neighbours hear compressed differences
-    to public copies (CHOCO-Gossip, Koloskova 2019), with its ``consensus_rate``; the copies live as long as the models.
-    ``order``: adapt-then-combine is x_i <- sum_j W_ij (x_j - eta g_j(x_j)); combine-then-adapt is
-    x_i <- sum_j W_ij x_j - eta g_i(x_i), the gradient taken before the mixing, at the client's own point.
-    """
-
-    topology: Topology
-    clusters: int | Sequence[Sequence[int]] | Clustering = 1
-    active: Activity = field(default_factory=everyone)
-    every: int = 1
-    adapted: bool = False
-    persistent: bool = False
-    average_every: int | None = None
-    compressor: Compressor | None = None
-    consensus_rate: float = 1.0
-    order: Order = "adapt-then-combine"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.topology, Topology):
-            raise refuse("Mixing", "topology", self.topology, "a topology", "hansa.gossip.ring() is one.")
-        whole("Mixing", "every", self.every, "1 gossips after every step.")
-        if self.average_every is not None:
-            whole("Mixing", "average_every", self.average_every)
-        fraction("Mixing", "consensus_rate", self.consensus_rate)
-        if self.order not in get_args(Order):
-            raise refuse("Mixing", "order", self.order, " or ".join(map(repr, get_args(Order))))
-        if self.compressor is None and self.consensus_rate != 1:
-            raise refuse(
-                "Mixing", "consensus_rate", self.consensus_rate, "1 without a compressor", "It is CHOCO-Gossip's."
-            )
-        if self.compressor is not None and self.order == "combine-then-adapt":
-            raise HansaError(
-                f"Mixing(compressor={self.compressor!r}, order='combine-then-adapt'): compressed gossip sends what the "
-                "local step made. Use order='adapt-then-combine'."
-            )
-        if self.adapted and self.persistent:
-            raise HansaError("Mixing(adapted=True, persistent=True): the adapted forms keep no models between rounds.")
-        if self.adapted and self.active not in (everyone(), selected()):
-            raise HansaError(
-                f"Mixing(adapted=True, active={self.active!r}): in the adapted forms all reporters compute "
-                "at every step. Leave active out, or adapted."
-            )
-
-    @property
-    def cites(self) -> tuple[str, ...]:
-        kind = ("lian2017",) if self.persistent else () if isinstance(self.active, resample) else ("hafed2023",)
-        exact = ("chen2021",) if self.average_every is not None else ()
-        return (*kind, *exact, *(("koloskova2019",) if self.compressor is not None else ()))
-
-    def resolved(self) -> tuple[tuple[int, ...], ...]:
-        """The clusters as lists of clients; an algorithm that was bound to a population has them."""
-        assert isinstance(self.clusters, tuple)
-        return self.clusters
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hansa.data import Partition
 from hansa.registry import KINDS, add, slot
-from hansa.rounds.faults import faults
 from hansa.rounds import ledger
+from hansa.rounds.faults import faults
 
 LINK_MODEL = add(
     "link_model",

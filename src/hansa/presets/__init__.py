@@ -18,8 +18,8 @@ from hansa.errors import HansaError, near, refuse
 from hansa.local import dyn as dyn_solver
 from hansa.local import prox
 from hansa.local import scaffold as scaffold_solver
-from hansa.presets.compose import Adaptive, Common, Rooted, adaptive, federated, rated, sampler_of
 from hansa.presets.gossiping import Clusters, afga, cafga, choco_sgd, d_amsgrad, dadam, dsgd, gossip_pga, ha_fed
+from hansa.presets.vocabulary import Adaptive, Common, Rooted, adaptive, federated, rated, sampler_of
 from hansa.sample import explore as explore_all
 from hansa.sample import startup as begin_with_everyone
 from hansa.schedule import Rate

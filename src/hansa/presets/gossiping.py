@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, Unpack
 
-from hansa.algorithm import Algorithm, Mixing, Order
+from hansa.algorithm import Algorithm
 from hansa.compress import Compressor, sign
 from hansa.errors import HansaError, refuse
 from hansa.gossip import Activity, Clustering, Topology, as_activity, consensus_amsgrad, everyone, resample, ring
-from hansa.presets.compose import Common, Rooted, adaptive, federated
+from hansa.local.mixing import Mixing, Order
+from hansa.presets.vocabulary import Common, Rooted, adaptive, federated
 from hansa.sample import Sampler, per_cluster
 from hansa.server import adam, amsgrad
 

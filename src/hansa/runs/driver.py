@@ -23,8 +23,8 @@ from hansa.keys import Key
 from hansa.measures.base import Measure
 from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohort_order, observe, open_round
 from hansa.rounds.faults import faults
-from hansa.rounds.messages import Lost, Order
 from hansa.rounds.ledger import Ledger
+from hansa.rounds.messages import Lost, Order
 from hansa.store import ClientStore, DiskStore, RamStore
 from hansa.tasks import TaskLike
 from hansa.types import BUFFERS, MODEL, State, Vector

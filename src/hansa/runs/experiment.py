@@ -17,11 +17,11 @@ from hansa.config import Config, algorithm, build, parts
 from hansa.engine import choose
 from hansa.errors import HansaError
 from hansa.measures import compression, track_heterogeneity
+from hansa.rounds.ledger import Ledger
 from hansa.runs import checkpoint
 from hansa.runs.bindings import bindings, changes, check_words
 from hansa.runs.driver import Callback, Record, Run
 from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
-from hansa.rounds.ledger import Ledger
 from hansa.store import ClientStore, Damaged, DiskStore, io
 from hansa.tasks import Task
 from hansa.types import State
