@@ -1,0 +1,173 @@
+"""The fold: as reports arrive in client order, few of them alive, with the bits of folding them all at once."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import hansa
+from contracts.small import NAMES, small
+from hansa import presets
+from hansa.compress import sign
+from hansa.engine import Serial
+from hansa.engine.pool import _block
+from hansa.rounds import Closing, Lost, Report, close_round, in_cohort_order, open_round, protocol
+from hansa.runs.driver import Run
+from hansa.store import DiskStore, RamStore
+
+SIZES = (3, 11, 5, 8, 2)
+
+
+def task(clients: int = 5, dim: int = 4):
+    draw = torch.Generator().manual_seed(1)
+    sizes = [SIZES[i % len(SIZES)] for i in range(clients)]
+    matrices = [torch.randn(size, dim, generator=draw, dtype=torch.float64) for size in sizes]
+    return hansa.tasks.quadratic(matrices, [torch.randn(size, generator=draw, dtype=torch.float64) for size in sizes])
+
+
+class Watched(np.ndarray):
+    """Memory that tells when nobody looks at it any more."""
+
+
+def updates_alive(algorithm, monkeypatch) -> int:
+    """The most changes of clients that were in memory at a time, in a round of 100."""
+    living, most = 0, 0
+
+    def ended() -> None:
+        nonlocal living
+        living -= 1
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        nonlocal living, most
+        memory = np.empty(x.numel()).view(Watched)
+        weakref.finalize(memory, ended)
+        living += 1
+        most = max(most, living)
+        return torch.from_numpy(memory)
+
+    monkeypatch.setattr(protocol.allocate, "like", watched)
+    Run(algorithm, task(100), evaluate_every=0).advance(1)
+    return most
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_a_mean_is_folded_while_its_updates_arrive(weights, monkeypatch):
+    assert updates_alive(presets.fedavg(steps=1, weights=weights), monkeypatch) <= 20
+
+
+def test_what_needs_all_updates_has_them(monkeypatch):
+    median = presets.fedavg(steps=1).on("model", aggregate=hansa.aggregate.median())
+    assert updates_alive(median, monkeypatch) >= 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_observation_changes_nothing(name):
+    """With measures all updates are kept and folded at once; without, as they arrive."""
+    seen = []
+    runs = [
+        hansa.run(small(name), task(), rounds=3, workers=1, measures=measures)
+        for measures in ([], [lambda probe: seen.append(probe) or {"seen": 1.0}])
+    ]
+    assert torch.equal(runs[0].params, runs[1].params)
+    assert runs[0].store.digest() == runs[1].store.digest()
+    assert len(seen) == 3
+    assert runs[1].history[0]["seen"] == 1.0
+    for without, with_it in zip(*(run.history for run in runs), strict=True):
+        assert repr({**without, "seconds": 0, "seen": 1.0}) == repr({**with_it, "seconds": 0, "seen": 1.0}) or {
+            key: value for key, value in without.items() if key != "seconds"
+        } == {key: value for key, value in with_it.items() if key not in ("seconds", "seen")}
+
+
+def opened_round(algorithm):
+    run = Run(algorithm, task())
+    opened = open_round(run.algorithm, run.state, run.task.population, "run", run.key)
+    reports = list(Serial(run.algorithm, run.task, torch.float64, torch.device("cpu")).run(opened.orders))
+    return run, opened, reports
+
+
+def test_a_round_below_its_quorum_leaves_no_memory_behind(tmp_path):
+    for store in (RamStore(), DiskStore(tmp_path)):
+        before = store.digest()
+        run = Run(presets.fedcams(steps=1), task(), store=store, quorum=6, evaluate_every=0).advance(1)
+        assert not run.history[0]["moved"]
+        assert store.digest() == before
+        assert store.generation == 1
+        run.quorum = 1
+        run.advance(1)
+        assert store.clients() == [0, 1, 2, 3, 4]
+        store.close()
+
+
+def test_staged_rows_are_read_by_nobody_before_the_commit(tmp_path):
+    for store in (RamStore(), DiskStore(tmp_path)):
+        store.commit(0, {3: {"a": torch.ones(2)}})
+        store.stage(3, {"a": torch.zeros(2)})
+        store.stage(4, {"a": torch.zeros(2)})
+        assert torch.equal(store.read(3)["a"], torch.ones(2))
+        assert store.read(4) == {}
+        store.discard()
+        store.stage(5, {"b": torch.full((2,), 7.0)})
+        store.commit(1, {5: {"c": torch.ones(1)}})
+        assert store.clients() == [3, 5]
+        assert sorted(store.read(5)) == ["b", "c"]
+        assert torch.equal(store.read(3)["a"], torch.ones(2))
+        store.close()
+
+
+def test_rows_staged_before_a_crash_are_gone_after_it(tmp_path):
+    with DiskStore(tmp_path) as store:
+        store.commit(0, {1: {"a": torch.ones(3)}})
+        digest = store.digest()
+        store.stage(1, {"a": torch.zeros(3)})
+    with DiskStore(tmp_path) as again:
+        assert again.digest() == digest
+        assert again.verify() == 1
+        again.stage(1, {"a": torch.full((3,), 5.0)})
+        again.commit(1, {})
+        assert torch.equal(again.read(1)["a"], torch.full((3,), 5.0))
+
+
+def test_a_second_answer_after_the_fold_is_refused_and_changes_nothing():
+    run, opened, reports = opened_round(presets.fedavg(steps=1))
+    closing = Closing(run.algorithm, opened.state, opened.orders, run.task.population)
+    for report in [*reports, Report(reports[2].cohort, reports[2].uploads)]:
+        closing.take(report)
+    closed = closing.close()
+    plain = close_round(run.algorithm, opened.state, opened.orders, reports, run.task.population)
+    assert torch.equal(closed.state.vectors["model"], plain.state.vectors["model"])
+    assert [lost.reason for lost in closed.outcome.lost] == ["duplicate"]
+    several = close_round(run.algorithm, opened.state, opened.orders, [*reports, reports[2]], run.task.population)
+    assert reports[2].uploads[0].client not in several.outcome.admitted, "told at once, which one counts is unknown"
+
+
+def test_reports_come_in_cohort_order_whatever_order_they_arrive_in():
+    _, opened, reports = opened_round(presets.fedavg(steps=1))
+    stray = Report(99, lost=(Lost(1, "lost"),))
+    for arrival in ([3, 0, 4, 1, 2], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4]):
+        came = [reports[i] for i in arrival]
+        found = list(in_cohort_order([stray, *came, reports[0]], opened.orders))
+        assert [report.cohort for report in found] == [0, 1, 2, 3, 4, 99, 0]
+    assert [r.cohort for r in in_cohort_order([reports[2], reports[4]], opened.orders)] == [2, 4]
+
+
+def test_large_reports_are_begun_nearly_in_order_and_small_ones_longest_first():
+    _, opened, _ = opened_round(presets.fedavg(steps=1))
+    assert _block(opened.orders, 2) > 10**6
+    big = open_round(
+        *(lambda run: (run.algorithm, run.state, run.task.population, "run", run.key))(
+            Run(presets.fedavg(steps=1), hansa.tasks.function(lambda i, x: x.sum(), clients=3, x0=torch.zeros(1 << 24)))
+        )
+    )
+    assert _block(big.orders, 2) == 8
+
+
+def test_two_way_compression_gives_one_result_in_memory_and_on_disk(tmp_path):
+    method = presets.fedcams(steps=2, participation=0.6, compressor=sign(), two_way=True)
+    ram = hansa.run(method, task(), rounds=4, workers=1)
+    with DiskStore(tmp_path) as store:
+        disk = hansa.run(method, task(), rounds=4, workers=1, store=store)
+        assert torch.equal(ram.params, disk.params)
+        assert ram.store.digest() == store.digest()
