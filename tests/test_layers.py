@@ -15,13 +15,13 @@ SOURCE = Path(hansa.__file__).parent
 
 LAYERS = (
     ("errors", "types"),
-    ("keys", "schedule"),
+    ("keys", "schedule", "protocols", "citations"),
     ("native",),
     ("vectors",),
     ("server", "compress", "gossip"),
     ("aggregate", "local", "sample"),
     ("algorithm",),
-    ("presets", "citations", "measures", "store"),
+    ("presets", "measures", "store"),
     ("rounds",),
     ("tasks", "models", "data"),
     ("engine",),

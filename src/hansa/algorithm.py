@@ -7,17 +7,24 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from hansa.aggregate import Aggregator, mean
-from hansa.aggregate.base import Weights
+from hansa.aggregate.base import Weights, check_aggregator
+from hansa.citations import check_citations
 from hansa.compress import Downlink, Uplink, direct
+from hansa.compress.downlink import check_downlink
+from hansa.compress.links import check_uplink
 from hansa.errors import HansaError, decay, near, non_negative, positive, refuse, whole
-from hansa.gossip import resolve
+from hansa.gossip import Activity, Topology, resolve
 from hansa.keys import Key
-from hansa.local import Correction, Descent, LocalWork, Solver, blocks, epochs, fixed, solver_receives
+from hansa.local import Correction, Descent, LocalWork, Solver, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
 from hansa.local.mixing import Mixing as Mixing
-from hansa.sample import Sampler, per_cluster, startup, uniform
+from hansa.local.solvers import check_solver
+from hansa.local.work import check_work
+from hansa.protocols import declared
+from hansa.sample import Sampler, check_sampler, uniform
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import ServerTransform, scale
+from hansa.server.base import check_server
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.vectors.layout import Layout
 
@@ -35,6 +42,12 @@ class Channel:
     aggregate: Aggregator = field(default_factory=mean)
     server: ServerTransform = field(default_factory=scale)
     follows: str | None = None
+
+    def __post_init__(self) -> None:
+        check_downlink("Channel", "downlink", self.downlink)
+        check_uplink("Channel", "uplink", self.uplink)
+        check_aggregator("Channel", "aggregate", self.aggregate)
+        check_server("Channel", "server", self.server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,10 @@ class LocalPhase:
     frozen: blocks | None = None
 
     def __post_init__(self) -> None:
+        check_solver("LocalPhase", "solver", self.solver)
+        check_work("LocalPhase", "steps", self.steps)
+        if self.optimizer is not None:
+            check_server("LocalPhase", "optimizer", self.optimizer)
         check_rate("LocalPhase", "lr", self.lr)
         if self.batch_size is not None:
             whole("LocalPhase", "batch_size", self.batch_size, "None takes all of a client's samples at each step.")
@@ -73,12 +90,15 @@ class LocalPhase:
             raise refuse("LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own")
         self._check_state()
         if self.mixing is not None:
-            if self.solver.memory or self.solver.channels:
+            if not isinstance(self.mixing, Mixing):
+                meant = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
+                raise refuse("LocalPhase", "mixing", self.mixing, meant)
+            if declared(self.solver, Solver, "memory") or declared(self.solver, Solver, "channels"):
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
                     "own. Use sgd() or prox(mu)."
                 )
-            if self.mixing.persistent and (self.solver.pull or solver_receives(self.solver)):
+            if self.mixing.persistent and (declared(self.solver, Solver, "pull") or solver_receives(self.solver)):
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=Mixing(persistent=True)): clients that keep their own "
                     "models receive none to be pulled towards. Use sgd()."
@@ -88,7 +108,7 @@ class LocalPhase:
                     f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(compressor=...)): its second moment "
                     "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor."
                 )
-            if not isinstance(self.steps, fixed) or not isinstance(self.steps.steps, int):
+            if declared(self.steps, LocalWork, "common") is None:
                 raise refuse(
                     "LocalPhase", "steps", self.steps, "one number of steps for all", "Those who gossip step together."
                 )
@@ -137,7 +157,7 @@ class LocalPhase:
             self.clip,
             self.optimizer,
             self.decoupled,
-            getattr(self.solver, "ahead", None),
+            declared(self.solver, Solver, "ahead"),
             self.frozen,
         )
         if isinstance(self.optimizer_state, Mapping):
@@ -189,15 +209,26 @@ class Algorithm:
     channels: Mapping[str, Channel] = field(default_factory=lambda: {MODEL: Channel()})
 
     def __post_init__(self) -> None:
+        check_sampler("Algorithm", "sampler", self.sampler)
+        if not isinstance(self.local, LocalPhase):
+            raise refuse("Algorithm", "local", self.local, "a local phase", "LocalPhase(steps=fixed(5)) is one.")
+        if not isinstance(self.channels, Mapping):
+            raise refuse("Algorithm", "channels", self.channels, "channels by name", "{'model': Channel(...)}.")
+        for name, channel in self.channels.items():
+            if not isinstance(channel, Channel):
+                meant = f"a channel, Channel(...), on {name!r}"
+                raise refuse("Algorithm", "channels", self.channels, meant)
         object.__setattr__(self, "channels", dict(self.channels))
         self.validate()
 
     def validate(self) -> None:
         """Refuse compositions that would quietly compute something else."""
+        check_citations(self.parts())
         if MODEL not in self.channels:
             raise HansaError(f"{self.name}: channels {sorted(self.channels)} lack {MODEL!r}, the one that is trained.")
         solver = self.local.solver
-        for name in solver.channels:
+        reports: tuple[str, ...] = declared(solver, Solver, "channels")
+        for name in reports:
             if name not in self.channels:
                 raise HansaError(
                     f"{self.name}: the solver {solver!r} reports on channel {name!r}, which is not there. "
@@ -216,12 +247,12 @@ class Algorithm:
                     f"{self.name}: clients receive channel {name!r}, which is not there. "
                     f"Add channels={{{name!r}: Channel(follows='model', ...)}}."
                 )
-        known = {MODEL, BUFFERS, *solver.channels, *self.local.receives}
+        known = {MODEL, BUFFERS, *reports, *self.local.receives}
         for name in self.channels:
             if name not in known:
                 raise HansaError(f"{self.name}: nothing reports on channel {name!r}. {near(name, known)}")
-        weights = getattr(self.channels[MODEL].aggregate, "weights", "uniform")
-        if solver.uniform_only and weights != "uniform":
+        weights = declared(self.channels[MODEL].aggregate, Aggregator, "weights")
+        if declared(solver, Solver, "uniform_only") and weights != "uniform":
             raise refuse(
                 self.name,
                 "weights",
@@ -229,7 +260,7 @@ class Algorithm:
                 "'uniform'",
                 f"{type(solver).__name__} is defined for equal weights only.",
             )
-        if solver.channels and self.local.momentum:
+        if reports and self.local.momentum:
             raise refuse(
                 self.name, "local_momentum", self.local.momentum, "0", "SCAFFOLD reads gradients off y - x, which "
                 "momentum would distort."
@@ -274,33 +305,29 @@ class Algorithm:
             self.check(population)
             return self
         groups = tuple(tuple(group) for group in resolve(mixing.clusters, population, key.child("clusters"), labels))
-        bound = replace(self, sampler=_clustered(sampler, groups)).with_local(mixing=replace(mixing, clusters=groups))
+        known = declared(sampler, Sampler, "bind")(groups)
+        bound = replace(self, sampler=known).with_local(mixing=replace(mixing, clusters=groups))
         bound.check(population)
         return bound
 
     def check(self, population: int) -> None:
         """Refuse a population that the parts cannot serve."""
-        self.sampler.check(population)
-        mixing = self.local.mixing
+        declared(self.sampler, Sampler, "check")(population)
+        mixing, steps = self.local.mixing, self.local.steps
         if mixing is None:
             self._check_alone()
-        if mixing is not None and isinstance(self.local.steps, fixed) and isinstance(self.local.steps.steps, int):
-            mixing.active.check(mixing.resolved(), self.local.steps.steps)
-        self.local.steps.check(population)
+        else:
+            declared(mixing.active, Activity, "check")(mixing.resolved(), declared(steps, LocalWork, "common"))
+        declared(steps, LocalWork, "check")(population)
         for channel in self.channels.values():
-            weights = getattr(channel.aggregate, "weights", None)
+            weights = declared(channel.aggregate, Aggregator, "weights")
             if isinstance(weights, tuple) and len(weights) != population:
                 raise HansaError(f"{self.name}: {len(weights)} weights for {population} clients: give one a client.")
 
     def _check_alone(self) -> None:
         """What only clients that gossip have."""
-        if isinstance(self.sampler, per_cluster) and not self.sampler.clusters:
-            raise HansaError(
-                f"{self.name}(sampler={self.sampler!r}): there are no clusters. Give them, "
-                "per_cluster(1, [[0, 1], [2]]), or have the clients gossip."
-            )
         for name, channel in self.channels.items():
-            if getattr(channel.aggregate, "weights", None) == "clusters":
+            if declared(channel.aggregate, Aggregator, "weights") == "clusters":
                 raise refuse(
                     self.name, "weights", "clusters", "'uniform' or 'samples'", f"On {name!r} nobody has a cluster."
                 )
@@ -344,7 +371,7 @@ class Algorithm:
         """The same algorithm with a channel for buffers: averaged as the model's updates are, never optimized."""
         if BUFFERS in self.channels:
             return self
-        weights: Weights = getattr(self.channels[MODEL].aggregate, "weights", "uniform")
+        weights: Weights = declared(self.channels[MODEL].aggregate, Aggregator, "weights")
         return replace(self, channels={**self.channels, BUFFERS: Channel(aggregate=mean(weights))})
 
     def parts(self) -> Iterator[Any]:
@@ -354,20 +381,7 @@ class Algorithm:
 
 def _gossips(optimizer: ServerTransform | None) -> bool:
     """Whether rows of a local optimizer's state are mixed with the models."""
-    return bool(getattr(optimizer, "shared", ()))
-
-
-def _clustered(sampler: Sampler, groups: tuple[tuple[int, ...], ...]) -> Sampler:
-    """The sampler that knows the clusters, where it asks for them."""
-    if isinstance(sampler, startup):
-        return startup(_clustered(sampler.sampler, groups))
-    if not isinstance(sampler, per_cluster):
-        return sampler
-    if sampler.clusters and {frozenset(cluster) for cluster in sampler.clusters} != {frozenset(g) for g in groups}:
-        raise HansaError(
-            f"{sampler!r}: its clusters are not those that gossip, {groups}. Without clusters it takes theirs."
-        )
-    return replace(sampler, clusters=groups)
+    return optimizer is not None and bool(declared(optimizer, ServerTransform, "shared"))
 
 
 def _walk(value: Any) -> Iterator[Any]:

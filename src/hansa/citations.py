@@ -1,12 +1,20 @@
-"""Citations of exactly the parts in use."""
+"""Citations of exactly the parts in use: keys of the product's bibliography, or whole BibTeX entries of one's own."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
+from typing import Any, Protocol
 
-from hansa.algorithm import Algorithm
+from hansa.errors import HansaError, near
+
+
+class Composed(Protocol):
+    """What is made of parts, as an algorithm is."""
+
+    def parts(self) -> Iterable[Any]: ...
 
 
 @cache
@@ -18,16 +26,40 @@ def bibliography() -> dict[str, str]:
     return dict(zip(entries, blocks, strict=True))
 
 
-def citations(algorithm: Algorithm) -> list[str]:
-    """The BibTeX keys of the parts in use, each once, outermost part first."""
-    found: dict[str, None] = {}
-    for part in algorithm.parts():
-        found.update(dict.fromkeys(getattr(part, "cites", ())))
-    return list(found)
+def cited(part: object) -> tuple[str, ...]:
+    """What a part cites: keys, or BibTeX entries, which begin with an @; one of either need not be in a tuple."""
+    found = getattr(part, "cites", ())
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
-def cite(algorithm: Algorithm) -> str:
+def check_citations(parts: Iterable[object]) -> None:
+    """Refuse a citation that is neither a known key nor a BibTeX entry."""
+    for part in parts:
+        for citation in cited(part):
+            if not isinstance(citation, str) or not (citation in bibliography() or _is_entry(citation)):
+                raise HansaError(
+                    f"{type(part).__name__} cites {citation!r}: expected a key of hansa.citations.bibliography() or a "
+                    f"BibTeX entry, '@article{{key, ...}}'. {near(str(citation), bibliography())}"
+                )
+
+
+def citations(algorithm: Composed) -> list[str]:
+    """What the parts in use cite, each once, outermost part first: keys, and entries of one's own."""
+    return list(dict.fromkeys(citation.strip() for part in algorithm.parts() for citation in cited(part)))
+
+
+def bibtex(algorithms: Iterable[Composed]) -> str:
+    """The BibTeX of all parts that some algorithms use, each entry once."""
+    found = dict.fromkeys(citation for algorithm in algorithms for citation in citations(algorithm))
+    return "\n\n".join(bibliography().get(citation, citation) for citation in found)
+
+
+def cite(algorithm: Composed) -> str:
     """Print and return the BibTeX of exactly the parts an algorithm uses."""
-    text = "\n\n".join(bibliography()[key] for key in citations(algorithm))
+    text = bibtex([algorithm])
     print(text)
     return text
+
+
+def _is_entry(citation: str) -> bool:
+    return re.match(r"\s*@\w+\s*\{\s*[^\s,{}]+\s*,", citation) is not None and citation.rstrip().endswith("}")

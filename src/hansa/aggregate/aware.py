@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from hansa.aggregate.base import Combined, Weights, check_weights, normalise, shares, weighted_sum
+from hansa.aggregate.base import Aggregator, Combined, Weights, check_weights, normalise, shares, weighted_sum
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.aggregate.min_norm import SOLVERS, Solver, min_norm
 from hansa.errors import HansaError, decay, near, refuse
 from hansa.server import ServerTransform
+from hansa.server.base import check_server
 from hansa.types import RoundContext, RowReader, State, Update, Vector, in_client_order
 
 MOMENTUM = "server/aware/momentum"
@@ -20,7 +21,7 @@ _STORAGE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torc
 
 
 @dataclass(frozen=True, slots=True)
-class aware:
+class aware(Aggregator):
     """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i when first seen; lambda~ = argmin
     ||sum lambda_i m_i||^2 over the simplex of all clients seen; Delta = sum lambda~_i m_i (FedAWARE Alg. 1).
 
@@ -47,6 +48,8 @@ class aware:
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
 
     def __post_init__(self) -> None:
+        if self.project is not None:
+            check_server("aware", "project", self.project)
         decay("aware", "alpha", self.alpha, "The paper uses 0.5; 0 forgets at once.")
         if self.rows not in ("ram", "disk"):
             raise refuse("aware", "rows", self.rows, "'ram' or 'disk'")

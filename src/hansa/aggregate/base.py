@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from hansa.errors import HansaError, near, refuse
+from hansa.protocols import expect
 from hansa.types import RoundContext, State, Update, Vector
 from hansa.vectors import arithmetic
 
@@ -48,11 +50,41 @@ class Running(Protocol):
 class Aggregator(Protocol):
     """Individual updates in, one vector out. Arrival order never matters."""
 
-    cites: ClassVar[tuple[str, ...]]
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
 
-    def init(self, dim: int, population: int) -> State: ...
+    @property
+    def least(self) -> int:
+        """The fewest updates it can work with: of fewer a round makes nothing."""
+        return 1
 
-    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined: ...
+    @property
+    def weights(self) -> Weights:
+        """How updates count; buffers are averaged by the same weights."""
+        return "uniform"
+
+    @property
+    def rows(self) -> Literal["ram", "disk"]:
+        """Where the rows are wanted that ``combine`` keeps of clients."""
+        return "ram"
+
+    @property
+    def running(self) -> Callable[[Sequence[Share]], Running] | None:
+        """For one that folds updates as they come, in client order: a method from all that may come to the fold."""
+        return None
+
+    @abstractmethod
+    def init(self, dim: int, population: int) -> State:
+        """The state before the first round, a plain tree."""
+
+    @abstractmethod
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        """The aggregate of a round's admitted updates, at least ``least`` of them."""
+
+
+def check_aggregator(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no aggregator."""
+    expect(owner, argument, value, Aggregator, "an aggregator", example="mean() is one.")
 
 
 def check_weights(part: str, weights: object) -> Weights:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from hansa.aggregate.base import (
     DECODED,
+    Aggregator,
     Combined,
     Share,
     Weights,
@@ -23,7 +24,7 @@ from hansa.vectors import arithmetic
 
 
 @dataclass(frozen=True, slots=True)
-class mean:
+class mean(Aggregator):
     """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017)."""
 
     weights: Weights = "uniform"
@@ -89,7 +90,7 @@ class RunningMean:
 
 
 @dataclass(frozen=True, slots=True)
-class nova:
+class nova(Aggregator):
     """Delta = (sum_i p_i tau_i) sum_i p_i Delta_i / tau_i (FedNova, Wang 2020).
 
     tau_i is the number of local steps, or its generalisation under local momentum or a proximal term.

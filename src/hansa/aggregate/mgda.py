@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.aggregate.base import Combined, gram, weighted_sum
+from hansa.aggregate.base import Aggregator, Combined, gram, weighted_sum
 from hansa.aggregate.min_norm import min_norm
 from hansa.errors import fraction
 from hansa.types import RoundContext, State, Update, in_client_order
 
 
 @dataclass(frozen=True, slots=True)
-class mgda:
+class mgda(Aggregator):
     """u_i = Delta_i/||Delta_i||; lambda = argmin ||sum lambda_i u_i|| over the simplex, |lambda_i - 1/M| <= epsilon;
     Delta = sum lambda_i u_i (FedMGDA+, Hu 2022).
 

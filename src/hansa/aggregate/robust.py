@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from hansa.aggregate.base import Aggregator, Combined, gram, weighted_sum
+from hansa.aggregate.base import Aggregator, Combined, Weights, check_aggregator, gram, weighted_sum
 from hansa.errors import HansaError, positive, refuse, whole
+from hansa.protocols import declared
 from hansa.types import RoundContext, State, Update, Vector, in_client_order
 
 _BLOCK = 1 << 18
@@ -27,7 +28,7 @@ def _by_coordinate(updates: Sequence[Update], reduce: Callable[[torch.Tensor], t
 
 
 @dataclass(frozen=True, slots=True)
-class median:
+class median(Aggregator):
     """The median of each coordinate; of an even number, the mean of the two middle values (Yin 2018)."""
 
     cites: ClassVar[tuple[str, ...]] = ("yin2018",)
@@ -42,7 +43,7 @@ class median:
 
 
 @dataclass(frozen=True, slots=True)
-class trimmed_mean:
+class trimmed_mean(Aggregator):
     """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018)."""
 
     trim: float = 0.1
@@ -62,7 +63,7 @@ class trimmed_mean:
 
 
 @dataclass(frozen=True, slots=True)
-class krum:
+class krum(Aggregator):
     """The mean of the ``keep`` updates with the smallest sums of squared distances to their M - f - 2 nearest others
     (Krum with keep = 1, Multi-Krum above; Blanchard 2017)."""
 
@@ -103,7 +104,7 @@ class krum:
 
 
 @dataclass(frozen=True, slots=True)
-class clipped:
+class clipped(Aggregator):
     """Every update is scaled down to at most ``norm`` before the wrapped aggregator sees it."""
 
     inner: Aggregator
@@ -111,12 +112,24 @@ class clipped:
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        check_aggregator("clipped", "inner", self.inner)
         positive("clipped", "norm", self.norm)
 
     @property
     def least(self) -> int:
         """Updates that the wrapped aggregator needs."""
-        return int(getattr(self.inner, "least", 1))
+        return int(declared(self.inner, Aggregator, "least"))
+
+    @property
+    def weights(self) -> Weights:
+        """Those of the wrapped aggregator."""
+        found: Weights = declared(self.inner, Aggregator, "weights")
+        return found
+
+    @property
+    def rows(self) -> Literal["ram", "disk"]:
+        """Where the wrapped aggregator wants its rows."""
+        return "disk" if declared(self.inner, Aggregator, "rows") == "disk" else "ram"
 
     def init(self, dim: int, population: int) -> State:
         return self.inner.init(dim, population)

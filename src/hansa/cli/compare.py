@@ -133,6 +133,7 @@ def show(
 ) -> None:
     """Print the ranked table and write the page."""
     from hansa import report
+    from hansa.citations import bibtex
     from hansa.config import algorithm, from_text
 
     target = report.common_target(entries)
@@ -182,14 +183,6 @@ def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str,
             cells.append(f"[green]{text}[/]" if key in best and value == best[key] else text)
         table.add_row(str(position), escape(standing.entry.name), *cells)
     return table
-
-
-def bibtex(algorithms: Sequence[Any]) -> str:
-    """The BibTeX of all parts in use, each once."""
-    from hansa.citations import bibliography, citations
-
-    keys = dict.fromkeys(key for algorithm in algorithms for key in citations(algorithm))
-    return "\n\n".join(bibliography()[key] for key in keys)
 
 
 def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:

@@ -154,7 +154,7 @@ def cite(
     what: Annotated[list[str], typer.Argument(help="Presets, YAML files or folders of runs.")],
 ) -> None:
     """BibTeX of exactly the parts in use."""
-    from hansa.cli.compare import bibtex
+    from hansa.citations import bibtex
     from hansa.config import algorithm
     from hansa.runs.folder import RunFolder
 

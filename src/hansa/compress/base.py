@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -15,6 +16,7 @@ from torch import Tensor
 from hansa.compress.packet import HEADER, Array, Buffer, Packet, PacketError, finite, flat, floats, put_kind, seal
 from hansa.errors import refuse
 from hansa.keys import Key
+from hansa.protocols import expect
 
 CHUNK = 1 << 16
 
@@ -39,28 +41,34 @@ class Compressor(Protocol):
     compressor; `Coder` is the short way to be one.
     """
 
-    cites: ClassVar[tuple[str, ...]]
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
 
     @property
     def kind(self) -> str:
         """The kind that its packets carry."""
-        ...
+        return type(self).__name__
 
+    @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
         """C(x) as bytes. A NaN or an infinity in x is an error, never a packet."""
-        ...
 
+    @abstractmethod
     def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
         """A payload that arrived, checked in full; a `PacketError` where ``encode`` would not have written it."""
-        ...
 
     def contraction(self, dim: int) -> float:
-        """The papers' q for the worst x of ``dim`` entries."""
-        ...
+        """The papers' q for the worst x of ``dim`` entries; infinite where nothing is promised."""
+        return math.inf
 
+    @abstractmethod
     def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:
         """No packet for a vector of ``dim`` entries is longer than this."""
-        ...
+
+
+def check_compressor(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no compressor."""
+    expect(owner, argument, value, Compressor, "a compressor", example="hansa.compress.sign() is one.")
 
 
 @runtime_checkable

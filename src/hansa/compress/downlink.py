@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -9,12 +10,13 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hansa.compress.base import Compressor, Mergeable
+from hansa.compress.base import Compressor, Mergeable, check_compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.grid import grain_of, outgrown, settled
 from hansa.compress.packet import Packet, PacketError, finite, flat
 from hansa.errors import HansaError, whole
 from hansa.keys import Key
+from hansa.protocols import expect, lacking
 from hansa.types import State
 
 #: Increments that merge are kept as long as all of them are shorter than so many whole replicas: their sum may be
@@ -52,17 +54,33 @@ class Downlink(Protocol):
     """``broadcast`` and ``acknowledge`` are pure, the state is a plain tree; ``apply`` is what a client does: from what
     it holds and the packets it is sent to the vector. A single packet of kind ``whole`` is the vector itself."""
 
-    cites: ClassVar[tuple[str, ...]]
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
 
-    def init(self, x: Tensor) -> State: ...
+    @abstractmethod
+    def init(self, x: Tensor) -> State:
+        """The state before the first broadcast."""
 
+    @abstractmethod
     def broadcast(
         self, x: Tensor, state: State, clients: Sequence[int], round: int, key: Key
-    ) -> tuple[Broadcast, State]: ...
+    ) -> tuple[Broadcast, State]:
+        """What each client is sent so that all hold one vector, and the state after it."""
 
-    def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State: ...
+    @abstractmethod
+    def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
+        """The state once these clients are known to hold the round's vector."""
 
-    def apply(self, held: Tensor | None, packets: Sequence[Packet]) -> Tensor: ...
+    @abstractmethod
+    def apply(self, held: Tensor | None, packets: Sequence[Packet]) -> Tensor:
+        """The vector that a client holds after a message, from the one it held before."""
+
+
+def check_downlink(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no link from the server to the clients."""
+    bare = not isinstance(value, type) and not lacking(value, Compressor)
+    instead = f"replica({value!r})" if bare else ""
+    expect(owner, argument, value, Downlink, "a downlink", instead=instead, example="direct() is one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +107,7 @@ class replica:
     cites: ClassVar[tuple[str, ...]] = ("wang2022",)
 
     def __post_init__(self) -> None:
+        check_compressor("replica", "compressor", self.compressor)
         whole("replica", "every", self.every, "1 moves the replica in every round.")
 
     def init(self, x: Tensor) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -9,12 +10,13 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from hansa.compress.base import Compressor
+from hansa.compress.base import Compressor, check_compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.downlink import Broadcast
 from hansa.compress.packet import Packet, PacketError
 from hansa.errors import HansaError
 from hansa.keys import Key
+from hansa.protocols import expect, lacking
 from hansa.types import State
 from hansa.vectors import allocate
 
@@ -22,16 +24,28 @@ from hansa.vectors import allocate
 class Uplink(Protocol):
     """``send`` is pure: it gives the memory that is to be kept once the server has accepted the packet."""
 
-    cites: ClassVar[tuple[str, ...]]
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
 
     @property
     def memory(self) -> tuple[str, ...]:
         """Names of the rows it keeps for every client."""
-        ...
+        return ()
 
-    def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]: ...
+    @abstractmethod
+    def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
+        """What travels for x, and the rows to keep in place of those in ``memory``."""
 
-    def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor: ...
+    @abstractmethod
+    def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
+        """The vector in a packet that arrived; a `PacketError` for one that ``send`` does not make."""
+
+
+def check_uplink(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no link from a client to the server."""
+    bare = not isinstance(value, type) and not lacking(value, Compressor)
+    instead = f"error_feedback({value!r}) or memoryless({value!r})" if bare else ""
+    expect(owner, argument, value, Uplink, "a link", instead=instead, example="direct() is one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,9 @@ class error_feedback:
     memory: ClassVar[tuple[str, ...]] = ("residual",)
     cites: ClassVar[tuple[str, ...]] = ("wang2022", "karimireddy2019")
 
+    def __post_init__(self) -> None:
+        check_compressor("error_feedback", "compressor", self.compressor)
+
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         residual = memory.get("residual")
         if residual is None:
@@ -113,6 +130,9 @@ class memoryless:
     compressor: Compressor
     memory: ClassVar[tuple[str, ...]] = ()
     cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_compressor("memoryless", "compressor", self.compressor)
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         return self.compressor.encode(x, key), {}

@@ -19,6 +19,8 @@ from hansa.engine.request import Recall, as_it_is, cost
 from hansa.engine.serial import Engine, Serial
 from hansa.engine.threads import trial
 from hansa.errors import HansaError, refuse, whole
+from hansa.local import Shell
+from hansa.protocols import declared
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
@@ -152,7 +154,7 @@ class Auto:
             yield self._kind
         elif device.type != "cpu":
             yield "thread"
-        elif getattr(self._serial.shell, "releases_gil", False):
+        elif declared(self._serial.shell, Shell, "releases_gil"):
             yield from ("thread", "process")
         else:
             yield "process"

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import index
 from typing import ClassVar, Protocol, runtime_checkable
 
 from hansa.errors import HansaError, fraction, refuse, whole
 from hansa.keys import Key
+from hansa.protocols import expect, lacking
 
 
 @runtime_checkable
 class Activity(Protocol):
     """A rule for who computes, as a function of (round, step, cohort, key)."""
 
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Refuse clusters, or a number of local steps, that the rule cannot serve."""
-        ...
+        return
 
+    def among(self, reporters: Sequence[int]) -> Activity:
+        """The rule in a round in which these of the cohort report."""
+        return self
+
+    @abstractmethod
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """The computing clients of one cohort at one step, in ascending order."""
-        ...
+
+
+def check_activity(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no rule for who computes."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    instead = "" if not number else f"resample({value!r})" if isinstance(value, int) else f"bernoulli({value!r})"
+    expect(owner, argument, value, Activity, "a rule for who computes", instead=instead, example="everyone() is one.")
 
 
 def size_of(part: str, argument: str, value: float, clients: int) -> int:
@@ -47,21 +63,18 @@ def as_activity(active: float | Activity) -> Activity:
     >>> as_activity(2), as_activity(0.5), as_activity(1.0)
     (resample(m=2), bernoulli(p=0.5), everyone())
     """
-    if isinstance(active, bool) or not isinstance(active, (int, float)):
-        if isinstance(active, Activity):
-            return active
-        raise refuse("gossip", "active", active, "a count, a chance or a part such as resample(2)")
-    if isinstance(active, int):
+    if isinstance(active, int) and not isinstance(active, bool):
         return resample(active)
-    return everyone() if active == 1 else bernoulli(active)
+    if isinstance(active, float):
+        return everyone() if active == 1 else bernoulli(active)
+    if isinstance(active, bool | type) or lacking(active, Activity):
+        raise refuse("gossip", "active", active, "a count, a chance or a part such as resample(2)")
+    return active
 
 
 @dataclass(frozen=True, slots=True)
-class everyone:
+class everyone(Activity):
     """All clients of the cohort at every step ([HAFED] Alg. 1 and 2)."""
-
-    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
-        """Any clusters will do."""
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """The cohort itself."""
@@ -69,25 +82,32 @@ class everyone:
 
 
 @dataclass(frozen=True, slots=True)
-class selected:
-    """The round's reporters, at every step: AFGA without its re-sampling. The loop that knows them fills them in."""
+class selected(Activity):
+    """The round's reporters, at every step: AFGA without its re-sampling.
 
-    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
-        """Any clusters will do."""
+    >>> selected().among([5, 6]).draw(0, 0, [4, 5, 6, 7], Key(0))
+    [5, 6]
+    """
+
+    reporters: tuple[int, ...] | None = field(default=None, repr=False)
+
+    def among(self, reporters: Sequence[int]) -> selected:
+        """The rule that knows them."""
+        return selected(tuple(reporters))
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """All of those given: the loop gives it the reporters alone."""
-        return sorted(clients)
+        """Those of the cohort that report; all of it as long as the reporters are not known."""
+        return sorted(clients if self.reporters is None else set(self.reporters).intersection(clients))
 
 
 @dataclass(frozen=True, slots=True)
-class resample:
+class resample(Activity):
     """m clients of the cohort drawn afresh at every step ([AFGA] Alg. 1 and 2): a count, a share, or None for as many
-    as report in the round. The loop that knows the reporters fills their number in.
+    as report in the round.
 
     >>> len(resample(2).draw(0, 0, [4, 5, 6, 7], Key(0)))
     2
-    >>> resample().among(3)
+    >>> resample().among([4, 5, 7])
     resample(m=3)
     """
 
@@ -100,9 +120,9 @@ class resample:
         elif self.m is not None:
             whole("resample", "m", self.m)
 
-    def among(self, reporters: int) -> resample:
-        """The rule in a round in which so many of the cohort report."""
-        return resample(reporters) if self.m is None else self
+    def among(self, reporters: Sequence[int]) -> resample:
+        """The rule that knows how many report."""
+        return resample(len(reporters)) if self.m is None else self
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """No cluster may be smaller than m."""
@@ -123,7 +143,7 @@ class resample:
 
 
 @dataclass(frozen=True, slots=True)
-class bernoulli:
+class bernoulli(Activity):
     """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3)."""
 
     p: float
@@ -131,9 +151,6 @@ class bernoulli:
 
     def __post_init__(self) -> None:
         fraction("bernoulli", "p", self.p)
-
-    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
-        """Any clusters will do."""
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """A coin for each client of the cohort."""
@@ -145,7 +162,7 @@ class bernoulli:
 
 
 @dataclass(frozen=True, slots=True)
-class replay:
+class replay(Activity):
     """The given computing clients, per round and step, of all clusters together; rounds start again when they run out.
 
     >>> replay([[[0, 5], [1, 4]]]).draw(7, 1, [4, 5, 6, 7], Key(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from hansa.errors import HansaError, refuse, whole
 from hansa.keys import Key
+from hansa.protocols import declared, lacking
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,12 +28,16 @@ ROUNDS = 50  # of k-means at most: it settles in a handful
 class Clustering(Protocol):
     """A rule that gives every client of a population one cluster."""
 
-    def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
-        """The clusters, as lists of client ids; ``labels`` counts [clients, classes] where known.
+    __slots__ = ()
 
-        A rule with ``needs_labels = False`` is never given any, one with True always; others where the data has them.
-        """
-        ...
+    @property
+    def needs_labels(self) -> bool | None:
+        """Whether it looks at labels: always, never, or (None) where the data has them."""
+        return None
+
+    @abstractmethod
+    def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
+        """The clusters, as lists of client ids; ``labels`` counts [clients, classes] where known."""
 
 
 def resolve(
@@ -46,12 +52,13 @@ def resolve(
     [[0, 1, 2], [3, 4, 5]]
     """
     whole("clusters", "population", population)
+    rule: Any = clusters
     if isinstance(clusters, int):
-        clusters = equal(clusters)
-    elif not isinstance(clusters, Clustering):
-        clusters = given(clusters)
-    groups = clusters.assign(population, key, _asked(clusters, labels, population))
-    _check(groups, population, clusters)
+        rule = equal(clusters)
+    elif lacking(clusters, Clustering):
+        rule = given(rule)
+    groups: list[list[int]] = rule.assign(population, key, _asked(rule, labels, population))
+    _check(groups, population, rule)
     return groups
 
 
@@ -164,7 +171,7 @@ def _cut(order: Integers, k: int, part: str) -> list[list[int]]:
 
 def _asked(clusters: Clustering, labels: Any, population: int) -> Array | None:
     """The label counts for a rule that may look at them."""
-    needs = getattr(clusters, "needs_labels", None)
+    needs = declared(clusters, Clustering, "needs_labels")
     if labels is None or needs is False:
         return None
     if callable(labels):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from hansa.gossip.topology import Topology, complete, isolated, over_survivors
+from hansa.gossip.topology import Topology, over_survivors
 from hansa.types import Vector
 
 SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
@@ -44,7 +44,7 @@ class Mixer:
     def _build(self) -> None:
         self.positions = [i for i, alive in enumerate(self.alive) if alive]
         n = len(self.positions)
-        self.uniform = isinstance(self.topology, complete)
+        self.uniform = self.topology.averages
         if self.uniform or n < 2:
             # W = 11'/n is kept as that fact: as a matrix it would be the one dense one among sparse ones
             self.weights: Any = None
@@ -60,7 +60,7 @@ class Mixer:
     @property
     def still(self) -> bool:
         """Whether nobody ever hears anybody: W = I."""
-        return isinstance(self.topology, isolated) or len(self.alive) == 1
+        return self.topology.isolates or len(self.alive) == 1
 
     @property
     def links(self) -> int:

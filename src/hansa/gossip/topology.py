@@ -17,6 +17,7 @@ from torch import Tensor
 from hansa.errors import HansaError, fraction, refuse, whole
 from hansa.gossip.weights import as_sparse, check, circulant, dense, identity, metropolis, reroute, sinkhorn
 from hansa.keys import Key
+from hansa.protocols import wrong
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +34,12 @@ class Topology(ABC):
     """
 
     __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
     connected: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
+    """Whether W is 11'/n for every n: then the matrix is never made."""
+    isolates: ClassVar[bool] = False
+    """Whether W is I for every n: then nothing is ever mixed."""
 
     @abstractmethod
     def weights(self, n: int) -> Sparse:
@@ -56,6 +62,12 @@ class Topology(ABC):
         return whole_call if len(whole_call) <= 60 else f"{type(self).__name__}(...)"
 
 
+def check_topology(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no topology."""
+    if not isinstance(value, Topology):
+        raise wrong(owner, argument, value, Topology, "a topology", example="ring() is one.")
+
+
 @dataclass(frozen=True, slots=True)
 class ring(Topology):
     """Self and two neighbours, 1/3 each (n = 2: 1/2). rho = (1 + 2 cos(2 pi / n)) / 3 for n >= 4.
@@ -71,6 +83,8 @@ class ring(Topology):
 @dataclass(frozen=True, slots=True)
 class complete(Topology):
     """Everyone hears everyone: W = 11'/n, rho = 0. The sparse form holds n^2 weights."""
+
+    averages: ClassVar[bool] = True
 
     def weights(self, n: int) -> Sparse:
         return circulant(n, range(n))
@@ -176,6 +190,7 @@ class isolated(Topology):
     """Nobody talks: W = I. The one disconnected topology, for baselines and reductions."""
 
     connected: ClassVar[bool] = False
+    isolates: ClassVar[bool] = True
 
     def weights(self, n: int) -> Sparse:
         return identity(n)

@@ -26,6 +26,11 @@ class Shell(Protocol):
     buffers: Vector | None
 
     @property
+    def releases_gil(self) -> bool:
+        """Whether its steps let other threads run: then workers are threads."""
+        return False
+
+    @property
     def parameters(self) -> Tensors: ...
 
     def load(self, model: Vector, buffers: Vector | None) -> None: ...

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from hansa.compress import Compressor
+from hansa.compress.base import check_compressor
 from hansa.errors import HansaError, fraction, refuse, whole
 from hansa.gossip import Activity, Clustering, Topology, everyone, resample, selected
+from hansa.gossip.active import check_activity
+from hansa.gossip.topology import check_topology
 
 Order: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
 """Whether clients that gossip mix their models after the local step or before it."""
@@ -39,8 +42,10 @@ class Mixing:
     order: Order = "adapt-then-combine"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topology, Topology):
-            raise refuse("Mixing", "topology", self.topology, "a topology", "hansa.gossip.ring() is one.")
+        check_topology("Mixing", "topology", self.topology)
+        check_activity("Mixing", "active", self.active)
+        if self.compressor is not None:
+            check_compressor("Mixing", "compressor", self.compressor)
         whole("Mixing", "every", self.every, "1 gossips after every step.")
         if self.average_every is not None:
             whole("Mixing", "average_every", self.average_every)

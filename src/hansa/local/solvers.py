@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, TypeAlias
@@ -9,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 import torch
 
 from hansa.errors import non_negative, positive
+from hansa.protocols import declared, expect
 from hansa.types import CONTROL, Vector, Vectors
 
 
@@ -32,32 +34,10 @@ class Finished(NamedTuple):
 
 class Solver(Protocol):
     """``channels``: what it receives and reports beside the model; ``receives``: what it only receives, made by the
-    server; ``memory``: rows each client keeps; ``pull``: the scalar a, a fact of the method that the server knows too.
-    A solver with a method ``ahead`` takes the gradient of each step at y + e (`Ahead`)."""
+    server; ``memory``: rows each client keeps; ``uniform_only``: updates must count equally; ``pull``: the scalar a, a
+    fact of the method that the server knows too."""
 
-    cites: ClassVar[tuple[str, ...]]
-    channels: ClassVar[tuple[str, ...]]
-    receives: ClassVar[tuple[str, ...]]
-    memory: ClassVar[tuple[str, ...]]
-    uniform_only: ClassVar[bool]
-
-    @property
-    def pull(self) -> float: ...
-
-    def correction(self, got: Vectors, memory: Vectors) -> Correction: ...
-
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished: ...
-
-
-def solver_receives(solver: Solver) -> tuple[str, ...]:
-    """The channels that a solver only receives; none where it does not say."""
-    return tuple(getattr(solver, "receives", ()))
-
-
-@dataclass(frozen=True, slots=True)
-class sgd:
-    """a = 0, s = 0: plain stochastic gradient descent."""
-
+    __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
     channels: ClassVar[tuple[str, ...]] = ()
     receives: ClassVar[tuple[str, ...]] = ()
@@ -68,6 +48,32 @@ class sgd:
     def pull(self) -> float:
         return 0.0
 
+    @property
+    def ahead(self) -> Ahead | None:
+        """For a solver that takes the gradient of each step at y + e: a method from the gradients at y to e."""
+        return None
+
+    @abstractmethod
+    def correction(self, got: Vectors, memory: Vectors) -> Correction: ...
+
+    @abstractmethod
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished: ...
+
+
+def check_solver(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no local solver."""
+    expect(owner, argument, value, Solver, "a local solver", example="sgd() is one, prox(0.1) another.")
+
+
+def solver_receives(solver: Solver) -> tuple[str, ...]:
+    """The channels that a solver only receives; none where it does not say."""
+    return tuple(declared(solver, Solver, "receives"))
+
+
+@dataclass(frozen=True, slots=True)
+class sgd(Solver):
+    """a = 0, s = 0: plain stochastic gradient descent."""
+
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()
 
@@ -76,15 +82,11 @@ class sgd:
 
 
 @dataclass(frozen=True, slots=True)
-class prox:
+class prox(Solver):
     """a = mu: the proximal pull towards the received model (FedProx, Li 2020)."""
 
     mu: float
     cites: ClassVar[tuple[str, ...]] = ("li2020",)
-    channels: ClassVar[tuple[str, ...]] = ()
-    receives: ClassVar[tuple[str, ...]] = ()
-    memory: ClassVar[tuple[str, ...]] = ()
-    uniform_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         non_negative("prox", "mu", self.mu, "0.01 to 10 were tried in the papers; 0 is plain SGD.")
@@ -101,19 +103,14 @@ class prox:
 
 
 @dataclass(frozen=True, slots=True)
-class scaffold:
+class scaffold(Solver):
     """s = c - c_i; then c_i' = c_i - c + (x - y)/(tau lr), and c_i' - c_i is reported (SCAFFOLD option II,
     Karimireddy 2020)."""
 
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
     channels: ClassVar[tuple[str, ...]] = (CONTROL,)
-    receives: ClassVar[tuple[str, ...]] = ()
     memory: ClassVar[tuple[str, ...]] = (CONTROL,)
     uniform_only: ClassVar[bool] = True
-
-    @property
-    def pull(self) -> float:
-        return 0.0
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         own = memory.get(CONTROL)
@@ -126,13 +123,11 @@ class scaffold:
 
 
 @dataclass(frozen=True, slots=True)
-class dyn:
+class dyn(Solver):
     """a = alpha, s = -h_i; then h_i <- h_i - alpha (y - x) (FedDyn, Acar 2021). Goes with `hansa.server.dyn`."""
 
     alpha: float
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
-    channels: ClassVar[tuple[str, ...]] = ()
-    receives: ClassVar[tuple[str, ...]] = ()
     memory: ClassVar[tuple[str, ...]] = ("dual",)
     uniform_only: ClassVar[bool] = True
 
@@ -154,22 +149,14 @@ class dyn:
 
 
 @dataclass(frozen=True, slots=True)
-class sam:
+class sam(Solver):
     """The gradient of each step is taken at y + rho g/||g||, on the same batch (FedSAM, Qu 2022; Foret 2021)."""
 
     rho: float = 0.05
     cites: ClassVar[tuple[str, ...]] = ("qu2022",)
-    channels: ClassVar[tuple[str, ...]] = ()
-    receives: ClassVar[tuple[str, ...]] = ()
-    memory: ClassVar[tuple[str, ...]] = ()
-    uniform_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         positive("sam", "rho", self.rho, "0.05 is usual.")
-
-    @property
-    def pull(self) -> float:
-        return 0.0
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()

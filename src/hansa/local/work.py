@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -10,6 +11,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from hansa.errors import HansaError, non_negative, positive, refuse, whole
 from hansa.keys import Key
 from hansa.local.distributions import Drawn, between, check_drawn, drawn_value, lognormal
+from hansa.protocols import expect
 
 
 class Work(NamedTuple):
@@ -22,11 +24,37 @@ class Work(NamedTuple):
 class LocalWork(Protocol):
     """A draw of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples."""
 
-    cites: ClassVar[tuple[str, ...]]
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
 
-    def check(self, population: int) -> None: ...
+    @property
+    def common(self) -> int | None:
+        """The number of steps that every client does in every round, where that is one number."""
+        return None
 
-    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work: ...
+    def check(self, population: int) -> None:
+        """Refuse a population it cannot serve."""
+        return
+
+    @abstractmethod
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        """The work of a client that holds so many samples."""
+
+
+def check_work(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no amount of local work."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    several = isinstance(value, (list, tuple))
+    instead = f"fixed({value!r})" if several or isinstance(value, int) else f"epochs({value!r})"
+    expect(
+        owner,
+        argument,
+        value,
+        LocalWork,
+        "an amount of local work",
+        instead=instead if number or several else "",
+        example="fixed(5) is one.",
+    )
 
 
 def _batch(batch_size: int | None, samples: int) -> int:
@@ -39,7 +67,7 @@ def _epoch_steps(epochs: float, samples: int, batch_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class fixed:
+class fixed(LocalWork):
     """The same number of steps each round: one number for all, or one a client.
 
     >>> fixed([1, 2]).draw(1, 100, 10, Key(0))
@@ -57,6 +85,10 @@ class fixed:
         else:
             whole("fixed", "steps", self.steps)
 
+    @property
+    def common(self) -> int | None:
+        return self.steps if isinstance(self.steps, int) else None
+
     def check(self, population: int) -> None:
         if isinstance(self.steps, tuple) and len(self.steps) != population:
             raise HansaError(
@@ -69,7 +101,7 @@ class fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class epochs:
+class epochs(LocalWork):
     """tau_i = floor(E n_i / B) steps, at least 1; E may be fractional.
 
     >>> epochs(1.5).draw(0, 100, 20, Key(0))
@@ -82,16 +114,13 @@ class epochs:
     def __post_init__(self) -> None:
         positive("epochs", "epochs", self.epochs, "1.5 makes one pass and a half over a client's data.")
 
-    def check(self, population: int) -> None:
-        return None
-
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         batch = _batch(batch_size, samples)
         return Work(_epoch_steps(self.epochs, samples, batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
-class random_steps:
+class random_steps(LocalWork):
     """tau ~ U{low..high}, drawn afresh for every client and round.
 
     >>> random_steps(3, 3).draw(0, 10, 5, Key(0))
@@ -108,16 +137,13 @@ class random_steps:
         if self.high < self.low:
             raise refuse("random_steps", "high", self.high, f"high >= low = {self.low}")
 
-    def check(self, population: int) -> None:
-        return None
-
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         steps = int(key.numpy().integers(self.low, self.high + 1))
         return Work(steps, _batch(batch_size, samples))
 
 
 @dataclass(frozen=True, slots=True)
-class drawn:
+class drawn(LocalWork):
     """E and B drawn afresh for every client and round, tau = floor(E n_i / B), at least 1. Each is a number or a
     distribution; ``batch`` None takes the batch size of the local phase.
 
@@ -134,9 +160,6 @@ class drawn:
         if self.batch is not None:
             check_drawn("drawn", "batch", self.batch)
 
-    def check(self, population: int) -> None:
-        return None
-
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         chance = key.numpy()
         passes = drawn_value(self.epochs, chance, samples)
@@ -147,7 +170,7 @@ class drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class hybrid_plus:
+class hybrid_plus(LocalWork):
     """E ~ U{low..high}, B ~ U{min_batch..n_i}, tau = floor(E n_i / B), at least 1, afresh for every client and round
     (the hybrid+ setting of Zeng et al.).
 
@@ -168,9 +191,6 @@ class hybrid_plus:
         if high < low:
             raise refuse("hybrid_plus", "epochs", self.epochs, "low <= high")
 
-    def check(self, population: int) -> None:
-        return None
-
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         both = drawn(between(*self.epochs), between(self.min_batch, "samples"))
         return both.draw(client, samples, batch_size, key)
@@ -180,7 +200,7 @@ TYPICAL = lognormal(median=10.0, sigma=0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class deadline:
+class deadline(LocalWork):
     """The steps a device manages before a deadline: floor(speed_i * seconds), at least 1, at most ``epochs`` passes.
 
     A client's speed, in steps a second, is drawn once by ``seed`` and stays its own; ``jitter`` is the spread of what
@@ -204,9 +224,6 @@ class deadline:
         whole("deadline", "seed", self.seed, least=0)
         if self.epochs is not None:
             positive("deadline", "epochs", self.epochs)
-
-    def check(self, population: int) -> None:
-        return None
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         size = _batch(batch_size, samples)

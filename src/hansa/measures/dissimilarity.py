@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from hansa.aggregate import diversity, shares
-from hansa.aggregate.base import Weights, check_weights
+from hansa.aggregate.base import Aggregator, Weights, check_weights
 from hansa.errors import HansaError, refuse, whole
 from hansa.keys import Key
 from hansa.local.descent import Shell
 from hansa.local.work import Work
+from hansa.protocols import declared
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
 
 PIECE = 500  # samples whose mean gradient is taken at a time
@@ -136,7 +137,7 @@ def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[s
         if record["round"] % every:
             return
         mixing = run.algorithm.local.mixing
-        weights = getattr(run.algorithm.channels[MODEL].aggregate, "weights", "uniform")
+        weights = declared(run.algorithm.channels[MODEL].aggregate, Aggregator, "weights")
         said = {
             "clusters": None if mixing is None else mixing.resolved(),
             "weights": "uniform" if weights == "clusters" else weights,

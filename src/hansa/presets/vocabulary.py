@@ -10,10 +10,12 @@ from hansa.aggregate import mean
 from hansa.aggregate.base import Weights
 from hansa.algorithm import Algorithm, Channel, LocalPhase
 from hansa.compress import Compressor, Downlink, Uplink, direct, error_feedback, replica
+from hansa.compress.base import check_compressor
 from hansa.errors import HansaError, near, refuse
 from hansa.local import LocalWork, fixed, sgd
 from hansa.local import epochs as passes
 from hansa.local.solvers import Solver
+from hansa.protocols import lacking
 from hansa.sample import Sampler, uniform
 from hansa.schedule import Rate
 from hansa.server import ServerTransform, chain, scale
@@ -104,12 +106,11 @@ def _links(name: str, common: Common) -> tuple[Downlink, Uplink]:
             raise refuse(name, "two_way", True, "a compressor with it", "compressor=hansa.compress.sign().")
         return direct(), direct()
     compressor = common["compressor"]
-    if not hasattr(compressor, "encode"):
-        raise refuse(name, "compressor", compressor, "a compressor", "hansa.compress.sign() is one.")
-    down = common.get("two_way", False)
+    check_compressor(name, "compressor", compressor)
+    down: Any = common.get("two_way", False)
     if isinstance(down, bool):
         return replica(compressor) if down else direct(), error_feedback(compressor)
-    return replica(down) if isinstance(down, Compressor) else down, error_feedback(compressor)
+    return down if lacking(down, Compressor) else replica(down), error_feedback(compressor)
 
 
 def _work(name: str, common: Common) -> LocalWork:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hansa.aggregate.base import Combined, Running, Share
+from hansa.aggregate.base import Aggregator, Combined, Running, Share
 from hansa.algorithm import Algorithm, Channel
-from hansa.local import effective_steps
+from hansa.local import Solver, effective_steps
+from hansa.protocols import declared
 from hansa.rounds.admission import Expected, Refused, admit, repeated, sender
 from hansa.rounds.messages import Lost, Order, Report
 from hansa.rounds.state import ServerState
@@ -111,7 +112,7 @@ class Closing:
         self._info: dict[str, list[float]] = {}
 
     def _begin(self, channel: Channel) -> Running | None:
-        begin = getattr(channel.aggregate, "running", None)
+        begin = declared(channel.aggregate, Aggregator, "running")
         if begin is None or not self.orders:
             return None
         samples = self.population.samples
@@ -159,7 +160,7 @@ class Closing:
     def _update(self, client: int, decode: Callable[[], Vector]) -> Update:
         phase, order = self.algorithm.local, self.orders[client]
         lr = phase.lr_at(self.state.round)
-        steps = effective_steps(order.work.steps, lr, phase.momentum, phase.solver.pull)
+        steps = effective_steps(order.work.steps, lr, phase.momentum, declared(phase.solver, Solver, "pull"))
         return Packed(client, order.cohort, decode, self.population.samples[client], steps)
 
     def close(self) -> Closed:
@@ -260,4 +261,5 @@ def in_cohort_order(reports: Iterable[Report], orders: Sequence[Order]) -> Itera
 
 def least(algorithm: Algorithm, asked: int) -> int:
     """The updates that every aggregator can work with; where not even so many were asked for, it says so itself."""
-    return max(min(getattr(channel.aggregate, "least", 1), asked) for channel in algorithm.channels.values())
+    needed: list[int] = [declared(channel.aggregate, Aggregator, "least") for channel in algorithm.channels.values()]
+    return max(min(least, asked) for least in needed)

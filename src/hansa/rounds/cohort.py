@@ -11,11 +11,13 @@ import torch
 
 from hansa.algorithm import LocalPhase, Mixing
 from hansa.compress import Packet, decode
-from hansa.gossip.active import resample, selected
+from hansa.gossip.active import Activity, selected
 from hansa.gossip.rows import ApartRows, DenseRows, LazyRows, Mixer, Rows, lazy_pays
 from hansa.local.descent import Descent, Shell, ahead_gradient
 from hansa.local.work import Work
+from hansa.protocols import declared
 from hansa.rounds.messages import Lost, Order, Trained, scoped
+from hansa.server import ServerTransform
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.vectors.arithmetic import all_finite
 
@@ -57,9 +59,11 @@ class _Cohort:
         self.start = got[MODEL] if buffers is None else torch.cat([got[MODEL], buffers])
         self.mixer = Mixer(mixing.topology, len(self.clients))
         self.mixer.lose(*(self.position[client] for client in order.absent))
+        rule = selected() if mixing.adapted else mixing.active
+        self.active: Activity = declared(rule, Activity, "among")(order.reporters)
         self.rows = self._rows()
         self.public = torch.stack(self._remembered("local/public")) if mixing.compressor is not None else None
-        self.shared: tuple[str, ...] = getattr(phase.optimizer, "shared", ())
+        self.shared: tuple[str, ...] = declared(phase.optimizer, ServerTransform, "shared")
         self.descents: dict[int, Descent] = {}
         self.batches: dict[int, torch.Tensor | None] = {}
         self.steps: Counter[int] = Counter()
@@ -84,12 +88,7 @@ class _Cohort:
         return [self.clients[i] for i in self.mixer.positions]
 
     def _active(self, step: int, clients: Sequence[int]) -> list[int]:
-        active = self.mixing.active
-        if self.mixing.adapted or isinstance(active, selected):
-            return sorted(set(self.order.reporters).intersection(clients))
-        if isinstance(active, resample):
-            active = active.among(len(self.order.reporters))
-        return active.draw(self.order.round, step, clients, self.order.key)
+        return self.active.draw(self.order.round, step, clients, self.order.key)
 
     def _rows(self) -> Rows:
         """Rows that are kept, or never mixed; else dense ones, or lazy ones where the cost rule prefers them."""

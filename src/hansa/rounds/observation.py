@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hansa.aggregate.base import Share, Weights, normalise, weighted_sum
+from hansa.aggregate.base import Aggregator, Share, Weights, normalise, weighted_sum
 from hansa.aggregate.diversity import diversity
 from hansa.algorithm import Algorithm
 from hansa.keys import Key
 from hansa.measures import Measure, Probe, measured
+from hansa.protocols import declared
 from hansa.rounds.closing import Evidence
 from hansa.rounds.protocol import received
 from hansa.types import MODEL, Vectors
@@ -45,12 +46,12 @@ def observe(
 def _diversity(algorithm: Algorithm, evidence: Evidence) -> float:
     """D = sqrt(sum w_i ||Delta_i||^2 / ||sum w_i Delta_i||^2) with the weights of the objective."""
     aggregate = algorithm.channels[MODEL].aggregate
-    rule: Weights = getattr(aggregate, "weights", "uniform")
+    rule: Weights = declared(aggregate, Aggregator, "weights")
     samples = evidence.population.samples
     clients = sorted(evidence.norms)
     weights = normalise(rule, [Share(c, evidence.orders[c].cohort, samples[c]) for c in clients])
     updates = evidence.updates.get(MODEL)
-    if updates is None or hasattr(aggregate, "running"):  # what is folded as it comes is a mean
+    if updates is None or declared(aggregate, Aggregator, "running"):  # what is folded as it comes is a mean
         average = evidence.combined[MODEL]
     else:
         ordered = sorted(updates, key=lambda update: update.client)

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
+from hansa.aggregate import Aggregator
 from hansa.algorithm import Algorithm
 from hansa.engine import Engine, Networked, Serial, choose
 from hansa.errors import HansaError, positive, refuse, whole
 from hansa.keys import Key
 from hansa.measures.base import Measure
+from hansa.protocols import declared
 from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohort_order, observe, open_round
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
@@ -87,7 +89,8 @@ class Run:
 
     def _own_store(self) -> ClientStore:
         """Rows in memory, or where a part asks for it in a folder of the run's own that goes with it."""
-        if not any(getattr(part, "rows", None) == "disk" for part in self.algorithm.parts()):
+        aggregators = [channel.aggregate for channel in self.algorithm.channels.values()]
+        if all(declared(aggregator, Aggregator, "rows") != "disk" for aggregator in aggregators):
             return RamStore()
         folder = TemporaryDirectory(prefix="hansa-rows-")
         store = DiskStore(folder.name)

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from hansa.errors import HansaError, fraction, refuse, whole
 from hansa.gossip.active import size_of
 from hansa.keys import Key
+from hansa.protocols import declared, expect
 from hansa.types import Population
 
 __all__ = ["Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "startup", "uniform", "weighted"]
 
 
+Clusters: TypeAlias = tuple[tuple[int, ...], ...]
+"""The clients of each cluster."""
+
+
 class Sampler(Protocol):
-    """Participants in ascending order. ``check`` refuses a population it cannot serve."""
+    """Who takes part, as a function of (round, population, key)."""
 
-    cites: ClassVar[tuple[str, ...]]
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
 
-    def check(self, population: int) -> None: ...
+    def check(self, population: int) -> None:
+        """Refuse a population it cannot serve."""
+        return
 
-    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]: ...
+    def bind(self, clusters: Clusters) -> Sampler:
+        """The sampler that knows the clusters of the population, where it asks for them."""
+        return self
+
+    @abstractmethod
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        """The participants of a round, in ascending order."""
+
+
+def check_sampler(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no sampler."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    instead = "" if not number else f"uniform({value!r})" if isinstance(value, float) else f"uniform(count={value!r})"
+    expect(owner, argument, value, Sampler, "a sampler", instead=instead, example="uniform(0.1) is one.")
 
 
 def _check_size(part: str, participation: float | None, count: int | None) -> None:
@@ -49,7 +71,7 @@ def _size(part: str, participation: float | None, count: int | None, population:
 
 
 @dataclass(frozen=True, slots=True)
-class uniform:
+class uniform(Sampler):
     """M clients uniformly, without replacement.
 
     >>> len(uniform(0.1).select(0, Population((1,) * 50), Key(0)))
@@ -80,7 +102,7 @@ def everyone() -> uniform:
 
 
 @dataclass(frozen=True, slots=True)
-class weighted:
+class weighted(Sampler):
     """M clients without replacement, drawn with chances proportional to sample counts or to given numbers."""
 
     weights: Literal["samples"] | tuple[float, ...] = "samples"
@@ -116,7 +138,7 @@ class weighted:
 
 
 @dataclass(frozen=True, slots=True)
-class explore:
+class explore(Sampler):
     """Every client once, M a round in a random order, before anybody is asked again; then a new order
     (``then="again"``) or uniform sampling (``then="uniform"``)."""
 
@@ -144,7 +166,7 @@ class explore:
 
 
 @dataclass(frozen=True, slots=True)
-class startup:
+class startup(Sampler):
     """Everyone in the first round, then those another sampler chooses, from its own first round on.
 
     >>> sampler = startup(replay([[2], [0, 1]]))
@@ -156,18 +178,20 @@ class startup:
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        if not hasattr(self.sampler, "select"):
-            raise refuse("startup", "sampler", self.sampler, "a sampler", "startup(uniform(0.1)) is one.")
+        check_sampler("startup", "sampler", self.sampler)
 
     def check(self, population: int) -> None:
-        self.sampler.check(population)
+        declared(self.sampler, Sampler, "check")(population)
+
+    def bind(self, clusters: Clusters) -> startup:
+        return startup(declared(self.sampler, Sampler, "bind")(clusters))
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         return self.sampler.select(round - 1, population, key) if round else tuple(range(population.count))
 
 
 @dataclass(frozen=True, slots=True)
-class availability:
+class availability(Sampler):
     """M clients uniformly among those a trace says are there in the round (the trace is cycled); all of them where
     fewer than M are there."""
 
@@ -194,7 +218,7 @@ class availability:
 
 
 @dataclass(frozen=True, slots=True)
-class replay:
+class replay(Sampler):
     """The given participants, round by round, then from the start again.
 
     >>> sampler = replay([[0, 2], [3, 1]])
@@ -216,7 +240,7 @@ class replay:
 
 
 @dataclass(frozen=True, slots=True)
-class per_cluster:
+class per_cluster(Sampler):
     """``reporters`` of each cluster, a count or a share, uniformly without replacement.
 
     >>> per_cluster(1, ((0, 1), (2, 3, 4))).select(0, Population((1,) * 5), Key(0)).__len__()
@@ -233,7 +257,19 @@ class per_cluster:
         else:
             whole("per_cluster", "reporters", self.reporters)
 
+    def bind(self, clusters: Clusters) -> per_cluster:
+        if self.clusters and {frozenset(own) for own in self.clusters} != {frozenset(group) for group in clusters}:
+            raise HansaError(
+                f"{self!r}: its clusters are not those that gossip, {clusters}. Without clusters it takes theirs."
+            )
+        return replace(self, clusters=clusters)
+
     def check(self, population: int) -> None:
+        if not self.clusters:
+            raise HansaError(
+                f"{self!r}: there are no clusters. Give them, per_cluster(1, [[0, 1], [2]]), or have the clients "
+                "gossip."
+            )
         for place, cluster in enumerate(self.clusters):
             if not isinstance(self.reporters, float) and self.reporters > len(cluster):
                 expected = f"at most the {len(cluster)} clients of cluster {place}"

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from hansa.errors import decay, non_negative
+from hansa.server.base import ServerTransform
 from hansa.types import RoundContext, State, Vector
 from hansa.vectors import arithmetic, kernels
 
@@ -20,7 +21,7 @@ _MOMENTS = ("m", "v", "vhat")
 
 
 @dataclass(frozen=True, slots=True)
-class momentum:
+class momentum(ServerTransform):
     """m <- beta m + Delta; step m (FedAvgM, Hsu 2019)."""
 
     beta: float = 0.9
@@ -38,7 +39,7 @@ class momentum:
 
 
 @dataclass(frozen=True, slots=True)
-class _Adaptive:
+class _Adaptive(ServerTransform):
     """The common update; the leaves below say what v is and what divides m."""
 
     b1: float = 0.9

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 
 from hansa.errors import positive, refuse
+from hansa.protocols import expect
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.types import RoundContext, State, Vector
 from hansa.vectors import allocate
 
 
 class ServerTransform(Protocol):
-    """Delta in, delta out. ``init`` gives the state for a vector; ``update`` never changes what it is given."""
+    """Delta in, delta out. ``init`` gives the state for a vector; ``update`` never changes what it is given.
 
-    cites: ClassVar[tuple[str, ...]]
+    It may declare ``cites``: keys of our bibliography or whole BibTeX entries, as any part may; and for use as a local
+    optimizer ``shared``: the rows of its state that gossip with the models.
+    """
 
-    def init(self, x: Vector) -> State: ...
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+    shared: ClassVar[tuple[str, ...]] = ()
 
-    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]: ...
+    @abstractmethod
+    def init(self, x: Vector) -> State:
+        """The state before the first round, a plain tree, for the vector that the server holds."""
+
+    @abstractmethod
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        """The step that the server adds to its vector, and the state after it."""
+
+
+def check_server(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no server transform."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    instead = f"scale({value!r})" if number else ""
+    expect(owner, argument, value, ServerTransform, "a server transform", instead=instead, example="scale(0.1) is one.")
 
 
 @dataclass(frozen=True, slots=True)
-class scale:
+class scale(ServerTransform):
     """step = lr * delta; with lr = 1 this is FedAvg's server (McMahan 2017)."""
 
     lr: Rate = 1.0
@@ -47,7 +66,7 @@ def sgd(lr: Rate = 1.0) -> scale:
 
 
 @dataclass(frozen=True, slots=True)
-class participation_scale:
+class participation_scale(ServerTransform):
     """step = (M/N) delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020)."""
 
     cites: ClassVar[tuple[str, ...]] = ()
@@ -60,7 +79,7 @@ class participation_scale:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class chain:
+class chain(ServerTransform):
     """Transforms applied one after the other: ``chain(ams(), scale(0.1))``."""
 
     parts: tuple[ServerTransform, ...]
@@ -69,6 +88,8 @@ class chain:
     def __init__(self, *parts: ServerTransform) -> None:
         if not parts:
             raise refuse("chain", "parts", parts, "at least one transform", "chain(ams(), scale(0.1)).")
+        for part in parts:
+            check_server("chain", "parts", part)
         object.__setattr__(self, "parts", tuple(parts))
 
     def __repr__(self) -> str:
@@ -85,7 +106,7 @@ class chain:
 
 
 @dataclass(frozen=True, slots=True)
-class dyn:
+class dyn(ServerTransform):
     """FedDyn's server: h <- h - (alpha/N) sum_S Delta_i; step = Delta - h/alpha (Acar 2021).
 
     The server's h stays the mean of the clients' duals h_i.

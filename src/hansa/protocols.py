@@ -1,0 +1,91 @@
+"""What the protocols of all parts share: required methods, declarations with defaults, and words for what is no part.
+
+A part needs the methods that its protocol marks abstract. All else in a protocol is a declaration with a default: who
+inherits from the protocol has it, who does not need not mention it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from hansa.errors import HansaError, near
+
+
+def declared(part: object, protocol: type, name: str) -> Any:
+    """What a part declares, or the default of its protocol.
+
+    >>> from hansa.aggregate import Aggregator, median
+    >>> declared(median(), Aggregator, "least"), declared(object(), Aggregator, "least")
+    (1, 1)
+    """
+    found = getattr(part, name, _MISSING)
+    if found is _MISSING:
+        default = inspect.getattr_static(protocol, name)
+        return default.__get__(part, type(part)) if hasattr(default, "__get__") else default
+    if isinstance(found, property):  # a dataclass took the protocol's default for the field's
+        raise HansaError(f"{type(part).__name__}: its field {name!r} has no value. Give the field a default.")
+    return found
+
+
+def lacking(part: object, protocol: type) -> list[str]:
+    """The required methods that something has not."""
+    required = sorted(getattr(protocol, "__abstractmethods__", ()))
+    return [name for name in required if not callable(getattr(part, name, None))]
+
+
+def expect(
+    owner: str, argument: str, value: object, protocol: type, noun: str, *, instead: str = "", example: str = ""
+) -> None:
+    """Refuse what is not a part of a protocol; ``instead`` is what was probably meant, ``example`` one that is.
+
+    >>> from hansa.aggregate import Aggregator, mean
+    >>> expect("Channel", "aggregate", mean, Aggregator, "an aggregator")
+    Traceback (most recent call last):
+    ...
+    hansa.errors.HansaError: Channel(aggregate=mean): expected an aggregator: mean().
+    """
+    if isinstance(value, type) or lacking(value, protocol):
+        raise wrong(owner, argument, value, protocol, noun, instead=instead, example=example)
+
+
+def wrong(
+    owner: str, argument: str, value: object, protocol: type, noun: str, *, instead: str = "", example: str = ""
+) -> HansaError:
+    """The error for something that is not a part of a protocol."""
+    shown = value.__name__ if isinstance(value, type) else repr(value)
+    missing = lacking(value, protocol)
+    if isinstance(value, type) and not missing:
+        instead = call(value)
+    elif isinstance(value, str):
+        room = _room(protocol)
+        instead = call(room[value]) if value in room else ""
+        example = example if instead else near(value, room)
+    end = f": {instead}." if instead else f", with {_listed(missing)}." if missing else "."
+    rest = f" {example}" if example and not instead else ""
+    return HansaError(f"{owner}({argument}={shown}): expected {noun}{end}{rest}")
+
+
+def call(kind: type) -> str:
+    """The call that makes a part of a class, with dots where it needs arguments."""
+    needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+    return f"{kind.__name__}({'...' if needed else ''})"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _room(protocol: type) -> dict[str, type]:
+    """The parts of the protocol's own room, by name."""
+    package = sys.modules[sys.modules[protocol.__module__].__package__ or protocol.__module__]
+    public = ((name, getattr(package, name)) for name in package.__all__)
+    return {name: item for name, item in public if isinstance(item, type) and not _open(item, protocol)}
+
+
+def _open(item: type, protocol: type) -> bool:
+    return item is protocol or inspect.isabstract(item) or bool(lacking(item, protocol))
+
+
+_MISSING = object()

@@ -1,0 +1,414 @@
+"""Parts are checked where they are composed; what they do not declare has a default; their citations are theirs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import hansa
+from engine import laboratory as lab
+from hansa import Algorithm, Channel, HansaError, LocalPhase
+from hansa.aggregate import Aggregator, aware, clipped, krum, mean, median
+from hansa.aggregate.base import Combined, weighted_sum
+from hansa.algorithm import Mixing
+from hansa.citations import bibliography, bibtex, citations
+from hansa.compress import direct, error_feedback, memoryless, replica, sign, top_k
+from hansa.gossip import everyone, resample, ring, selected
+from hansa.local import Correction, Finished, Work, fixed, prox, sgd
+from hansa.local import scaffold as scaffold_solver
+from hansa.protocols import declared, lacking
+from hansa.sample import Sampler, per_cluster, startup, uniform
+from hansa.server import ServerTransform, ams, chain, scale
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a compressor up": (
+        lambda: Channel(uplink=sign()),
+        "Channel(uplink=sign()): expected a link: error_feedback(sign()) or memoryless(sign()).",
+    ),
+    "a compressor down": (
+        lambda: Channel(downlink=top_k(0.5)),
+        "Channel(downlink=top_k(ratio=0.5, values='float32')): expected a downlink: "
+        "replica(top_k(ratio=0.5, values='float32')).",
+    ),
+    "an uplink down": (
+        lambda: Channel(downlink=error_feedback(sign())),
+        "Channel(downlink=error_feedback(compressor=sign())): expected a downlink, with acknowledge, apply, "
+        "broadcast and init. direct() is one.",
+    ),
+    "a downlink up": (
+        lambda: Channel(uplink=replica(sign())),
+        "Channel(uplink=replica(compressor=sign(), public_start=True, every=1)): expected a link, with receive and "
+        "send. direct() is one.",
+    ),
+    "a rate as server": (
+        lambda: Channel(server=0.1),
+        "Channel(server=0.1): expected a server transform: scale(0.1).",
+    ),
+    "a server's name": (
+        lambda: Channel(server="ams"),
+        "Channel(server='ams'): expected a server transform: ams().",
+    ),
+    "a server's name, misspelt": (
+        lambda: Channel(server="adan"),
+        "Channel(server='adan'): expected a server transform, with init and update. Did you mean adam?",
+    ),
+    "an aggregator as server": (
+        lambda: Channel(server=mean()),
+        "Channel(server=mean(weights='uniform')): expected a server transform, with update. scale(0.1) is one.",
+    ),
+    "an aggregator's class": (
+        lambda: Channel(aggregate=mean),
+        "Channel(aggregate=mean): expected an aggregator: mean().",
+    ),
+    "an aggregator's class with arguments": (
+        lambda: Channel(aggregate=clipped),
+        "Channel(aggregate=clipped): expected an aggregator: clipped(...).",
+    ),
+    "another class": (
+        lambda: Channel(aggregate=sign),
+        "Channel(aggregate=sign): expected an aggregator, with combine and init. mean() is one.",
+    ),
+    "nothing": (
+        lambda: Channel(aggregate=None),
+        "Channel(aggregate=None): expected an aggregator, with combine and init. mean() is one.",
+    ),
+    "through on()": (
+        lambda: hansa.presets.fedavg().on("model", uplink=sign()),
+        "Channel(uplink=sign()): expected a link: error_feedback(sign()) or memoryless(sign()).",
+    ),
+    "a share as sampler": (
+        lambda: Algorithm(sampler=0.1),
+        "Algorithm(sampler=0.1): expected a sampler: uniform(0.1).",
+    ),
+    "a count as sampler": (
+        lambda: Algorithm(sampler=5),
+        "Algorithm(sampler=5): expected a sampler: uniform(count=5).",
+    ),
+    "a local phase's part": (
+        lambda: Algorithm(local=sgd()),
+        "Algorithm(local=sgd()): expected a local phase. LocalPhase(steps=fixed(5)) is one.",
+    ),
+    "a channel without its name": (
+        lambda: Algorithm(channels=scale()),
+        "Algorithm(channels=scale(lr=1.0)): expected channels by name. {'model': Channel(...)}.",
+    ),
+    "a part in place of a channel": (
+        lambda: Algorithm(channels={"model": scale()}),
+        "Algorithm(channels={'model': scale(lr=1.0)}): expected a channel, Channel(...), on 'model'.",
+    ),
+    "a number of steps": (
+        lambda: LocalPhase(steps=5),
+        "LocalPhase(steps=5): expected an amount of local work: fixed(5).",
+    ),
+    "steps a client": (
+        lambda: LocalPhase(steps=[1, 2]),
+        "LocalPhase(steps=[1, 2]): expected an amount of local work: fixed([1, 2]).",
+    ),
+    "a number of epochs": (
+        lambda: LocalPhase(steps=1.5),
+        "LocalPhase(steps=1.5): expected an amount of local work: epochs(1.5).",
+    ),
+    "a solver's class": (
+        lambda: LocalPhase(solver=prox),
+        "LocalPhase(solver=prox): expected a local solver: prox(...).",
+    ),
+    "a number as solver": (
+        lambda: LocalPhase(solver=0.1),
+        "LocalPhase(solver=0.1): expected a local solver, with correction and finish. sgd() is one, prox(0.1) another.",
+    ),
+    "a rate as local optimizer": (
+        lambda: LocalPhase(optimizer=0.1),
+        "LocalPhase(optimizer=0.1): expected a server transform: scale(0.1).",
+    ),
+    "a topology as mixing": (
+        lambda: LocalPhase(mixing=ring(), steps=fixed(2)),
+        "LocalPhase(mixing=ring()): expected Mixing(ring()).",
+    ),
+    "a topology's name": (
+        lambda: Mixing("ring"),
+        "Mixing(topology='ring'): expected a topology: ring().",
+    ),
+    "a topology's class": (
+        lambda: Mixing(ring),
+        "Mixing(topology=ring): expected a topology: ring().",
+    ),
+    "a matrix as topology": (
+        lambda: Mixing(7),
+        "Mixing(topology=7): expected a topology, with weights. ring() is one.",
+    ),
+    "a count of active clients": (
+        lambda: Mixing(ring(), active=2),
+        "Mixing(active=2): expected a rule for who computes: resample(2).",
+    ),
+    "a chance of being active": (
+        lambda: Mixing(ring(), active=0.5),
+        "Mixing(active=0.5): expected a rule for who computes: bernoulli(0.5).",
+    ),
+    "a link between neighbours": (
+        lambda: Mixing(ring(), compressor=direct()),
+        "Mixing(compressor=direct()): expected a compressor, with body, encode and max_nbytes. "
+        "hansa.compress.sign() is one.",
+    ),
+    "a ratio in a link": (
+        lambda: error_feedback(1 / 64),
+        "error_feedback(compressor=0.015625): expected a compressor, with body, encode and max_nbytes. "
+        "hansa.compress.sign() is one.",
+    ),
+    "a class in a link": (
+        lambda: memoryless(sign),
+        "memoryless(compressor=sign): expected a compressor: sign().",
+    ),
+    "a link in a link": (
+        lambda: replica(direct()),
+        "replica(compressor=direct()): expected a compressor, with body, encode and max_nbytes. "
+        "hansa.compress.sign() is one.",
+    ),
+    "a rate in a chain": (
+        lambda: chain(ams(), 0.1),
+        "chain(parts=0.1): expected a server transform: scale(0.1).",
+    ),
+    "a class in clipped": (
+        lambda: clipped(median, 1.0),
+        "clipped(inner=median): expected an aggregator: median().",
+    ),
+    "a rate in aware": (
+        lambda: aware(project=0.1),
+        "aware(project=0.1): expected a server transform: scale(0.1).",
+    ),
+    "a share in startup": (
+        lambda: startup(0.1),
+        "startup(sampler=0.1): expected a sampler: uniform(0.1).",
+    ),
+    "a preset's compressor": (
+        lambda: hansa.presets.fedcams(compressor=sign),
+        "fedcams(compressor=sign): expected a compressor: sign().",
+    ),
+    "a preset's downlink": (
+        lambda: hansa.presets.fedcams(compressor=sign(), two_way=0.5),
+        "Channel(downlink=0.5): expected a downlink, with acknowledge, apply, broadcast and init. direct() is one.",
+    ),
+    "weights that a clipped aggregator has": (
+        lambda: hansa.presets.scaffold().on("model", aggregate=clipped(mean("samples"), 1.0)),
+        "scaffold(weights='samples'): expected 'uniform'. scaffold is defined for equal weights only.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_composition_says_what_was_expected(name: str) -> None:
+    compose, message = REFUSED[name]
+    with pytest.raises(HansaError) as caught:
+        compose()
+    assert str(caught.value) == message
+
+
+class lion:
+    """Two methods and nothing else."""
+
+    def init(self, x):
+        return {"m": torch.zeros_like(x)}
+
+    def update(self, delta, state, ctx):
+        m = 0.9 * state["m"] + 0.1 * delta
+        return 0.01 * torch.sign(m), {"m": m}
+
+
+class plain_mean:
+    def init(self, dim, population):
+        return {}
+
+    def combine(self, updates, state, ctx):
+        return Combined(weighted_sum(updates, [1 / len(updates)] * len(updates)), state, {})
+
+
+class whole_link:
+    def send(self, x, memory, key):
+        return direct().send(x, memory, key)
+
+    def receive(self, packet, *, dim, dtype):
+        return direct().receive(packet, dim=dim, dtype=dtype)
+
+
+class first_two:
+    def select(self, round, population, key):
+        return (0, 1 + round % 2)
+
+
+class three_steps:
+    def draw(self, client, samples, batch_size, key):
+        return Work(3, min(samples, batch_size or samples))
+
+
+class plain_sgd:
+    def correction(self, got, memory):
+        return Correction()
+
+    def finish(self, change, steps, lr, got, memory):
+        return Finished({}, {})
+
+
+class all_compute:
+    def draw(self, round, step, clients, key):
+        return sorted(clients)
+
+
+class halves:
+    def assign(self, population, key, labels):
+        return [list(range(0, population, 2)), list(range(1, population, 2))]
+
+
+def test_parts_with_their_methods_alone_run_as_the_built_in_ones_do() -> None:
+    own = Algorithm(
+        "own",
+        first_two(),
+        LocalPhase(plain_sgd(), three_steps(), lr=0.05, batch_size=7),
+        {"model": Channel(uplink=whole_link(), aggregate=plain_mean(), server=scale(0.5))},
+    )
+    theirs = Algorithm(
+        "own",
+        hansa.sample.replay([[0, 1], [0, 2]]),
+        LocalPhase(sgd(), fixed(3), lr=0.05, batch_size=7),
+        {"model": Channel(server=scale(0.5))},
+    )
+    found, expected = (hansa.run(a, lab.task(lab.convolution), rounds=3, workers=1, seed=3) for a in (own, theirs))
+    assert torch.equal(found.params, expected.params)
+    moved = hansa.run(own.with_server(lion()), lab.task(), rounds=3, workers=1)
+    assert citations(own.with_server(lion())) == []
+    assert float(moved.params.abs().max()) > 0
+
+
+def test_a_rule_of_activity_and_of_clusters_needs_one_method() -> None:
+    def gossiping(active, clusters) -> hansa.Run:
+        mixing = Mixing(ring(), clusters, active)
+        phase = LocalPhase(sgd(), fixed(2), lr=0.05, batch_size=7, mixing=mixing)
+        return hansa.run(Algorithm("own", per_cluster(1), phase), lab.task(), rounds=2, workers=1)
+
+    found = gossiping(all_compute(), halves())
+    expected = gossiping(everyone(), [[0, 2, 4], [1, 3, 5]])
+    assert torch.equal(found.params, expected.params)
+    with pytest.raises(HansaError, match="expected one number of steps for all"):
+        LocalPhase(steps=three_steps(), mixing=Mixing(ring()))
+
+
+@dataclass(frozen=True, slots=True)
+class by_cluster(Sampler):
+    """A sampler of one's own that asks for the clusters, inside another one."""
+
+    clusters: tuple[tuple[int, ...], ...] = ()
+
+    def bind(self, clusters):
+        return by_cluster(clusters)
+
+    def select(self, round, population, key):
+        return tuple(sorted(cluster[round % len(cluster)] for cluster in self.clusters))
+
+
+@pytest.mark.parametrize("sampler", [by_cluster(), startup(by_cluster())])
+def test_binding_to_clusters_is_the_parts_own_method(sampler) -> None:
+    method = hansa.presets.ha_fed(clusters=[[0, 3, 4], [5, 1, 2]], reporters=sampler, steps=2)
+    run = hansa.run(method, lab.task(), rounds=4, workers=1)
+    assert [record["participants"] for record in run.history][-3:] == [2, 2, 2]
+    assert "clusters=((0, 3, 4), (5, 1, 2))" in repr(run.algorithm.sampler)
+
+
+def test_the_reporters_reach_an_activity_by_its_own_method() -> None:
+    assert repr(selected()) == "selected()"
+    assert selected().among([4, 2]).draw(0, 0, [1, 2, 3, 4], hansa.Key(0)) == [2, 4]
+    assert selected().draw(0, 0, [3, 1], hansa.Key(0)) == [1, 3]
+    assert resample(1).among([4, 2]) == resample(1)
+    assert everyone().among([4, 2]) == everyone()
+
+
+@dataclass(frozen=True, slots=True)
+class demanding(Aggregator):
+    """Declares what an aggregator may declare."""
+
+    least: int = 3
+    weights: Any = "samples"
+    rows: Any = "disk"
+
+    def init(self, dim, population):
+        return {}
+
+    def combine(self, updates, state, ctx):
+        return mean("samples").combine(updates, state, ctx)
+
+
+def test_declarations_of_an_aggregator_reach_those_who_need_them_also_through_a_wrapper() -> None:
+    for aggregator in (demanding(), clipped(demanding(), 1e9)):
+        method = hansa.presets.fedavg(sampler=uniform(count=4), steps=1).on("model", aggregate=aggregator)
+        assert method.with_buffers().channels["buffers"].aggregate == mean("samples")
+        run = hansa.run(method, lab.task(), rounds=1, workers=1, faults=hansa.faults(before=0.9), seed=1)
+        assert type(run.store).__name__ == "DiskStore"
+        assert run.history[-1]["participants"] < 3
+        assert torch.equal(run.params, lab.task().start(hansa.Key(1), torch.float32)["model"])
+
+
+def test_defaults_are_the_protocols() -> None:
+    assert declared(plain_mean(), Aggregator, "least") == 1
+    assert declared(plain_mean(), Aggregator, "weights") == "uniform"
+    assert declared(krum(2), Aggregator, "least") == krum(2).least > 1
+    assert lacking(lion(), ServerTransform) == []
+    assert lacking(mean, Aggregator) == []
+
+    @dataclass(frozen=True, slots=True)
+    class forgetful(Aggregator):
+        weights: Any
+
+        def init(self, dim, population):
+            return {}
+
+        def combine(self, updates, state, ctx):
+            return Combined(updates[0].vector, state, {})
+
+    with pytest.raises(HansaError, match="forgetful: its field 'weights' has no value"):
+        Algorithm(channels={"model": Channel(aggregate=forgetful())})
+    with pytest.raises(TypeError, match="abstract"):
+        type("half", (Sampler,), {})()
+
+
+OWN = "@article{me2026, author = {Me}, title = {Mine}, year = {2026}}"
+
+
+@dataclass(frozen=True, slots=True)
+class cited(ServerTransform):
+    cites: ClassVar[tuple[str, ...]] = (OWN, "reddi2021")
+
+    def init(self, x):
+        return {}
+
+    def update(self, delta, state, ctx):
+        return delta, state
+
+
+def test_a_citation_is_a_key_or_an_entry_of_ones_own(capsys) -> None:
+    method = hansa.presets.fedavg().with_server(chain(cited(), cited()))
+    assert citations(method).count(OWN) == 1
+    text = hansa.cite(method)
+    assert capsys.readouterr().out == text + "\n"
+    assert text.count(OWN) == 1
+    assert bibliography()["reddi2021"] in text
+    assert bibtex([method, method]) == text
+
+    class one(cited):
+        cites: ClassVar[str] = OWN  # type: ignore[assignment]
+
+    assert OWN in citations(hansa.presets.fedavg().with_server(one()))
+
+
+@pytest.mark.parametrize("wrong", ["reddi2020", "@article me", "@article{me}", 7])
+def test_an_unknown_citation_is_an_error_that_names_the_part(wrong) -> None:
+    class mistaken(cited):
+        cites: ClassVar[tuple[Any, ...]] = (wrong,)
+
+    with pytest.raises(HansaError, match=re.escape(f"mistaken cites {wrong!r}: expected a key")):
+        hansa.presets.fedavg().with_server(mistaken())
+
+
+def test_scaffold_names_its_channel_still() -> None:
+    with pytest.raises(HansaError, match="reports on channel 'control', which is not there"):
+        Algorithm(local=LocalPhase(solver=scaffold_solver()))
