@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 import torch
 
 from hansa import Mixing, aggregate, compress, gossip, local, presets, sample, server
-from hansa.algorithm import Channel
+from hansa.algorithm import Channel, LocalPhase
 from hansa.config import ConfigError, algorithm, from_preset, from_text, load, to_text
+from hansa.config.sections import ChannelSection, GossipSection, LocalSection
 from hansa.runs.experiment import Experiment
 
 OWN = '''
@@ -107,6 +109,27 @@ def test_a_solver_comes_with_its_channel():
     plain = presets.fedavg().channels["model"]
     assert made.channels == {"model": plain, "control": Channel(server=server.participation_scale())}
     assert made.local.solver == local.scaffold()
+
+
+@pytest.mark.parametrize(
+    ("part", "section", "elsewhere"),
+    [(LocalPhase, LocalSection, {"mixing"}), (Mixing, GossipSection, set()), (Channel, ChannelSection, set())],
+)
+def test_every_field_of_a_composition_can_be_said_in_a_file(part, section, elsewhere):
+    assert {field.name for field in fields(part)} - elsewhere <= set(section.model_fields)
+
+
+def test_blocks_kept_optimizers_and_broadcast_channels():
+    made = algorithm(from_text("local: {private: ['0.*'], optimizer: adam, optimizer_state: kept, decoupled: true}"))
+    assert made.local == LocalPhase(
+        private=local.blocks("0.*"), optimizer=server.adam(), optimizer_state="kept", decoupled=True
+    )
+    text = (
+        "local: {optimizer: momentum, optimizer_state: {m: push}}\nchannels: {push: {follows: model, server: momentum}}"
+    )
+    made = algorithm(from_text(text))
+    assert made.channels["push"] == Channel(server=server.momentum(), follows="model")
+    assert made.local.optimizer_state == {"m": "push"}
 
 
 def test_any_preset_gossips():

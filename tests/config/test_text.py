@@ -53,7 +53,7 @@ def test_anything_but_sections_is_refused(text):
 
 
 def test_python_objects_are_never_made():
-    with pytest.raises(ConfigError, match="a value of kind 'tag:yaml.org,2002:python/object/apply:os.system'"):
+    with pytest.raises(ConfigError, match=r"a value of kind 'tag:yaml.org,2002:python/object/apply:os.system'"):
         parse("a: !!python/object/apply:os.system ['true']")
 
 

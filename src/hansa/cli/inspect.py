@@ -118,9 +118,8 @@ def parts(
     as_json: Json = False,
 ) -> None:
     """The parts that methods are made of, Hansa's and those of plug-ins, by kind."""
-    from hansa.config.parts import KINDS  # with the kinds that are no parts of an algorithm
     from hansa.errors import HansaError, near
-    from hansa.registry import plain, signature_of, strays
+    from hansa.registry import KINDS, plain, signature_of, strays
     from hansa.registry.plugins import warn_once
     from hansa.registry.schema import first_line
 

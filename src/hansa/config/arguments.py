@@ -22,6 +22,10 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "clip": "clip",
         "solver": "solver",
         "optimizer": "optimizer",
+        "optimizer_state": "optimizer_state",
+        "decoupled": "decoupled",
+        "private": "private",
+        "frozen": "frozen",
     },
     "server": {
         "lr": "server_lr",

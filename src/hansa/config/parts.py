@@ -1,23 +1,12 @@
-"""Parts of a run that are no parts of its algorithm: who holds what, what goes wrong, how long messages take."""
+"""Slots for parts of a run beside its algorithm: who holds what, what goes wrong, how long messages take."""
 
 from __future__ import annotations
 
 from hansa.data import Partition
-from hansa.registry import KINDS, add, slot
-from hansa.rounds import ledger
+from hansa.registry import slot
 from hansa.rounds.faults import faults
-
-LINK_MODEL = add(
-    "link_model",
-    ledger.LinkModel,
-    {"custom": ledger.LinkModel, "afga": ledger.afga},
-    ("seconds",),
-    word="link model",
-    default="custom",
-)
-
-__all__ = ["FAULTS", "KINDS", "LINKS", "LINK_MODEL", "PARTITION"]
+from hansa.rounds.ledger import LinkModel
 
 FAULTS = slot(faults)
-LINKS = slot(ledger.LinkModel)
+LINKS = slot(LinkModel)
 PARTITION = slot(Partition)

@@ -12,7 +12,7 @@ from hansa.compress import Compressor, Downlink, Uplink
 from hansa.config import parts
 from hansa.config.text import SHORT
 from hansa.gossip import Activity, Topology
-from hansa.local import LocalWork, Solver
+from hansa.local import LocalWork, Solver, blocks
 from hansa.presets import Clusters
 from hansa.registry import slot
 from hansa.sample import Sampler
@@ -103,6 +103,14 @@ class LocalSection(Section):
     """How a client steps, in place of the preset's way: sgd, {kind: prox, mu: 0.1}, ..."""
     optimizer: Annotated[Any, slot(ServerTransform)] = None
     """What a client makes of its gradients, such as adam, in place of the plain step."""
+    optimizer_state: Literal["fresh", "kept"] | dict[str, str] | None = None
+    """Of the optimizer at the start of a round: fresh, kept by the client, or received: {m: CHANNEL}."""
+    decoupled: bool | None = None
+    """The weight decay apart from the optimizer (AdamW)."""
+    private: Annotated[Any, slot(blocks)] = None
+    """Blocks that stay with their client, by patterns of names: [bn*] is FedBN."""
+    frozen: Annotated[Any, slot(blocks)] = None
+    """Blocks that nobody trains, by patterns of names."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> LocalSection:
@@ -148,6 +156,8 @@ class ChannelSection(Section):
     """What the server makes of them."""
     server: Annotated[Any, slot(ServerTransform)] = None
     """What the server does with that: a transform, or a list of them."""
+    follows: str | None = None
+    """Another channel, of whose aggregate this one's server makes its vector: it is broadcast only (FedCM)."""
 
 
 class GossipSection(Section):

@@ -18,6 +18,7 @@ from hansa.errors import HansaError, near, shown
 from hansa.registry import plugins, user_code
 from hansa.registry.plugins import Plugin, plain
 from hansa.registry.signatures import WELL_KNOWN, hints
+from hansa.rounds import ledger
 from hansa.rounds.faults import faults
 
 Factory: TypeAlias = Callable[..., Any]
@@ -215,5 +216,9 @@ WORK = add("work", local.LocalWork, local, ("check", "draw"), word="kind of loca
 DISTRIBUTION = add("distribution", local.Distribution, local, ("draw",))
 SOLVER = add("solver", local.Solver, local, ("correction", "finish"), word="local solver")
 PARTITION = add("partition", data.Partition, data, ("split",))
+BLOCKS = add("blocks", local.blocks, {"blocks": local.blocks}, word="choice of blocks", default="blocks",
+             listed=local.blocks)  # fmt: skip
+LINK_MODEL = add("link_model", ledger.LinkModel, {"custom": ledger.LinkModel, "afga": ledger.afga}, ("seconds",),
+                 word="link model", default="custom")  # fmt: skip
 FAULTS = add("fault_plan", faults, {"faults": faults}, word="fault plan", default="faults")
 PRESET = add("preset", Algorithm, presets.catalogue())

@@ -80,10 +80,13 @@ class Writer:
     def _told(self, part: Any) -> dict[str, Any]:
         """The arguments of a dataclass that differ from the defaults."""
         told = {}
+        known = inspect.signature(type(part)).parameters
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
             default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-            if default is dataclasses.MISSING or type(value) is not type(default) or value != default:
+            if default is dataclasses.MISSING and field.name in known:
+                default = known[field.name].default
+            if type(value) is not type(default) or value != default:
                 told[field.name] = value
         return told
 

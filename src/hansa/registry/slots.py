@@ -50,7 +50,7 @@ class Slot:
             return self._listed(value) if isinstance(value, list) else value
         listed = next((kind.listed for kind in self.kinds if kind.listed is not None), None)
         if isinstance(value, list) and listed is not None:
-            return listed(*self._each(value, self))
+            return listed(*slot_of(next(iter(signature_of(listed).arguments.values()))).build(value))
         if self.kinds and isinstance(value, str):
             value = {"kind": value}
         if self.kinds and isinstance(value, Mapping):
