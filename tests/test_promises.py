@@ -131,10 +131,11 @@ def test_every_measure_of_the_page_is_in_a_record():
     )
     compressed = hansa.presets.fedcams(steps=2, compressor=hansa.compress.top_k(0.5))
     gossiping = hansa.presets.ha_fed(clusters=2, reporters=1, steps=2)
+    measures = [hansa.measures.compression, hansa.measures.local_mean_loss(made)]
     watched = [hansa.measures.track_heterogeneity()]
     records = {}
     for method in (compressed, gossiping, hansa.presets.fedaware(steps=2)):
-        run = hansa.run(method, made, rounds=1, measures=[hansa.measures.compression], callbacks=watched)
+        run = hansa.run(method, made, rounds=1, measures=measures, callbacks=watched)
         records |= run.history[0]
     measured = text("docs/methods.md").split("## What is measured")[1].split("\n## ")[0]
     reported = text("docs/aware.md").split("**Reported each round**")[1].split("\n- ")[0]

@@ -203,6 +203,8 @@ class EvaluateSection(Section):
     """Rounds between evaluations; 0 evaluates after the last round only."""
     train: bool = False
     """Also measure the global training loss, over all clients' data."""
+    local_mean: bool = False
+    """Also measure the training loss at the mean of all local models after a round."""
     compression: bool = False
     """Also measure how much compression loses: q, and the dissimilarity gamma."""
     heterogeneity: bool = False

@@ -2,9 +2,10 @@
 ``hansa.run(..., measures=[hansa.measures.compression])`` or as a callback."""
 
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
-from hansa.measures.base import Measure, Probe, measured
+from hansa.measures.base import Measure, Probe, measured, want_mean
 from hansa.measures.compression import compression, gamma, q
 from hansa.measures.dissimilarity import Heterogeneity, heterogeneity, track_heterogeneity
+from hansa.measures.local_mean import local_mean_loss
 
 __all__ = [
     "Heterogeneity",
@@ -15,8 +16,10 @@ __all__ = [
     "diversity",
     "gamma",
     "heterogeneity",
+    "local_mean_loss",
     "measured",
     "q",
     "surrogate_diversity",
     "track_heterogeneity",
+    "want_mean",
 ]

@@ -13,7 +13,8 @@ from hansa.types import Vectors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """What a measure may look at: what clients got, the admitted vectors of each, its memory before and after."""
+    """What a measure may look at: what clients got, the admitted vectors of each, its memory before and after, and
+    the ``mean`` of all local models in rounds in which a measure's ``wants_mean(round)`` says so."""
 
     round: int
     algorithm: Algorithm
@@ -22,9 +23,15 @@ class Probe:
     received: Mapping[int, Vectors]
     before: Mapping[int, Vectors]
     after: Mapping[int, Vectors]
+    mean: Vectors | None = None
 
 
 Measure: TypeAlias = Callable[[Probe], dict[str, float]]
+
+
+def want_mean(measures: Sequence[Measure], round: int) -> bool:
+    """Whether any of the measures looks at the mean of all local models in a round."""
+    return any(measure.wants_mean(round) for measure in measures if hasattr(measure, "wants_mean"))
 
 
 def measured(measures: Sequence[Measure], probe: Probe) -> dict[str, float]:

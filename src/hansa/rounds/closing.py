@@ -17,8 +17,9 @@ from hansa.protocols import declared
 from hansa.rounds.admission import Expected, Refused, admit, repeated, sender
 from hansa.rounds.messages import Lost, Order, Report
 from hansa.rounds.state import ServerState
-from hansa.types import MODEL, Packed, Population, RoundContext, RowReader, Update, Vector, Vectors
+from hansa.types import BUFFERS, MODEL, Packed, Population, RoundContext, RowReader, Update, Vector, Vectors
 from hansa.vectors import allocate
+from hansa.vectors.arithmetic import all_finite
 
 Stage = Callable[[int, Vectors], None]
 
@@ -42,7 +43,8 @@ class Outcome:
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """What an observer may look at once a round has closed: lengths and losses of the admitted updates, what each
-    channel's updates came to, and the updates themselves by channel where they were kept."""
+    channel's updates came to, the updates themselves by channel where they were kept, and the mean of all local models
+    where the orders asked for it."""
 
     round: int
     orders: Mapping[int, Order]
@@ -51,6 +53,7 @@ class Evidence:
     losses: Mapping[int, float | None]
     combined: Mapping[str, Vector]
     updates: Mapping[str, Sequence[Update]]
+    mean: Vectors | None = None
 
 
 class Closed(NamedTuple):
@@ -110,6 +113,7 @@ class Closing:
         self._peer: Counter[int] = Counter()
         self._exchanges = 0
         self._info: dict[str, list[float]] = {}
+        self._means = LocalMean({name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors})
 
     def _begin(self, channel: Channel) -> Running | None:
         begin = declared(channel.aggregate, Aggregator, "running")
@@ -127,6 +131,7 @@ class Closing:
         self._exchanges = max(self._exchanges, report.exchanges)
         for name, value in report.info.items():
             self._info.setdefault(name, []).append(value)
+        self._means.add(report)
         if self._expected is None:
             return
         several = self._repeated if len(report.uploads) < 2 else {*self._repeated, *repeated([report], self._expected)}
@@ -197,6 +202,7 @@ class Closing:
             self._losses,
             {name: found.vector for name, found in combined.items()},
             self._vectors,
+            self._means.found(),
         )
         return Closed(after, self._memory, self._outcome(admitted, combined[MODEL].info), evidence)
 
@@ -221,6 +227,33 @@ class Closing:
             update_norm=math.fsum(self._norms[c] for c in admitted) / len(admitted) if admitted else math.nan,
             info={**means, **info},
         )
+
+
+class LocalMean:
+    """w' = mean_i w_i over the models that all clients of all cohorts ended with, added up as reports come."""
+
+    def __init__(self, like: Vectors) -> None:
+        self._like = like
+        self._total: Vector | None = None
+        self._count = 0
+
+    def add(self, report: Report) -> None:
+        """Take a cohort's mean; one that is not of the model's size and finite is nobody's."""
+        mean, size = report.mean, sum(vector.numel() for vector in self._like.values())
+        if mean is None or report.trained < 1 or mean.shape != (size,) or not all_finite(mean):
+            return
+        weighed = mean.double() * report.trained
+        self._total = weighed if self._total is None else self._total + weighed
+        self._count += report.trained
+
+    def found(self) -> Vectors | None:
+        if self._total is None:
+            return None
+        found, at = {}, 0
+        for name, like in self._like.items():
+            found[name] = (self._total[at : at + like.numel()] / self._count).to(like)
+            at += like.numel()
+        return found
 
 
 def expected(algorithm: Algorithm, state: ServerState, orders: Sequence[Order], max_norm: float) -> Expected:

@@ -31,6 +31,8 @@ class Mixed:
     peer: Counter[int] = field(default_factory=Counter)
     exchanges: int = 0
     info: dict[str, float] = field(default_factory=dict)
+    mean: Vector | None = None
+    alive: int = 0
 
 
 @torch.no_grad()
@@ -225,6 +227,9 @@ class _Cohort:
             buffers = moved[self.dim :] if row.numel() > self.dim else None
             self.mixed.trained[client] = Trained(moved[: self.dim], buffers, loss, self._memory(client, row))
         self.mixed.info["consensus"] = self.rows.spread(self.mixer, self.dim)
+        if self.order.mean:
+            self.mixed.mean = self.rows.mean(self.mixer).to(self.start)
+            self.mixed.alive = len(self.mixer.positions)
 
     def _memory(self, client: int, row: Vector) -> Vectors:
         """What a client whose model lives on keeps: the model, its public copy, its optimizer."""

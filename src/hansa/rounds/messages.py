@@ -46,7 +46,7 @@ class Delivery(NamedTuple):
 class Order:
     """A cohort's work of one round: who trains, who reports, what they are sent, what they remember. Those of the
     clients who are ``absent`` cannot be reached: the others go on without them. ``base`` is the digest of the model
-    that the mail makes."""
+    that the mail makes. With ``mean`` the report is to have the mean of the cohort's models."""
 
     run: str
     round: int
@@ -59,6 +59,7 @@ class Order:
     key: Key
     memory: Mapping[int, Vectors] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+    mean: bool = False
 
     def to_bytes(self) -> bytes:
         """The order as one frame."""
@@ -78,6 +79,7 @@ class Order:
             "key": [self.key.seed, self.key.path],
             "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
             "absent": self.absent,
+            "mean": self.mean,
         }
         return frames.pack("order", head, blobs.found)
 
@@ -103,6 +105,7 @@ class Order:
                 Key(head["key"][0], tuple(head["key"][1])),
                 {int(client): frames.read_tensors(rows, frame) for client, rows in head["memory"].items()},
                 _clients(head["absent"]),
+                head["mean"] is True,
             )
 
 
@@ -133,7 +136,8 @@ class Upload:
 class Report:
     """A cohort's answer. The memory in it counts only once the round has closed with the client's upload admitted.
 
-    ``peer`` has the bytes each client sent to neighbours, ``exchanges`` how often neighbours exchanged.
+    ``peer`` has the bytes each client sent to neighbours, ``exchanges`` how often neighbours exchanged. ``mean`` is,
+    where the order asked for it, the mean of the models that ``trained`` clients ended with, buffers behind.
     """
 
     cohort: int
@@ -143,6 +147,8 @@ class Report:
     peer: Mapping[int, int] = field(default_factory=dict)
     exchanges: int = 0
     info: Mapping[str, float] = field(default_factory=dict)
+    mean: Vector | None = None
+    trained: int = 0
 
     def to_bytes(self) -> bytes:
         """The report as one frame."""
@@ -166,6 +172,8 @@ class Report:
             "peer": {str(client): sent for client, sent in self.peer.items()},
             "exchanges": self.exchanges,
             "info": {name: frames.number(value) for name, value in self.info.items()},
+            "mean": {} if self.mean is None else blobs.tensors({"mean": self.mean}),
+            "trained": self.trained,
         }
         return frames.pack("report", head, blobs.found)
 
@@ -194,6 +202,8 @@ class Report:
                 {int(client): int(sent) for client, sent in head["peer"].items()},
                 int(head["exchanges"]),
                 {str(name): _float(value) for name, value in head["info"].items()},
+                frames.read_tensors(head["mean"], frame).get("mean"),
+                int(head["trained"]),
             )
 
 

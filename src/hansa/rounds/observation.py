@@ -39,7 +39,16 @@ def observe(
     first = next(iter(evidence.orders.values()))
     got = received(algorithm, first, {})
     assert got is not None
-    probe = Probe(evidence.round, algorithm, key, got, uploads, {client: before(client) for client in uploads}, after)
+    probe = Probe(
+        evidence.round,
+        algorithm,
+        key,
+        got,
+        uploads,
+        {client: before(client) for client in uploads},
+        after,
+        evidence.mean,
+    )
     return {**found, **measured(measures, probe)}
 
 

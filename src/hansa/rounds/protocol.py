@@ -99,7 +99,15 @@ def client_round(
         upload, memory[client] = _upload(algorithm, order, got, client, trained)
         uploads.append(upload)
     return Report(
-        order.cohort, tuple(uploads), memory, tuple(mixed.lost), dict(mixed.peer), mixed.exchanges, mixed.info
+        order.cohort,
+        tuple(uploads),
+        memory,
+        tuple(mixed.lost),
+        dict(mixed.peer),
+        mixed.exchanges,
+        mixed.info,
+        mixed.mean,
+        mixed.alive,
     )
 
 
@@ -152,7 +160,10 @@ def _train_alone(algorithm: Algorithm, order: Order, got: Vectors, shell: Shell)
     if all_finite(change):
         moved = None if now is None or start is None else phase.shared(now - start, of_buffers=True)
         loss = math.fsum(losses.tolist()) / len(losses)
-        return Mixed({client: Trained(phase.shared(change), moved, loss, phase.keeps(descent, shell.y, now))})
+        made = Mixed({client: Trained(phase.shared(change), moved, loss, phase.keeps(descent, shell.y, now))})
+        if order.mean:
+            made.mean, made.alive = shell.y.clone() if now is None else torch.cat([shell.y, now]), 1
+        return made
     broken = (~torch.isfinite(losses)).nonzero()
     when = f"the loss was {float(losses[broken[0, 0]])} at step {int(broken[0, 0])}" if len(broken) else "an overflow"
     return Mixed(lost=[Lost(client, "non-finite", f"{when}; a smaller local rate or clip= may help")])

@@ -21,7 +21,7 @@ from hansa.algorithm import Algorithm
 from hansa.engine import Engine, Networked, Serial, choose
 from hansa.errors import HansaError, positive, refuse, whole
 from hansa.keys import Key
-from hansa.measures.base import Measure
+from hansa.measures.base import Measure, want_mean
 from hansa.protocols import declared
 from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohort_order, observe, open_round
 from hansa.rounds.faults import faults
@@ -182,7 +182,8 @@ class Run:
 
     def _recalled(self, order: Order) -> Order:
         """The order with what its reporters remember, read when somebody is about to do it."""
-        return replace(order, memory={client: self.store.read(client) for client in order.reporters})
+        memory = {client: self.store.read(client) for client in order.reporters}
+        return replace(order, memory=memory, mean=want_mean(self.measures, order.round))
 
     def _observed(self, closed: Closed) -> Record:
         """What is seen of a closed round before its memories are committed."""

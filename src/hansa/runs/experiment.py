@@ -10,13 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from hansa import data
 from hansa.config import Config, algorithm, build, parts
 from hansa.engine import choose
 from hansa.errors import HansaError
-from hansa.measures import compression, track_heterogeneity
+from hansa.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.rounds.ledger import Ledger
 from hansa.runs import checkpoint
 from hansa.runs.bindings import bindings, changes, check_words
@@ -254,9 +252,13 @@ def identity(config: Config) -> str:
 
 def living_run(config: Config, held: data.FederatedData, store: ClientStore | None = None, done: int = 0) -> Run:
     """A run of a configuration on its data, before the first of its rounds."""
+    task = build.task(config, held)
+    observed: list[Measure] = [compression] if config.evaluate.compression else []
+    if config.evaluate.local_mean:
+        observed.append(local_mean_loss(task, config.evaluate.every or config.rounds))
     run = Run(
         algorithm(config),
-        build.task(config, held),
+        task,
         seed=config.seed,
         dtype=build.dtype(config),
         quorum=config.quorum,
@@ -264,7 +266,7 @@ def living_run(config: Config, held: data.FederatedData, store: ClientStore | No
         store=store,
         faults=parts.FAULTS.build(config.faults),
         max_norm=config.max_norm,
-        measures=[compression] if config.evaluate.compression else [],
+        measures=observed,
         engine=choose(None if config.workers == "auto" else config.workers, config.rounds - done),
     )
     run.ledger = Ledger(parts.LINKS.build(config.links))
@@ -290,11 +292,7 @@ def simulated_seconds(run: Run, record: Record) -> None:
 
 def global_loss(task: Task, every: int = 1) -> Callback:
     """A callback that measures the server's model on all training data: the global objective, beside the local ones."""
-    held = task.data
-    rows = torch.cat([held.rows(client) for client in range(held.population)])
-    assert isinstance(held, data.FederatedData)
-    whole = replace(held, test_inputs=held.inputs[rows], test_targets=held.targets[rows])
-    everything = Task(task.model, task.loss, whole, metric=task.metric)
+    everything = task.on_training_data()
     shells: list[Any] = []
 
     def measure(run: Run, record: Record) -> None:

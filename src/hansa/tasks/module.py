@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -66,6 +67,16 @@ class Store:
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
         batch = self.values.index_select(0, rows)
         return batch.permute(0, 3, 1, 2) if self.image else batch
+
+
+class _Everything:
+    """Federated data whose test set is what all clients hold."""
+
+    def __init__(self, data: ClientData) -> None:
+        rows = torch.cat([data.rows(client) for client in range(data.population)])
+        self.inputs, self.targets, self.population = data.inputs, data.targets, data.population
+        self.test_inputs, self.test_targets = data.inputs[rows], data.targets[rows]
+        self.rows, self.samples = data.rows, data.samples
 
 
 class Task:
@@ -151,6 +162,12 @@ class Task:
     def evaluate(self, shell: ModuleShell, vectors: Vectors) -> dict[str, float]:
         """Mean test loss and accuracy of the given vectors, or nothing where there is no test set."""
         return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
+
+    def on_training_data(self) -> Task:
+        """The same task evaluated on all clients' own samples: ``test_loss`` is then the global training loss."""
+        whole = copy.copy(self)
+        whole.data = _Everything(self.data)
+        return whole
 
     def module(self, vectors: Vectors) -> nn.Module:
         """A module of its own holding the given vectors, ready to use or to save."""
