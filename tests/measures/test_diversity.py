@@ -47,8 +47,7 @@ def test_by_hand(method, expected, length):
 
 
 def test_fedaware_with_sample_weights():
-    """lambda~ minimises ||a (2, 0) + b (0, 2) + c (-1, 0)||: (1/3, 0, 2/3) is zero, so D~ is infinite; with client 0 out
-    of the way, (0, 1/5, 4/5) is the shortest of (0, 2) and (-1, 0)."""
+    """(1/5, 4/5) is the shortest combination of (0, 2) and (-1, 0); with (2, 0) too it is zero, and D~ has no bound."""
     method = presets.fedaware(local_lr=1.0, steps=1, weights="samples", sampler=hansa.sample.replay([[1, 2]]))
     found = hansa.run(method, task(), rounds=1).history[0]
     assert found["weights"] == pytest.approx({1: 0.2, 2: 0.8})
