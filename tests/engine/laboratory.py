@@ -66,7 +66,7 @@ class divided(hansa.Task):
 
     def total(self, parts) -> dict[str, float]:
         rows = len(self.data.test_targets)
-        return {"loss": math.fsum(loss for loss, _ in parts) / rows, "hits": sum(hits for _, hits in parts)}
+        return {"loss": math.fsum(part.loss for part in parts) / rows, "hits": sum(part.hits for part in parts)}
 
     def evaluate(self, shell, vectors) -> dict[str, float]:
         return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])

@@ -54,7 +54,13 @@ def task(config: Config, held: data.FederatedData) -> Task:
     loss = functional.mse_loss if held.targets.is_floating_point() else functional.cross_entropy
     asked = config.model
     if asked.factory is not None:
-        return Task(partial(user_factory(asked.factory), **asked.options), loss, held, name=asked.factory)
+        made = Task(partial(user_factory(asked.factory), **asked.options), loss, held, name=asked.factory)
+        if made.dtype != dtype(config):
+            raise HansaError(
+                f"model.factory: {asked.factory} makes a model of {str(made.dtype).removeprefix('torch.')} parameters: "
+                f"set dtype: {str(made.dtype).removeprefix('torch.')}, or make it of {config.dtype}."
+            )
+        return made
     if held.classes is None:
         raise HansaError(f"{held.name} has no classes, as Hansa's models need: name your own with model.factory.")
     name = asked.name if asked.name is not None else suited(held)

@@ -22,7 +22,7 @@ from hansa.engine.job import Answered, Event, Job, NotShareable
 from hansa.engine.request import Arithmetic, Failure, Request, describe, perform
 from hansa.keys import Key
 from hansa.rounds.messages import Order
-from hansa.tasks import TaskLike
+from hansa.tasks import TaskLike, generators
 from hansa.types import BUFFERS, MODEL, Vector
 
 _DRAWS = "its model draws random numbers (dropout?), which threads would share: use worker processes"
@@ -48,7 +48,7 @@ class Threads:
         self.algorithm, self.task, self.dtype, self.device = algorithm, task, dtype, device
         self.members: list[Thread] = []
         self._outbox: SimpleQueue[Event] = SimpleQueue()
-        self._arithmetic, self._generator = Arithmetic.here(), torch.get_rng_state()
+        self._arithmetic, self._generators = Arithmetic.here(), generators.state()
         self._threads = torch.get_num_threads()
         first = task.shell(dtype, device)
         if trial(algorithm, task, first, dtype).draws:
@@ -76,8 +76,8 @@ class Threads:
         worker.thread.join()
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
-        """Threads see the vectors that requests hold; from here on nobody may touch torch's generator."""
-        self._generator = torch.get_rng_state()
+        """Threads see the vectors that requests hold; from here on nobody may touch the common generators."""
+        self._generators = generators.state()
 
     def give(self, worker: Thread, job: Job) -> None:
         worker.jobs.append(job)
@@ -103,7 +103,7 @@ class Threads:
                 answer = perform(request, self.algorithm, self.task, worker.shell)
                 if stream is not None:
                     stream.synchronize()
-                if isinstance(job.request, Order) and not torch.equal(self._generator, torch.get_rng_state()):
+                if isinstance(job.request, Order) and generators.drawn(self._generators):
                     answer = Failure(f"{describe(job.request)}: {_DRAWS}", "")
                 self._outbox.put(Answered(worker, answer))
                 del given, request, answer  # while it waits for the next
@@ -127,22 +127,23 @@ class Trial(NamedTuple):
 
 
 def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) -> Trial:
-    """The gradient of the largest client's first batch, twice since the first is slow. Torch's generator stays put."""
+    """The gradient of the largest client's first batch, twice since the first is slow. Generators stay put."""
     samples = task.population.samples
     client = max(range(len(samples)), key=samples.__getitem__)
     phase, key = algorithm.local, Key(0)
     work = phase.steps.draw(client, samples[client], phase.batch_size, key)._replace(steps=1)
     vectors = task.start(key, dtype)
-    with torch.random.fork_rng(devices=[]):
+    with generators.kept():
         shell.load(vectors[MODEL], vectors.get(BUFFERS))
         rows = shell.rows(client, work, key)
         batch = None if rows is None else rows[0]
-        before = torch.get_rng_state()
+        before = generators.state()
         shell.gradient(client, batch)
         began = time.perf_counter()
         shell.gradient(client, batch)
         seconds = time.perf_counter() - began
-        return Trial(not torch.equal(before, torch.get_rng_state()), seconds)
+        own = getattr(getattr(shell, "private", None), "generators", ())
+        return Trial(bool(own) or generators.drawn(before), seconds)
 
 
 def _unseeded(key: Key) -> None:

@@ -28,7 +28,7 @@ from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.messages import Lost, Order
 from hansa.store import ClientStore, DiskStore, RamStore
-from hansa.tasks import TaskLike
+from hansa.tasks import TaskLike, generators
 from hansa.types import BUFFERS, MODEL, State, Vector
 
 if TYPE_CHECKING:
@@ -308,11 +308,12 @@ def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
 
 @contextmanager
 def _exact_arithmetic() -> Iterator[None]:
-    """One intra-op thread, since their number changes the last bits; torch's own generator is left as it was."""
+    """One intra-op thread, since their number changes the last bits; torch's, NumPy's and Python's generators are left
+    as they were."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with generators.kept():
             yield
     finally:
         torch.set_num_threads(threads)

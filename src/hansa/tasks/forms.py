@@ -15,7 +15,7 @@ from torch import nn
 from hansa import native
 from hansa.native.recognise import Unfit, stages_of
 from hansa.native.stack import Stack
-from hansa.vectors.layout import Layout
+from hansa.vectors.layout import Layout, converted
 
 log = logging.getLogger("hansa")
 
@@ -76,7 +76,7 @@ def gradient(
         inputs = inputs.to(y.dtype)
     if targets.is_floating_point():
         targets = targets.to(y.dtype)
-    module.to(y.dtype)
+    converted(module, y.dtype)
     parameters = layout.bind(module, y)
     batch = inputs.contiguous()
     if batch.ndim == 4 and layout.channels_last:

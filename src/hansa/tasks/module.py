@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +18,27 @@ from hansa.local.descent import Descent
 from hansa.local.work import Work
 from hansa.native.recognise import Unfit
 from hansa.native.stack import Stack
+from hansa.tasks import generators
 from hansa.tasks.forms import Loss, fitting_layout, native_form
+from hansa.tasks.metrics import (
+    BUILT_IN,
+    Metric,
+    Score,
+    accuracy_hits,
+    check_names,
+    default_metric,
+    on_the_cpu,
+    own_hits,
+    plain,
+    summed,
+    together,
+    total,
+)
+from hansa.tasks.private import Private
+from hansa.tasks.probe import Seen, look, same_bits
+from hansa.tasks.purity import warn_of_memory
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
+from hansa.vectors.layout import converted, widened
 
 log = logging.getLogger("hansa")
 
@@ -83,7 +101,14 @@ class Task:
     """A model factory (or module class), a loss of (output, target), and federated data.
 
     ``model`` is called without arguments; equal seeds give equal first models. ``metric`` maps (output, target) to the
-    number of hits, by default classification accuracy where targets are class numbers. A model that amounts to a stack
+    number of hits, one value a row, or a mean of such, and is reported as test_accuracy; by default it is
+    classification accuracy where targets are class numbers. ``metrics`` are functions of the outputs and targets of
+    all test rows at once: ``{"auc": roc_auc}`` is reported as test_auc. The loss may be a mean or a sum over rows, or
+    weighted: see `hansa.tasks.metrics.summed` for what the test loss is then. A model of float64 parameters is trained
+    in float64. Buffers that clients change are averaged; constants, counters and masks keep their first value. What
+    a model remembers otherwise is put back before each client, and what it draws is seeded from the client's key.
+
+    A model that amounts to a stack
     of convolutions and linear layers with cross-entropy, however its ``forward()`` is written, is trained by native
     code in float32: three batches are compared first, and the two agree to float rounding. Any other is trained by
     eager PyTorch, and one line of the log says why; ``native=False`` keeps to eager, ``native=True`` refuses a model
@@ -96,7 +121,8 @@ class Task:
         loss: Loss,
         data: ClientData,
         *,
-        metric: Callable[[Any, torch.Tensor], torch.Tensor] | None = None,
+        metric: Metric | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         name: str | None = None,
         native: bool | None = None,
     ) -> None:
@@ -106,8 +132,7 @@ class Task:
                 f"worker has its own. Pass the class, or lambda: {type(model).__name__}(...)."
             )
         self.model, self.loss, self.data = model, loss, data
-        self.metric = metric if metric is not None else default_metric(data.targets)
-        self.dtype = torch.float32
+        self.metrics = check_names({} if metrics is None else metrics)
         self.population = Population(tuple(data.samples(i) for i in range(data.population)))
         for client, samples in enumerate(self.population.samples):
             if samples < 1:
@@ -115,10 +140,42 @@ class Task:
         example = _fresh(model, Key(0))
         self.name = name if name is not None else type(example).__name__
         self.layout = fitting_layout(self.name, self._example, loss, data.inputs, data.targets)
+        double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
+        self.dtype = torch.float64 if double else torch.float32
+        seen = look(self._example, loss, self.layout, self.dtype, data.inputs, data.targets)
+        self.layout = self.layout.without(self._constant(example, seen))
+        self.metric = metric if metric is not None else default_metric(loss, seen, data.targets)
+        self.summed = summed(loss, self._reduction(seen))
         self.stack = self._native_form(wanted=native)
+        self._compared = False
 
     def _example(self) -> nn.Module:
         return _fresh(self.model, Key(0))
+
+    def _constant(self, example: nn.Module, seen: Seen | None) -> set[str]:
+        """Buffers that training leaves alone and that are the same for every seed: they need not travel."""
+        if seen is None or not self.layout.buffers:
+            return set()
+        here, other = dict(example.named_buffers()), dict(_fresh(self.model, Key(1)).named_buffers())
+        still = {entry.name for entry in self.layout.buffers} - seen.changed
+        return {name for name in still if same_bits(here[name], other.get(name))}
+
+    def _reduction(self, seen: Seen | None) -> str:
+        if seen is None:
+            return "mean"
+        if seen.value.ndim:
+            raise HansaError(
+                f"Task(loss): gave a tensor of shape {tuple(seen.value.shape)}: expected one number for a batch, such "
+                "as the mean over its rows."
+            )
+        if seen.reduction == "other" and plain(self.loss) is None:
+            log.info(
+                "%s: its loss is neither a mean nor a sum over rows: the test loss is the mean of its values on "
+                "batches of %d rows",
+                self.name,
+                _EVALUATION_BATCH,
+            )
+        return seen.reduction
 
     def _native_form(self, wanted: bool | None) -> Stack | None:
         """The native form of the model and its loss where there is one."""
@@ -143,25 +200,25 @@ class Task:
         return {MODEL: model, BUFFERS: buffers} if self.layout.buffer_dim else {MODEL: model}
 
     def shell(self, dtype: torch.dtype, device: torch.device) -> ModuleShell:
-        return ModuleShell(self, dtype, device)
+        shell = ModuleShell(self, dtype, device)
+        if not self._compared and shell.stack is None and device.type == "cpu":
+            self._compared = True  # once: workers are told
+            warn_of_memory(self, shell, ModuleShell(self, dtype, device, like=shell))
+        return shell
 
     def pieces(self) -> list[tuple[int, int]]:
         """The test rows in fixed pieces, which workers share."""
         rows = 0 if self.data.test_inputs is None or self.data.test_targets is None else len(self.data.test_targets)
         return [(first, min(first + _PIECE, rows)) for first in range(0, rows, _PIECE)]
 
-    def total(self, parts: Sequence[tuple[float, float | None]]) -> dict[str, float]:
-        """Mean loss and accuracy over the test rows, from one part a piece in the pieces' order; nothing from none."""
-        if not parts:
-            return {}
-        rows = self.pieces()[-1][1]
-        found = {"test_loss": math.fsum(loss for loss, _ in parts) / rows}
-        hits = [hits for _, hits in parts if hits is not None]
-        return {**found, "test_accuracy": math.fsum(hits) / rows} if hits else found
+    def total(self, parts: Sequence[Score]) -> dict[str, float]:
+        """Loss, accuracy and metrics of the test rows, from one part a piece in the pieces' order; of none, nothing."""
+        return total(parts, self.pieces()[-1][1], self.metric, self.metrics) if parts else {}
 
     def evaluate(self, shell: ModuleShell, vectors: Vectors) -> dict[str, float]:
-        """Mean test loss and accuracy of the given vectors, or nothing where there is no test set."""
-        return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
+        """Mean test loss, accuracy and metrics of the given vectors, or nothing where there is no test set."""
+        with generators.kept():
+            return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
 
     def on_training_data(self) -> Task:
         """The same task evaluated on all clients' own samples: ``test_loss`` is then the global training loss."""
@@ -170,28 +227,35 @@ class Task:
         return whole
 
     def module(self, vectors: Vectors) -> nn.Module:
-        """A module of its own holding the given vectors, ready to use or to save."""
-        module = _fresh(self.model, Key(0))
-        module.load_state_dict(self.layout.named(vectors[MODEL].float(), vectors.get(BUFFERS)), strict=False)
+        """A module of its own holding the given vectors, ready to use or to save: its numbers are as wide as theirs."""
+        module, wide = _fresh(self.model, Key(0)), vectors[MODEL].dtype
+        widened(module, wide)
+        module.load_state_dict(self.layout.named(vectors[MODEL], vectors.get(BUFFERS)), strict=False)
         return module
 
 
 class ModuleShell:
     """One model whose parameters are views of one flat vector."""
 
-    def __init__(self, task: Task, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, task: Task, dtype: torch.dtype, device: torch.device, *, like: ModuleShell | None = None
+    ) -> None:
+        """``like`` is a shell of the same task that shares its data with this one."""
         self.task, self.layout, self.device = task, task.layout, device
-        self.module = _fresh(task.model, Key(0)).to(device=device, dtype=dtype)
+        self.module = converted(_fresh(task.model, Key(0)), dtype, device)
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
         self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
         self.dtype = dtype
-        self.inputs = Store(task.data.inputs, dtype, device, self.layout.channels_last)
-        self.targets = _cast(task.data.targets, dtype, device)
+        self.inputs: Store = (
+            Store(task.data.inputs, dtype, device, self.layout.channels_last) if like is None else like.inputs
+        )
+        self.targets: torch.Tensor = _cast(task.data.targets, dtype, device) if like is None else like.targets
         self._test: tuple[Store, torch.Tensor] | None = None
         self.module.train()
+        self.private = Private(self.module, {entry.name for entry in self.layout.buffers})
         fits = dtype == torch.float32 and device.type == "cpu" and self.targets.dtype == torch.int64
         self.stack = task.stack if fits else None
         if self.stack is not None:
@@ -205,6 +269,8 @@ class ModuleShell:
 
     def load(self, model: Vector, buffers: Vector | None) -> None:
         self.y.copy_(model)
+        if self.stack is None:
+            self.private.restore()
         if self.buffers is not None and buffers is not None:
             self.layout.write_buffers(self.module, buffers)
 
@@ -220,7 +286,8 @@ class ModuleShell:
     def seed(self, key: Key) -> None:
         """Set the generators a model may draw from; a native stack draws nothing."""
         if self.stack is None:
-            _seed(key, self.device)
+            generators.seed_all(key, self.device)
+            self.private.seed(key)
 
     def descend(self, rows: torch.Tensor | None, descent: Descent) -> torch.Tensor | None:
         """All steps in one native call, or None where there is no such form of them."""
@@ -255,8 +322,36 @@ class ModuleShell:
         return loss.detach(), gradients
 
     @torch.no_grad()
-    def evaluate(self, vectors: Vectors, start: int, stop: int) -> tuple[float, float | None]:
-        """Summed loss and hits over a range of test rows."""
+    def evaluate(self, vectors: Vectors, start: int, stop: int) -> Score:
+        """The score of a range of test rows."""
+        task = self.task
+        inputs, targets = self._test_rows()
+        self.load(vectors[MODEL], vectors.get(BUFFERS))
+        if self.stack is not None and task.metric is accuracy_hits and not task.metrics:
+            loss, hits = self.stack.evaluate(self.y, inputs.logical, targets, start, stop)
+            return Score(loss, stop - start, hits)
+        self.seed(Key(0).child("evaluation", start))
+        self.module.eval()
+        parts = []
+        for first in range(start, stop, _EVALUATION_BATCH):
+            rows = torch.arange(first, min(first + _EVALUATION_BATCH, stop), device=self.device)
+            parts.append(self._score(inputs, rows, targets.index_select(0, rows)))
+        self.module.train()
+        return together(parts)
+
+    def _score(self, inputs: Store, rows: torch.Tensor, target: torch.Tensor) -> Score:
+        task = self.task
+        output = self.module(inputs[rows])
+        loss, weight = task.summed(output, target)
+        hits, own = None, None
+        if task.metric in BUILT_IN:
+            hits = float(task.metric(output, target))
+        elif task.metric is not None:
+            own = own_hits(task.metric, output, target, lambda some: self.module(inputs[rows[some]]))
+        outputs = ((on_the_cpu(output), target.cpu()),) if task.metrics else ()
+        return Score(loss, weight, hits, own, outputs)
+
+    def _test_rows(self) -> tuple[Store, torch.Tensor]:
         data = self.task.data
         if self._test is None:
             assert data.test_inputs is not None
@@ -265,20 +360,7 @@ class ModuleShell:
                 Store(data.test_inputs, self.dtype, self.device, self.layout.channels_last),
                 _cast(data.test_targets, self.dtype, self.device),
             )
-        inputs, targets = self._test
-        self.load(vectors[MODEL], vectors.get(BUFFERS))
-        if self.stack is not None and self.task.metric is accuracy_hits:
-            return self.stack.evaluate(self.y, inputs.logical, targets, start, stop)
-        self.module.eval()
-        losses, hits = [], []
-        for first in range(start, stop, _EVALUATION_BATCH):
-            rows = torch.arange(first, min(first + _EVALUATION_BATCH, stop), device=self.device)
-            output, target = self.module(inputs[rows]), targets.index_select(0, rows)
-            losses.append(float(self.task.loss(output, target)) * len(rows))
-            if self.task.metric is not None:
-                hits.append(float(self.task.metric(output, target)))
-        self.module.train()
-        return math.fsum(losses), math.fsum(hits) if self.task.metric is not None else None
+        return self._test
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -292,35 +374,15 @@ def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtyp
     return (passes[0] if len(passes) == 1 else np.concatenate(passes))[:length]
 
 
-def default_metric(targets: torch.Tensor) -> Callable[[Any, torch.Tensor], torch.Tensor] | None:
-    """Hits of the most likely class where targets are class numbers; nothing for other targets."""
-    return None if targets.is_floating_point() else accuracy_hits
-
-
-def accuracy_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """How many rows have their target as the largest output; for targets with more axes, a mean over a row's own."""
-    found: torch.Tensor = (output.argmax(dim=1) == target).double()
-    return found.flatten(1).mean(dim=1).sum() if found.ndim > 1 else found.sum()
-
-
 def _cast(targets: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return (targets.to(dtype) if targets.is_floating_point() else targets).contiguous().to(device)
 
 
 def _fresh(model: Callable[[], nn.Module], key: Key) -> nn.Module:
     """A new module, its first weights a function of the key alone."""
-    with torch.random.fork_rng(devices=[]):
-        _seed(key, torch.device("cpu"))
+    with generators.kept():
+        generators.seed_all(key, torch.device("cpu"))
         module = model()
     if not isinstance(module, nn.Module):
         raise HansaError(f"Task(model): the function gave {type(module).__name__}, expected an nn.Module.")
     return module
-
-
-def _seed(key: Key, device: torch.device) -> None:
-    """Seed the device's generator and the CPU's. `torch.manual_seed` would also note a traceback for every kind of
-    device that is not there, at 0.3 ms and some memory a call."""
-    seed = int.from_bytes(key.digest(8), "little") >> 1
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

@@ -2,20 +2,26 @@
 
 Convolution weights lie in the vector in channels-last order, so that their channels-last form is a free view; or in
 torch's own for a model that cannot work with it.
-Persistent buffers (BatchNorm statistics, ...) lie in a vector of their own. Frozen parameters never travel.
+
+Persistent buffers of real numbers (BatchNorm's statistics, ...) lie in a vector of their own. Frozen parameters never
+travel, nor do buffers that are whole numbers, truth values, complex or not finite (counters, indices, masks): these
+keep their first value, to the bit, on the server and on every client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from hansa.errors import HansaError
 from hansa.types import Vector
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = Tr
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where every trainable parameter and persistent buffer of a module lies.
+    """Where every trainable parameter and every buffer that travels lies.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.dim, layout.buffer_dim, [entry.name for entry in layout.parameters]
@@ -74,9 +80,21 @@ class Layout:
                 raise HansaError(
                     f"parameter {name} is {parameter.dtype}: only real floating-point ones can be trained."
                 )
+        _refuse_shared_memory(module)
         persistent = module.state_dict(keep_vars=True)
-        buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
+        buffers = [(name, b) for name, b in module.named_buffers() if name in persistent and _averages(b)]
         return cls(_entries(trainable, channels_last), _entries(buffers, channels_last), channels_last)
+
+    def without(self, names: Collection[str]) -> Layout:
+        """The same with some buffers left out: they keep their first value."""
+        if not any(entry.name in names for entry in self.buffers):
+            return self
+        rest, offset = [], 0
+        for entry in self.buffers:
+            if entry.name not in names:
+                rest.append(replace(entry, offset=offset))
+                offset += entry.size
+        return replace(self, buffers=tuple(rest))
 
     @property
     def dim(self) -> int:
@@ -105,13 +123,12 @@ class Layout:
         return [named[entry.name] for entry in self.parameters]
 
     def write_buffers(self, module: nn.Module, rest: Vector) -> None:
-        """Copy a flat vector into the module's buffers; whole-numbered ones are rounded."""
+        """Copy a flat vector into the module's buffers."""
         self._check(rest, self.buffer_dim, "buffers")
         tensors = _tensors(module)
         with torch.no_grad():
             for entry in self.buffers:
-                value = entry.view(rest)
-                tensors[entry.name].copy_(value if entry.dtype.is_floating_point else value.round())
+                tensors[entry.name].copy_(entry.view(rest))
 
     def read_buffers(self, module: nn.Module, rest: Vector) -> Vector:
         """Copy the module's buffers into a flat vector."""
@@ -122,13 +139,11 @@ class Layout:
         return rest
 
     def named(self, flat: Vector, rest: Vector | None = None) -> dict[str, torch.Tensor]:
-        """The vectors as named tensors, in the shapes of the module's ``state_dict``."""
+        """The vectors as named tensors, in the shapes of the module's ``state_dict``, without what never travels."""
         self._check(flat, self.dim, "parameters")
         out = {entry.name: entry.view(flat) for entry in self.parameters}
         if rest is not None:
-            for entry in self.buffers:
-                value = entry.view(rest)
-                out[entry.name] = value if entry.dtype.is_floating_point else value.round().to(entry.dtype)
+            out |= {entry.name: entry.view(rest) for entry in self.buffers}
         return out
 
     @staticmethod
@@ -139,3 +154,60 @@ class Layout:
 
 def _tensors(module: nn.Module) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def converted(module: Module, dtype: torch.dtype, device: torch.device | None = None) -> Module:
+    """The module with its real numbers in ``dtype`` and its complex ones in the complex form of it, in place.
+
+    ``module.to(dtype)`` would drop the imaginary parts.
+    """
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(device=device, dtype=dtype.to_complex())
+        return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+    module._apply(convert)  # type: ignore[no-untyped-call]
+    return module
+
+
+def widened(module: Module, dtype: torch.dtype) -> Module:
+    """The module with numbers at least as wide as ``dtype``, in place: none loses a bit."""
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        number = tensor.is_floating_point() or tensor.is_complex()
+        return tensor.to(torch.promote_types(tensor.dtype, dtype)) if number else tensor
+
+    module._apply(widen)  # type: ignore[no-untyped-call]
+    return module
+
+
+def _averages(buffer: torch.Tensor) -> bool:
+    """Whether an average of a buffer makes sense: real numbers, all of them finite."""
+    return buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
+
+
+def _refuse_shared_memory(module: nn.Module) -> None:
+    """Parameters that share memory without being one would be torn apart by lying in one vector."""
+    taken: list[tuple[int, int, str]] = []
+    for name, tensor in _stored(module):
+        if torch._debug_has_internal_overlap(tensor) == 1:
+            raise HansaError(f"parameter {name} repeats its own memory (expand?): make it contiguous with clone().")
+        begin = tensor.data_ptr()
+        span = 1 + sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        taken.append((begin, begin + span * tensor.element_size(), name))
+    taken.sort()
+    for (_, end, first), (begin, _, second) in pairwise(taken):
+        if begin < end:
+            raise HansaError(
+                f"{first} and {second} share memory, which training in one vector would part. Tie them as one "
+                "parameter (module.b = module.a), or clone() one of them."
+            )
+
+
+def _stored(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+            raise HansaError(f"{name} has no shape yet: give lazy layers their sizes, or run them once in the factory.")
+        if tensor.numel() and tensor.device.type != "meta":
+            yield name, tensor.detach()

@@ -1,0 +1,130 @@
+"""Buffers: those that clients change are averaged, all others keep every bit, on the server and in the saved model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import presets
+from hansa.data import from_arrays
+from hansa.runs.folder import _tensors
+
+DRAW = torch.Generator().manual_seed(0)
+X = torch.randn(30, 4, generator=DRAW)
+Y = torch.arange(30) % 3
+DATA = from_arrays(X, Y, clients=[0] * 5 + [1] * 9 + [2] * 16, test=(X[:7], Y[:7]))
+WORDS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
+TABLE = torch.linspace(-1, 1, 7, dtype=torch.float64) / 3  # not exact in float32
+
+
+class Odd(nn.Module):
+    """A model as users write theirs, with buffers of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.register_buffer("seen", torch.tensor(16777217))
+        self.register_buffer("wave", torch.tensor([1 + 2j, -3j]))
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, float("-inf")]))
+        self.register_buffer("chosen", torch.tensor([True, False]))
+        self.register_buffer("table", TABLE.clone())
+        self.register_buffer("minus", torch.tensor([-0.0]))
+        self.register_buffer("level", torch.zeros(1))
+        self.register_buffer("start", self.first.weight.detach().clone())
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+            self.level.mul_(0.5).add_(x.mean())
+        h = torch.relu(self.norm(self.first(x)))
+        return self.last(h) + self.level + self.wave.imag.sum() * 0 + self.start.sum() * 0
+
+
+ALGORITHMS = {
+    "fedavg": presets.fedavg(**WORDS),
+    "gossip": presets.ha_fed(clusters=1, reporters=2, **WORDS),
+    "serverless": presets.dsgd(**WORDS),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_constant_whole_complex_and_infinite_buffers_keep_every_bit(name, dtype):
+    task = hansa.Task(Odd, cross_entropy, DATA)
+    assert [entry.name for entry in task.layout.buffers] == [
+        "level", "start", "norm.running_mean", "norm.running_var"
+    ]  # fmt: skip
+    run = hansa.run(ALGORITHMS[name], task, rounds=3, dtype=dtype, workers=1)
+    assert run.history[-1]["lost"] == 0
+    assert all(record["moved"] for record in run.history)
+    model = run.model
+    assert (int(model.seen), model.seen.dtype) == (16777217, torch.int64)
+    assert model.wave.tolist() == [1 + 2j, -3j]
+    assert model.mask.tolist() == [0.0, 0.0, float("-inf")]
+    assert (model.chosen.tolist(), int(model.norm.num_batches_tracked)) == ([True, False], 0)
+    assert torch.equal(model.table, TABLE)
+    assert torch.signbit(model.minus).all()
+    assert float(model.level) != 0
+
+
+def test_buffers_that_clients_change_are_averaged():
+    task = hansa.Task(Odd, cross_entropy, DATA)
+    run = hansa.run(presets.fedavg(participation=1.0, **WORDS), task, rounds=1, dtype=torch.float64)
+    levels = []
+    for client in range(3):
+        alone = from_arrays(X, Y, clients=[DATA.rows(client)])
+        module = task.module(task.start(hansa.Key(0), torch.float64)).train()
+        shell = task.shell(torch.float64, torch.device("cpu"))
+        for rows in shell.rows(client, hansa.local.Work(3, 4), hansa.Key(0).child("local", 0, client, "batch")):
+            module(alone.inputs[rows].double())
+        levels.append(float(module.level))
+    assert float(run.model.level) == pytest.approx(sum(levels) / 3, abs=1e-12)
+
+
+def test_a_buffer_made_by_the_seed_is_that_of_the_run():
+    task = hansa.Task(Odd, cross_entropy, DATA)
+    for seed in (0, 5):
+        first = task.module(task.start(hansa.Key(seed), torch.float32))
+        assert torch.equal(first.start, first.first.weight)
+        run = hansa.run(presets.fedavg(**WORDS), task, rounds=2, seed=seed)
+        assert torch.equal(run.model.start, first.first.weight)
+
+
+def test_a_model_with_counters_alone_has_no_channel_for_buffers():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x):
+            self.steps += 1
+            return self.layer(x)
+
+    run = hansa.run(presets.fedavg(**WORDS), hansa.Task(Counting, cross_entropy, DATA), rounds=1)
+    assert list(run.algorithm.channels) == ["model"]
+    assert int(run.model.steps) == 0
+
+
+def test_float64_runs_save_float64_models():
+    task = hansa.Task(Odd, cross_entropy, DATA)
+    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1, dtype=torch.float64)
+    saved = _tensors(run)
+    assert saved["first.weight"].dtype == torch.float64
+    assert torch.equal(saved["first.weight"], task.layout.named(run.params)["first.weight"])
+    assert saved["norm.running_var"].dtype == torch.float64
+    assert saved["seen"].dtype == torch.int64
+    assert _tensors(hansa.run(presets.fedavg(**WORDS), task, rounds=1))["first.weight"].dtype == torch.float32
+
+
+def test_a_double_model_trains_in_float64():
+    task = hansa.Task(lambda: Odd().double(), cross_entropy, DATA)
+    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1)
+    assert run.params.dtype == torch.float64
+    assert run.model.last.bias.dtype == torch.float64
+    same = hansa.run(presets.fedavg(**WORDS), hansa.Task(Odd, cross_entropy, DATA), rounds=1, dtype=torch.float64)
+    assert not torch.equal(run.params, run.params.float().double())
+    assert run.params.shape == same.params.shape
