@@ -55,10 +55,10 @@ def task(config: Config, held: data.FederatedData) -> Task:
     asked = config.model
     if asked.factory is not None:
         made = Task(partial(user_factory(asked.factory), **asked.options), loss, held, name=asked.factory)
-        if made.dtype != dtype(config):
+        if made.dtype == torch.float64 and config.dtype != "float64":
             raise HansaError(
-                f"model.factory: {asked.factory} makes a model of {str(made.dtype).removeprefix('torch.')} parameters: "
-                f"set dtype: {str(made.dtype).removeprefix('torch.')}, or make it of {config.dtype}."
+                f"model.factory: {asked.factory} makes a model of float64 parameters, which dtype: {config.dtype} "
+                "would round. Set dtype: float64, or leave .double() out of the factory."
             )
         return made
     if held.classes is None:

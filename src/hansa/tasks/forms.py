@@ -15,6 +15,7 @@ from torch import nn
 from hansa import native
 from hansa.native.recognise import Unfit, stages_of
 from hansa.native.stack import Stack
+from hansa.tasks import generators
 from hansa.vectors.layout import Layout, converted
 
 log = logging.getLogger("hansa")
@@ -60,7 +61,7 @@ def native_form(
         raise Unfit(f"its inputs are {inputs.dtype} and its targets {targets.dtype} of {targets.ndim} axes")
     if int(targets.min()) < 0:
         raise Unfit("there are targets below 0, which cross-entropy leaves out")
-    with torch.random.fork_rng(devices=[]):
+    with generators.kept():
         module = make()
         stages = stages_of(module, inputs.shape[1:], loss, layout.channels_last)
         stack = Stack(stages, tuple(inputs.shape[1:]))
@@ -81,7 +82,7 @@ def gradient(
     batch = inputs.contiguous()
     if batch.ndim == 4 and layout.channels_last:
         batch = batch.contiguous(memory_format=torch.channels_last)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with generators.kept(), torch.enable_grad():
         value = loss(module(batch), targets)
         found = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
     flat = torch.empty_like(y)

@@ -66,7 +66,9 @@ def look(
             parameters = layout.bind(module, layout.pack(module, dtype)[0])
             before = {name: buffer.clone() for name, buffer in module.named_buffers()}
             with torch.enable_grad():
-                torch.autograd.grad(loss(module(x), target), parameters, allow_unused=True, materialize_grads=True)
+                value = loss(module(x), target)
+                if value.ndim == 0:
+                    torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
             changed = {name for name, buffer in module.named_buffers() if not same_bits(buffer, before.get(name))}
             module.eval()
             return _evaluated(partial(_answer, module), loss, x, target, frozenset(changed))

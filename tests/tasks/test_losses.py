@@ -1,0 +1,270 @@
+"""The test loss is that of all test rows, whatever the loss makes of a batch."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hansa
+from hansa import HansaError, presets
+from hansa.data import from_arrays
+
+DRAW = torch.Generator().manual_seed(1)
+X = torch.randn(1300, 4, generator=DRAW)  # more than two evaluation batches, more than one piece
+Y = torch.randint(0, 3, (1300,), generator=DRAW).sort().values  # sorted: batches have other classes and weights
+OWNERS = torch.arange(1300).remainder(7).clamp(max=2)
+DATA = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
+WEIGHT = torch.tensor([0.1, 1.0, 7.0])
+WORDS = {"local_lr": 0.05, "steps": 2, "batch_size": 8}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+
+def outcome(loss, data=DATA, model=Net, **options):
+    """The test loss of a run, and the trained model's outputs for all test rows."""
+    task = hansa.Task(model, loss, data, **options)
+    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1, workers=1)
+    with torch.no_grad():
+        return run.history[-1], run.model.eval()(data.test_inputs)
+
+
+def mine(output, target):
+    return ((output.softmax(1) - F.one_hot(target, 3)) ** 2).sum(1).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "divided"),
+    [
+        (F.cross_entropy, 1),
+        (partial(F.cross_entropy, reduction="sum"), 1300),
+        (nn.CrossEntropyLoss(reduction="sum"), 1300),
+        (lambda output, target: F.cross_entropy(output, target, reduction="sum"), 1300),
+        (nn.CrossEntropyLoss(weight=WEIGHT), 1),
+        (nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1), 1),
+        (partial(F.cross_entropy, weight=WEIGHT), 1),
+        (nn.CrossEntropyLoss(ignore_index=1), 1),
+        (nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=0), 1),
+        (mine, 1),
+        (lambda output, target: 1300 * mine(output, target) / len(target) * len(target), 1),
+    ],
+)
+def test_the_test_loss_is_the_loss_of_all_rows_at_once(loss, divided):
+    record, output = outcome(loss)
+    assert record["test_loss"] == pytest.approx(float(loss(output, Y)) / divided, rel=1e-4)
+
+
+def test_ignored_labels_of_sequences_do_not_count():
+    words = torch.randint(0, 3, (600, 5), generator=DRAW)
+    words[::3, 2:] = -100
+    words[500:, 1:] = -100
+    data = from_arrays(X[:600], words, clients=3, test=(X[:600], words))
+
+    class Sequence(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 15)
+
+        def forward(self, x):
+            return self.layer(x).view(-1, 3, 5)
+
+    record, output = outcome(F.cross_entropy, data, Sequence)
+    assert record["test_loss"] == pytest.approx(float(F.cross_entropy(output, words)), rel=1e-5)
+    counted = words >= 0
+    hits = ((output.argmax(1) == words) & counted).sum(1) / counted.sum(1)
+    assert record["test_accuracy"] == pytest.approx(float(hits.mean()), rel=1e-6)
+
+
+def test_any_other_weighted_loss_is_the_mean_over_batches_of_500_and_says_so(caplog):
+    def weighted(output, target):
+        weights = WEIGHT[target]
+        return (weights * F.cross_entropy(output, target, reduction="none")).sum() / weights.sum()
+
+    with caplog.at_level(logging.INFO, "hansa"):
+        record, output = outcome(weighted)
+    assert "neither a mean nor a sum over rows" in caplog.text
+    pieces = [slice(0, 500), slice(500, 1000), slice(1000, 1300)]
+    expected = sum(float(weighted(output[s], Y[s])) * len(Y[s]) for s in pieces) / 1300
+    assert record["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_of_every_row_is_refused():
+    with pytest.raises(HansaError, match=r"gave a tensor of shape \(24,\): expected one number for a batch"):
+        hansa.Task(Net, nn.CrossEntropyLoss(reduction="none"), DATA)
+
+
+def hits_by_record(output, target):
+    return (output["logits"].argmax(1) == target).sum()
+
+
+class Record(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Net()
+
+    def forward(self, x):
+        return {"logits": self.inner(x)}
+
+
+class Opaque:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class Opaquely(Record):
+    def forward(self, x):
+        return Opaque(self.inner(x))
+
+
+def truth(output):
+    return float((output.argmax(1) == Y).double().mean())
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda output, target: (output.argmax(1) == target).sum(),
+        lambda output, target: (output.argmax(1) == target).float().sum(),
+        lambda output, target: int((output.argmax(1) == target).sum()),
+        lambda output, target: (output.argmax(1) == target).float().mean(),
+        lambda output, target: output.argmax(1) == target,
+        lambda output, target: float((output.argmax(1) == target).double().mean()),
+    ],
+    ids=["count", "float count", "int", "mean", "a value a row", "float mean"],
+)
+def test_a_metric_may_count_average_or_answer_for_every_row(metric):
+    record, output = outcome(F.cross_entropy, metric=metric)
+    assert record["test_accuracy"] == pytest.approx(truth(output), abs=1e-6)
+
+
+@pytest.mark.parametrize("model", [Record, Opaquely])
+def test_answers_of_any_kind_are_taken_apart_or_asked_for_again(model):
+    def logits(output):
+        return output["logits"] if isinstance(output, dict) else output.logits
+
+    task = hansa.Task(
+        model,
+        lambda output, target: F.cross_entropy(logits(output), target, reduction="sum"),
+        DATA,
+        metric=lambda output, target: (logits(output).argmax(1) == target).double().mean(),
+    )
+    run = hansa.run(presets.fedavg(**{**WORDS, "local_lr": 0.01}), task, rounds=1)
+    with torch.no_grad():
+        output = logits(run.model.eval()(X))
+    assert run.history[-1]["test_accuracy"] == pytest.approx(truth(output), abs=1e-6)
+    assert run.history[-1]["test_loss"] == pytest.approx(float(F.cross_entropy(output, Y)), rel=1e-4)
+
+
+def auc(output, target):
+    """The share of pairs of a row of class 0 and another that are in the right order."""
+    first, rest = output[target == 0, 0], output[target != 0, 0]
+    return (first[:, None] > rest[None, :]).double().mean()
+
+
+def test_a_metric_that_is_no_count_is_refused_with_the_remedy():
+    with pytest.raises(HansaError, match=r"metric=auc\).*no count of hits. Give Task\(metrics=\{'auc': ...\}\)"):
+        outcome(F.cross_entropy, from_arrays(X, Y, clients=3, test=(X[::3], Y[::3])), metric=auc)
+
+
+def test_metrics_are_computed_of_all_test_rows_at_once():
+    record, output = outcome(F.cross_entropy, metrics={"auc": auc, "spread": spread})
+    assert record["test_auc"] == pytest.approx(float(auc(output, Y)), abs=1e-9)
+    assert record["test_spread"] == pytest.approx(float(output.max() - output.min()), rel=1e-6)
+    assert record["test_accuracy"] == pytest.approx(truth(output))
+
+
+def spread(output, target):
+    return output.max() - output.min()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [({"loss": auc}, "expected a name"), ({"a b": auc}, "expected a name"), ({"auc": 3}, "a function of")],
+)
+def test_metrics_without_a_proper_name_are_refused(metrics, message):
+    with pytest.raises(HansaError, match=message):
+        hansa.Task(Net, F.cross_entropy, DATA, metrics=metrics)
+
+
+def test_a_metric_that_gives_no_number_is_refused():
+    with pytest.raises(HansaError, match="logits gave tensor"):
+        outcome(F.cross_entropy, metrics={"logits": lambda output, target: output})
+    with pytest.raises(HansaError, match="expected the number of hits, or one value a row"):
+        outcome(F.cross_entropy, metric=lambda output, target: output)
+
+
+LABELS = (X[:, 0] > 0.9).long()  # a fifth are 1
+
+
+class One(nn.Module):
+    """One output a row: a logit, or a probability."""
+
+    def __init__(self, last=None):
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 1), last or nn.Identity()
+
+    def forward(self, x):
+        return self.last(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "threshold"),
+    [
+        (One, lambda o, y: F.binary_cross_entropy_with_logits(o.squeeze(1), y.float()), 0.0),
+        (One, lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float(), pos_weight=torch.tensor(4.0)), 0.0),
+        (lambda: One(nn.Sigmoid()), lambda o, y: F.binary_cross_entropy(o[:, 0], y.float()), 0.5),
+        (lambda: One(nn.Flatten(0)), lambda o, y: F.mse_loss(o, y.float()), 0.5),
+    ],
+    ids=["logit", "weighted logit", "probability", "squared error"],
+)
+def test_one_output_a_row_is_judged_by_its_threshold(model, loss, threshold):
+    data = from_arrays(X, LABELS, clients=OWNERS, test=(X, LABELS))
+    task = hansa.Task(model, loss, data)
+    run = hansa.run(presets.fedavg(local_lr=0.5, steps=30, batch_size=20, participation=1.0), task, rounds=3)
+    with torch.no_grad():
+        output = run.model.eval()(X).reshape(-1)
+    accuracy = float(((output > threshold).long() == LABELS).double().mean())
+    assert run.history[-1]["test_accuracy"] == pytest.approx(accuracy)
+    assert accuracy > 0.9
+
+
+@pytest.mark.parametrize("targets", [torch.randint(0, 2, (1300, 3)), torch.randint(0, 2, (1300, 3)).float()])
+def test_several_labels_a_row_have_a_loss_and_no_accuracy(targets):
+    data = from_arrays(X, targets, clients=OWNERS, test=(X[:3], targets[:3]))
+    record, _ = outcome(lambda o, y: F.binary_cross_entropy_with_logits(o, y.to(o.dtype)), data)
+    assert "test_loss" in record
+    assert "test_accuracy" not in record
+
+
+def test_classes_on_the_last_axis_are_found_there():
+    words = torch.randint(0, 3, (60, 5), generator=DRAW)
+    data = from_arrays(X[:60], words, clients=3, test=(X[:60], words))
+
+    class Language(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 15)
+
+        def forward(self, x):
+            return self.layer(x).view(-1, 5, 3)
+
+    record, output = outcome(lambda o, y: F.cross_entropy(o.transpose(1, 2), y), data, Language)
+    assert record["test_accuracy"] == pytest.approx(float((output.argmax(-1) == words).double().mean()))
+
+
+def test_whole_numbers_that_are_no_classes_have_no_accuracy():
+    counts = torch.arange(1300) % 9
+    data = from_arrays(X, counts, clients=OWNERS, test=(X, counts))
+    record, _ = outcome(lambda o, y: F.poisson_nll_loss(o[:, 0], y.float()), data, One)
+    assert "test_accuracy" not in record
