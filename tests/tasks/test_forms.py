@@ -346,3 +346,12 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
     task = hansa.Task(LeNet5, nn.CrossEntropyLoss(), data)
     assert task.stack is None
     hansa.run(ALGORITHM, task, rounds=1)
+
+
+@WITH_NATIVE
+def test_momentum_that_is_kept_from_round_to_round_is_kept_by_native_code_too():
+    algorithm = replace(ALGORITHM, local=replace(ALGORITHM.local, optimizer_state="kept"))
+    ours, eager = (hansa.run(algorithm, made("2NN", native=choice), rounds=3, workers=1) for choice in (True, False))
+    fresh = hansa.run(ALGORITHM, made("2NN", native=True), rounds=3, workers=1)
+    assert torch.allclose(ours.params, eager.params, atol=1e-5)
+    assert not torch.allclose(ours.params, fresh.params, atol=1e-4)

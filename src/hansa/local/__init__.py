@@ -1,7 +1,7 @@
 """Client work: solvers as affine corrections, how much work, and the one gradient loop."""
 
 from hansa.local.blocks import blocks
-from hansa.local.descent import Descent, Shell, descend, effective_steps
+from hansa.local.descent import Descent, Moved, Shell, descend, effective_steps, train
 from hansa.local.distributions import Distribution, between, lognormal, one_of
 from hansa.local.solvers import Ahead, Correction, Finished, Solver, dyn, prox, sam, scaffold, sgd, solver_receives
 from hansa.local.work import LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
@@ -14,6 +14,7 @@ __all__ = [
     "Distribution",
     "Finished",
     "LocalWork",
+    "Moved",
     "Shell",
     "Solver",
     "Work",
@@ -39,5 +40,6 @@ __all__ = [
     "sgd",
     "solver_receives",
     "step_decay",
+    "train",
     "warmup",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -13,10 +13,20 @@ from hansa.local.solvers import Ahead, Correction
 from hansa.local.work import Work
 from hansa.server import ServerTransform
 from hansa.types import Population, RoundContext, State, Vector, Vectors
+from hansa.vectors import allocate
+from hansa.vectors.arithmetic import all_finite
 
 _ALONE = RoundContext(0, Population(()), ())
 
 Tensors: TypeAlias = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
+
+class Moved(NamedTuple):
+    """What a local phase came to: how far the model moved, the loss of each step, and whether the change is finite."""
+
+    change: Vector
+    losses: list[float]
+    finite: bool
 
 
 class Shell(Protocol):
@@ -44,6 +54,11 @@ class Shell(Protocol):
     def descend(self, rows: torch.Tensor | None, descent: Descent) -> torch.Tensor | None:
         """All steps of ``rows`` in one go where the shell knows a faster way, giving the losses; otherwise None.
         It draws nothing, and momentum goes on from the descent's velocity."""
+        ...
+
+    def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:
+        """A client's whole round from x, batches and all, where the shell knows a faster way, leaving the model in y;
+        otherwise None."""
         ...
 
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Tensors]: ...
@@ -179,6 +194,19 @@ def _merged(first: State, then: State) -> State:
     for name, value in then.items():
         both[name] = _merged(first.get(name, {}), value) if isinstance(value, dict) else value
     return both
+
+
+def train(
+    shell: Shell, x: Vector, buffers: Vector | None, client: int, work: Work, descent: Descent, key: Key
+) -> Moved:
+    """A client's round from the model it received. The shell's buffers are then those after it."""
+    moved = shell.phase(x, client, work, descent, key) if descent.plain else None
+    if moved is not None:
+        return moved
+    shell.load(x, buffers)
+    losses = descend(shell, client, work, descent, key)
+    change = torch.sub(shell.y, x, out=allocate.like(x))
+    return Moved(change, losses.tolist(), all_finite(change))
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from ctypes import (
     c_double,
     c_float,
     c_int64,
+    c_uint64,
     c_void_p,
 )
 
@@ -59,6 +60,25 @@ class Update(Structure):
     ]
 
 
+class Client(Structure):
+    kept: object = None
+    _fields_ = [
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("change", c_void_p),
+        ("own", c_void_p),
+        ("samples", c_int64),
+        ("steps", c_int64),
+        ("batch", c_int64),
+        ("key", c_uint64 * 2),
+        ("losses", c_void_p),
+        ("seconds", c_double),
+        ("squares", c_double),
+        ("done", c_int64),
+        ("finite", c_int64),
+    ]
+
+
 class Score(Structure):
     _fields_ = [("loss", c_double), ("correct", c_int64)]
 
@@ -89,7 +109,16 @@ class Kernels(Structure):
         ("name", c_char_p),
         ("stack_new", CFUNCTYPE(_pointer, POINTER(Stage), _whole, _whole)),
         ("stack_free", CFUNCTYPE(None, _pointer)),
-        ("train", CFUNCTYPE(_whole, _pointer, _pointer, POINTER(Data), POINTER(Batches), POINTER(Update), _pointer)),
+        (
+            "train",
+            CFUNCTYPE(
+                _whole,
+                *(_pointer, _pointer, POINTER(Data), POINTER(Batches), POINTER(Update)),
+                *(_pointer, POINTER(c_int64), c_double),
+            ),
+        ),
+        ("client", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Client))),
+        ("draw", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _pointer, _pointer)),
         (
             "gradient",
             CFUNCTYPE(_whole, _pointer, _pointer, POINTER(Data), POINTER(Batches), _pointer, POINTER(c_float)),
@@ -100,6 +129,7 @@ class Kernels(Structure):
         ("server64", _server),
         ("mean32", _mean),
         ("mean64", _mean),
+        ("products32", CFUNCTYPE(c_double, _pointer, _pointer, _whole)),
         ("squares32", _squares),
         ("squares64", _squares),
         ("sign_pack", CFUNCTYPE(None, _pointer, _whole, _pointer, _pointer)),

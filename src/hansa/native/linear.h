@@ -1,7 +1,8 @@
 /* Linear layers and the local step.
  *
- * Forward: dot products of rows, 4 x 4 at a time. Backward: sums of outer products, a tile of rows times vectors in
- * registers; the gradient of a weight tile can be applied to the weights at once, without ever being stored. */
+ * Forward: dot products of rows, 4 x 4 (or 4 x 3) at a time. Backward: sums of outer products, a tile of rows times
+ * vectors in registers; the gradient of a weight tile can be applied to the weights at once, without ever being stored.
+ * Where ReLU made zeros of the output's gradient, only the rest is multiplied. */
 #ifndef HANSA_LINEAR_H
 #define HANSA_LINEAR_H
 
@@ -40,7 +41,7 @@ static void step_span(const step_t *step, ptrdiff_t at, const float *gradient, p
 /* Forward: y[b][o] += x[b] . w[o] ---------------------------------------------------------------------------------- */
 
 #define DOT_ROWS 4
-#define DOT_FILTERS (WIDE_REGISTERS ? 4 : 2)
+#define DOT_FILTERS (WIDE_REGISTERS ? 4 : 3)
 
 INLINE void sum_tile(const vf *sum, float *totals) {
 #if VL == 16
@@ -55,6 +56,12 @@ INLINE void sum_tile(const vf *sum, float *totals) {
     vf low = _mm512_shuffle_f32x4(quad[0], quad[1], 0x88) + _mm512_shuffle_f32x4(quad[0], quad[1], 0xdd);
     vf high = _mm512_shuffle_f32x4(quad[2], quad[3], 0x88) + _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd);
     store(totals, _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd));
+#elif VL == 8
+    UNROLL for (int i = 0; i < 12; i += 4) {
+        const vf *s = sum + i;
+        vf quad = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
+        _mm_storeu_ps(totals + i, _mm_add_ps(_mm256_castps256_ps128(quad), _mm256_extractf128_ps(quad, 1)));
+    }
 #else
     for (int i = 0; i < DOT_ROWS * DOT_FILTERS; i++) totals[i] = sum_lanes(sum[i]);
 #endif
@@ -111,7 +118,7 @@ static void linear_forward(const float *x, ptrdiff_t x_row, ptrdiff_t rows, cons
 
 /* Backward: c[m][n] = sum over k of a(m, k) b[k][n] --------------------------------------------------------------- */
 
-#define OUTER_ROWS (WIDE_REGISTERS ? 6 : 4)
+#define OUTER_ROWS 6
 #define OUTER_VECTORS (WIDE_REGISTERS ? 4 : 2)
 
 typedef struct {
@@ -124,6 +131,27 @@ typedef struct {
     const step_t *step;
     ptrdiff_t at;
 } outer_t;
+
+/* What becomes of a finished tile: it is stored, or taken as a step. */
+INLINE void outer_end(const int M, const int N, const int PART, const outer_t *job, ptrdiff_t m, ptrdiff_t n,
+                      ptrdiff_t lanes, const vf *sum) {
+    float *c = (job->c ? job->c : job->step->y + job->at) + m * job->c_row + n;
+    if (job->c) {
+        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++)
+            store_part(c + i * job->c_row + j * VL, sum[i * N + j], PART ? lanes : VL);
+    } else if (plain(job->step)) {
+        vf rate = splat(-job->step->lr);
+        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {
+            float *to = c + i * job->c_row + j * VL;
+            store_part(to, madd(rate, sum[i * N + j], load_part(to, PART ? lanes : VL)), PART ? lanes : VL);
+        }
+    } else {
+        float tile[6 * 4 * VL];
+        UNROLL for (int i = 0; i < M * N; i++) store(tile + i * VL, sum[i]);
+        for (int i = 0; i < M; i++)
+            step_span(job->step, job->at + (m + i) * job->c_row + n, tile + i * N * VL, PART ? lanes : N * VL, 1.0f);
+    }
+}
 
 INLINE void outer_tile(const int M, const int N, const int PART, const outer_t *job, ptrdiff_t m, ptrdiff_t n,
                        ptrdiff_t lanes) {
@@ -143,21 +171,7 @@ INLINE void outer_tile(const int M, const int N, const int PART, const outer_t *
             UNROLL for (int j = 0; j < N; j++) sum[i * N + j] = madd(value, row[j], sum[i * N + j]);
         }
     }
-    if (job->c) {
-        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++)
-            store_part(c + i * job->c_row + j * VL, sum[i * N + j], PART ? lanes : VL);
-    } else if (plain(job->step)) {
-        vf rate = splat(-job->step->lr);
-        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {
-            float *to = c + i * job->c_row + j * VL;
-            store_part(to, madd(rate, sum[i * N + j], load_part(to, PART ? lanes : VL)), PART ? lanes : VL);
-        }
-    } else {
-        float tile[6 * 4 * VL];
-        UNROLL for (int i = 0; i < M * N; i++) store(tile + i * VL, sum[i]);
-        for (int i = 0; i < M; i++)
-            step_span(job->step, job->at + (m + i) * job->c_row + n, tile + i * N * VL, PART ? lanes : N * VL, 1.0f);
-    }
+    outer_end(M, N, PART, job, m, n, lanes, sum);
 }
 
 #define OUTER_CASE(M, N)                                                                                            \
@@ -169,9 +183,8 @@ INLINE void outer_tile(const int M, const int N, const int PART, const outer_t *
 
 static void outer_tiles(const outer_t *job, ptrdiff_t M, ptrdiff_t N, ptrdiff_t m, ptrdiff_t n, ptrdiff_t lanes) {
     switch (8 * M + N) {
-        OUTER_CASES(1) OUTER_CASES(2) OUTER_CASES(3) OUTER_CASES(4)
+        OUTER_CASES(1) OUTER_CASES(2) OUTER_CASES(3) OUTER_CASES(4) OUTER_CASES(5) OUTER_CASES(6)
 #if WIDE_REGISTERS
-        OUTER_CASES(5) OUTER_CASES(6)
         OUTER_CASE(1, 3) OUTER_CASE(2, 3) OUTER_CASE(3, 3) OUTER_CASE(4, 3) OUTER_CASE(5, 3) OUTER_CASE(6, 3)
         OUTER_CASE(1, 4) OUTER_CASE(2, 4) OUTER_CASE(3, 4) OUTER_CASE(4, 4) OUTER_CASE(5, 4) OUTER_CASE(6, 4)
 #endif
@@ -192,6 +205,64 @@ static void outer(const outer_t *job, ptrdiff_t rows, ptrdiff_t columns) {
         }
         v += N;
     }
+}
+
+/* The same for an `a` that is mostly zeros: row m has the entries start[m] to start[m + 1] of a list. */
+
+#define LIST_VECTORS 8
+
+typedef struct {
+    const float *value;
+    const int32_t *place; /* k */
+    const int32_t *start;
+} outer_list_t;
+
+/* Lists the entries of a[k][m], m < rows, that are not zero. `value` and `place` hold rows * depth at most. */
+static void list_outer(const float *a, ptrdiff_t a_k, ptrdiff_t rows, ptrdiff_t depth, float *value, int32_t *place,
+                       int32_t *start) {
+    int32_t end = 0;
+    for (ptrdiff_t m = 0; m < rows; m++) {
+        start[m] = end;
+        for (ptrdiff_t k = 0; k < depth; k++) {
+            float v = a[k * a_k + m];
+            value[end] = v;
+            place[end] = (int32_t)k;
+            end += v != 0;
+        }
+    }
+    start[rows] = end;
+}
+
+INLINE void listed_tile(const int N, const int PART, const outer_t *job, const outer_list_t *list, ptrdiff_t m,
+                        ptrdiff_t n, ptrdiff_t lanes) {
+    vf sum[LIST_VECTORS];
+    const float *b = job->b + n;
+    ptrdiff_t b_row = job->b_row;
+    UNROLL for (int j = 0; j < N; j++) sum[j] = zero();
+    for (ptrdiff_t i = list->start[m]; i < list->start[m + 1]; i++) {
+        const float *row = b + list->place[i] * b_row;
+        vf value = splat(list->value[i]);
+        UNROLL for (int j = 0; j < N; j++)
+            sum[j] = madd(value, PART ? load_part(row + j * VL, lanes) : load(row + j * VL), sum[j]);
+    }
+    outer_end(1, N, PART, job, m, n, lanes, sum);
+}
+
+static void outer_listed(const outer_t *job, const outer_list_t *list, ptrdiff_t rows, ptrdiff_t columns) {
+    ptrdiff_t whole = columns / VL, blocks = (whole + LIST_VECTORS - 1) / LIST_VECTORS, lanes = columns - whole * VL;
+    for (ptrdiff_t block = 0, v = 0, N; block < blocks; block++, v += N) {
+        N = (whole - v + blocks - block - 1) / (blocks - block);
+        for (ptrdiff_t m = 0; m < rows; m++) {
+#define LISTED_CASE(N)                                                                                              \
+    case N: listed_tile(N, 0, job, list, m, v * VL, VL); break;
+            switch (N) {
+                LISTED_CASE(1) LISTED_CASE(2) LISTED_CASE(3) LISTED_CASE(4)
+                LISTED_CASE(5) LISTED_CASE(6) LISTED_CASE(7) LISTED_CASE(8)
+            }
+#undef LISTED_CASE
+        }
+    }
+    for (ptrdiff_t m = 0; lanes && m < rows; m++) listed_tile(1, 1, job, list, m, whole * VL, lanes);
 }
 
 #endif

@@ -45,6 +45,19 @@ typedef struct {
     double lr, pull, decay, mu, clip; /* clip: the greatest norm of g, infinity for none */
 } hansa_update;
 
+/* One client's round: from x, `steps` steps on batches of its own rows, drawn by NumPy's Philox with the given key;
+ * `change` becomes y - x. A call that has lasted `seconds` returns early: it is called again until `done` is `steps`. */
+typedef struct {
+    const float *x;
+    float *y, *change;
+    const int64_t *own;
+    int64_t samples, steps, batch;
+    uint64_t key[2];
+    float *losses;
+    double seconds, squares; /* squares: of the change */
+    int64_t done, finite;
+} hansa_client;
+
 typedef struct {
     double loss;
     int64_t correct;
@@ -68,7 +81,10 @@ typedef struct {
     hansa_stack *(*stack_new)(const hansa_stage *, int64_t stages, int64_t batch);
     void (*stack_free)(hansa_stack *);
     int64_t (*train)(hansa_stack *, float *y, const hansa_data *, const hansa_batches *, const hansa_update *,
-                     float *losses);
+                     float *losses, int64_t *done, double seconds);
+    int64_t (*client)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_client *);
+    void (*draw)(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
+                 int64_t *out);
     int64_t (*gradient)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *g,
                         float *loss);
     int64_t (*evaluate)(hansa_stack *, const float *y, const hansa_data *, int64_t from, int64_t to, hansa_score *);
@@ -79,6 +95,7 @@ typedef struct {
                      const double *vhat, double *step, double *m_out, double *v_out, double *vhat_out, double *x);
     void (*mean32)(const float *const *rows, const double *weights, int64_t count, int64_t n, float *out);
     void (*mean64)(const double *const *rows, const double *weights, int64_t count, int64_t n, double *out);
+    double (*products32)(const float *a, const float *b, int64_t n);
     double (*squares32)(const float *x, int64_t n, int64_t *finite);
     double (*squares64)(const double *x, int64_t n, int64_t *finite);
     void (*sign_pack)(const float *x, int64_t n, uint8_t *bits, double *lanes);

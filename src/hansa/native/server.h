@@ -27,9 +27,21 @@
 /* Sums of squares run in 32 float64 lanes (entry i joins lane i mod 32), then the lanes pairwise: one order for all
  * instruction sets. Squares of float32 are exact and cannot overflow: the sum is finite just if all entries are. */
 typedef double lanes_t __attribute__((vector_size(64)));
-typedef float floats_t __attribute__((vector_size(32)));
 
-INLINE double sum_of_lanes(const lanes_t *sum) {
+/* Float64 lanes as wide as the machine's: compilers do badly on vectors that are wider. */
+#if VL == 16
+typedef __m512d wide_t;
+INLINE wide_t widened(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
+#elif VL == 8
+typedef __m256d wide_t;
+INLINE wide_t widened(const float *x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
+#else
+typedef double wide_t __attribute__((vector_size(16)));
+INLINE wide_t widened(const float *x) { return (wide_t){x[0], x[1]}; }
+#endif
+#define WIDE (int)(sizeof(wide_t) / sizeof(double))
+
+INLINE double sum_of_lanes(const void *sum) {
     double flat[32];
     memcpy(flat, sum, sizeof flat);
     for (int half = 16; half; half /= 2)
@@ -37,20 +49,45 @@ INLINE double sum_of_lanes(const lanes_t *sum) {
     return flat[0];
 }
 
-static double squares32(const float *x, int64_t n, int64_t *finite) {
-    lanes_t sum[4] = {{0}};
+/* The products a_i b_i in 32 lanes; both may be the same. */
+static double products32(const float *a, const float *b, int64_t n) {
+    wide_t sum[32 / WIDE];
+    double flat[32];
     int64_t i = 0;
+    memset(sum, 0, sizeof sum);
+    for (; i + 32 <= n; i += 32)
+        UNROLL for (int j = 0; j < 32 / WIDE; j++) sum[j] += widened(a + i + WIDE * j) * widened(b + i + WIDE * j);
+    memcpy(flat, sum, sizeof flat);
+    for (int j = 0; i < n; i++, j++) flat[j] += (double)a[i] * (double)b[i];
+    return sum_of_lanes(flat);
+}
+
+static double squares32(const float *x, int64_t n, int64_t *finite) {
+    double total = products32(x, x, n);
+    if (finite) *finite = isfinite(total) != 0;
+    return total;
+}
+
+/* out = y - x and the squares of that, in one pass: 32 entries at a time, so that the second look finds them near. */
+static double difference32(const float *y, const float *x, int64_t n, float *out, int64_t *finite) {
+    wide_t sum[32 / WIDE];
+    double flat[32], total;
+    int64_t i = 0;
+    memset(sum, 0, sizeof sum);
     for (; i + 32 <= n; i += 32) {
-        UNROLL for (int j = 0; j < 4; j++) {
-            floats_t narrow;
-            memcpy(&narrow, x + i + 8 * j, sizeof narrow);
-            lanes_t wide = __builtin_convertvector(narrow, lanes_t);
-            sum[j] += wide * wide;
+        UNROLL for (int j = 0; j < 32; j += VL) store(out + i + j, load(y + i + j) - load(x + i + j));
+        UNROLL for (int j = 0; j < 32 / WIDE; j++) {
+            wide_t change = widened(out + i + WIDE * j);
+            sum[j] += change * change;
         }
     }
-    for (int j = 0; i < n; i++, j++) sum[j / 8][j % 8] += (double)x[i] * (double)x[i];
-    double total = sum_of_lanes(sum);
-    if (finite) *finite = isfinite(total) != 0;
+    memcpy(flat, sum, sizeof flat);
+    for (int j = 0; i < n; i++, j++) {
+        out[i] = y[i] - x[i];
+        flat[j] += (double)out[i] * (double)out[i];
+    }
+    total = sum_of_lanes(flat);
+    *finite = isfinite(total) != 0;
     return total;
 }
 

@@ -3,7 +3,9 @@
 #define HANSA_STACK_H
 
 #include <math.h>
+#include <time.h>
 
+#include "draw.h"
 #include "server.h"
 #include "workspace.h"
 
@@ -111,10 +113,17 @@ static double cross_entropy(const float *z, ptrdiff_t classes, int64_t label, fl
 }
 
 /* dW and db of a linear stage, stored at `gradient` or, where that is null, applied at once. */
-static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, const step_t *step) {
+static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, const step_t *step,
+                            const sparse_t *list) {
     outer_t job = {s->out_gradient, 1, s->out_step, s->in, s->in_step, size, gradient ? gradient + s->weight : NULL,
                    s->features,     step, s->weight};
-    outer(&job, s->is.out, s->features);
+    if (s->is.relu) {
+        outer_list_t some = {list->value, list->place, list->start};
+        list_outer(s->out_gradient, s->out_step, s->is.out, size, list->value, list->place, list->start);
+        outer_listed(&job, &some, s->is.out, s->features);
+    } else {
+        outer(&job, s->is.out, s->features);
+    }
     if (s->bias < 0) return;
     for (ptrdiff_t o = 0; o < s->is.out; o += VL) {
         ptrdiff_t lanes = at_most(VL, s->is.out - o);
@@ -152,7 +161,7 @@ static float backward(const hansa_stack *stack, const float *y, const hansa_data
                            below_linear ? s[-1].out_step : s->in_step, NULL, 0};
             outer(&job, size, s->features);
         }
-        linear_gradient(s, size, gradient, step);
+        linear_gradient(s, size, gradient, step, &scratch->list);
     }
     if (i >= 0) {
         const stage_t *last = stack->stage + i, *flat = last + 1;
@@ -181,14 +190,21 @@ static float backward(const hansa_stack *stack, const float *y, const hansa_data
 
 /* What Python calls ------------------------------------------------------------------------------------------------ */
 
-static int64_t train(hansa_stack *stack, float *y, const hansa_data *data, const hansa_batches *batches,
-                     const hansa_update *update, float *losses) {
-    int64_t wrong = check(stack, data, batches);
-    if (wrong) return wrong;
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Steps from `done` on, until all are done or `seconds` are over. */
+static void descend(hansa_stack *stack, float *y, const hansa_data *data, const hansa_batches *batches,
+                    const hansa_update *update, float *losses, int64_t *done, double seconds) {
     step_t step = {y, update->momentum, update->anchor, update->shift, (float)update->lr, (float)update->pull,
                    (float)update->decay, (float)update->mu};
     int clipped = isfinite(update->clip);
-    for (int64_t t = 0; t < batches->steps; t++) {
+    double end = now() + seconds;
+    do {
+        int64_t t = *done;
         const int64_t *index = batches->index + t * batches->batch;
         ptrdiff_t size = batch_size(batches, t);
         fill_batch(stack, data, index, size);
@@ -199,7 +215,34 @@ static int64_t train(hansa_stack *stack, float *y, const hansa_data *data, const
             double scale = update->clip / (sqrt(squares32(stack->gradient, stack->parameters, NULL)) + 1e-12);
             step_span(&step, 0, stack->gradient, stack->parameters, scale < 1 ? (float)scale : 1.0f);
         }
+    } while (++*done < batches->steps && now() < end);
+}
+
+static int64_t train(hansa_stack *stack, float *y, const hansa_data *data, const hansa_batches *batches,
+                     const hansa_update *update, float *losses, int64_t *done, double seconds) {
+    int64_t wrong = *done ? HANSA_OK : check(stack, data, batches);
+    if (!wrong && *done < batches->steps) descend(stack, y, data, batches, update, losses, done, seconds);
+    return wrong;
+}
+
+static int64_t client(hansa_stack *stack, const hansa_data *data, const hansa_update *update, hansa_client *client) {
+    int64_t length = client->steps * client->batch, need = length + client->samples;
+    if (need > stack->room) {
+        int64_t *drawn = realloc(stack->drawn, sizeof(int64_t) * (size_t)need);
+        if (!drawn) return HANSA_NO_MEMORY;
+        stack->drawn = drawn;
+        stack->room = need;
     }
+    hansa_batches batches = {stack->drawn, NULL, client->steps, client->batch};
+    if (!client->done) {
+        draw_batches(client->key, client->own, client->samples, length, stack->drawn + length, stack->drawn);
+        int64_t wrong = check(stack, data, &batches);
+        if (wrong) return wrong;
+        memcpy(client->y, client->x, sizeof(float) * stack->parameters);
+    }
+    descend(stack, client->y, data, &batches, update, client->losses, &client->done, client->seconds);
+    if (client->done < client->steps) return HANSA_OK;
+    client->squares = difference32(client->y, client->x, stack->parameters, client->change, &client->finite);
     return HANSA_OK;
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import byref, c_float
+from ctypes import byref, c_float, c_int64
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from hansa.native import abi
 from hansa.native.recognise import Stage, Unfit, stages_of
 
 _EVALUATION_BATCH = 64
+SLICE = 0.1  # seconds that a call lasts at most, plus one step, so that Ctrl-C is heard in between
 
 
 def compile_stack(module: nn.Module, input_shape: Sequence[int], isa: str = "") -> Stack | None:
@@ -49,12 +50,13 @@ class Stack:
     stages: tuple[Stage, ...]
     input_shape: tuple[int, ...]
     isa: str = ""
-    _idle: list[_Workspace] = field(default_factory=list, init=False, repr=False, compare=False)
+    _idle: list[Workspace] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @property
-    def dim(self) -> int:
-        """The length of the flat parameter vector."""
-        return sum(stage.dim for stage in self.stages)
+    dim: int = field(init=False, repr=False, compare=False)
+    """The length of the flat parameter vector."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", sum(stage.dim for stage in self.stages))
 
     @property
     def classes(self) -> int:
@@ -84,8 +86,8 @@ class Stack:
         ``velocity`` is updated in place; without it momentum starts from zero. ``sizes`` gives each step's own batch
         size, the rest of its row being ignored. uint8 inputs need ``table`` [C, 256], the value of each byte.
         """
-        data = self._data(inputs, labels, table)
-        self._vector("y", y)
+        data = self.examples(inputs, labels, table)
+        self.expect("y", y)
         batches = _batches(index, sizes, "train")
         if a and anchor is None:
             raise refuse("Stack.train", "a", a, "an anchor with it", "Pass anchor=, the model that was received.")
@@ -95,7 +97,7 @@ class Stack:
             velocity = torch.zeros_like(y)
         for name, vector in (("anchor", anchor if a else None), ("s", s), ("velocity", velocity)):
             if vector is not None:
-                self._vector(name, vector)
+                self.expect(name, vector)
                 if vector.data_ptr() == y.data_ptr():
                     raise HansaError(f"Stack.train: {name} is y itself, which changes at every step. Pass a copy.")
         update = abi.Update(
@@ -109,9 +111,11 @@ class Stack:
             math.inf if clip is None else clip,
         )
         losses = torch.empty(len(index), dtype=torch.float32)
+        done = c_int64()
         with self._workspace(batches.batch) as (kernels, handle):
-            code = kernels.train(handle, y.data_ptr(), data, batches, update, losses.data_ptr())
-        _check(code, "Stack.train", self, index, sizes, labels, len(inputs))
+            while done.value < len(index):
+                code = kernels.train(handle, y.data_ptr(), data, batches, update, losses.data_ptr(), done, SLICE)
+                check_code(code, "Stack.train", self, index, sizes, labels, len(inputs))
         return losses
 
     def gradient(
@@ -125,15 +129,15 @@ class Stack:
         table: Tensor | None = None,
     ) -> tuple[float, Tensor]:
         """The mean loss over the given rows at y, and its gradient (in ``out`` if given)."""
-        data = self._data(inputs, labels, table)
-        self._vector("y", y)
+        data = self.examples(inputs, labels, table)
+        self.expect("y", y)
         out = torch.empty_like(y) if out is None else out
-        self._vector("out", out)
+        self.expect("out", out)
         batches = _batches(rows[None], None, "gradient")
         loss = c_float()
         with self._workspace(batches.batch) as (kernels, handle):
             code = kernels.gradient(handle, y.data_ptr(), data, batches, out.data_ptr(), byref(loss))
-        _check(code, "Stack.gradient", self, rows[None], None, labels, len(inputs))
+        check_code(code, "Stack.gradient", self, rows[None], None, labels, len(inputs))
         return loss.value, out
 
     def evaluate(
@@ -150,19 +154,19 @@ class Stack:
         stop = len(inputs) if stop is None else stop
         if not 0 <= start <= stop <= len(inputs):
             raise refuse("Stack.evaluate", "start, stop", (start, stop), f"0 <= start <= stop <= {len(inputs)}")
-        data = self._data(inputs, labels, table)
-        self._vector("y", y)
+        data = self.examples(inputs, labels, table)
+        self.expect("y", y)
         score = abi.Score()
         with self._workspace(_EVALUATION_BATCH) as (kernels, handle):
             code = kernels.evaluate(handle, y.data_ptr(), data, start, stop, byref(score))
         index = torch.arange(start, stop)[None]
-        _check(code, "Stack.evaluate", self, index, None, labels, len(inputs))
+        check_code(code, "Stack.evaluate", self, index, None, labels, len(inputs))
         return score.loss, score.correct
 
     def logits(self, y: Tensor, inputs: Tensor, rows: Tensor, *, table: Tensor | None = None) -> Tensor:
         """The outputs [rows, classes] for the given rows."""
-        data = self._data(inputs, None, table)
-        self._vector("y", y)
+        data = self.examples(inputs, None, table)
+        self.expect("y", y)
         out = torch.empty(len(rows), self.classes)
         whole = len(rows) - len(rows) % _EVALUATION_BATCH
         with self._workspace(_EVALUATION_BATCH) as (kernels, handle):
@@ -171,7 +175,7 @@ class Stack:
                     index = piece.view(-1, min(_EVALUATION_BATCH, len(piece)))
                     batches = _batches(index, None, "logits")
                     code = kernels.logits(handle, y.data_ptr(), data, batches, target.data_ptr())
-                    _check(code, "Stack.logits", self, index, None, None, len(inputs))
+                    check_code(code, "Stack.logits", self, index, None, None, len(inputs))
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -185,20 +189,21 @@ class Stack:
         except IndexError:
             space = None
         if space is None or space.batch < batch:
-            space = _Workspace(self, batch)
+            space = Workspace(self, batch)
         try:
             yield space.kernels, space.handle
         finally:
             self._idle.append(space)
 
-    def _vector(self, name: str, vector: Tensor) -> None:
+    def expect(self, name: str, vector: Tensor) -> None:
+        """Refuse what is not a flat vector of this stack."""
         fits = vector.dtype == torch.float32 and vector.shape == (self.dim,) and vector.is_contiguous()
         if not fits or vector.device.type != "cpu":
             raise HansaError(
                 f"Stack: {name} is {_describe(vector)}, expected a contiguous float32 vector of {self.dim} on the CPU."
             )
 
-    def _data(self, inputs: Tensor, labels: Tensor | None, table: Tensor | None) -> abi.Data:
+    def examples(self, inputs: Tensor, labels: Tensor | None, table: Tensor | None) -> abi.Data:
         """The C view of the examples, which keeps them alive."""
         if inputs.shape[1:] != self.input_shape or inputs.device.type != "cpu":
             wanted = _inside(self.input_shape)
@@ -227,7 +232,7 @@ class Stack:
         return data
 
 
-class _Workspace:
+class Workspace:
     """Buffers for one stack and up to ``batch`` examples, for one call at a time."""
 
     def __init__(self, stack: Stack, batch: int) -> None:
@@ -261,7 +266,7 @@ def _batches(index: Tensor, sizes: Tensor | None, where: str) -> abi.Batches:
     return batches
 
 
-def _check(
+def check_code(
     code: int, where: str, stack: Stack, index: Tensor, sizes: Tensor | None, labels: Tensor | None, rows: int
 ) -> None:
     """Turn a refusal of the C side, which changed nothing, into an error that names the value."""

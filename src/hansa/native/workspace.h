@@ -13,7 +13,8 @@ struct hansa_stack {
     stage_t *stage;
     float *logits, *gradient;
     scratch_t scratch;
-    void **blocks; /* every buffer, to be freed */
+    int64_t *drawn, room; /* a client's batches, as many as the largest client needed */
+    void **blocks;        /* every buffer, to be freed */
     ptrdiff_t block_count;
 };
 
@@ -35,6 +36,7 @@ static void stack_free(hansa_stack *stack) {
     if (!stack) return;
     for (ptrdiff_t i = 0; i < stack->block_count; i++) free(stack->blocks[i]);
     free(stack->blocks);
+    free(stack->drawn);
     free(stack->stage);
     free(stack);
 }
@@ -98,10 +100,12 @@ static void conv_buffers(hansa_stack *stack, stage_t *s) {
 }
 
 static void shared_buffers(hansa_stack *stack) {
-    ptrdiff_t rows = 0, masked = 0, turned = 0, dense = 0, weights = 0, starts = 0;
+    ptrdiff_t rows = 0, masked = 0, turned = 0, dense = 0, weights = 0, starts = 0, listed = 0;
 #define GROW(size, need) size = (size) > (need) ? (size) : (need)
     for (ptrdiff_t i = 0; i < stack->stages; i++) {
         const stage_t *s = stack->stage + i;
+        GROW(starts, s->is.out + 1);
+        GROW(listed, s->is.kind == HANSA_LINEAR && s->is.relu ? stack->batch * s->is.out + 1 : 0);
         if (s->is.kind != HANSA_CONV) continue;
         GROW(rows, 4 * (s->out_w + 1) * s->out_step);
         GROW(masked, positions(s) * s->out_step);
@@ -109,6 +113,7 @@ static void shared_buffers(hansa_stack *stack) {
         GROW(dense, s->plan == DENSE ? dense_h(s) * dense_w(s) * s->out_step : 0);
         GROW(weights, taps(s) * s->is.out);
         GROW(starts, 4 * positions(s) + s->is.out + 1);
+        GROW(listed, masked + VL);
     }
 #undef GROW
     scratch_t *scratch = &stack->scratch;
@@ -119,8 +124,8 @@ static void shared_buffers(hansa_stack *stack) {
     scratch->dense = take(stack, dense);
     scratch->weights = take(stack, weights);
     scratch->ordered = take(stack, weights);
-    scratch->list.value = take(stack, masked + VL);
-    scratch->list.place = take(stack, masked + VL);
+    scratch->list.value = take(stack, listed);
+    scratch->list.place = take(stack, listed);
     scratch->list.start = take(stack, starts);
 }
 

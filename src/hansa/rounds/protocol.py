@@ -14,15 +14,13 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.compress import Broadcast
 from hansa.keys import Key
-from hansa.local import Shell, descend
+from hansa.local import Shell, train
 from hansa.rounds.admission import repeated
 from hansa.rounds.closing import Closed, Closing, expected
 from hansa.rounds.cohort import Mixed, train_together
 from hansa.rounds.messages import Delivery, Lost, Order, Report, Trained, Upload, scoped
 from hansa.rounds.state import ServerState
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
-from hansa.vectors import allocate
-from hansa.vectors.arithmetic import all_finite
 
 
 class Opened(NamedTuple):
@@ -152,20 +150,20 @@ def _train_alone(algorithm: Algorithm, order: Order, got: Vectors, shell: Shell)
     phase, memory, buffers = algorithm.local, order.memory.get(client, {}), got.get(BUFFERS)
     x = phase.personal(got[MODEL], memory)
     start = None if buffers is None else phase.personal(buffers, memory, of_buffers=True)
-    shell.load(x, start)
     correction = phase.solver.correction(got, scoped(memory, "solver"))
     descent = phase.descent(order.round, x, correction, got, memory)
-    losses = descend(shell, client, order.work, descent, order.key.child("local", order.round, client))
-    change, now = torch.sub(shell.y, x, out=allocate.like(x)), shell.read_buffers()
-    if all_finite(change):
+    key = order.key.child("local", order.round, client)
+    change, losses, finite = train(shell, x, start, client, order.work, descent, key)
+    if finite:
+        now = shell.read_buffers()
         moved = None if now is None or start is None else phase.shared(now - start, of_buffers=True)
-        loss = math.fsum(losses.tolist()) / len(losses)
+        loss = math.fsum(losses) / len(losses)
         made = Mixed({client: Trained(phase.shared(change), moved, loss, phase.keeps(descent, shell.y, now))})
         if order.mean:
             made.mean, made.alive = shell.y.clone() if now is None else torch.cat([shell.y, now]), 1
         return made
-    broken = (~torch.isfinite(losses)).nonzero()
-    when = f"the loss was {float(losses[broken[0, 0]])} at step {int(broken[0, 0])}" if len(broken) else "an overflow"
+    broken = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    when = "an overflow" if broken is None else f"the loss was {losses[broken]} at step {broken}"
     return Mixed(lost=[Lost(client, "non-finite", f"{when}; a smaller local rate or clip= may help")])
 
 

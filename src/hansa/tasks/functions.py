@@ -41,6 +41,9 @@ class FunctionShell:
     def descend(self, rows: torch.Tensor | None, descent: Descent) -> None:
         return None
 
+    def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> None:
+        return None
+
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         loss, gradient = self._gradient(client, self.y)
         return loss, (gradient,)

@@ -14,9 +14,10 @@ from torch import nn
 from hansa import native
 from hansa.errors import HansaError
 from hansa.keys import Key
-from hansa.local.descent import Descent
+from hansa.local.descent import Descent, Moved
 from hansa.local.work import Work
 from hansa.native.recognise import Unfit
+from hansa.native.solo import Settings, Solo, shuffles_like_numpy
 from hansa.native.stack import Stack
 from hansa.tasks import generators
 from hansa.tasks.forms import Loss, fitting_layout, native_form
@@ -38,6 +39,7 @@ from hansa.tasks.private import Private
 from hansa.tasks.probe import Seen, look, same_bits
 from hansa.tasks.purity import warn_of_memory
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
+from hansa.vectors import allocate
 from hansa.vectors.layout import converted, widened
 
 log = logging.getLogger("hansa")
@@ -108,11 +110,10 @@ class Task:
     in float64. Buffers that clients change are averaged; constants, counters and masks keep their first value. What
     a model remembers otherwise is put back before each client, and what it draws is seeded from the client's key.
 
-    A model that amounts to a stack
-    of convolutions and linear layers with cross-entropy, however its ``forward()`` is written, is trained by native
-    code in float32: three batches are compared first, and the two agree to float rounding. Any other is trained by
-    eager PyTorch, and one line of the log says why; ``native=False`` keeps to eager, ``native=True`` refuses a model
-    that has no native form.
+    A model that amounts to a stack of convolutions and linear layers with cross-entropy, however its ``forward()`` is
+    written, is trained by native code in float32: three batches are compared first, and the two agree to float
+    rounding. Any other is trained by eager PyTorch, and one line of the log says why; ``native=False`` keeps to eager,
+    ``native=True`` refuses a model that has no native form.
     """
 
     def __init__(
@@ -258,7 +259,10 @@ class ModuleShell:
         self.private = Private(self.module, {entry.name for entry in self.layout.buffers})
         fits = dtype == torch.float32 and device.type == "cpu" and self.targets.dtype == torch.int64
         self.stack = task.stack if fits else None
+        self.solo: Solo | None = None
         if self.stack is not None:
+            logical = self.inputs.logical
+            self.solo = Solo(self.stack, logical, self.targets) if shuffles_like_numpy() else None
             self._gradient = torch.zeros_like(self.y)
             self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
 
@@ -310,6 +314,20 @@ class ModuleShell:
             velocity=descent.velocity if descent.momentum else None,
             clip=descent.clip,
         )
+
+    def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:
+        """A client's whole round in one native call, or None where there is no such form of it."""
+        if self.solo is None or self.buffers is not None:
+            return None
+        a, s = descent.correction
+        if descent.momentum and descent.velocity is None:
+            descent.velocity = allocate.like(x).zero_()
+        velocity = descent.velocity if descent.momentum else None
+        settings = Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip, velocity)
+        change, own = allocate.like(x), self.task.data.rows(client).to(torch.int64).contiguous()
+        digest = key.child("batch").digest(16)
+        losses, finite = self.solo.run(x, self.y, change, own, work.steps, work.batch_size, digest, settings)
+        return Moved(change, losses, finite)
 
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         assert rows is not None

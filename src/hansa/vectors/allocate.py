@@ -14,7 +14,7 @@ import torch
 
 from hansa.types import Vector
 
-LEAST = 1 << 20  # bytes; smaller vectors the allocator keeps at hand itself
+LEAST = 1 << 16  # bytes; smaller vectors the allocator keeps at hand itself
 MOST = 1 << 29  # bytes that may lie idle
 _ALIGN = 64
 

@@ -1,0 +1,77 @@
+/* The batches of a client: NumPy's Philox generator and its shuffle, to the bit. */
+#ifndef HANSA_DRAW_H
+#define HANSA_DRAW_H
+
+#include <stdint.h>
+
+/* Philox 4x64 with ten rounds (Salmon et al. 2011), as NumPy walks it: the counter moves before each block of four, and
+ * 32 bits are the lower half of 64 first, then the upper. */
+typedef struct {
+    uint64_t counter[4], key[2], block[4];
+    int used;
+    int has_half;
+    uint32_t half;
+} philox_t;
+
+static inline philox_t philox_new(const uint64_t *key) {
+    return (philox_t){.key = {key[0], key[1]}, .used = 4};
+}
+
+static inline uint64_t philox_next(philox_t *draw) {
+    if (draw->used < 4) return draw->block[draw->used++];
+    for (int i = 0; i < 4 && !++draw->counter[i]; i++) {}
+    uint64_t *x = draw->block, k0 = draw->key[0], k1 = draw->key[1];
+    for (int i = 0; i < 4; i++) x[i] = draw->counter[i];
+    for (int round = 0; round < 10; round++) {
+        unsigned __int128 a = (unsigned __int128)x[0] * 0xD2E7470EE14C6C93u;
+        unsigned __int128 b = (unsigned __int128)x[2] * 0xCA5A826395121157u;
+        uint64_t y0 = (uint64_t)(b >> 64) ^ x[1] ^ k0, y2 = (uint64_t)(a >> 64) ^ x[3] ^ k1;
+        x[0] = y0;
+        x[1] = (uint64_t)b;
+        x[2] = y2;
+        x[3] = (uint64_t)a;
+        k0 += 0x9E3779B97F4A7C15u;
+        k1 += 0xBB67AE8584CAA73Bu;
+    }
+    draw->used = 1;
+    return x[0];
+}
+
+static inline uint32_t philox_half(philox_t *draw) {
+    if (draw->has_half) {
+        draw->has_half = 0;
+        return draw->half;
+    }
+    uint64_t both = philox_next(draw);
+    draw->has_half = 1;
+    draw->half = (uint32_t)(both >> 32);
+    return (uint32_t)both;
+}
+
+/* A whole number from 0 to `most`, by masks and rejection. */
+static inline uint64_t philox_within(philox_t *draw, uint64_t most) {
+    uint64_t mask = most, value;
+    for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+    do value = (most <= 0xffffffffu ? philox_half(draw) : philox_next(draw)) & mask;
+    while (value > most);
+    return value;
+}
+
+/* `length` entries of `own`, pass after pass over all of them, each shuffled as Generator.permutation does. `order` has
+ * room for `samples`. */
+static void draw_batches(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
+                         int64_t *out) {
+    philox_t draw = philox_new(key);
+    for (int64_t done = 0; done < length; done += samples) {
+        for (int64_t i = 0; i < samples; i++) order[i] = i;
+        for (int64_t i = samples - 1; i > 0; i--) {
+            int64_t j = (int64_t)philox_within(&draw, (uint64_t)i), other = order[j];
+            order[j] = order[i];
+            order[i] = other;
+        }
+        int64_t some = length - done < samples ? length - done : samples;
+        for (int64_t i = 0; i < some; i++) out[done + i] = own ? own[order[i]] : order[i];
+    }
+}
+
+#endif

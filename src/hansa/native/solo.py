@@ -1,0 +1,102 @@
+"""One client's round after another, each in one native call: batches drawn, steps taken, the change and whether it is
+finite. All that stays the same from client to client is kept."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa import native
+from hansa.errors import HansaError
+from hansa.native import abi
+from hansa.native.stack import SLICE, Stack, Workspace, check_code
+
+
+class Settings(NamedTuple):
+    """A local step: y <- y - lr d, with d = g + weight_decay y + a (y - x) + s, through momentum, g clipped first."""
+
+    lr: float
+    a: float = 0.0
+    s: Tensor | None = None
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None
+    velocity: Tensor | None = None
+
+
+class Solo:
+    """A stack on one set of examples, for one thread. ``stop`` ends a call that is under way within a moment."""
+
+    def __init__(self, stack: Stack, inputs: Tensor, labels: Tensor) -> None:
+        self.stack, self.stop = stack, False
+        self._data, self._labels, self._rows = stack.examples(inputs, labels, None), labels, len(inputs)
+        self._client, self._update = abi.Client(seconds=SLICE), abi.Update()
+        self._space: Workspace | None = None
+        self._losses = torch.empty(0)
+
+    def run(
+        self, x: Tensor, y: Tensor, change: Tensor, own: Tensor, steps: int, batch: int, key: bytes, settings: Settings
+    ) -> tuple[list[float], bool]:
+        """The steps from ``x`` on shuffled batches of the rows ``own``, in ``y``; ``change`` becomes y - x. Gives the
+        loss of each step and whether all of the change is finite."""
+        stack, client = self.stack, self._client
+        for name, vector in (("x", x), ("y", y), ("change", change)):
+            stack.expect(name, vector)
+        if own.dtype != torch.int64 or not own.is_contiguous() or own.device.type != "cpu" or not own.numel():
+            raise HansaError(f"Solo.run: own is {own.dtype} {list(own.shape)}: expected contiguous int64 row numbers.")
+        self._settle(settings, x)
+        if self._space is None or self._space.batch < batch:
+            self._space = Workspace(stack, batch)
+        if self._losses.numel() < steps:
+            self._losses = torch.empty(steps)
+            client.losses = self._losses.data_ptr()
+        client.x, client.y, client.change, client.own = x.data_ptr(), y.data_ptr(), change.data_ptr(), own.data_ptr()
+        client.samples, client.steps, client.batch, client.done = own.numel(), steps, batch, 0
+        client.key[0], client.key[1] = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
+        call, handle = self._space.kernels.client, self._space.handle
+        while client.done < steps:
+            code = call(handle, self._data, self._update, client)
+            if code:
+                check_code(code, "Solo.run", stack, own[None], None, self._labels, self._rows)
+            if self.stop:
+                raise HansaError("Solo.run: stopped.")
+        return self._losses[:steps].tolist(), bool(client.finite)
+
+    def _settle(self, settings: Settings, x: Tensor) -> None:
+        update, s, velocity = self._update, settings.s, settings.velocity
+        for name, vector in (("s", s), ("velocity", velocity)):
+            if vector is not None:
+                self.stack.expect(name, vector)
+        if settings.momentum and velocity is None:
+            raise HansaError("Solo.run: momentum needs a velocity to keep it in.")
+        update.momentum = velocity.data_ptr() if velocity is not None else None
+        update.anchor = x.data_ptr() if settings.a else None
+        update.shift = None if s is None else s.data_ptr()
+        update.lr, update.pull = settings.lr, settings.a
+        update.decay, update.mu = settings.weight_decay, settings.momentum
+        update.clip = math.inf if settings.clip is None else settings.clip
+
+
+def draws(key: bytes, samples: int, length: int, isa: str = "") -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """``length`` positions: permutations of 0..samples-1 one after the other, as NumPy's Philox with this key shuffles.
+
+    >>> sorted(draws(bytes(16), 3, 6)[:3].tolist())
+    [0, 1, 2]
+    """
+    words, order, out = np.frombuffer(key, "<u8").copy(), np.empty(samples, np.int64), np.empty(length, np.int64)
+    native.load(isa).draw(words.ctypes.data, None, samples, length, order.ctypes.data, out.ctypes.data)
+    return out
+
+
+@cache
+def shuffles_like_numpy() -> bool:
+    """Whether this NumPy shuffles as the native code does, which follows NumPy 1.17 to 2.x."""
+    key = bytes(range(16))
+    generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
+    wanted = np.concatenate([generator.permutation(1000) for _ in range(3)])
+    return bool(np.array_equal(wanted, draws(key, 1000, 3000)))
