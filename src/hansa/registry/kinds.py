@@ -157,7 +157,12 @@ def add(
     default: str | None = None,
     listed: Factory | None = None,
 ) -> Kind:
-    """Declare a kind: its own parts are those that a room makes public, or the ones given by name."""
+    """Declare a kind: its own parts are those that a room makes public, or the ones given by name.
+
+    ``methods``: those that the protocol marks abstract, if it marks any.
+    """
+    if getattr(protocol, "_is_protocol", False) and not methods:
+        methods = tuple(each for each in vars(protocol) if each in protocol.__abstractmethods__)
     empty = Kind(name, protocol, {}, methods, word)
     table = rooms if isinstance(rooms, Mapping) else {
         each: made for each in rooms.__all__ if each.islower() and empty.makes(made := getattr(rooms, each))
@@ -202,23 +207,32 @@ def _shown(signature: inspect.Signature) -> str:
     return f"({', '.join(signature.parameters)})"
 
 
-COMPRESSOR = add("compressor", compress.Compressor, compress, ("encode",))
-UPLINK = add("uplink", compress.Uplink, compress, ("send", "receive"))
-DOWNLINK = add("downlink", compress.Downlink, compress, ("init", "broadcast", "apply"))
-AGGREGATE = add("aggregate", aggregate.Aggregator, aggregate, ("init", "combine"))
-SERVER = add("server", server.ServerTransform, server, ("init", "update"), word="server transform", listed=server.chain)
-SAMPLER = add("sampler", sample.Sampler, sample, ("check", "select"), default="uniform")
+COMPRESSOR = add("compressor", compress.Compressor, compress)
+UPLINK = add("uplink", compress.Uplink, compress)
+DOWNLINK = add("downlink", compress.Downlink, compress)
+AGGREGATE = add("aggregate", aggregate.Aggregator, aggregate)
+SERVER = add("server", server.ServerTransform, server, word="server transform", listed=server.chain)
+SAMPLER = add("sampler", sample.Sampler, sample, default="uniform")
 TOPOLOGY = add("topology", gossip.Topology, gossip)
-CLUSTERING = add("clustering", gossip.Clustering, gossip, ("assign",))
-ACTIVITY = add("activity", gossip.Activity, gossip, ("check", "draw"))
+CLUSTERING = add("clustering", gossip.Clustering, gossip)
+ACTIVITY = add("activity", gossip.Activity, gossip)
 SCHEDULE = add("schedule", schedule.Schedule, local, ("at",))
-WORK = add("work", local.LocalWork, local, ("check", "draw"), word="kind of local work")
+WORK = add("work", local.LocalWork, local, word="kind of local work")
 DISTRIBUTION = add("distribution", local.Distribution, local, ("draw",))
-SOLVER = add("solver", local.Solver, local, ("correction", "finish"), word="local solver")
+SOLVER = add("solver", local.Solver, local, word="local solver")
+BLOCKS = add(
+    "blocks", local.blocks, {"blocks": local.blocks}, word="choice of blocks", default="blocks", listed=local.blocks
+)
 PARTITION = add("partition", data.Partition, data, ("split",))
-BLOCKS = add("blocks", local.blocks, {"blocks": local.blocks}, word="choice of blocks", default="blocks",
-             listed=local.blocks)  # fmt: skip
-LINK_MODEL = add("link_model", ledger.LinkModel, {"custom": ledger.LinkModel, "afga": ledger.afga}, ("seconds",),
-                 word="link model", default="custom")  # fmt: skip
-FAULTS = add("fault_plan", faults, {"faults": faults}, word="fault plan", default="faults")
+LINK_MODEL = add(
+    "link_model",
+    ledger.LinkModel,
+    {"custom": ledger.LinkModel, "afga": ledger.afga},
+    ("seconds",),
+    word="link model",
+    default="custom",
+)
+FAULTS = add(
+    "fault_plan", faults, {"faults": faults}, ("strike_orders", "strike_reports"), word="fault plan", default="faults"
+)
 PRESET = add("preset", Algorithm, presets.catalogue())
