@@ -25,6 +25,7 @@ LAYERS = (
     ("rounds",),
     ("tasks", "models", "data"),
     ("engine",),
+    ("federation",),
     ("registry",),
     ("config",),
     ("runs",),

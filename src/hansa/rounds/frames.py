@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hansa.compress import Packet
 from hansa.errors import HansaError
 
 MAGIC, VERSION = b"hF", 1
@@ -53,6 +54,27 @@ class Frame(NamedTuple):
 
     head: Any
     blobs: Sequence[memoryview]
+
+    def packet(self, at: Any) -> Packet:
+        """The packet in one of the blobs."""
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(self.blobs):
+            raise FrameError(f"frame: there is no blob {at!r}.")
+        return Packet.parse(self.blobs[at])
+
+
+class reading:
+    """Whatever is wrong with the shape of a head is one kind of error: ``with reading("order"): ...``."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (TypeError, ValueError, KeyError, IndexError, AttributeError)) and not isinstance(
+            error, FrameError
+        ):
+            raise FrameError(f"frame: not the head of {self.what}: {type(error).__name__} at {error}.") from error
 
 
 def pack(kind: str, head: Mapping[str, Any], blobs: Sequence[Blob] = ()) -> bytes:

@@ -16,7 +16,7 @@ from hansa.compress import Packet
 from hansa.keys import Key
 from hansa.local.work import Work
 from hansa.rounds import frames
-from hansa.rounds.frames import Blobs, Frame, FrameError
+from hansa.rounds.frames import Blobs, FrameError
 from hansa.types import Vector, Vectors
 
 
@@ -87,10 +87,10 @@ class Order:
     def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Order:
         """The order in a frame."""
         frame = frames.unpack(data, "order", limit=limit)
-        with _reading("order"):
+        with frames.reading("order"):
             head = frame.head
             mail = {
-                str(name): Delivery(int(version), base, tuple(_packet(frame, at) for at in packets))
+                str(name): Delivery(int(version), base, tuple(frame.packet(at) for at in packets))
                 for name, (version, base, packets) in head["mail"].items()
             }
             return cls(
@@ -181,7 +181,7 @@ class Report:
     def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Report:
         """The report in a frame; what its uploads hold is checked where they are admitted."""
         frame = frames.unpack(data, "report", limit=limit)
-        with _reading("report"):
+        with frames.reading("report"):
             head = frame.head
             uploads = tuple(
                 Upload(
@@ -189,7 +189,7 @@ class Report:
                     item["round"],
                     bytes.fromhex(item["base"]),
                     item["client"],
-                    {str(name): _packet(frame, at) for name, at in item["packets"].items()},
+                    {str(name): frame.packet(at) for name, at in item["packets"].items()},
                     frames.as_number(item["loss"]),
                 )
                 for item in head["uploads"]
@@ -205,27 +205,6 @@ class Report:
                 frames.read_tensors(head["mean"], frame).get("mean"),
                 int(head["trained"]),
             )
-
-
-class _reading:
-    """Whatever is wrong with a head's shape is one kind of error."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (TypeError, ValueError, KeyError, IndexError, AttributeError)) and not isinstance(
-            error, FrameError
-        ):
-            raise FrameError(f"frame: not the head of {self.what}: {type(error).__name__} at {error}.") from error
-
-
-def _packet(frame: Frame, at: Any) -> Packet:
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(frame.blobs):
-        raise FrameError(f"frame: there is no blob {at!r}.")
-    return Packet.parse(frame.blobs[at])
 
 
 def _clients(numbers: Any) -> tuple[int, ...]:
