@@ -32,6 +32,7 @@ def arguments(description: str, rounds: int) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=5, help="evaluate every so many rounds")
     parser.add_argument("--only", nargs="*", help="names of the runs to make")
+    parser.add_argument("--workers", type=int, help="by default all cores; results do not depend on it")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()
 
@@ -55,6 +56,7 @@ def keep(
             rounds=options.rounds,
             seed=options.seed,
             evaluate_every=options.every,
+            workers=options.workers,
             callbacks=[save],
         )
 

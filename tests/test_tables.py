@@ -1,0 +1,84 @@
+"""The accuracies of the pages' tables are those of the results kept beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+ROWS = {  # page, the start of a row -> the results it is made of
+    ("aware.md", "FedAWARE, authors' setting, updates under each other's"): "aware-authors-permuted-ids-seed0",
+    ("aware.md", "FedAWARE, authors' setting, every update under its own"): "aware-authors-faithful-ids-seed0",
+    ("aware.md", "FedAvgM, beta 0.9, \\|D_i\\| weights"): "aware-authors-fedavgm-samples-seed0",
+    ("aware.md", "FedYogi, eta 0.01, \\|D_i\\| weights"): "aware-authors-fedyogi-samples-seed0",
+    ("aware.md", "FedAvg |"): "aware-hybrid-plus-fedavg-seed0",
+    ("aware.md", "FedAvgM, beta 0.9 |"): "aware-hybrid-plus-fedavgm-seed0",
+    ("aware.md", "FedYogi, eta 0.01 |"): "aware-hybrid-plus-fedyogi-seed0",
+    ("aware.md", "FedAWARE, Algorithm 1, solved exactly | 200"): "aware-hybrid-plus-fedaware-seed0",
+    ("aware.md", "... `explore` |"): "aware-hybrid-plus-fedaware-explore-seed0",
+    ("aware.md", "... `normalize` |"): "aware-hybrid-plus-fedaware-normalize-seed0",
+    ("aware.md", "... `normalize`, `explore` |"): "aware-hybrid-plus-fedaware-normalize-explore-seed0",
+    **{
+        ("communication.md", f"{method} | {seed} |"): f"two-way-fashion-{stem}-seed{seed}"
+        for method, stem, seeds in (
+            ("FedAMS, uncompressed", "fedams", (0, 1, 2)),
+            ("FedCAMS, `grid(4.0)` up and down", "fedcams-grid-both", (0, 1, 2)),
+            ("FedCAMS, `sign()` up", "fedcams-sign", (0,)),
+            ("FedCAMS, `sign()` up and down", "fedcams-sign-both", (0,)),
+            ("FedCAMS, `sign()` up, `grid(4.0)` down", "fedcams-sign-grid", (0,)),
+            ("FedCAMS, `top_k(1/64)` up and down", "fedcams-topk64-both", (0,)),
+        )
+        for seed in seeds
+    },
+}
+
+
+def expected(title: str, result: dict) -> str | None:
+    """What a cell under this title says of a result; None where it is of something else."""
+    history = result["history"]
+    accuracy = {entry["round"]: entry["test_accuracy"] for entry in history if "test_accuracy" in entry}
+    values = list(accuracy.values())
+    if after := re.match(r"(?:accuracy )?after (\d+)", title):
+        digits = 2 if title.startswith("accuracy") else 1
+        return f"{100 * accuracy[int(after[1])]:.{digits}f}%" if int(after[1]) in accuracy else ""
+    return {
+        "rounds": str(len(history)),
+        "best": f"{100 * max(values):.1f}%",
+        "last ten evaluations": f"{100 * sum(values[-10:]) / 10:.1f}%",
+        "mean of the last three evaluations": f"{100 * sum(values[-3:]) / 3:.2f}%",
+        "MB up": f"{result['bytes']['up'] / 1e6:.2f}",
+        "MB down": f"{result['bytes']['down'] / 1e6:.2f}",
+        "D": f"{sum(entry['diversity'] for entry in history[-50:]) / len(history[-50:]):.1f}",
+    }.get(title)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+@pytest.mark.parametrize(("page", "start"), ROWS)
+def test_a_row_says_what_its_results_are(page, start):
+    lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"| {start}"))
+    head = max(number for number in range(at) if lines[number].startswith("|---")) - 1
+    result = json.loads((DOCS / "results" / f"{ROWS[page, start]}.json").read_text())
+    found = {
+        title: (cell, wanted)
+        for title, cell in zip(cells(lines[head]), cells(lines[at]), strict=True)
+        if (wanted := expected(title, result)) is not None
+    }
+    assert len(found) >= 4
+    for title, (cell, wanted) in found.items():
+        assert cell == wanted, title
+
+
+def test_every_table_row_of_results_is_held_against_them():
+    """A row of these pages that begins with a method's name is in the list above."""
+    known = {page: [start for at, start in ROWS if at == page] for page, _ in ROWS}
+    for page, starts in known.items():
+        for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+            if line.startswith(("| Fed", "| ... ")) and "%" in line:
+                assert any(line.startswith(f"| {start}") for start in starts), f"{page}: {line[:70]}"
