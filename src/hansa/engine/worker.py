@@ -55,7 +55,7 @@ class WorkerSetup:
     arithmetic: Arithmetic
 
 
-class Workplace:
+class WorkerState:
     """Where requests are done: a method, a task, and a model of one's own."""
 
     def __init__(self, packed: PackedObject, memory: Memory) -> None:
@@ -77,31 +77,31 @@ def serve(told: Mapping[str, Any]) -> NoReturn:
     wire = Connection(told["wire"])
     common = [Memory(descriptor) for descriptor in told["common"]]
     slots = [Memory(descriptor) for descriptor in told["slots"]]
-    workplace: Workplace | None = None
+    state: WorkerState | None = None
     while True:
         number, *where = MESSAGE.unpack(_receive(wire))
         packed = PackedObject(*where)
         if number == SETUP:
-            workplace = None  # the old one's memory first
-            workplace = _settle(wire, packed, Memory(reduction.recv_handle(wire), private=True))
+            state = None  # the old one's memory first
+            state = _settle(wire, packed, Memory(reduction.recv_handle(wire), private=True))
             continue
-        assert workplace is not None
+        assert state is not None
         slot = slots[number]
-        answer = workplace.do(unpack(packed, [slot, *common], copy=False))
+        answer = state.do(unpack(packed, [slot, *common], copy=False))
         # after the request: what the client remembered may lie in the slot and be part of the answer
         reply = Packer(slot, start=sum(packed)).pack(answer)
         wire.send_bytes(MESSAGE.pack(number, *reply))
 
 
-def _settle(wire: Connection, packed: PackedObject, memory: Memory) -> Workplace:
+def _settle(wire: Connection, packed: PackedObject, memory: Memory) -> WorkerState:
     """Take a setup. The answer is empty, or the traceback of what prevents it."""
     try:
-        workplace = Workplace(packed, memory)
+        state = WorkerState(packed, memory)
     except Exception:
         wire.send_bytes(traceback.format_exc().encode())
         _end()
     wire.send_bytes(b"")
-    return workplace
+    return state
 
 
 def _receive(wire: Connection) -> bytes:
