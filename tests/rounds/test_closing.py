@@ -101,6 +101,29 @@ def test_a_round_below_its_quorum_leaves_no_memory_behind(tmp_path):
         store.close()
 
 
+def test_a_round_that_is_left_in_the_midst_leaves_nothing_behind(tmp_path):
+    class Breaking(Serial):
+        broken = True
+
+        def run(self, orders, recall):
+            for place, report in enumerate(super().run(orders, recall)):
+                if place == 3 and Breaking.broken:
+                    Breaking.broken = False
+                    raise KeyboardInterrupt
+                yield report
+
+    method = presets.fedcams(steps=1)
+    with DiskStore(tmp_path) as store:
+        run = Run(method, task(), store=store, engine=Breaking, evaluate_every=0)
+        with pytest.raises(KeyboardInterrupt):
+            run.advance(2)
+        assert (run.state.round, store.clients()) == (0, [])
+        run.advance(2)
+        whole = Run(method, task(), evaluate_every=0).advance(2)
+        assert torch.equal(run.params, whole.params)
+        assert store.digest() == whole.store.digest()
+
+
 def test_staged_rows_are_read_by_nobody_before_the_commit(tmp_path):
     for store in (RamStore(), DiskStore(tmp_path)):
         store.commit(0, {3: {"a": torch.ones(2)}})

@@ -163,10 +163,14 @@ class Run:
             keep=bool(self.measures),
             stage=None if self.measures else self.store.stage,
         )
-        for report in in_cohort_order(reports, orders):
-            closing.take(report)
-        closed = closing.close()
-        seen = self._observed(closed)
+        try:
+            for report in in_cohort_order(reports, orders):
+                closing.take(report)
+            closed = closing.close()
+            seen = self._observed(closed)
+        except BaseException:
+            self.store.discard()  # a round that was left in the midst leaves nothing behind
+            raise
         if not closed.outcome.moved:
             self.store.discard()
         self.store.commit(self.state.round, closed.memory)
