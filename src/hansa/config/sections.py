@@ -231,6 +231,8 @@ class Config(Section):
     """What the run is called in tables and folders."""
     seed: CountOrNone = 0
     """All randomness is a function of it."""
+    seeds: Count | Annotated[list[CountOrNone], Field(min_length=1)] | None = None
+    """Several runs as one result: how many seeds, from `seed` on, or a list of them."""
     rounds: Count = 30
     """Communication rounds."""
     workers: Count | Literal["auto"] = "auto"
@@ -269,6 +271,13 @@ class Config(Section):
     @classmethod
     def _bare_word(cls, value: Any, info: Any) -> Any:
         return {SHORT[info.field_name]: value} if isinstance(value, str) else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(set(value)) != len(value):
+            raise ValueError("a seed stands twice: equal seeds give equal runs.")
+        return value
 
     @property
     def title(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def percent(value: float | None) -> str:
@@ -42,6 +43,25 @@ def number(value: float | None) -> str:
     ('0.123', '–', '1.23e+06')
     """
     return "–" if value is None or not math.isfinite(value) else f"{value:.3g}"
+
+
+def count(value: float | None) -> str:
+    """
+    >>> count(12), count(12.333), count(None)
+    ('12', '12.3', 'never')
+    """
+    return "never" if value is None else str(value) if isinstance(value, int) else f"{value:.1f}"
+
+
+def give_or_take(write: Callable[[float | None], str], mean: float | None, deviation: float | None) -> str:
+    """A mean over seeds with its deviation, in one unit.
+
+    >>> give_or_take(percent, 0.8123, 0.0041), give_or_take(number, 1.5, None)
+    ('81.2 ± 0.4%', '1.5')
+    """
+    if mean is None or deviation is None:
+        return write(mean)
+    return f"{write(mean).removesuffix('%')} ± {write(deviation)}"
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from string import Template
 from typing import Any
 
@@ -64,7 +65,7 @@ def page(
     colours = {id(standing.entry): standing.colour for standing in standings}
     payload = {
         "target": target,
-        "runs": [{"name": e.name, "colour": colours[id(e)], "series": e.series()} for e in entries],
+        "runs": [_drawn(entry, colours[id(entry)]) for entry in entries],
     }
     assets = files("hansa.report").joinpath("assets")
     return Template(assets.joinpath("report.html").read_text(encoding="utf-8")).substitute(
@@ -76,7 +77,7 @@ def page(
         style=assets.joinpath("report.css").read_text(encoding="utf-8"),
         script=assets.joinpath("report.js").read_text(encoding="utf-8"),
         tiles="".join(_tiles(standings, target)),
-        ranked_by=escape(f"by the mean of the last five measurements of {metric.replace('_', ' ')}"),
+        ranked_by=escape(_ranked_by(standings, metric)),
         table=_table(standings, [order[id(standing.entry)] for standing in standings], target),
         partition="" if holdings is None else _holdings(holdings),
         configs="".join(_config(standing) for standing in standings),
@@ -92,7 +93,7 @@ def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[s
     accuracy: list[tuple[str, str, Any, bool]] = [
         ("accuracy", "last5_test_accuracy", formats.percent, False),
         ("best", "best_test_accuracy", formats.percent, False),
-        (reach, "rounds_to_target", lambda n: "never" if n is None else str(n), True),
+        (reach, "rounds_to_target", formats.count, True),
         ("test loss", "last5_test_loss", formats.number, True),
         ("global loss", "last5_global_loss", formats.number, True),
     ]
@@ -108,7 +109,7 @@ def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[s
         ("to peers", "peer_bits", formats.bits, True),
         ("simulated time", "simulated_total_seconds", formats.duration, True),
         ("wall time", "wall_seconds", formats.duration, True),
-        ("lost", "lost", str, True),
+        ("lost", "lost", formats.count, True),
     ]
     known = (accuracy if ranking_metric(standings) == metrics.ACCURACY else loss) + costs
     found = []
@@ -118,6 +119,21 @@ def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[s
         if any(value is not None for value in values) and not quiet:
             found.append(column)
     return found
+
+
+SPREAD = ("accuracy", "loss", "rounds_to_target")
+"""How the names of numbers end whose deviation over seeds is shown beside their mean."""
+
+
+def cell(standing: Standing, key: str, write: Any) -> str:
+    """One number of a method as text: over seeds the mean and the deviation; – where there is none."""
+    value, runs = standing.numbers.get(key), len(standing.entry.runs)
+    if key == "rounds_to_target" and value is None and runs > 1 and standing.numbers.get("reached"):
+        return f"{standing.numbers['reached']} of {runs} runs"
+    if value is None and key != "rounds_to_target":
+        return "–"
+    apart = standing.spreads.get(key) if key.endswith(SPREAD) else None
+    return str(formats.give_or_take(write, value, None if apart is None else apart.deviation))
 
 
 def _table(standings: Sequence[Standing], places: Sequence[int], target: float | None) -> str:
@@ -132,11 +148,11 @@ def _table(standings: Sequence[Standing], places: Sequence[int], target: float |
     for position, (standing, place) in enumerate(zip(standings, places, strict=True), start=1):
         cells = []
         for _, key, write_number, _ in shown:
-            value = standing.numbers.get(key)
-            mark = ' class="best"' if key in best and value == best[key] else ""
-            missing = value is None and key != "rounds_to_target"
-            cells.append(f"<td{mark}>{'–' if missing else escape(write_number(value))}</td>")
+            mark = ' class="best"' if key in best and standing.numbers.get(key) == best[key] else ""
+            cells.append(f"<td{mark}>{escape(cell(standing, key, write_number))}</td>")
         name = f'<i class="swatch" style="--c:{standing.colour}"></i><b>{escape(standing.entry.name)}</b>'
+        if standing.entry.members:
+            name += f' <span class="seeds">{len(standing.entry.members)} seeds</span>'
         rows.append(
             f'<tr data-run="{place}"><td class="rank">{position}</td><td class="left">{name}</td>{"".join(cells)}</tr>'
         )
@@ -156,11 +172,12 @@ def _tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
     metric = ranking_metric(standings)
     write_number = formats.percent if metric == metrics.ACCURACY else formats.number
     first = standings[0].numbers.get(f"last5_{metric}")
-    found = [] if first is None else [tile(standings[0], f"best {metric.replace('_', ' ')}", write_number(first))]
+    told = cell(standings[0], f"last5_{metric}", write_number)
+    found = [] if first is None else [tile(standings[0], f"best {metric.replace('_', ' ')}", told)]
     if target is None or metric != metrics.ACCURACY:
         return found
     for what, cost, written in (
-        ("fewest rounds", "round", lambda n: f"{n} rounds"),
+        ("fewest rounds", "round", lambda n: f"{formats.count(n)} rounds"),
         ("fewest bits with the server", "server_bits", formats.bits),
         ("least simulated time", "simulated_total_seconds", formats.duration),
     ):
@@ -173,11 +190,33 @@ def _tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
 
 
 def _cost_at(entry: Entry, target: float, cost: str) -> Any:
-    """What a run had spent by the end of the round in which it first reached the target."""
-    reached = metrics.rounds_to(entry.history, target)
-    if reached is None:
+    """What a run had spent by the end of the round in which it first reached the target; of several seeds the mean, if
+    all reached it."""
+    spent = []
+    for history in entry.histories:
+        reached = metrics.rounds_to(history, target)
+        if reached is None:
+            return None
+        spent.append(next(r.get(cost) for r in metrics.running_totals(history) if r["round"] == reached))
+    if None in spent:
         return None
-    return next(r.get(cost) for r in metrics.running_totals(entry.history) if r["round"] == reached)
+    return spent[0] if len(set(spent)) == 1 else fmean(spent)
+
+
+def _drawn(entry: Entry, colour: str) -> dict[str, Any]:
+    """What the page's script is given of a method: its mean curves and those of every seed."""
+    found: dict[str, Any] = {"name": entry.name, "colour": colour, "series": entry.series()}
+    if entry.members:
+        named = zip(entry.members, entry.curves(), strict=True)
+        found["seeds"] = [{"seed": member.seed, "series": series} for member, series in named]
+    return found
+
+
+def _ranked_by(standings: Sequence[Standing], metric: str) -> str:
+    told = f"by the mean of the last five measurements of {metric.replace('_', ' ')}"
+    if any(standing.entry.members for standing in standings):
+        told += "; over seeds the mean ± one standard deviation"
+    return told
 
 
 def _config(standing: Standing) -> str:
@@ -200,7 +239,7 @@ def _holdings(holdings: Holdings) -> str:
 
 def _environment(entries: Sequence[Entry]) -> str:
     found: dict[str, dict[str, None]] = {}
-    for entry in entries:
+    for entry in (run for entry in entries for run in entry.runs):
         for name, value in _flat(entry.environment).items():
             found.setdefault(name, {})[str(value)] = None
     if not found:

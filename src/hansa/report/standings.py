@@ -1,16 +1,17 @@
-"""What a report is made of: runs, each with its history, and the order in which they rank."""
+"""What a report is made of: methods, each with the history of a run or of several seeds, and the order they rank in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hansa.config import Config, from_text, to_text
 from hansa.errors import HansaError
-from hansa.runs import metrics
-from hansa.runs.journal import Columns
+from hansa.runs import group, metrics
+from hansa.runs.folder import CONFIG, RunFolder
 
 COLOURS = (
     "#2f6fd0", "#e06c1b", "#12936f", "#9b4fc4", "#c9930a", "#d64550", "#1797ad", "#7a8390", "#8a5a2b", "#5c9e1f",
@@ -26,38 +27,67 @@ DRAWN = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run in a report."""
+    """One run in a report; or several seeds of a method, its ``members``, shown as their mean and deviation."""
 
     name: str
     history: Sequence[Mapping[str, Any]]
     config: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    members: tuple[Entry, ...] = ()
 
     @classmethod
     def of_folder(cls, folder: Path | str, name: str | None = None) -> Entry:
         """A run from its folder."""
-        from hansa.runs.folder import CONFIG, RunFolder
-
         found = RunFolder.holding(folder)
-        title = name if name is not None else found.config.title
+        config = found.config
+        title = name if name is not None else config.title
         text = (found / CONFIG).read_text(encoding="utf-8")
         history = found.numbers
-        return cls(title, history, text, found.environment, found.summary_of(history))
+        return cls(title, history, text, found.environment, found.summary_of(history), config.seed)
+
+    @classmethod
+    def of_seeds(cls, name: str, members: Sequence[Entry]) -> Entry:
+        """Several runs that differ in their seeds, as one entry; of a single run, that run."""
+        if not members:
+            raise HansaError(f"{name}: a group needs at least one run.")
+        if len(members) == 1:
+            return replace(members[0], name=name)
+        ordered = tuple(sorted(members, key=lambda member: -1 if member.seed is None else member.seed))
+        return cls(name, (), _of_all_seeds(ordered), ordered[0].environment, members=ordered)
+
+    @property
+    def runs(self) -> tuple[Entry, ...]:
+        """Its seeds, or itself."""
+        return self.members or (self,)
+
+    @property
+    def histories(self) -> list[Sequence[Mapping[str, Any]]]:
+        """The history of every seed."""
+        return [run.history for run in self.runs]
+
+    def curves(self) -> list[dict[str, list[float | None]]]:
+        """The columns that curves are drawn from, a table a seed, of the rounds that all seeds have, at most `POINTS`
+        long; what was not measured is None."""
+        found = []
+        for records in group.aligned(self.histories):
+            final = len(records) - 1
+            stride = max(1, math.ceil(len(records) / POINTS))
+            # the last round is always among them
+            kept = [record for place, record in enumerate(records) if (final - place) % stride == 0]
+            columns = {name: [_number(record.get(name)) for record in kept] for name in DRAWN}
+            known = ("round", *(name for name in DRAWN if any(value is not None for value in columns[name])))
+            found.append({name: columns[name] for name in dict.fromkeys(known)})
+        return found
 
     def series(self) -> dict[str, list[float | None]]:
-        """The columns that curves are drawn from, at most `POINTS` long; what was not measured is None."""
-        final = len(self.history) - 1
-        stride = max(1, math.ceil(len(self.history) / POINTS))
-        history = self.history
-        if isinstance(history, Columns):
-            history = history.only({*DRAWN, *metrics.COSTS.values(), "seconds", "simulated_seconds"})
-        # the last round is always among them
-        kept = [r for place, r in enumerate(metrics.running_totals(history)) if (final - place) % stride == 0]
-        columns = {name: [_number(record.get(name)) for record in kept] for name in DRAWN}
-        return {
-            name: values for name, values in columns.items() if name == "round" or any(v is not None for v in values)
-        }
+        """The curves' columns, over seeds their means; what a seed did not measure is None."""
+        tables = self.curves()
+        if len(tables) == 1:
+            return tables[0]
+        names = [name for name in tables[0] if all(name in table for table in tables)]
+        return {name: [_mean(values) for values in zip(*(t[name] for t in tables), strict=True)] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +97,12 @@ class Standing:
     entry: Entry
     numbers: Mapping[str, Any]
     colour: str
+    spreads: Mapping[str, group.Spread] = field(default_factory=dict)
 
 
 def rank(entries: Sequence[Entry], target: float | None = None) -> list[Standing]:
-    """Runs from best to worst: by the mean of the last five accuracies, or of the losses where there is no accuracy.
+    """Runs from best to worst: by the mean of the last five accuracies, or of the losses where there is no accuracy; of
+    several seeds, by the mean over them.
 
     Colours follow the order given, so that a method keeps its own from report to report.
     """
@@ -80,10 +112,10 @@ def rank(entries: Sequence[Entry], target: float | None = None) -> list[Standing
     for name in names:
         if names.count(name) > 1:
             raise HansaError(f"two runs are called {name!r}: give each a name of its own.")
-    found = [
-        Standing(entry, metrics.summarize(entry.history, target), COLOURS[place % len(COLOURS)])
-        for place, entry in enumerate(entries)
-    ]
+    found = []
+    for place, entry in enumerate(entries):
+        numbers, spreads = group.combined(entry.histories, target)
+        found.append(Standing(entry, numbers, COLOURS[place % len(COLOURS)], spreads))
     metric = ranking_metric(found)
     sign = 1.0 if metrics.smaller_is_better(metric) else -1.0
 
@@ -103,8 +135,10 @@ def ranking_metric(standings: Sequence[Standing]) -> str:
 
 
 def common_target(entries: Sequence[Entry]) -> float | None:
-    """A target accuracy that tells the runs apart: the highest multiple of 5% that at least half of them reached."""
-    found = sorted((metrics.best(entry.history) or 0.0 for entry in entries if _has_accuracy(entry)), reverse=True)
+    """A target accuracy that tells the runs apart: the highest multiple of 5% that at least half of them reached,
+    with every seed."""
+    able = [entry for entry in entries if all(map(_has_accuracy, entry.histories))]
+    found = sorted((min(metrics.best(h) or 0.0 for h in entry.histories) for entry in able), reverse=True)
     if not found:
         return None
     middle = found[(len(found) - 1) // 2]
@@ -112,8 +146,37 @@ def common_target(entries: Sequence[Entry]) -> float | None:
     return round(target, 2) if target > 0 else None
 
 
-def _has_accuracy(entry: Entry) -> bool:
-    return any(_number(record.get(metrics.ACCURACY)) is not None for record in entry.history)
+def by_seeds(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries whose configurations differ in the seed alone, put together: seeds are no methods of their own."""
+
+    def config(entry: Entry) -> Config | None:
+        return from_text(entry.config) if entry.config and not entry.members else None
+
+    found: list[Entry] = []
+    for members in group.grouped(entries, config):
+        titles = {from_text(member.config).title for member in members if member.config}
+        alone = len(members) == 1
+        found.append(members[0] if alone else Entry.of_seeds(min(titles, key=len), members))
+    return found
+
+
+def _of_all_seeds(members: Sequence[Entry]) -> str:
+    """The configuration that all of a group come from."""
+    seeds = [member.seed for member in members]
+    if not members[0].config or None in seeds:
+        return ""
+    return to_text(from_text(members[0].config).model_copy(update={"seed": 0, "seeds": seeds}))
+
+
+def _has_accuracy(history: Sequence[Mapping[str, Any]]) -> bool:
+    return any(_number(record.get(metrics.ACCURACY)) is not None for record in history)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return known[0] if len(set(known)) == 1 else _number(math.fsum(known) / len(known))
 
 
 def _number(value: Any) -> float | None:

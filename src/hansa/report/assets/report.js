@@ -1,5 +1,5 @@
 "use strict";
-// Curves of a report: no library, one state, redrawn whole. Data: {runs: [{name, colour, series: {metric: [..]}}], target}.
+// Curves of a report: no library, one state, redrawn whole. Data: {runs: [{name, colour, series: {metric: [..]}, seeds: [{seed, series}]}], target}.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const METRICS = {
@@ -58,12 +58,30 @@
       return { ...p, y: part.reduce((sum, q) => sum + q.y, 0) / part.length };
     });
   }
+  function curve(series, axis) {
+    const xs = series[axis] || [], ys = series[state.metric] || [];
+    const raw = xs.map((x, i) => ({ x, y: ys[i], round: series.round[i] }))
+      .filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y) && (!state.log || p.y > 0));
+    return { raw, points: smooth(raw) };
+  }
+  // over seeds: each is smoothed by itself, then at every round that all have the mean, and one standard deviation around it
+  function over(seeds) {
+    const tables = seeds.map((points) => new Map(points.map((p) => [p.round, p])));
+    const found = [];
+    for (const p of seeds[0]) {
+      const at = tables.map((table) => table.get(p.round));
+      if (!at.every(Boolean)) continue;
+      const x = at.reduce((sum, q) => sum + q.x, 0) / at.length, y = at.reduce((sum, q) => sum + q.y, 0) / at.length;
+      const apart = Math.sqrt(at.reduce((sum, q) => sum + (q.y - y) ** 2, 0) / (at.length - 1));
+      found.push({ x, y, round: p.round, low: state.log ? Math.max(y - apart, Math.min(...at.map((q) => q.y))) : y - apart, high: y + apart, apart });
+    }
+    return found;
+  }
   function curves(axis) {
     return data.runs.map((run, index) => {
-      const xs = run.series[axis] || [], ys = run.series[state.metric] || [];
-      const raw = xs.map((x, i) => ({ x, y: ys[i], round: run.series.round[i] }))
-        .filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y) && (!state.log || p.y > 0));
-      return { run, index, raw, points: smooth(raw) };
+      if (!run.seeds) return { run, index, ...curve(run.series, axis) };
+      const each = run.seeds.map((seed) => curve(seed.series, axis));
+      return { run, index, raw: over(each.map((c) => c.raw)), points: over(each.map((c) => c.points)), band: true };
     }).filter((curve) => curve.raw.length && !state.hidden.has(curve.index));
   }
 
@@ -75,6 +93,8 @@
     parent.append(node);
     return node;
   }
+  const area = (points, X, Y) => // there along the upper edge, and back along the lower one
+    path(points.map((p) => ({ x: p.x, y: p.high })), X, Y) + "L" + path([...points].reverse().map((p) => ({ x: p.x, y: p.low })), X, Y).slice(1) + "Z";
   const path = (points, X, Y) => points.map((p, i) => (i ? "L" : "M") + X(p.x).toFixed(1) + " " + Y(p.y).toFixed(1)).join("");
 
   function draw(plot) {
@@ -91,7 +111,7 @@
     const all = drawn.flatMap((c) => c.points), zoom = state.zoom[axis];
     const [x0, x1] = zoom || [0, Math.max(...all.map((p) => p.x))];
     const seen = all.filter((p) => p.x >= x0 && p.x <= x1), raws = drawn.flatMap((c) => c.raw).filter((p) => p.x >= x0 && p.x <= x1);
-    const values = (seen.length ? seen : all).map((p) => p.y).sort((a, b) => a - b);
+    const values = (seen.length ? seen : all).flatMap((p) => (p.apart ? [p.low, p.y, p.high] : [p.y])).sort((a, b) => a - b);
     // a wild first round must not squeeze all the rest: the drawn range forgets the outermost two in a hundred
     const cut = raws.length > 30 ? 0.02 : 0, ranked = raws.map((p) => p.y).sort((a, b) => a - b);
     let y0 = Math.min(values[Math.floor(cut * values.length)], ranked[Math.floor(cut * ranked.length)] ?? Infinity);
@@ -122,7 +142,8 @@
       add(inside, "line", { class: "goal", x1: m.left, x2: right, y1: Y(data.target), y2: Y(data.target) });
       add(svg, "text", { x: m.left + 6, y: Y(data.target) - 5 }, "target " + short(data.target));
     }
-    if (state.window > 1) for (const c of drawn) add(inside, "path", { class: "raw", stroke: c.run.colour, d: path(c.raw, X, Y) });
+    for (const c of drawn) if (c.band) add(inside, "path", { class: "band", fill: c.run.colour, d: area(c.points, X, Y) });
+    if (state.window > 1) for (const c of drawn) if (!c.band) add(inside, "path", { class: "raw", stroke: c.run.colour, d: path(c.raw, X, Y) });
     for (const c of drawn) add(inside, "path", { class: "line", stroke: c.run.colour, d: path(c.points, X, Y) });
     endLabels(svg, drawn, X, Y, x1, right, m.top, bottom);
     interact(plot, svg, { axis, drawn, X, Y, x0, x1, right, bottom, m, width, xText, yText });
@@ -168,7 +189,7 @@
       for (const { c, p } of rows) {
         const row = document.createElement("div"), name = document.createElement("span"), number = document.createElement("b"), box = document.createElement("i");
         row.className = "row"; box.className = "swatch"; box.style.setProperty("--c", c.run.colour);
-        name.append(box, c.run.name); number.textContent = yText(p.y); row.append(name, number); tip.append(row);
+        name.append(box, c.run.name); number.textContent = yText(p.y) + (c.band ? " ± " + yText(p.apart) : ""); row.append(name, number); tip.append(row);
       }
       tip.hidden = false;
       const scale = svg.getBoundingClientRect().width / width, left = px * scale;
@@ -192,6 +213,7 @@
     plots.forEach(draw);
     document.getElementById("hint").textContent =
       (state.window > 1 ? `Bold: mean of the last ${state.window} measurements; faint: each of them. ` : "") +
+      (data.runs.some((run) => run.seeds) ? "Bands: one standard deviation over seeds. " : "") +
       "Drag to zoom, double-click to see all, click a row of the table to hide or show it.";
     document.querySelectorAll("tr[data-run]").forEach((row) => row.classList.toggle("off", state.hidden.has(+row.dataset.run)));
   }
@@ -238,11 +260,12 @@
     image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
   });
   document.getElementById("csv").addEventListener("click", () => {
-    const columns = [...new Set(data.runs.flatMap((run) => Object.keys(run.series)))];
+    const rows = data.runs.flatMap((run) => (run.seeds || [{ seed: "", series: run.series }]).map((each) => ({ name: run.name, ...each })));
+    const columns = [...new Set(rows.flatMap((row) => Object.keys(row.series)))];
     const quote = (word) => '"' + String(word).replaceAll('"', '""') + '"';
-    const lines = [["run", ...columns].join(",")];
-    for (const run of data.runs)
-      run.series.round.forEach((_, i) => lines.push([quote(run.name), ...columns.map((c) => (run.series[c] || [])[i] ?? "")].join(",")));
+    const lines = [["run", "seed", ...columns].join(",")];
+    for (const { name, seed, series } of rows)
+      series.round.forEach((_, i) => lines.push([quote(name), seed ?? "", ...columns.map((c) => (series[c] || [])[i] ?? "")].join(",")));
     save(new Blob([lines.join("\n") + "\n"], { type: "text/csv" }), "curves.csv");
   });
   document.getElementById("log").addEventListener("click", (event) => {
