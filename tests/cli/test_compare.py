@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import statistics
 
 import pytest
 
@@ -28,15 +29,44 @@ def test_presets_on_a_shared_file_are_run_ranked_and_reported(cli, folder):
     assert presets == {"fedavg", "fedams"}
 
 
-def test_presets_share_the_setting_of_a_file_but_not_its_method(cli, folder):
+def compared(folder, name):
+    """The configuration with which a method was compared."""
+    (path,) = (folder / "runs" / "compare").glob(f"{name}-*")
+    return RunFolder(path).config
+
+
+def test_presets_take_of_a_file_what_they_understand_and_say_what_they_do_not(cli, folder):
     (folder / "ams.yaml").write_text(
-        (folder / "small.yaml").read_text() + "algorithm: fedams\nserver: {lr: 0.7, eps: 1e-4}\n"
+        (folder / "small.yaml").read_text()
+        + "algorithm: fedams\nserver: {lr: 0.7, eps: 1e-4}\ncompress: {compressor: sign}\naggregate: median\n"
     )
-    assert cli("compare", "fedavg", "fedadam", "-c", "ams.yaml", "-q", "-r", "1").exit_code == 0
-    for name in ("fedavg", "fedadam"):
-        config = RunFolder(folder / "runs" / "compare" / name).config
+    result = cli("compare", "fedavg", "fedadam", "fedams", "-c", "ams.yaml", "-q", "-r", "1")
+    assert result.exit_code == 0, result.output
+    for name in ("fedavg", "fedadam", "fedams"):
+        config = compared(folder, name)
         assert config.local.lr == 0.05
-        assert (config.server.lr, config.server.eps) == (None, None)
+        assert config.compress.compressor == {"kind": "sign"}
+        server = (
+            (None, None) if name == "fedavg" else (0.7, 1e-4)
+        )  # another kind of server: its rate is no rate for this
+        assert (config.server.lr, config.server.eps) == server, name
+        assert (config.aggregate is None) == (name != "fedams")  # the file's own method is the file's
+    assert "fedavg: not taken from ams.yaml: server.lr, server.eps, aggregate" in result.stderr
+    assert "fedadam: not taken from ams.yaml: aggregate" in result.stderr
+    assert "fedams: not taken" not in result.stderr
+
+
+def test_a_comparison_given_again_runs_nothing_and_one_of_more_rounds_goes_on(cli, folder):
+    words = ["compare", "fedavg", "fedadam", "-c", "small.yaml", "-q"]
+    assert cli(*words).exit_code == 0
+    stamps = {path: path.stat().st_mtime_ns for path in (folder / "runs" / "compare").glob("*/metrics.jsonl")}
+    assert len(stamps) == 2
+    assert cli(*words).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    first = {path: path.read_text() for path in stamps}
+    assert cli(*words, "-r", "4").exit_code == 0
+    assert all(path.read_text().startswith(text) for path, text in first.items())
+    assert {RunFolder(path.parent).summary["rounds"] for path in stamps} == {4}
 
 
 def test_files_and_finished_runs_compare_without_running_them_again(cli, folder):
@@ -59,29 +89,56 @@ def test_what_is_neither_file_nor_run_nor_preset_is_refused_with_a_near_match(cl
 def test_a_report_is_made_of_folders(cli, folder):
     for seed in (0, 1):
         assert cli("run", "small.yaml", "-o", f"s{seed}", "-q", "--seed", seed).exit_code == 0
-    result = cli("report", "s0", "s1", "-o", "page.html", "--title", "Two seeds")
+    assert cli("run", "small.yaml", "-o", "other", "-q", "-s", "local.lr=0.2").exit_code == 0
+    result = cli("report", "s0", "other", "s1", "-o", "page.html", "--title", "Two seeds")
     assert result.exit_code == 0
     page = (folder / "page.html").read_text()
     assert "<title>Two seeds</title>" in page
     assert "mcmahan2017" in page
-    assert json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"][1]["name"] == "s1"
+    first, second = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
+    assert (first["name"], [each["seed"] for each in first["seeds"]]) == ("small", [0, 1])  # seeds are no methods
+    assert (second["name"], "seeds" in second) == ("other", False)
 
 
 def test_a_sweep_runs_the_grid_and_names_the_best(cli, folder):
-    result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", "seed=0,1", "-q", "-o", "grid")
+    result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", "local.steps=1,2", "-q", "-o", "grid")
     assert result.exit_code == 0, result.output
-    with open(folder / "grid" / "results.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert {(row["local.lr"], row["seed"]) for row in rows} == {
-        ("0.001", "0"),
+    rows = table(folder / "grid" / "results.csv")
+    assert {(row["local.lr"], row["local.steps"]) for row in rows} == {
         ("0.001", "1"),
-        ("0.2", "0"),
+        ("0.001", "2"),
         ("0.2", "1"),
+        ("0.2", "2"),
     }
     scores = [float(row["last5_test_accuracy"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert rows[0]["local.lr"] == "0.2"
-    assert f"best: --set local.lr=0.2  --set seed={rows[0]['seed']}" in result.stdout
+    assert f"best: --set local.lr=0.2  --set local.steps={rows[0]['local.steps']}" in result.stdout
+    page = folder / "grid" / "report.html"
+    assert f"report: {page.as_uri()}" in result.stdout
+    assert page.read_text().count('data-run="') == 4
+
+
+@pytest.mark.parametrize("said", [["seed=0,1,2"], ["--seeds", "3"], ["--seeds", "0,1,2"]])
+def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, said):
+    result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", *said, "-q", "-o", "grid")
+    assert result.exit_code == 0, result.output
+    rows, runs = table(folder / "grid" / "results.csv"), table(folder / "grid" / "runs.csv")
+    assert [row["local.lr"] for row in rows] == ["0.2", "0.001"]
+    assert {(run["local.lr"], run["seed"]) for run in runs} == {(lr, s) for lr in ("0.2", "0.001") for s in "012"}
+    for row in rows:
+        scores = [float(run["last5_test_accuracy"]) for run in runs if run["local.lr"] == row["local.lr"]]
+        assert len(set(scores)) == 3
+        assert float(row["last5_test_accuracy"]) == pytest.approx(sum(scores) / 3)
+        assert float(row["deviation_last5_test_accuracy"]) == pytest.approx(statistics.stdev(scores))
+        assert float(row["most_last5_test_accuracy"]) == max(scores)
+        assert row["seeds"] == "3"
+    assert "best: --set local.lr=0.2\n" in result.stdout
+
+
+def table(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_sweep_by_a_loss_ranks_the_smallest_first(cli, folder):

@@ -150,3 +150,30 @@ def test_it_is_written_as_one_file(tmp_path):
     path = report.write(tmp_path / "deep" / "report.html", [SLOW, FAST], title="A title")
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]
     assert "<title>A title</title>" in path.read_text()
+
+
+def seeds(name, *curves, **options):
+    members = [report.Entry(name, history(curve, **options), seed=seed) for seed, curve in enumerate(curves)]
+    return report.Entry.of_seeds(name, members)
+
+
+def test_methods_are_ranked_by_the_mean_over_seeds_not_by_the_luckiest():
+    lucky = seeds("lucky", [0.9], [0.3], [0.3])
+    steady = seeds("steady", [0.6], [0.6], [0.6])
+    rows = Reader(report.page([lucky, steady], target=0.6)).rows
+    assert [row[1] for row in rows[1:]] == ["steady 3 seeds", "lucky 3 seeds"]
+    assert rows[2][2] == "50.0 ± 34.6%"  # the mean and the sample deviation of 0.9, 0.3, 0.3
+    place = rows[0].index("rounds to 60%")
+    assert (rows[1][place], rows[2][place]) == ("1 ± 0.0", "1 of 3 runs")
+
+
+def test_the_page_gets_every_seed_and_their_mean_on_the_rounds_all_have():
+    group = seeds("group", [0.2, 0.4, 0.6], [0.4, 0.6])
+    (run,) = json.loads(Reader(report.page([group])).data)["runs"]
+    assert run["series"]["round"] == [1, 2]
+    assert run["series"]["test_accuracy"] == [0.3, 0.5]
+    assert [each["series"]["test_accuracy"] for each in run["seeds"]] == [[0.2, 0.4], [0.4, 0.6]]
+
+
+def test_the_target_is_one_that_every_seed_of_half_the_methods_reached():
+    assert report.common_target([seeds("one", [0.9], [0.42])]) == 0.4

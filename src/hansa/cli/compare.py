@@ -12,15 +12,14 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from hansa.cli.batch import entries_of
+from hansa.cli.borrow import put_method
 from hansa.cli.console import err, guarded, out
-from hansa.cli.run import Quiet, Rounds, Seed, Sets, Workers, changes, follow
+from hansa.cli.run import Quiet, Rounds, Seed, Seeds, Sets, Workers, changes
 
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.report import Entry, Holdings, Standing
-
-METHOD = ("name", "algorithm", "server", "gossip", "compress", "uplink", "downlink", "aggregate", "channels")
-"""What is a method's own: rates that suit one server are nonsense for another."""
 
 Report = Annotated[Path, typer.Option("--report", help="Where the page of curves goes.")]
 
@@ -31,31 +30,30 @@ def compare(
         list[str], typer.Argument(help="YAML files, folders of runs, names of presets, or MODULE:FUNCTION of yours.")
     ],
     base: Annotated[
-        Path | None, typer.Option("--config", "-c", help="A YAML file whose setting the presets share, not its method.")
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="A YAML file whose setting the presets share, as far as each understands it."
+        ),
     ] = None,
     sets: Sets = None,
     rounds: Rounds = None,
     seed: Seed = None,
+    seeds: Seeds = None,
     workers: Workers = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where new runs are kept.")] = Path("runs/compare"),
     report: Report = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
     """Run what has not been run yet, rank all by accuracy, and write a page with their curves."""
-    from hansa.report import Entry
-    from hansa.runs.folder import RunFolder
-
-    asked = changes(sets, rounds, seed, workers)
-    found: dict[str, Config | Entry] = {}
+    asked = changes(sets, rounds, seed, workers, seeds)
+    folders = [word for word in runs if is_made(word)]
+    found: dict[str, Config | Entry] = dict(named(folders))
     for place, word in enumerate(runs):
-        if RunFolder(word).exists:
-            entry = Entry.of_folder(word)
-            found[_fresh_name(entry.name, Path(word).name, found)] = entry
-        else:
+        if word not in folders:
             config = _config(word, base, asked)
             name = config.title if Path(word).is_file() else word
             found[_fresh_name(name, f"{name} {place + 1}", found)] = config
-    entries = carry_out_all(found, folder, quiet)
+    entries = entries_of(found, folder, quiet)
     show(entries, report, title="Federated runs compared")
 
 
@@ -65,20 +63,15 @@ def report(
     page: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Its heading.")] = "Federated runs",
 ) -> None:
-    """Write a page with the curves, numbers and configurations of finished or unfinished runs."""
-    from hansa.report import Entry
-
-    found: dict[str, Any] = {}
-    for path in runs:
-        entry = Entry.of_folder(path)
-        found[_fresh_name(entry.name, path.name, found)] = entry
-    show([_named(entry, name) for name, entry in found.items()], page, title=title)
+    """Write a page with the curves, numbers and configurations of finished or unfinished runs, seeds put together."""
+    show(list(named(runs).values()), page, title=title)
 
 
 @guarded
 def demo(
     tiny: Annotated[bool, typer.Option(help="Two rounds on a tenth of the clients: seconds, for a test.")] = False,
     seed: Seed = None,
+    seeds: Seeds = None,
     workers: Workers = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where the runs are kept.")] = Path("runs/demo"),
     page: Report = Path("report.html"),
@@ -87,38 +80,10 @@ def demo(
     """Compare methods on the embedded data in under two minutes, and write report.html."""
     from hansa.cli.demo import LEAD, TITLE, configs, facts, holdings
 
-    asked = configs(tiny, changes(None, None, seed, workers))
-    entries = carry_out_all(dict(asked), folder, quiet, overwrite=True)
+    asked = configs(tiny, changes(None, None, seed, workers, seeds))
+    entries = entries_of(dict(asked), folder, quiet, overwrite=True)
     first = next(iter(asked.values()))
     show(entries, page, title=TITLE, lead=LEAD, facts=facts(first), held=holdings(first), cited=list(asked.values()))
-
-
-def carry_out_all(
-    found: dict[str, Config | Entry], folder: Path, quiet: bool, *, overwrite: bool = False
-) -> list[Entry]:
-    """Run those that are configurations, one after the other; the others have been run."""
-    from hansa.cli.progress import Stopper, progress
-    from hansa.config import Config
-    from hansa.report import Entry
-    from hansa.runs.experiment import Experiment
-    from hansa.runs.folder import slug
-
-    console = err()
-    entries = []
-    with Stopper(console) as stopper, progress(console, quiet) as shown:
-        for name, item in found.items():
-            if not isinstance(item, Config):
-                entries.append(_named(item, name))
-                continue
-            config = item.model_copy(update={"name": name})
-            made = Experiment.new(config, folder / slug(name), overwrite=overwrite, numbered=not overwrite)
-            place = made.folder.path
-            follow(made, shown, stopper)
-            if stopper.code:
-                console.print(f"stopped: `hansa resume {place}` goes on with {name}.", markup=False, soft_wrap=True)
-                raise typer.Exit(stopper.code)
-            entries.append(Entry.of_folder(place, name))
-    return entries
 
 
 def show(
@@ -133,16 +98,32 @@ def show(
 ) -> None:
     """Print the ranked table and write the page."""
     from hansa import report
-    from hansa.citations import bibtex
-    from hansa.config import algorithm, from_text
 
     target = report.common_target(entries)
     console = out()
     console.print(ranked_table(report.rank(entries, target), target, console))
+    write_page(entries, page, title=title, lead=lead, facts=facts, held=held, cited=cited)
+    out().print(f"\nreport: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
+
+
+def write_page(
+    entries: Sequence[Entry],
+    page: Path,
+    *,
+    title: str,
+    lead: str = "",
+    facts: Sequence[str] = (),
+    held: Holdings | None = None,
+    cited: Sequence[Config] = (),
+) -> None:
+    """The page of some entries, with the citations of all parts in use."""
+    from hansa import report
+    from hansa.citations import bibtex
+    from hansa.config import algorithm, from_text
+
     configs = cited or [from_text(entry.config) for entry in entries if entry.config]
     citations = bibtex([algorithm(config) for config in configs])
-    report.write(page, entries, title=title, lead=lead, facts=facts, target=target, holdings=held, citations=citations)
-    out().print(f"\nreport: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
+    report.write(page, entries, title=title, lead=lead, facts=facts, holdings=held, citations=citations)
 
 
 def ranked_table(standings: Sequence[Standing], target: float | None, console: Console) -> Table:
@@ -164,7 +145,7 @@ _DISPENSABLE = ("wall_seconds", "last5_test_loss", "down_bits", "best_test_accur
 
 
 def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str, Any, bool]]) -> Table:
-    from hansa.report.page import QUIET
+    from hansa.report.page import QUIET, cell
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", style="dim", no_wrap=True)
@@ -178,11 +159,38 @@ def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str,
     for position, standing in enumerate(standings, start=1):
         cells = []
         for _, key, write, _ in shown:
-            value = standing.numbers.get(key)
-            text = write(value) if value is not None or key == "rounds_to_target" else "–"
-            cells.append(f"[green]{text}[/]" if key in best and value == best[key] else text)
-        table.add_row(str(position), escape(standing.entry.name), *cells)
+            text = cell(standing, key, write)
+            cells.append(f"[green]{text}[/]" if key in best and standing.numbers.get(key) == best[key] else text)
+        seeds = f" [dim]({len(standing.entry.members)} seeds)[/]" if standing.entry.members else ""
+        table.add_row(str(position), escape(standing.entry.name) + seeds, *cells)
     return table
+
+
+def is_made(path: Path | str) -> bool:
+    """Whether this is the folder of a run, or of several seeds."""
+    from hansa.runs.folder import RunFolder
+    from hansa.runs.group import GroupFolder
+
+    return RunFolder.holding(path).exists or GroupFolder(path).exists
+
+
+def named(folders: Sequence[Path | str]) -> dict[str, Entry]:
+    """The entries of some folders by names of their own; runs that differ in the seed alone are one entry."""
+    from dataclasses import replace
+
+    from hansa.report import Entry, by_seeds
+    from hansa.runs.group import GroupFolder
+
+    entries: list[tuple[Entry, str]] = []
+    for folder in folders:
+        made = Entry.of_group(folder) if GroupFolder(folder).exists else Entry.of_folder(folder)
+        entries.append((made, Path(folder).name))
+    place = {id(entry): name for entry, name in entries}
+    found: dict[str, Entry] = {}
+    for entry in by_seeds([entry for entry, _ in entries]):
+        name = _fresh_name(entry.name, place.get(id(entry), entry.name), found)
+        found[name] = replace(entry, name=name)
+    return found
 
 
 def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:
@@ -199,13 +207,8 @@ def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:
     if base is None:
         return from_preset(word, asked)
     document = read(base)
-    for section in METHOD:
-        document.data.pop(section, None)
-    local = document.data.get("local")
-    if isinstance(local, dict):
-        for key in ("solver", "optimizer"):
-            local.pop(key, None)
-    document.put(("algorithm", "preset"), word, f"preset {word}")
+    if dropped := put_method(document, word):
+        err().print(f"{word}: not taken from {base}: {', '.join(dropped)}", style="dim", markup=False, soft_wrap=True)
     return check(document, asked)
 
 
@@ -217,9 +220,3 @@ def _fresh_name(name: str, other: str, taken: dict[str, Any]) -> str:
         other = f"{name} {number}"
         number += 1
     return other
-
-
-def _named(entry: Entry, name: str) -> Entry:
-    from dataclasses import replace
-
-    return replace(entry, name=name)

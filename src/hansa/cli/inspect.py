@@ -47,11 +47,18 @@ def show(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
     as_json: Json = False,
 ) -> None:
-    """How a run stands: its numbers, its curve, its last rounds."""
+    """How a run stands: its numbers, its curve, its last rounds; or the seeds of one."""
     from hansa.report import formats
     from hansa.runs import metrics
     from hansa.runs.folder import MODEL, RunFolder
+    from hansa.runs.group import GroupFolder
 
+    if (group := GroupFolder(folder)).exists:
+        from hansa.cli.batch import show_group
+        from hansa.report import Entry
+
+        show_group(group, Entry.of_group(folder), as_json)
+        return
     found = RunFolder.holding(folder)
     read, history = found.config, found.numbers
     summary = found.summary_of(history)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.runs.driver import Callback
     from hansa.runs.experiment import Experiment
+    from hansa.runs.spread import Spread
 
 Sets = Annotated[
     list[str] | None,
@@ -25,6 +26,10 @@ Sets = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="Short for --set rounds=...", min=1)]
 Seed = Annotated[int | None, typer.Option("--seed", help="Short for --set seed=...", min=0)]
+Seeds = Annotated[
+    str | None,
+    typer.Option("--seeds", metavar="N|A,B,...", help="Several runs as one: how many seeds, or which. --set seeds=..."),
+]
 Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Short for --set workers=...", min=1)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what came out.")]
 Accept = Annotated[
@@ -51,6 +56,7 @@ def run(
     sets: Sets = None,
     rounds: Rounds = None,
     seed: Seed = None,
+    seeds: Seeds = None,
     workers: Workers = None,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run's folder; by default a new one below runs/.")
@@ -62,14 +68,15 @@ def run(
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a configuration, or a preset by its name."""
+    """Run a configuration, or a preset by its name; with --seeds, several times as one result."""
     from hansa.errors import HansaError
     from hansa.runs.experiment import Experiment
     from hansa.runs.folder import CONFIG, RunFolder, slug
+    from hansa.runs.group import GROUP, GroupFolder
     from hansa.runs.trackers import check
 
     check(track or [])
-    asked = changes(sets, rounds, seed, workers)
+    asked = changes(sets, rounds, seed, workers, seeds)
     if resume and overwrite:
         raise HansaError("--resume and --overwrite: expected one of the two.")
     if resume and folder is not None and RunFolder(folder).exists:
@@ -86,7 +93,22 @@ def run(
         )
         carry_out(experiment, quiet, track or [])
         return
-    read = read_config(config, preset, asked)
+    group = None if folder is None else GroupFolder(folder)
+    again = resume and group is not None and group.exists
+    here = again and config is None and preset is None
+    read = read_config(group / GROUP if here and group is not None else config, preset, asked)
+    if read.seeds is not None or again:
+        from hansa.cli.batch import carry_out_group
+
+        if group is None:
+            group = GroupFolder.numbered(Path("runs") / slug(read.title))
+        elif again:
+            then = group.config
+            refuse_differences(group.path, then, read.model_copy(update={"seed": then.seed, "seeds": then.seeds}))
+        else:
+            group.check(overwrite=overwrite)
+        carry_out_group(read, group, quiet, track or [], overwrite=overwrite, fallback=fallback, accept=accept or [])
+        return
     if folder is None:
         experiment = Experiment.new(read, Path("runs") / slug(read.title), numbered=True)
     else:
@@ -104,20 +126,38 @@ def resume(
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run, exactly where it was: the result is that of a run that was never stopped."""
+    """Go on with a run, or with all its seeds, exactly where it was: the result is that of one that never stopped."""
     from hansa.runs.experiment import Experiment
+    from hansa.runs.group import GroupFolder
     from hansa.runs.trackers import check
 
     check(track or [])
+    group = GroupFolder(folder)
+    if group.exists:
+        from hansa.cli.batch import carry_out_group
+
+        asked = {name: value for name, value in (("rounds", rounds), ("workers", workers)) if value is not None}
+        config = group.config.model_copy(update=asked)
+        carry_out_group(config, group, quiet, track or [], fallback=fallback, accept=accept or [])
+        return
     experiment = Experiment.resumed(folder, rounds=rounds, workers=workers, fallback=fallback, accept=accept or [])
     carry_out(experiment, quiet, track or [])
 
 
 def changes(
-    sets: Sequence[str] | None, rounds: int | None = None, seed: int | None = None, workers: int | None = None
+    sets: Sequence[str] | None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    workers: int | None = None,
+    seeds: str | None = None,
 ) -> list[str]:
-    """All changes to a configuration that a command line asks for."""
-    short = {"rounds": rounds, "seed": seed, "workers": workers}
+    """All changes to a configuration that a command line asks for.
+
+    >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5")
+    ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]']
+    """
+    several = f"[{seeds}]" if seeds is not None and "," in seeds else seeds
+    short = {"rounds": rounds, "seed": seed, "workers": workers, "seeds": several}
     return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
 
 
@@ -180,13 +220,18 @@ def carry_out(experiment: Experiment, quiet: bool, track: Sequence[str] = ()) ->
 
 
 def follow(
-    experiment: Experiment, shown: Bars | Lines | Silence, stopper: Stopper, track: Sequence[str] = ()
+    experiment: Experiment,
+    shown: Bars | Lines | Silence,
+    stopper: Stopper,
+    track: Sequence[str] = (),
+    title: str | None = None,
 ) -> dict[str, Any]:
     """Run one experiment to its end or to the stop; a failure inside is told with where the run lies."""
     from hansa.errors import HansaError
     from hansa.runs.trackers import trackers
 
-    title, done = experiment.config.title, experiment.run.state.round
+    title = experiment.config.title if title is None else title
+    done = experiment.run.state.round
     callbacks: list[Callback] = [shown.follow(title, experiment.config.rounds, done), *trackers(track, experiment)]
     try:
         return experiment.go([*callbacks, stopper])
@@ -197,16 +242,16 @@ def follow(
         raise typer.Exit(FAILED) from error
 
 
-def summary_table(title: str, summary: dict[str, Any]) -> Table:
-    """A run's summary for the terminal."""
+def summary_table(title: str, summary: Mapping[str, Any], spreads: Mapping[str, Spread] | None = None) -> Table:
+    """A run's summary for the terminal; of several seeds, the means with their deviations."""
     from hansa.report import formats
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
     table.add_row("run", f"[bold]{escape(title)}[/] ({escape(str(summary.get('status', '?')))})")
-    written = (
-        ("rounds", "rounds", str),
+    written: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+        ("rounds", "rounds", formats.count),
         ("accuracy, mean of last 5", "last5_test_accuracy", formats.percent),
         ("best accuracy", "best_test_accuracy", formats.percent),
         ("test loss", "test_loss", formats.number),
@@ -218,15 +263,19 @@ def summary_table(title: str, summary: dict[str, Any]) -> Table:
         ("sent to peers", "peer_bits", formats.bits),
         ("simulated time", "simulated_total_seconds", formats.duration),
         ("wall time", "wall_seconds", formats.duration),
-        ("clients lost", "lost", str),
+        ("clients lost", "lost", formats.count),
     )
     for heading, key, write in written:
         value = summary.get(key)
         if value is not None and not (key in ("peer_bits", "lost") and value == 0):
-            table.add_row(heading, write(value))
+            apart = (spreads or {}).get(key) if key.endswith(("accuracy", "loss")) else None
+            table.add_row(heading, formats.give_or_take(write, value, None if apart is None else apart.deviation))
     if "target" in summary:
-        reached = summary.get("rounds_to_target")
-        table.add_row(f"rounds to {formats.percent(summary['target'])}", "never" if reached is None else str(reached))
+        mean, apart = summary.get("rounds_to_target"), (spreads or {}).get("rounds_to_target")
+        told = formats.give_or_take(formats.count, mean, None if apart is None else apart.deviation)
+        if mean is None and summary.get("reached"):
+            told = f"{summary['reached']} runs reached it"
+        table.add_row(f"rounds to {formats.percent(summary['target'])}", told)
     for reason, count in (summary.get("lost_by_reason") or {}).items():
         table.add_row("", escape(f"{reason}: {count}"))
     return table

@@ -1,4 +1,4 @@
-"""``hansa sweep``: a grid over any keys, a table of results, the best by a metric."""
+"""``hansa sweep``: a grid over any keys, a table of results, the best by a metric over all seeds, a page of curves."""
 
 from __future__ import annotations
 
@@ -7,17 +7,30 @@ import io
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from hansa.cli.console import err, guarded, out
-from hansa.cli.run import Quiet, Rounds, Seed, Sets, Workers, changes, follow, read_config
+from hansa.cli.batch import entries_of
+from hansa.cli.console import guarded, out
+from hansa.cli.run import Quiet, Rounds, Seed, Seeds, Sets, Workers, changes, read_config
 
 if TYPE_CHECKING:
     from hansa.config import Config
+    from hansa.errors import HansaError
+    from hansa.report import Entry
+    from hansa.runs.spread import Spread
+
+
+class Row(NamedTuple):
+    """A point of the grid and what came out there: the means over its seeds, how far these lie apart, and the runs."""
+
+    point: dict[str, str]
+    numbers: Mapping[str, Any]
+    spreads: Mapping[str, Spread]
+    entry: Entry
 
 
 @guarded
@@ -28,35 +41,67 @@ def sweep(
     sets: Sets = None,
     rounds: Rounds = None,
     seed: Seed = None,
+    seeds: Seeds = None,
     workers: Workers = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="The folder of the sweep.")] = Path("runs/sweep"),
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Where the page of curves goes; by default into that folder.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run every combination of the given values. A sweep that was stopped goes on where it was."""
-    from hansa.cli.progress import Stopper, progress
+    """Run every combination of the given values, with every seed. A sweep that was stopped goes on where it was.
 
-    asked = changes(sets, rounds, seed, workers)
-    found = {name: (point, read_config(config, None, [*asked, *pairs])) for name, point, pairs in points(grid)}
-    rows: list[tuple[dict[str, str], dict[str, Any]]] = []
-    console = err()
-    with Stopper(console) as stopper, progress(console, quiet) as shown:
-        for name, (point, asked_for) in found.items():
-            rows.append((point, _result(name, asked_for, folder, shown, stopper)))
-            if stopper.code:
-                console.print("stopped: the same command goes on with the rest.")
-                raise typer.Exit(stopper.code)
+    Seeds are not chosen among: `seed=0,1,2` in the grid is --seeds 0,1,2, and points are ranked by the means over them.
+    """
+    from hansa.cli.compare import write_page
+    from hansa.runs.spread import combined
+
+    axes, listed = without_seeds(grid)
+    if listed is not None and (seed is not None or seeds is not None):
+        raise _twice()
+    asked = changes(sets, rounds, seed, workers, listed if seeds is None else seeds)
+    made = [(point, name, read_config(config, None, [*asked, *pairs])) for name, point, pairs in points(axes)]
+    configs: dict[str, Config | Entry] = {name or each.title: each for _, name, each in made}
+    entries = entries_of(configs, folder, quiet)
+    rows = [Row(point, *combined(entry.histories), entry) for (point, *_), entry in zip(made, entries, strict=True)]
     ranked = ranking(rows, metric)
     _write(folder / "results.csv", ranked, metric)
+    _write_runs(folder / "runs.csv", ranked, metric)
+    page = folder / "report.html" if report is None else report
+    write_page(entries, page, title=f"A sweep of {config}")
     out().print(_table(ranked, metric))
-    best = "  ".join(f"--set {key}={value}" for key, value in ranked[0][0].items())
-    out().print(f"\nbest: {best}\nresults: {folder / 'results.csv'}", markup=False, soft_wrap=True)
+    best = "  ".join(f"--set {key}={value}" for key, value in ranked[0].point.items())
+    out().print(
+        f"\nbest: {best or 'the only point'}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def without_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
+    """The grid without its seeds, and these.
+
+    >>> without_seeds(["local.lr=0.1,0.2", "seed=0,1"])
+    (['local.lr=0.1,0.2'], '0,1')
+    """
+    found = [word.partition("=")[2] for word in grid if word.partition("=")[0] in ("seed", "seeds")]
+    if len(found) > 1:
+        raise _twice()
+    rest = [word for word in grid if word.partition("=")[0] not in ("seed", "seeds")]
+    return rest, found[0].strip("[]") + ("" if "," in found[0] else ",") if found else None
+
+
+def _twice() -> HansaError:
+    from hansa.errors import HansaError
+
+    return HansaError("seeds stand twice: name them in the grid, or by --seeds.")
 
 
 def points(grid: Sequence[str]) -> list[tuple[str, dict[str, str], list[str]]]:
     """Every point of the grid: its name, its values by key, and the changes that make it.
 
-    >>> [name for name, *_ in points(["local.lr=0.1,0.2", "seed=0,1"])]
-    ['local.lr=0.1 seed=0', 'local.lr=0.1 seed=1', 'local.lr=0.2 seed=0', 'local.lr=0.2 seed=1']
+    >>> [name for name, *_ in points(["local.lr=0.1,0.2", "local.steps=1,5"])][:3]
+    ['local.lr=0.1 local.steps=1', 'local.lr=0.1 local.steps=5', 'local.lr=0.2 local.steps=1']
     """
     from hansa.errors import HansaError
 
@@ -92,56 +137,73 @@ def split_values(text: str) -> list[str]:
     return [value.strip() for value in found if value.strip()]
 
 
-def ranking(
-    rows: Sequence[tuple[dict[str, str], dict[str, Any]]], metric: str
-) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    """Best first; runs in which the metric was never measured last."""
+def ranking(rows: Sequence[Row], metric: str) -> list[Row]:
+    """Best first, by the mean over seeds; points at which the metric was not measured with every seed last."""
     from hansa.errors import HansaError, near
     from hansa.runs.metrics import smaller_is_better
 
     key = f"last5_{metric}"
-    if all(summary.get(key) is None for _, summary in rows):
-        known = {name.removeprefix("last5_") for _, s in rows for name in s if name.startswith("last5_")}
+    if all(row.numbers.get(key) is None for row in rows):
+        known = {name.removeprefix("last5_") for row in rows for name in row.numbers if name.startswith("last5_")}
         raise HansaError(f"--metric {metric}: no run has it. {near(metric, known)}")
     sign = 1 if smaller_is_better(metric) else -1
-    return sorted(rows, key=lambda row: (row[1].get(key) is None, sign * (row[1].get(key) or 0.0)))
+    return sorted(rows, key=lambda row: (row.numbers.get(key) is None, sign * (row.numbers.get(key) or 0.0)))
 
 
-def _result(name: str, config: Config, folder: Path, shown: Any, stopper: Any) -> dict[str, Any]:
-    """The summary of one point: a finished run of the very same configuration counts, a shorter one is gone on with."""
-    from hansa.runs.experiment import Experiment
-    from hansa.runs.reuse import made_or_begun
-
-    found = made_or_begun(config.model_copy(update={"name": name}), folder, name)
-    return follow(found, shown, stopper) if isinstance(found, Experiment) else found.summary
-
-
-def _table(ranked: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]], metric: str) -> Table:
+def _table(ranked: Sequence[Row], metric: str) -> Table:
     from hansa.report import formats
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for key in ranked[0][0]:
+    for key in ranked[0].point:
         table.add_column(escape(key), no_wrap=True)
     write = formats.percent if metric.endswith("accuracy") else formats.number
-    for heading in (metric.replace("_", " "), "best", "sent", "wall time"):
+    several = any(row.entry.members for row in ranked)
+    for heading in (*(["seeds"] if several else []), metric.replace("_", " "), "best", "sent", "wall time"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for place, (point, summary) in enumerate(ranked):
+    for place, (point, numbers, spreads, entry) in enumerate(ranked):
+        found = [(numbers.get(name), spreads.get(name)) for name in (f"last5_{metric}", f"best_{metric}")]
         cells = [
-            write(summary.get(f"last5_{metric}")),
-            write(summary.get(f"best_{metric}")),
-            formats.bits(summary.get("bits")),
-            formats.duration(summary.get("wall_seconds")),
+            *([str(len(entry.runs))] if several else []),
+            *(formats.give_or_take(write, mean, apart.deviation if apart else None) for mean, apart in found),
+            formats.bits(numbers.get("bits")),
+            formats.duration(numbers.get("wall_seconds")),
         ]
         table.add_row(*map(escape, point.values()), *cells, style="green" if place == 0 else None)
     return table
 
 
-def _write(path: Path, ranked: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]], metric: str) -> None:
+def _columns(metric: str) -> list[str]:
+    return [f"last5_{metric}", f"best_{metric}", metric, "rounds", "bits", "wall_seconds"]
+
+
+def _write(path: Path, ranked: Sequence[Row], metric: str) -> None:
+    """A line a point: the means over its seeds; of what is compared also deviation, least and most."""
+    found = []
+    for point, numbers, spreads, entry in ranked:
+        apart = spreads.get(f"last5_{metric}")
+        spread = ["", "", ""] if apart is None else [apart.deviation, apart.least, apart.most]
+        status = "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in entry.runs))
+        means = [numbers.get(name, "") for name in _columns(metric)]
+        found.append([*point.values(), *means, *spread, len(entry.runs), status])
+    apart_names = [f"{word}_last5_{metric}" for word in ("deviation", "least", "most")]
+    _write_csv(path, [*ranked[0].point, *_columns(metric), *apart_names, "seeds", "status"], found)
+
+
+def _write_runs(path: Path, ranked: Sequence[Row], metric: str) -> None:
+    """A line a run."""
+    found = [
+        [*row.point.values(), run.seed, *(run.summary.get(name, "") for name in _columns(metric))]
+        for row in ranked
+        for run in row.entry.runs
+    ]
+    _write_csv(path, [*ranked[0].point, "seed", *_columns(metric)], found)
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from hansa.store.io import write_file
 
     text = io.StringIO()
-    columns = [f"last5_{metric}", f"best_{metric}", metric, "rounds", "bits", "wall_seconds", "status"]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*ranked[0][0], *columns])
-    writer.writerows([*point.values(), *(summary.get(name, "") for name in columns)] for point, summary in ranked)
+    writer.writerow(header)
+    writer.writerows(rows)
     write_file(path, text.getvalue().encode())

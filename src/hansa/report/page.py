@@ -192,7 +192,7 @@ def _tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
 def _cost_at(entry: Entry, target: float, cost: str) -> Any:
     """What a run had spent by the end of the round in which it first reached the target; of several seeds the mean, if
     all reached it."""
-    spent = []
+    spent: list[Any] = []
     for history in entry.histories:
         reached = metrics.rounds_to(history, target)
         if reached is None:
@@ -239,8 +239,8 @@ def _holdings(holdings: Holdings) -> str:
 
 def _environment(entries: Sequence[Entry]) -> str:
     found: dict[str, dict[str, None]] = {}
-    for entry in (run for entry in entries for run in entry.runs):
-        for name, value in _flat(entry.environment).items():
+    for run in (run for entry in entries for run in entry.runs):
+        for name, value in _flat(run.environment).items():
             found.setdefault(name, {})[str(value)] = None
     if not found:
         return '<p class="note">not recorded</p>'

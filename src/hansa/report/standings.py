@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hansa.config import Config, from_text, to_text
 from hansa.errors import HansaError
 from hansa.runs import group, metrics
 from hansa.runs.folder import CONFIG, RunFolder
+from hansa.runs.journal import Columns
+from hansa.runs.spread import Spread, combined
 
 COLOURS = (
     "#2f6fd0", "#e06c1b", "#12936f", "#9b4fc4", "#c9930a", "#d64550", "#1797ad", "#7a8390", "#8a5a2b", "#5c9e1f",
@@ -48,6 +51,13 @@ class Entry:
         return cls(title, history, text, found.environment, found.summary_of(history), config.seed)
 
     @classmethod
+    def of_group(cls, folder: Path | str, name: str | None = None) -> Entry:
+        """The seeds of a method from their folder."""
+        found = group.GroupFolder(folder)
+        members = [cls.of_folder(run.path) for run in found.runs]
+        return cls.of_seeds(name if name is not None else found.config.title, members)
+
+    @classmethod
     def of_seeds(cls, name: str, members: Sequence[Entry]) -> Entry:
         """Several runs that differ in their seeds, as one entry; of a single run, that run."""
         if not members:
@@ -70,16 +80,9 @@ class Entry:
     def curves(self) -> list[dict[str, list[float | None]]]:
         """The columns that curves are drawn from, a table a seed, of the rounds that all seeds have, at most `POINTS`
         long; what was not measured is None."""
-        found = []
-        for records in group.aligned(self.histories):
-            final = len(records) - 1
-            stride = max(1, math.ceil(len(records) / POINTS))
-            # the last round is always among them
-            kept = [record for place, record in enumerate(records) if (final - place) % stride == 0]
-            columns = {name: [_number(record.get(name)) for record in kept] for name in DRAWN}
-            known = ("round", *(name for name in DRAWN if any(value is not None for value in columns[name])))
-            found.append({name: columns[name] for name in dict.fromkeys(known)})
-        return found
+        common = min(len(history) for history in self.histories)
+        stride = max(1, math.ceil(common / POINTS))
+        return [_columns(history, common, stride) for history in self.histories]
 
     def series(self) -> dict[str, list[float | None]]:
         """The curves' columns, over seeds their means; what a seed did not measure is None."""
@@ -97,7 +100,7 @@ class Standing:
     entry: Entry
     numbers: Mapping[str, Any]
     colour: str
-    spreads: Mapping[str, group.Spread] = field(default_factory=dict)
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
 
 
 def rank(entries: Sequence[Entry], target: float | None = None) -> list[Standing]:
@@ -114,7 +117,7 @@ def rank(entries: Sequence[Entry], target: float | None = None) -> list[Standing
             raise HansaError(f"two runs are called {name!r}: give each a name of its own.")
     found = []
     for place, entry in enumerate(entries):
-        numbers, spreads = group.combined(entry.histories, target)
+        numbers, spreads = combined(entry.histories, target)
         found.append(Standing(entry, numbers, COLOURS[place % len(COLOURS)], spreads))
     metric = ranking_metric(found)
     sign = 1.0 if metrics.smaller_is_better(metric) else -1.0
@@ -166,6 +169,16 @@ def _of_all_seeds(members: Sequence[Entry]) -> str:
     if not members[0].config or None in seeds:
         return ""
     return to_text(from_text(members[0].config).model_copy(update={"seed": 0, "seeds": seeds}))
+
+
+def _columns(history: Sequence[Mapping[str, Any]], count: int, stride: int) -> dict[str, list[float | None]]:
+    """What is drawn of the first ``count`` rounds, every so manieth of them, the last one always."""
+    if isinstance(history, Columns):
+        history = history.only({*DRAWN, *metrics.COSTS.values(), "seconds", "simulated_seconds"})
+    first = islice(metrics.running_totals(history), count)
+    kept = [record for place, record in enumerate(first) if (count - 1 - place) % stride == 0]
+    columns = {name: [_number(record.get(name)) for record in kept] for name in DRAWN}
+    return {name: values for name, values in columns.items() if name == "round" or any(v is not None for v in values)}
 
 
 def _has_accuracy(history: Sequence[Mapping[str, Any]]) -> bool:

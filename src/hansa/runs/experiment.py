@@ -252,6 +252,8 @@ def identity(config: Config) -> str:
 
 def living_run(config: Config, held: data.FederatedData, store: ClientStore | None = None, done: int = 0) -> Run:
     """A run of a configuration on its data, before the first of its rounds."""
+    if config.seeds is not None:
+        raise HansaError("seeds: one run has one seed; several are carried out one by one: hansa.runs.group.per_seed.")
     task = build.task(config, held)
     observed: list[Measure] = [compression] if config.evaluate.compression else []
     if config.evaluate.local_mean:

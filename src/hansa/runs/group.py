@@ -1,38 +1,26 @@
-"""Several seeds of one method as one result: means, deviations, and the rounds that all of them have."""
+"""Several seeds of one method: the configurations they stand for, and their folder, in which each is a run of its own.
+
+=============  ==================================================================
+group.yaml     the configuration with all its seeds; ``hansa run`` accepts it
+seed-0/, ...   an ordinary run each, which can be resumed and shown by itself
+=============  ==================================================================
+"""
 
 from __future__ import annotations
 
 import json
-import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from itertools import count
+from pathlib import Path
+from typing import Any
 
-from hansa.config import Config
+from hansa.config import Config, load, to_text
 from hansa.errors import HansaError, refuse
-from hansa.runs import metrics
-from hansa.runs.metrics import History, Record
+from hansa.runs.folder import RunFolder
+from hansa.store import io
 
-SEED = "seed-"
-"""A group's runs lie in folders of this name and the seed's number below the group's own."""
-
-
-class Spread(NamedTuple):
-    """One number over seeds: its mean, its sample standard deviation (n - 1 below), the least and the most."""
-
-    mean: float
-    deviation: float
-    least: float
-    most: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """The mean of some numbers and how far they lie apart; the deviation of one number is 0.
-
-    >>> spread([1.0, 2.0, 6.0])
-    Spread(mean=3.0, deviation=2.6457513110645907, least=1.0, most=6.0)
-    """
-    return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0, min(values), max(values))
+GROUP = "group.yaml"
 
 
 def seed_list(seeds: object, first: int = 0, where: str = "run") -> list[int]:
@@ -64,54 +52,6 @@ def per_seed(config: Config) -> list[Config]:
     return [config.model_copy(update={"seed": seed, "seeds": None}) for seed in seeds]
 
 
-def combined(histories: Sequence[History], target: float | None = None) -> tuple[dict[str, Any], dict[str, Spread]]:
-    """The summaries of several runs as one: the mean of every number, and its spread where there are several runs.
-
-    Numbers that not all runs have are left out, but for the rounds to a target: None unless all reached it, and
-    ``reached`` says how many did.
-
-    >>> curves = [[{"round": r, "test_accuracy": a * r} for r in (1, 2)] for a in (0.2, 0.4)]
-    >>> means, spreads = combined(curves, target=0.4)
-    >>> round(means["test_accuracy"], 3), means["rounds_to_target"], spreads["rounds_to_target"].deviation
-    (0.6, 1.5, 0.7071067811865476)
-    """
-    found = [metrics.summarize(history, target) for history in histories]
-    if len(found) == 1:
-        return found[0], {}
-    means: dict[str, Any] = {}
-    spreads: dict[str, Spread] = {}
-    for name in found[0]:
-        values = [summary.get(name) for summary in found]
-        if all(_number(value) for value in values):
-            spreads[name] = spread([float(value) for value in values])  # type: ignore[arg-type]
-            means[name] = values[0] if len(set(values)) == 1 else spreads[name].mean
-    if target is not None:
-        means.setdefault("rounds_to_target", None)
-        means["reached"] = sum(summary.get("rounds_to_target") is not None for summary in found)
-    return means, spreads
-
-
-def aligned(histories: Sequence[History]) -> list[list[Record]]:
-    """The records of the rounds that all runs have, with running totals: the curves of a group are drawn from these."""
-    rows = [{int(record["round"]): record for record in metrics.running_totals(history)} for history in histories]
-    common = set.intersection(*(set(table) for table in rows)) if rows else set()
-    return [[table[round] for round in sorted(common)] for table in rows]
-
-
-def over_seeds(histories: Sequence[History], metric: str) -> list[tuple[int, Spread]]:
-    """(round, spread) of a metric where all runs measured it.
-
-    >>> over_seeds([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[0][1].mean
-    2.0
-    """
-    found = []
-    for records in zip(*aligned(histories), strict=True):
-        values = [record.get(metric) for record in records]
-        if all(_number(value) for value in values):
-            found.append((int(records[0]["round"]), spread([float(value) for value in values])))  # type: ignore[arg-type]
-    return found
-
-
 def grouped(items: Sequence[Any], config_of: Callable[[Any], Config | None]) -> list[list[Any]]:
     """Items apart by all that is in their configurations but the seed, in the order in which each first came.
 
@@ -137,11 +77,65 @@ def same_but_for_seed(config: Config) -> str:
     return json.dumps(config.model_dump(mode="json", exclude_defaults=True, exclude=left_out), sort_keys=True)
 
 
-def refuse_several(config: Config, what: str) -> None:
-    """For what is about one run alone."""
-    if config.seeds is not None:
-        raise HansaError(f"{what}: the configuration has several seeds; say one: --set seeds=null --seed 0.")
+class GroupFolder:
+    """The folder of a method's seeds, there or yet to be made."""
 
+    def __init__(self, path: Path | str) -> None:
+        path = Path(path)
+        self.path = path.parent if path.name == GROUP and path.is_file() else path
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    @classmethod
+    def numbered(cls, path: Path) -> GroupFolder:
+        """A new folder of this name, or of the next free one: name, name-2, name-3, ..."""
+        io.make_folder(path.parent.absolute())
+        for number in count(1):
+            taken = path if number == 1 else path.with_name(f"{path.name}-{number}")
+            if io.take_folder(taken.absolute()):
+                return cls(taken)
+        raise AssertionError
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    @property
+    def exists(self) -> bool:
+        """Whether a group has been begun here."""
+        return (self / GROUP).is_file()
+
+    @property
+    def config(self) -> Config:
+        """The configuration with all its seeds."""
+        if not self.exists:
+            raise HansaError(f"{self}: no runs of several seeds here, for there is no {GROUP}.")
+        return load(self / GROUP)
+
+    def run(self, seed: int) -> RunFolder:
+        """The folder of a seed."""
+        return RunFolder(self / f"seed-{seed}")
+
+    @property
+    def runs(self) -> list[RunFolder]:
+        """The runs that have been begun, in the order of the seeds."""
+        return [run for run in (self.run(each.seed) for each in per_seed(self.config)) if run.exists]
+
+    def check(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder that holds something else, or runs already that are not to be overwritten."""
+        if not os.path.lexists(self.path) or (self.exists and overwrite):
+            return
+        if self.exists:
+            raise HansaError(
+                f"{self}: holds runs already. `hansa resume {self}` goes on with them, --overwrite starts anew."
+            )
+        if not self.path.is_dir() or any(os.scandir(self.path)):
+            raise HansaError(f"{self}: holds something that is not a group of runs. Choose another folder.")
+
+    def write_config(self, config: Config) -> None:
+        """Write down which seeds there are to be; those of before stay among them where all else is the same."""
+        seeds = [each.seed for each in per_seed(config)]
+        if self.exists and same_but_for_seed(self.config) == same_but_for_seed(config):
+            seeds = sorted({*seeds, *(each.seed for each in per_seed(self.config))})
+        io.make_folder(self.path.absolute())
+        io.write_file(self / GROUP, to_text(config.model_copy(update={"seed": 0, "seeds": seeds})).encode())

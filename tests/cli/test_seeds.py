@@ -1,0 +1,126 @@
+"""Several seeds as one result: run, resume, show, compare."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hansa.config import from_text
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
+from hansa.runs.group import GroupFolder, per_seed
+
+
+def scores(group):
+    return [run.summary["last5_test_accuracy"] for run in GroupFolder(group).runs]
+
+
+def test_a_run_with_seeds_is_a_folder_of_ordinary_runs_and_one_result(cli, folder):
+    result = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q")
+    assert result.exit_code == 0, result.output
+    assert [run.config.seed for run in GroupFolder(folder / "g").runs] == [0, 1, 2]
+    assert cli("run", "small.yaml", "--seed", "1", "-o", "alone", "-q").exit_code == 0
+    mine, alone = (load_file(path / "model.safetensors") for path in (folder / "g" / "seed-1", folder / "alone"))
+    assert all(torch.equal(mine[name], alone[name]) for name in alone)
+    found = scores(folder / "g")
+    mean, deviation = 100 * statistics.fmean(found), 100 * statistics.stdev(found)
+    assert f"{mean:.1f} ± {deviation:.1f}%" in result.stdout
+
+
+def test_seeds_may_stand_in_the_file_and_the_group_repeats_itself(cli, folder):
+    (folder / "three.yaml").write_text((folder / "small.yaml").read_text() + "seeds: [4, 2]\n")
+    assert cli("run", "three.yaml", "-q").exit_code == 0
+    group = GroupFolder(folder / "runs" / "small")
+    assert [each.seed for each in per_seed(group.config)] == [4, 2]
+    assert cli("run", group / "group.yaml", "-o", "again", "-q").exit_code == 0
+    assert scores(folder / "again") == scores(group.path)
+    assert cli("run", "three.yaml", "-q").exit_code == 0
+    assert GroupFolder(folder / "runs" / "small-2").exists
+
+
+def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, folder):
+    assert cli("run", "small.yaml", "--seeds", "3", "-o", "whole", "-q", "-r", "4").exit_code == 0
+    config = from_text((folder / "small.yaml").read_text(), ["seeds=3", "rounds=4"])
+    half = GroupFolder(folder / "half")
+    half.write_config(config)
+    first, second, _ = per_seed(config)
+    Experiment.new(first, half.run(0).path).go()
+    Experiment.new(second, half.run(1).path).go([lambda run, record: record["round"] == 2])
+    stamp = (half.run(0) / "summary.json").stat().st_mtime_ns
+    assert cli("resume", "half", "-q").exit_code == 0
+    assert (half.run(0) / "summary.json").stat().st_mtime_ns == stamp
+    for seed in range(3):
+        there, here = (load_file(folder / name / f"seed-{seed}" / "model.safetensors") for name in ("whole", "half"))
+        assert all(torch.equal(there[name], here[name]) for name in there)
+    assert cli("resume", "half", "-q", "--rounds", "5").exit_code == 0
+    assert {run.summary["rounds"] for run in half.runs} == {5}
+
+
+def test_a_group_is_not_overwritten_unasked(cli, folder):
+    words = ["run", "small.yaml", "--seeds", "2", "-o", "g", "-q"]
+    assert cli(*words).exit_code == 0
+    result = cli(*words)
+    assert result.exit_code == 2
+    assert "holds runs already" in result.stderr
+    assert cli(*words, "--overwrite").exit_code == 0
+    more = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume")
+    assert more.exit_code == 0, more.output
+    assert len(GroupFolder(folder / "g").runs) == 3
+    other = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume", "-s", "local.lr=0.3")
+    assert other.exit_code == 2
+    assert "local.lr" in other.stderr
+
+
+def test_show_and_report_take_a_group(cli, folder):
+    assert cli("run", "small.yaml", "--seeds", "2", "-o", "g", "-q").exit_code == 0
+    told = json.loads(cli("show", "g", "--json").stdout)
+    assert told["over_seeds"]["last5_test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
+    assert cli("show", "g").exit_code == 0
+    assert cli("report", "g", "-o", "page.html").exit_code == 0
+    page = (folder / "page.html").read_text()
+    (run,) = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
+    assert [each["seed"] for each in run["seeds"]] == [0, 1]
+    assert "seeds:\n- 0\n- 1" in page
+
+
+def test_methods_are_compared_over_seeds_and_finished_runs_are_not_repeated(cli, folder):
+    words = ["compare", "fedavg", "fedadam", "-c", "small.yaml", "-q", "--seeds"]
+    assert cli(*words, "2").exit_code == 0
+    stamps = {path: path.stat().st_mtime_ns for path in (folder / "runs" / "compare").glob("*/seed-*/summary.json")}
+    assert len(stamps) == 4
+    result = cli(*words, "3")
+    assert result.exit_code == 0, result.output
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert "fedavg (3 seeds)" in result.stdout
+    assert len(list((folder / "runs" / "compare").glob("*/seed-*"))) == 6
+
+
+def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    text = "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Linear(60, 10{}))\n"
+    (folder / "mine_net.py").write_text(text.format(""))
+    words = ["compare", "fedavg", "-c", "small.yaml", "-q", "--seeds", "2", "-s", "model={factory: 'mine_net:net'}"]
+    assert cli(*words).exit_code == 0
+    (folder / "mine_net.py").write_text(text.format(", bias=False"))
+    import sys
+
+    sys.modules.pop("mine_net")
+    assert cli(*words).exit_code == 0
+    groups = sorted(path.name for path in (folder / "runs" / "compare").iterdir())
+    assert len(groups) == 2
+    assert groups[1] == groups[0] + "-2"
+    assert all(RunFolder(folder / "runs" / "compare" / g / "seed-0").exists for g in groups)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"), [("0", "expected at least 1"), ("1,1", "stands twice"), ("many", "expected")]
+)
+def test_seeds_that_are_none_are_refused(cli, seeds, said):
+    result = cli("run", "small.yaml", "--seeds", seeds, "-q")
+    assert result.exit_code == 2
+    assert said in result.stderr
