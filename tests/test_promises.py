@@ -19,7 +19,8 @@ PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in
 FILES = (".py", ".md", ".json", ".svg", ".png", ".yaml")
 WHERE = ["", "src/hansa", "docs", "benchmarks", "benchmarks/studies", "tests"]
 MADE = {  # files that a run or a user makes
-    "config.yaml", "group.yaml", "summary.json", "environment.json", "hansa.schema.json", "run.yaml", "report.html", "mine.py",
+    "config.yaml", "group.yaml", "summary.json", "environment.json", "hansa.schema.json", "run.yaml", "report.html",
+    "mine.py",
 }  # fmt: skip
 ENTRY_POINTS = "hansa.parts"  # the group in which packages announce parts
 ROOMS = {

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 COMPOSED = ("uplink", "downlink", "aggregate", "channels")
 """What exchanges parts of one method."""
-LOCAL = ("solver", "optimizer")
+LOCAL = ("solver", "optimizer", "optimizer_state", "decoupled", "private")
 
 
 def put_method(document: Document, method: str) -> list[str]:
