@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hansa import presets
+
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS = {  # page, the start of a row -> the results it is made of
     ("aware.md", "FedAWARE, authors' setting, updates under each other's"): "aware-authors-permuted-ids-seed0",
@@ -73,6 +75,23 @@ def test_a_row_says_what_its_results_are(page, start):
     assert len(found) >= 4
     for title, (cell, wanted) in found.items():
         assert cell == wanted, title
+
+
+def test_the_speeds_of_the_readme_are_those_of_the_benchmarks():
+    """Every median in the README's table stands at the head of a cell of the benchmarks' page."""
+    table = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("## How fast")[1].split("\n\n")[2]
+    measured = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    numbers = [cell.strip("* ") for line in table.splitlines()[2:] for cell in cells(line)[1:]]
+    medians = [number for number in numbers if number.isdigit()]
+    assert len(medians) >= 10
+    for number in medians:
+        assert f"| {number} " in measured, f"{number} is no median of the benchmarks"
+
+
+def test_every_preset_is_on_the_methods_page():
+    rows = [line for line in (DOCS / "methods.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", cells(row)[0])}
+    assert named == set(presets.catalogue())
 
 
 def test_every_table_row_of_results_is_held_against_them():

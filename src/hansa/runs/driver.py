@@ -145,6 +145,8 @@ class Run:
     def _round(self, engine: Engine, final: bool) -> Record:
         began = time.perf_counter()
         opened = open_round(self.algorithm, self.state, self.task.population, self.id, self.key)
+        if want_mean(self.measures, self.state.round):
+            opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
         orders, gone = (opened.orders, ()) if self.faults is None else self.faults.strike_orders(opened.orders)
         if isinstance(engine, Networked):
             engine.opened(opened)
@@ -186,8 +188,7 @@ class Run:
 
     def _recalled(self, order: Order) -> Order:
         """The order with what its reporters remember, read when somebody is about to do it."""
-        memory = {client: self.store.read(client) for client in order.reporters}
-        return replace(order, memory=memory, mean=want_mean(self.measures, order.round))
+        return replace(order, memory={client: self.store.read(client) for client in order.reporters})
 
     def _observed(self, closed: Closed) -> Record:
         """What is seen of a closed round before its memories are committed."""
