@@ -61,7 +61,7 @@ def main() -> None:
         "sampler": explore(0.1, then="uniform"),
     }
     authors = presets.fedaware(
-        alpha=0.5, normalize=True, explore=True, from_zero=True, solver="authors", weights="samples", **common
+        alpha=0.5, normalize=True, explore=True, from_zero=True, min_norm="authors", weights="samples", **common
     )
     inner = authors.channels["model"].aggregate
     assert isinstance(inner, aware)

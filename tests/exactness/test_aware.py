@@ -69,7 +69,7 @@ def test_the_authors_code_by_its_words():
         lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, authors=True, eta=0.05
     )
     exact, _ = aware.fedaware(lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, eta=0.05)
-    found = run(presets.fedaware(**words(**said, weights="samples", solver="authors", server_lr=0.05)))
+    found = run(presets.fedaware(**words(**said, weights="samples", min_norm="authors", server_lr=0.05)))
     assert_agree(found, expected, 1e-6)
     assert np.abs(expected - exact).max() > 1e-4
 
@@ -187,13 +187,27 @@ def test_a_startup_round_works_with_clusters_and_in_files(tmp_path):
     assert nested.sampler == hansa.sample.startup(hansa.sample.explore(count=3))
 
 
+def test_a_file_says_all_that_the_authors_code_does():
+    from hansa.config import algorithm, from_text
+
+    said = """
+    algorithm: {preset: fedaware, normalize: true, explore: true, from_zero: true, min_norm: authors}
+    server: {weights: samples}
+    sample: {participation: 0.1}
+    """
+    words = {"normalize": True, "explore": True, "from_zero": True, "min_norm": "authors", "weights": "samples"}
+    assert algorithm(from_text(said)) == presets.fedaware(participation=0.1, **words)
+    composed = algorithm(from_text("aggregate: {kind: aware, min_norm: authors, weights: samples, alpha: 0.25}"))
+    assert composed.channels["model"].aggregate == hansa.aggregate.aware(0.25, min_norm="authors", weights="samples")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ({"alpha": 1.0}, "alpha=1.0.*0 <= alpha < 1"),
         ({"alpha": -0.1}, "alpha=-0.1"),
         ({"rows": "tape"}, "rows='tape'"),
-        ({"solver": "quick"}, "solver='quick'.*'exact' or 'authors'"),
+        ({"min_norm": "quick"}, "min_norm='quick'.*'exact' or 'authors'"),
         ({"weights": "clusters"}, "weights='clusters'.*'samples'"),
         ({"weights": "sample"}, "weights='sample'.*Did you mean samples"),
     ],

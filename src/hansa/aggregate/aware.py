@@ -27,7 +27,7 @@ class aware(Aggregator):
 
     Where the authors' code differs there is a word: ``normalize`` puts m_i/||m_i|| (0 for 0) in the place of m_i in
     both; ``explore`` averages, by ``weights``, until every client was seen; ``from_zero`` starts every m_i at 0;
-    ``solver="authors"`` is their Frank-Wolfe, which stops short of the minimum, so that steps are longer.
+    ``min_norm="authors"`` is their Frank-Wolfe, which stops short of the minimum, so that steps are longer.
     ``project``: another server's step on the mean update, projected onto the direction.
 
     ``weights`` are the objective's lambda: of averages and of the diversities reported, never of the direction.
@@ -43,7 +43,7 @@ class aware(Aggregator):
     rows: Literal["ram", "disk"] = "ram"
     storage: Literal["float32", "float64", "bfloat16"] | None = None
     from_zero: bool = False
-    solver: Solver = "exact"
+    min_norm: Solver = "exact"
     weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
 
@@ -55,8 +55,8 @@ class aware(Aggregator):
             raise refuse("aware", "rows", self.rows, "'ram' or 'disk'")
         if self.storage is not None and self.storage not in _STORAGE:
             raise refuse("aware", "storage", self.storage, "a known dtype", near(str(self.storage), _STORAGE))
-        if self.solver not in SOLVERS:
-            raise refuse("aware", "solver", self.solver, "'exact' or 'authors'")
+        if self.min_norm not in SOLVERS:
+            raise refuse("aware", "min_norm", self.min_norm, "'exact' or 'authors'")
         object.__setattr__(self, "weights", check_weights("aware", self.weights))
         if self.weights == "clusters":
             raise refuse("aware", "weights", self.weights, "'uniform', 'samples' or one number a client")
@@ -109,7 +109,7 @@ class aware(Aggregator):
         lengths = gram.diagonal().sqrt()
         scale = torch.where(lengths > 0, 1 / lengths, 0.0) if self.normalize else torch.ones_like(lengths)
         scaled = gram * scale[:, None] * scale[None, :]
-        solved = min_norm(scaled, solver=self.solver)
+        solved = min_norm(scaled, solver=self.min_norm)
         weights: torch.Tensor = solved.weights
         used = weights.nonzero()[:, 0].tolist()
         stored = [i for i in used if seen[i] not in fresh]

@@ -82,7 +82,7 @@ def fedaware(
     explore: bool = False,
     startup: bool = False,
     from_zero: bool = False,
-    solver: Literal["exact", "authors"] = "exact",
+    min_norm: Literal["exact", "authors"] = "exact",
     project: ServerTransform | None = None,
     rows: Literal["ram", "disk"] = "ram",
     **common: Unpack[Common],
@@ -92,10 +92,10 @@ def fedaware(
 
     ``startup`` has everyone take part in the first round, as the paper proposes; ``explore`` asks every client once
     before any again, averaging until then. The authors' code is ``normalize=True, explore=True, from_zero=True,
-    solver="authors", weights="samples"``, with ``startup=True`` in its statistical-only setting.
+    min_norm="authors", weights="samples"``, with ``startup=True`` in its statistical-only setting.
     """
     weights = common.get("weights", "uniform")
-    direction = aware(alpha, normalize, explore, project, rows, from_zero=from_zero, solver=solver, weights=weights)
+    direction = aware(alpha, normalize, explore, project, rows, from_zero=from_zero, min_norm=min_norm, weights=weights)
     if explore and "sampler" not in common:
         common["sampler"] = explore_all(common.pop("participation", 1.0), then="uniform")
     if startup:
@@ -116,7 +116,7 @@ def fedaware_yogi(
     explore: bool = False,
     startup: bool = False,
     from_zero: bool = False,
-    solver: Literal["exact", "authors"] = "exact",
+    min_norm: Literal["exact", "authors"] = "exact",
     rows: Literal["ram", "disk"] = "ram",
     **common: Unpack[Common],
 ) -> Algorithm:
@@ -127,7 +127,7 @@ def fedaware_yogi(
         explore=explore,
         startup=startup,
         from_zero=from_zero,
-        solver=solver,
+        min_norm=min_norm,
         project=chain(yogi(b1, b2, eps), scale(yogi_lr)),
         rows=rows,
         **common,
