@@ -17,7 +17,7 @@ from hansa.errors import HansaError
 from hansa.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.rounds.ledger import Ledger
 from hansa.runs import checkpoint
-from hansa.runs.bindings import bindings, changes, check_words
+from hansa.runs.bindings import Bindings, bindings, changes, check_words
 from hansa.runs.driver import Callback, Record, Run
 from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
 from hansa.store import ClientStore, Damaged, DiskStore, io
@@ -92,13 +92,15 @@ class Experiment:
                     f"{folder}: has {point.round} rounds behind it, so it cannot end after {config.rounds}."
                 )
             run = living_run(config, _same_data(config, folder), point.store, point.round)
-            _check_bound(folder, run, point, accepted)
+            bound = _check_bound(folder, run, point, accepted)
             if point.meta["arithmetic"] != arithmetic():
                 log.warning(
                     "%s: was run with %s, goes on with %s: the result will not be that of an unbroken run to the last "
                     "bit", folder, point.meta["arithmetic"], arithmetic(),
                 )  # fmt: skip
             run.restore(point.state, folder.rewind(point.round, point.meta.get("metrics")))
+            if bound is not None:  # after the numbers, which an older version did not seal
+                folder.bind(run, *bound)
             if asked:
                 folder.write_config(config)
             return cls(config, run, folder)
@@ -182,11 +184,11 @@ def _newest(folder: RunFolder) -> Point:
 def _newest_sound(folder: RunFolder) -> Point:
     """The newest point of which checkpoint, rows and numbers are all undamaged; what is lost by that is told."""
     reached = [int(facts["round"]) for facts in checkpoint.kept(folder / CHECKPOINT)]
-    sound = folder.sound()
+    seals = folder.seals()
     for state, meta in checkpoint.undamaged(folder / CHECKPOINT):
         done = int(meta["round"])
-        if done > sound:
-            log.warning("%s: the numbers are undamaged up to round %d only; falling back further", folder, sound)
+        if done > len(seals) or (done and seals[done - 1] != meta.get("metrics", seals[done - 1])):
+            log.warning("%s: the numbers that led to round %d are damaged; falling back further", folder, done)
             continue
         try:
             store = DiskStore.open(folder / CLIENTS, at_round=done)
@@ -198,15 +200,20 @@ def _newest_sound(folder: RunFolder) -> Point:
         except HansaError as damage:
             log.warning("%s Falling back to the checkpoint before it.", damage)
             continue
-        if (last := max([done, sound, *reached])) > done:
+        if (last := max([done, len(seals), *reached])) > done:
             log.warning("%s: taken up after round %d; the work of rounds %d to %d is lost and is done again",
                         folder, done, done + 1, last)  # fmt: skip
         return Point(state, meta, store)
     raise Damaged(f"{folder}: no checkpoint is left whose state, rows and numbers are undamaged. Start anew.")
 
 
-def _check_bound(folder: RunFolder, run: Run, point: Point, accepted: set[str]) -> None:
-    """Refuse to go on with other data, model or code than the run was begun with, unless the change is accepted."""
+def _check_bound(
+    folder: RunFolder, run: Run, point: Point, accepted: set[str]
+) -> tuple[Bindings, list[dict[str, Any]]] | None:
+    """Refuse to go on with other data, model or code than the run was begun with, unless the change is accepted.
+
+    Returns what the run is bound to from now on and the changes so far, where that is news.
+    """
     now, facts = bindings(run), folder.marker
     if facts is None:
         log.warning("%s: made by a hansa that kept no digests of data and code; those of now are taken", folder)
@@ -230,8 +237,7 @@ def _check_bound(folder: RunFolder, run: Run, point: Point, accepted: set[str]) 
         note = {"round": point.round, "changed": changed, "before": {kind: then.get(kind) for kind in changed}}
         log.warning("%s: goes on after round %d with other %s", folder, point.round, ", ".join(changed))
         earlier.append(note)
-    if changed or facts is None:
-        folder.bind(run, now, earlier)
+    return (now, earlier) if changed or facts is None else None
 
 
 def _another(folder: RunFolder) -> HansaError:

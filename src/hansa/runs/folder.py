@@ -155,7 +155,7 @@ class RunFolder:
         told = journal.plain(derived)
         wrong = [name for name, value in told.items() if name in stored and stored[name] != value]
         if stored.get("metrics_seal", found.seal) != found.seal:
-            wrong.append("metrics_seal")
+            wrong.insert(0, "metrics_seal")
         if wrong:
             log.warning(
                 "%s does not agree with %s in %s: shown is what the metrics say",
@@ -218,12 +218,11 @@ class RunFolder:
         line, self.seal = journal.sealed(record, self.seal)
         io.append(self / METRICS, (line + "\n").encode())
 
-    def sound(self) -> int:
-        """How many rounds of the metrics are undamaged, from the first on."""
-        found = 0
+    def seals(self) -> list[str]:
+        """The seals of the rounds whose numbers are undamaged, from the first on."""
+        found: list[str] = []
         with suppress(HansaError):
-            for found, _ in enumerate(self._lines(), start=1):  # noqa: B007
-                pass
+            found.extend(line.seal for line in self._lines())
         return found
 
     def rewind(self, round: int, seal: str | None = None) -> list[dict[str, Any]]:

@@ -1,0 +1,184 @@
+"""The numbers of a run are sealed line upon line; `torture.journal` has the long form of the damage."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+import hansa
+from hansa.config import from_preset
+from hansa.runs import journal, metrics
+from hansa.runs.driver import NEWEST_LOST, Run
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
+from hansa.store import Damaged, io
+from torture import journal as torture
+from torture.disks import Hasty
+
+SMALL = ("data.name=synthetic", "data.clients=4", "rounds=3", "local.steps=1", "workers=1", "checkpoint.every=1")
+
+
+@pytest.fixture
+def done(tmp_path):
+    with io.using(Hasty()):
+        Experiment.new(from_preset("fedavg", SMALL), tmp_path / "out").go()
+        yield RunFolder(tmp_path / "out")
+
+
+def written(path, records):
+    seal, text = journal.FIRST, ""
+    for record in records:
+        line, seal = journal.sealed(record, seal)
+        text += line + "\n"
+    path.write_text(text)
+    return text
+
+
+def test_damaged_histories_are_refused_or_do_not_matter(tmp_path):
+    """One of every kind of damage for each method; the long form has 1,000."""
+    found = torture.run(24, tmp_path)
+    assert found["refused, then fell back exactly"] >= 10
+    assert sum(found.values()) == 24
+
+
+def test_records_come_back_as_they_were_written(tmp_path):
+    records = [{"round": 1, "loss": math.inf, "clients": [2], "seal": "mine"}, {"round": 2, "loss": 0.5}]
+    written(tmp_path / "m", records)
+    assert journal.read_history(tmp_path / "m", must=True) == records
+
+
+@pytest.mark.parametrize("rounds", [[2], [1, 3], [1, 1], [2, 1], [0, 1], [1, 2, 2]])
+def test_rounds_out_of_order_are_refused_even_if_sealed(tmp_path, rounds):
+    written(tmp_path / "m", [{"round": round} for round in rounds])
+    with pytest.raises(Damaged, match=r"m:\d: .*where round \d belongs"):
+        journal.read_history(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe", b"[" * 100_000, b'{"round": ' + b"1" * 5000 + b"}", b"[1]", b'{"round": true}', b"\x00"]
+)
+def test_lines_that_are_no_records_are_named_in_one_sentence(tmp_path, line):
+    (tmp_path / "m").write_bytes(line + b"\n" + b'{"round": 2}\n')
+    with pytest.raises(Damaged, match=r"m:1: not a record of a round") as caught:
+        journal.read_history(tmp_path / "m")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_file_without_seals_is_read_with_a_warning_unless_seals_must_be(tmp_path, caplog):
+    (tmp_path / "m").write_text('{"round": 1}\n{"round": 2}\n')
+    assert len(journal.read_history(tmp_path / "m")) == 2
+    assert "carries no seals" in caplog.text
+    with pytest.raises(Damaged, match="it carries no seal"):
+        journal.read_history(tmp_path / "m", must=True)
+    sealed = written(tmp_path / "n", [{"round": 1}])
+    (tmp_path / "m").write_text('{"round": 1}\n' + sealed)
+    with pytest.raises(Damaged, match="the lines before it do not"):
+        journal.read_history(tmp_path / "m")
+
+
+def test_a_run_of_an_older_version_goes_on_and_is_sealed_and_bound_from_then_on(done, caplog):
+    (done / ".hansa-run").unlink()
+    lines = (done / "metrics.jsonl").read_text().splitlines()
+    bare = [{k: v for k, v in json.loads(line).items() if k != "seal"} for line in lines]
+    (done / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in bare))
+    for place in (done / "checkpoint").iterdir():  # an older one knew no seal of the numbers
+        manifest = io.read_sealed(place / "manifest.json")
+        del manifest["meta"]["metrics"]
+        io.write_sealed(place / "manifest.json", manifest)
+    Experiment.resumed(done.path, rounds=4).go()
+    assert "kept no digests" in caplog.text
+    assert done.marker["bound"]["data"]
+    assert len(journal.read_history(done / "metrics.jsonl", must=True)) == 4
+
+
+def test_the_summary_is_what_the_metrics_say_and_a_changed_one_is_told(done, caplog):
+    told = json.loads((done / "summary.json").read_text())
+    assert {name: told[name] for name in metrics.summarize(done.history)} == metrics.summarize(done.history)
+    assert told["metrics_seal"] == done.numbers.seal
+    assert done.summary["test_accuracy"] == told["test_accuracy"]
+    assert not caplog.records
+    (done / "summary.json").write_text(json.dumps({**told, "test_accuracy": 0.99}))
+    assert done.summary["test_accuracy"] == told["test_accuracy"]
+    assert "does not agree with metrics.jsonl in test_accuracy" in caplog.text
+
+
+def test_an_end_that_is_missing_is_told(done, caplog):
+    lines = (done / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (done / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert done.summary["rounds"] == 2
+    assert "metrics_seal" in caplog.text
+
+
+def test_the_models_digest_is_in_the_summary_and_another_model_is_refused(done):
+    content = done.read_model()
+    assert json.loads((done / "summary.json").read_text())["model_sha256"] == io.sha256(content)
+    (done / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(Damaged, match=r"model\.safetensors is damaged"):
+        done.read_model()
+
+
+def test_columns_say_what_the_records_say():
+    records = [
+        {
+            "round": 1,
+            "train_loss": 0.5,
+            "moved": True,
+            "lost": 2,
+            "reasons": {"norm": 2},
+            "up_bytes": 7,
+            "seconds": 1.0,
+        },
+        {"round": 2, "train_loss": math.nan, "test_accuracy": 0.25, "moved": False, "lost": 1, "reasons": {"lost": 1}},
+        {"round": 3, "train_loss": 0.125, "test_accuracy": 0.75, "moved": True, "lost": 0, "reasons": {}},
+    ]
+    columns = journal.Columns(records)
+    assert metrics.summarize(columns, 0.5) == metrics.summarize(records, 0.5)
+    assert columns.reasons == {"norm": 2, "lost": 1}
+    assert columns[-1] == {"round": 3, "train_loss": 0.125, "test_accuracy": 0.75, "moved": True, "lost": 0}
+    assert [record["round"] for record in columns[:2]] == [1, 2]
+    assert (
+        metrics.series(columns, "test_accuracy") == metrics.series(records, "test_accuracy") == [(2, 0.25), (3, 0.75)]
+    )
+    for function in (metrics.best, metrics.last):
+        assert function(columns, "train_loss") == function(records, "train_loss")
+    with pytest.raises(hansa.HansaError, match="Did you mean test_accuracy"):
+        metrics.best(columns, "test_acuracy")
+    with pytest.raises(IndexError):
+        columns[3]
+
+
+def test_a_hundred_thousand_rounds_are_shown_in_little_memory(done):
+    """What reading and summing up take beside the interpreter and torch: less than 30 MB, as counts of bytes show."""
+    (record, *_) = done.history
+    written(
+        done / "metrics.jsonl", ({**record, "round": round, "clients": list(range(20))} for round in range(1, 20_001))
+    )
+    script = (
+        "import sys, tracemalloc; from hansa.runs.folder import RunFolder; import hansa.report; tracemalloc.start()\n"
+        "found = RunFolder(sys.argv[1]); numbers = found.numbers; told = found.summary_of(numbers)\n"
+        "entry = hansa.report.Entry.of_folder(sys.argv[1]); hansa.report.rank([entry]); entry.series()\n"
+        "print(told['rounds'], tracemalloc.get_traced_memory()[1])"
+    )
+    answer = subprocess.run([sys.executable, "-c", script, str(done)], capture_output=True, text=True, check=True)
+    rounds, most = map(int, answer.stdout.split())
+    assert rounds == 20_000
+    assert most < 8e6  # for two readings at a time; 100,000 rounds are five times that
+
+
+def test_checkpoints_do_not_grow_with_the_lost(tmp_path):
+    config = from_preset("fedavg", [*SMALL, "rounds=120", "faults={before: 1.0}", "checkpoint.every=0"])
+    sizes = []
+
+    def measure(run: Run, record) -> None:
+        if record["round"] in (60, 120):
+            sizes.append(len(json.dumps(run.tree()["lost"])))
+
+    with io.using(Hasty()):
+        experiment = Experiment.new(config, tmp_path / "out")
+        assert experiment.go([measure])["lost"] == 480
+    assert len(experiment.run.tree()["lost"]) == NEWEST_LOST
+    assert sizes[1] < sizes[0] * 1.05
