@@ -13,7 +13,7 @@ from hansa.data.federated import FederatedData
 from oracle.quadratic import Quadratics, heterogeneous
 
 SIZES = (4, 40, 17, 9)
-DIM = 3
+DIM = 6
 
 
 class Line(nn.Module):
