@@ -24,7 +24,7 @@ POINTS = 1500
 
 DRAWN = (
     "round", "server_bits", "bits", "simulated_total_seconds", "wall_seconds", "test_accuracy", "test_loss",
-    "global_loss", "loss", "train_loss", "diversity", "update_norm", "consensus", "lost",
+    "global_loss", "local_mean_loss", "loss", "train_loss", "diversity", "update_norm", "consensus", "sigma_g", "lost",
 )  # fmt: skip
 
 

@@ -149,7 +149,8 @@ class _Seen:
 
 def summarize(history: History, target: float | None = None) -> dict[str, Any]:
     """A run in a few numbers, in one pass. Without a target accuracy there is no rounds-to-target."""
-    seen = {metric: _Seen(metric) for metric in (ACCURACY, "test_loss", "global_loss", "loss", "train_loss")}
+    losses = ("test_loss", "global_loss", "local_mean_loss", "loss", "train_loss")
+    seen = {metric: _Seen(metric) for metric in (ACCURACY, *losses)}
     if isinstance(history, Columns):
         history = history.only({"round", "lost", "moved", *seen, *COSTS.values(), *_SECONDS})
     reached: int | None = None

@@ -3,8 +3,10 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const METRICS = {
-    test_accuracy: ["accuracy", percent], test_loss: ["test loss", plain], global_loss: ["global loss", plain], loss: ["loss", plain],
+    test_accuracy: ["accuracy", percent], test_loss: ["test loss", plain], global_loss: ["global loss", plain],
+    local_mean_loss: ["loss at the local mean", plain], loss: ["loss", plain],
     train_loss: ["local loss", plain], diversity: ["diversity", plain], update_norm: ["update norm", plain], consensus: ["consensus", plain],
+    sigma_g: ["\u03c3 between clients", plain],
   };
   const AXES = {
     round: ["communication rounds", whole], server_bits: ["bits to and from the server", bits],
