@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INPUTS ?= 100000
 
 .PHONY: demo test lint format bench bench-quick fuzz torture clean help
 .DEFAULT_GOAL := help
@@ -11,7 +12,7 @@ help:
 	@echo "make test   the whole test suite"
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  speed against peers  make bench-quick  without peers"
-	@echo "make fuzz   100,000 packets      make torture      kills, corruptions, losses: the long forms"
+	@echo "make fuzz   packets, readers     make torture      kills, corruptions, losses: the long forms"
 
 # torch first, so that nothing else decides which build of it is taken
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -36,7 +37,8 @@ format: $(VENV)/.ready
 	$(BIN)/ruff format .
 
 fuzz: $(VENV)/.ready
-	$(BIN)/python tests/fuzz/fuzz_decode.py
+	$(BIN)/python tests/fuzz/fuzz_decode.py --inputs $(INPUTS)
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
 
 torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture

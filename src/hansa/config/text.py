@@ -30,7 +30,7 @@ class Problem(NamedTuple):
     excerpt: str = ""
 
     def __str__(self) -> str:
-        at = ".".join(map(str, self.keys))
+        at = ".".join(str(key) if len(str(key)) <= 100 else f"{str(key)[:100]}..." for key in self.keys)
         place = f"{self.where}: " if self.where else ""
         return f"{place}{at}: {self.message}" if at else f"{place}{self.message}"
 
