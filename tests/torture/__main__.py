@@ -15,7 +15,9 @@ COUNTS = {
     "corruption": (10_000, "damaged files"),
     "malformed": (100_000, "malformed uploads"),
     "losses": (20, "seeds at every rate of loss for every preset"),
-    "kill": (200, "runs killed with SIGKILL and resumed"),
+    "journal": (1000, "damaged histories"),
+    "folders": (100, "runs started at once; half as many overwrites and sweeps; links; changed data and code"),
+    "kill": (1000, "runs of every preset killed with SIGKILL and resumed"),
 }
 
 

@@ -1,6 +1,6 @@
 """kill -9 at random moments: every run, taken up again to its end, is to the bit the run that was never killed.
 
-``python -m torture.kill 200`` (with ``tests`` on the path) kills and resumes 200 runs of the command ``hansa run``.
+``python -m torture.kill 1000`` (with ``tests`` on the path) kills and resumes 1,000 runs of the command ``hansa run``.
 Most are forked from one process that has torch loaded, so that the moments fall into the run and not into imports;
 every tenth is a fresh interpreter, and every twentieth has another number of workers, one to four, at every start.
 """
@@ -31,6 +31,7 @@ import torch
 from safetensors.torch import load_file
 
 from hansa.keys import Key
+from hansa.presets import catalogue
 from hansa.runs import checkpoint
 from hansa.store import DiskStore
 
@@ -50,6 +51,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "dadam, models of their own": ("dadam",),
     "fedams in float64, clients lost": ("fedams", HALF, "dtype=float64", "quorum=3", "faults={before: 0.2, nan: 0.2}"),
 }
+CASES |= {name: (name,) for name in catalogue() if name not in {words[0] for words in CASES.values()}}
+"""Those with state of every kind in settings of their own, and all other presets as they are."""
 
 
 def command(case: str, folder: Path, workers: int, every: int) -> list[str]:
@@ -282,7 +285,7 @@ def run(count: int, place: Path, seed: int = 0, jobs: int = 2, first: int = 0) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=200)
+    parser.add_argument("count", type=int, nargs="?", default=1000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -30,15 +31,22 @@ def hashed_name(name: str, config: Config) -> str:
 def made_or_begun(config: Config, parent: Path | str, name: str) -> RunFolder | Experiment:
     """The finished run of this very configuration below ``parent``; or one to be run: the same that stopped earlier or
     was asked for fewer rounds, else a new one in a folder of its own. Nothing that is there is ever overwritten."""
-    return made_or_begun_at(config, Path(parent) / hashed_name(name, config))
+    base = Path(parent) / hashed_name(name, config)
+    return _first_usable(config, _alike(base), base)
 
 
 def made_or_begun_at(config: Config, base: Path) -> RunFolder | Experiment:
     """As `made_or_begun`, under this name or its numbers. A run whose data, model or code have changed since is not the
     same any more."""
-    for found in _numbered(base):
-        if RunFolder(found).exists and _usable(RunFolder(found), config):
-            return _taken_up(RunFolder(found), config)
+    return _first_usable(config, _numbered(base), base)
+
+
+def _first_usable(config: Config, paths: Iterable[Path], base: Path) -> RunFolder | Experiment:
+    """What has been finished counts before what can be gone on with, and that before a new run."""
+    found = [RunFolder(path) for path in paths if RunFolder(path).exists]
+    for folder in sorted(found, key=lambda folder: folder.config.rounds != config.rounds):
+        if _usable(folder, config):
+            return _taken_up(folder, config)
     return Experiment.new(config, base, numbered=True)
 
 
@@ -132,3 +140,10 @@ def _numbered(base: Path) -> Iterator[Path]:
         if not os.path.lexists(path):
             return
         yield path
+
+
+def _alike(base: Path) -> list[Path]:
+    """What has the digest of a name, whatever it is called and numbered: two spellings of one point are one run."""
+    digest = base.name.rpartition("-")[2]
+    form = re.compile(rf".*-{digest}(-\d+)?")
+    return [path for path in sorted(base.parent.iterdir()) if form.fullmatch(path.name)] if base.parent.is_dir() else []

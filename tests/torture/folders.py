@@ -1,0 +1,320 @@
+"""Folders of runs under siege: started at once, overwritten, swept again, full of links, their data and code changed.
+
+``python -m torture.folders 100`` (with ``tests`` on the path): 100 runs started in twos to fours under one name; half
+as many overwrites and sweeps over finished runs; a fifth as many folders with links; and for every preset runs whose
+data, targets, partition, model or version changed before they were resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # before torch is loaded: a process with threads cannot be forked
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+import torch
+from safetensors.torch import load_file
+
+from hansa import data
+from hansa.config import build, from_preset
+from hansa.errors import HansaError
+from hansa.keys import Key
+from hansa.presets import catalogue
+from hansa.runs import bindings
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
+from hansa.store import io
+from torture.disks import Hasty
+from torture.kill import Child, finish
+
+SMALL = ("data.name=synthetic", "data.clients=6", "rounds=3", "local.steps=1", "workers=1")
+NETS = """\
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(60, 4), nn.Linear(4, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def make():
+    return Net()
+"""
+
+
+def words(*more: str, seed: int = 0) -> list[str]:
+    sets = [argument for change in (*SMALL, *more) for argument in ("--set", change)]
+    return ["--preset", "fedavg", *sets, "--seed", str(seed), "--quiet"]
+
+
+def model(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    left, right = model(one), model(other)
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
+    """Runs of several seeds started at the same moment: every one has a folder, and in it its own run whole."""
+    draw = Key(seed).child("starts").numpy()
+    alone: dict[int, Path] = {}
+    for number in range(4):
+        alone[number] = place / f"alone {number}"
+        finish(Child(["run", *words(seed=number), "--out", str(alone[number])], place / "alone.log", fresh=False))
+    seen: Counter[str] = Counter()
+    group = 0
+    while seen["started"] < count:
+        group += 1
+        size, every = 2 + int(draw.integers(3)), int(draw.integers(2))
+        with inside(place / f"group {group}"):
+            children = [
+                Child(["run", *words(f"checkpoint.every={every}", seed=number)], Path(f"{number}.log"), fresh=False)
+                for number in range(size)
+            ]
+            for child in children:
+                finish(child)
+            found = sorted(Path("runs").iterdir())
+            assert len(found) == size, f"group {group}: {len(found)} folders for {size} runs"
+            for folder in found:
+                run = RunFolder(folder)
+                assert [record["round"] for record in run.history] == [1, 2, 3], f"group {group}: {folder}"
+                assert same(folder, alone[run.config.seed]), f"group {group}: {folder}"
+            assert len({RunFolder(folder).config.seed for folder in found}) == size
+        seen["started"] += size
+    return seen
+
+
+def overwrites(count: int, place: Path, seed: int = 0) -> Counter[str]:
+    """Overwrites that fit, that do not, and of living runs: a finished run is whole, the old or the new one."""
+    seen: Counter[str] = Counter()
+    folder = place / "overwritten"
+    Experiment.new(from_preset("fedavg", SMALL), folder).go()
+    for number in range(count):
+        before = model(folder)
+        kind = ("fits", "does not fit", "is alive")[number % 3]
+        config = from_preset("fedavg", [*SMALL, f"seed={number}"])
+        if kind == "fits":
+            Experiment.new(config, folder, overwrite=True).go()
+            assert RunFolder(folder).config.seed == number
+        else:
+            living = Experiment.resumed(folder) if kind == "is alive" else None
+            wrong = config if living else from_preset("fedavg", [*SMALL, "sample.count=99"])
+            _refused(lambda config=wrong: Experiment.new(config, folder, overwrite=True))  # type: ignore[misc]
+            if living is not None:
+                living.go()
+            after = model(folder)
+            assert all(torch.equal(before[name], after[name]) for name in before)
+        seen[f"overwrite that {kind}" if kind != "is alive" else "overwrite of a living run"] += 1
+    return seen
+
+
+def sweeps(count: int, place: Path, seed: int = 0) -> Counter[str]:
+    """The same grid with other seeds, rounds and workers: no finished run is ever lost or run twice."""
+    draw = Key(seed).child("sweeps").numpy()
+    seen: Counter[str] = Counter()
+    zeros = "0" * 80
+    grids = (
+        ["local.lr=0.1,0.2"],
+        ["local.lr=0.1,0.10"],
+        [f"local.lr=0.1{zeros},0.3{zeros}", f"local.momentum=0.1{zeros}", f"local.clip=1.0{zeros}"],
+    )
+    with inside(place / "swept"):
+        Path("base.yaml").write_text("data: {name: synthetic, clients: 6}\nlocal: {steps: 1}\nworkers: 1\n")
+        kept: dict[str, bytes] = {}
+        for _ in range(count):
+            grid = grids[int(draw.integers(len(grids)))]
+            asked = ["--seed", str(int(draw.integers(3))), "--rounds", str(1 + int(draw.integers(4)))]
+            asked += ["--workers", str(1 + int(draw.integers(2)))]
+            finish(Child(["sweep", "base.yaml", *grid, *asked, "--quiet"], Path("sweep.log"), fresh=False))
+            made = [path for path in Path("runs/sweep").iterdir() if path.is_dir()]
+            now = {str(path): (path / "metrics.jsonl").read_bytes() for path in made}
+            for name, content in kept.items():
+                first = [json.loads(line)["test_loss"] for line in content.splitlines()]
+                found = [json.loads(line)["test_loss"] for line in now[name].splitlines()]
+                assert found[: len(first)] == first, f"{name} was overwritten"
+            assert all(len(Path(name).name.encode()) < 120 for name in now)
+            kept = now
+            seen["sweeps"] += 1
+        seen["runs kept"] = len(kept)
+    return seen
+
+
+def links(count: int, place: Path, seed: int = 0) -> Counter[str]:
+    """Links to somebody's files wherever a run clears up: what they lead to stays."""
+    draw = Key(seed).child("links").numpy()
+    mine = place / "mine"
+    (mine / "index").mkdir(parents=True)
+    (mine / "thesis.txt").write_text("years of work")
+    (mine / "index" / "notes.txt").write_text("more of it")
+    expected = {path: path.read_text() for path in mine.rglob("*") if path.is_file()}
+    spots = ("clients/index/x.part", "clients/x", "checkpoint/00000099.part", "metrics.jsonl.part", "summary.json.part",
+             "clients/index/base-000000000.json.part", ".hansa-run.part", "config.yaml.part")  # fmt: skip
+    for number in range(count):
+        folder = place / f"linked {number}"
+        Experiment.new(from_preset("scaffold", SMALL), folder).go()
+        spot = folder / spots[int(draw.integers(len(spots)))]
+        spot.symlink_to([mine, mine / "index", mine / "thesis.txt"][int(draw.integers(3))])
+        Experiment.resumed(folder, rounds=4).go()
+        Experiment.new(from_preset("fedavg", SMALL), folder, overwrite=True).go()
+        assert {path: path.read_text() for path in mine.rglob("*") if path.is_file()} == expected, spot
+    return Counter({"folders with links": count})
+
+
+def _refused(work: Callable[[], object]) -> str:
+    try:
+        work()
+    except HansaError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _other_data(which: str) -> Callable[..., data.FederatedData]:
+    """The data, one of its numbers another."""
+    real = build.federated
+
+    def changed(*told: Any, **more: Any) -> data.FederatedData:
+        held = real(*told, **more)
+        tensor = getattr(held, which).clone()
+        flat = tensor.reshape(-1)
+        flat[len(flat) // 2] = (flat[len(flat) // 2] + 1) % 10
+        return replace(held, **{which: tensor})
+
+    return changed
+
+
+def _other_partition(folder: Path) -> None:
+    """Two rows change owners; the file is as whole as the old one."""
+    held = build.federated(RunFolder(folder).config)
+    split = data.load_split(folder / "partition.safetensors", held.targets)
+    index = split.index.clone()
+    index[[0, -1]] = index[[-1, 0]]
+    data.save_split(folder / "partition.safetensors", data.Split(index, split.offsets), held.targets)
+
+
+def changed(preset: str, place: Path) -> Counter[str]:
+    """Every kind of change to a run of one preset: refused by name, and gone on with when accepted, which is noted."""
+    nets = place / "nets"
+    nets.mkdir(parents=True)
+    module = "torture_nets"
+    (nets / f"{module}.py").write_text(NETS)
+    sys.path.insert(0, str(nets))
+    told = [*SMALL, f"model={{factory: '{module}:make'}}"]
+    if "gossip" in preset or preset in ("cafga", "afga", "ha_fed"):
+        told.append("rounds=2")
+    seen: Counter[str] = Counter()
+
+    def edit(before: str, after: str) -> None:
+        assert before in NETS
+        (nets / f"{module}.py").write_text(NETS.replace(before, after))
+        importlib.reload(sys.modules[module])
+
+    def attempt(kind: str, folder: Path) -> None:
+        said = _refused(lambda: Experiment.resumed(folder, rounds=4))
+        assert f"changed since the run was begun: {kind}" in said, f"{preset}, {kind}: {said}"
+        Experiment.resumed(folder, rounds=4, accept=[kind]).go()
+        marker = RunFolder(folder).marker
+        assert marker is not None
+        assert [note["changed"] for note in marker["accepted"]] == [[kind]], f"{preset}, {kind}: not noted"
+        assert Experiment.resumed(folder, rounds=5).go()["rounds"] == 5  # what was accepted is what it is bound to now
+        seen[kind] += 1
+
+    def fresh(kind: str) -> Path:
+        Experiment.new(from_preset(preset, told), place / kind).go()
+        return place / kind
+
+    try:
+        for which in ("inputs", "targets", "test_targets"):
+            folder = fresh(which)
+            with replaced(build, "federated", _other_data(which)):
+                attempt("data", folder)
+        _other_partition(folder := fresh("partition"))
+        attempt("partition", folder)
+        edits = ((".relu()", ".tanh()"), ("nn.Linear(4, 10)", "nn.Linear(4, 10).float()"))
+        for number, (before, after) in enumerate(edits):
+            folder = fresh(f"model {number}")
+            edit(before, after)
+            attempt("model", folder)
+            edit("", "")
+        folder = fresh("version")
+        with replaced(bindings, "hansa_version", lambda: "0.0.9"):
+            attempt("version", folder)
+    finally:
+        sys.path.remove(str(nets))
+        sys.modules.pop(module, None)
+    return seen
+
+
+def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
+    """All of it; returns what was tried how often."""
+    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.cli.progress", "hansa.report"):
+        importlib.import_module(name)  # once, for all that are forked
+    torch.set_num_threads(1)
+    logging.getLogger("hansa").setLevel(logging.ERROR)
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in ("starts", "sweeps"):
+            (place / name).mkdir()
+        seen = starts(count, place / "starts", seed)
+        seen += sweeps(max(1, count // 2), place / "sweeps", seed)
+        with io.using(Hasty()):
+            seen += overwrites(max(1, count // 2), place, seed)
+            seen += links(max(1, count // 5), place, seed)
+            for preset in list(catalogue())[: max(1, count // 4)]:
+                seen += Counter({f"changed {kind}": n for kind, n in changed(preset, place / preset).items()})
+        return seen
+    finally:
+        logging.getLogger("hansa").setLevel(logging.NOTSET)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int, nargs="?", default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        for what, number in run(options.count, Path(place) / "siege", options.seed).items():
+            print(f"{what:34} {number:5}")
+    print("no run was lost, mixed up or continued on other ground unasked")
+
+
+if __name__ == "__main__":
+    main()
