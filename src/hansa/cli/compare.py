@@ -18,6 +18,7 @@ from hansa.cli.console import err, guarded, out
 from hansa.cli.run import Quiet, Rounds, Seed, Seeds, Sets, Workers, changes
 
 if TYPE_CHECKING:
+    from hansa.algorithm import Algorithm
     from hansa.config import Config
     from hansa.report import Entry, Holdings, Standing
 
@@ -119,11 +120,24 @@ def write_page(
     """The page of some entries, with the citations of all parts in use."""
     from hansa import report
     from hansa.citations import bibtex
-    from hansa.config import algorithm, from_text
+    from hansa.config import algorithm
 
-    configs = cited or [from_text(entry.config) for entry in entries if entry.config]
-    citations = bibtex([algorithm(config) for config in configs])
+    citations = bibtex([algorithm(config) for config in cited] if cited else _composed(entries))
     report.write(page, entries, title=title, lead=lead, facts=facts, holdings=held, citations=citations)
+
+
+def _composed(entries: Sequence[Entry]) -> list[Algorithm]:
+    """What the entries ran; of one whose own code is gone, nothing is cited."""
+    from hansa.config import algorithm, from_text
+    from hansa.errors import HansaError
+
+    found = []
+    for entry in entries:
+        try:
+            found += [algorithm(from_text(entry.config))] if entry.config else []
+        except HansaError as error:
+            err().print(f"{entry.name}: not cited, for {error}", markup=False, soft_wrap=True)
+    return found
 
 
 def ranked_table(standings: Sequence[Standing], target: float | None, console: Console) -> Table:

@@ -1,7 +1,7 @@
 """One YAML file describes a run: read, checked, resolved, and turned into an algorithm and a task."""
 
-from hansa.config.compose import Composition, algorithm, composition
-from hansa.config.load import check, from_preset, from_text, load, to_data, to_text
+from hansa.config.compose import Composition, composition
+from hansa.config.load import algorithm, check, from_preset, from_text, load, to_data, to_text
 from hansa.config.schema import json_schema
 from hansa.config.sections import Config
 from hansa.config.text import ConfigError, Document, Problem, parse, read

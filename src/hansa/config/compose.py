@@ -168,6 +168,8 @@ def _blamed(config: Config) -> Iterator[None]:
     """Errors of the composition, placed at the key that they are about."""
     try:
         yield
+    except Misfit:
+        raise
     except HansaError as error:
         raise Misfit(_blame(config, str(error)), str(error)) from error
     except TypeError as error:  # of a preset of one's own

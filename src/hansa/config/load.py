@@ -10,16 +10,22 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from hansa.algorithm import Algorithm
 from hansa.config import arguments, compose
 from hansa.config.sections import Config
 from hansa.config.text import ConfigError, Document, Problem, dump, holds, parse, read
 from hansa.errors import near, shown
 from hansa.registry import Keys, Misfit
+from hansa.registry.slots import BUILDING
 
 
-def load(path: Path | str, changes: Iterable[str] = ()) -> Config:
-    """The configuration in a file, with changes such as ``local.lr=0.1`` applied to it."""
-    return check(read(path), changes)
+def load(path: Path | str, changes: Iterable[str] = (), *, building: bool = True) -> Config:
+    """The configuration in a file, with changes such as ``local.lr=0.1`` applied to it.
+
+    With ``building=False`` its parts are taken as they are written: to look at a file without running the code that it
+    names.
+    """
+    return check(read(path), changes, building=building)
 
 
 def from_text(text: str, changes: Iterable[str] = (), source: str = "config") -> Config:
@@ -36,14 +42,16 @@ def from_preset(name: str, changes: Iterable[str] = ()) -> Config:
     return check(Document({"algorithm": {"preset": name}}, f"--preset {name}"), changes)
 
 
-def check(document: Document, changes: Iterable[str] = ()) -> Config:
+def check(document: Document, changes: Iterable[str] = (), *, building: bool = True) -> Config:
     """The checked configuration of a document, or `ConfigError` with all that is wrong with it."""
     for change in changes:
         document.change(change)
     try:
-        config = Config.model_validate(document.data)
+        config = Config.model_validate(document.data, context={BUILDING: building})
     except ValidationError as error:
         raise ConfigError(_problems(document, error)) from error
+    if not building:
+        return config
     try:
         wrong = list(arguments.misfits(config))
         if not wrong:
@@ -53,6 +61,14 @@ def check(document: Document, changes: Iterable[str] = ()) -> Config:
     if wrong:
         raise ConfigError([document.problem(misfit.keys, misfit.message) for misfit in wrong])
     return config
+
+
+def algorithm(config: Config) -> Algorithm:
+    """The algorithm that a configuration describes."""
+    try:
+        return compose.algorithm(config)
+    except Misfit as misfit:
+        raise ConfigError([Problem("", misfit.keys, misfit.message)]) from misfit
 
 
 def to_data(config: Config) -> dict[str, Any]:

@@ -25,11 +25,11 @@ Factory: TypeAlias = Callable[..., Any]
 Keys: TypeAlias = tuple[str | int, ...]
 
 
-class Misfit(ValueError):
+class Misfit(HansaError):
     """Something that cannot be made as written; ``keys`` say where inside it, from the outermost."""
 
     def __init__(self, keys: Keys, message: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{'.'.join(map(str, keys))}: {message}" if keys else message)
         self.keys, self.message = keys, message
 
     def under(self, *keys: str | int) -> Misfit:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Union
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from hansa.errors import HansaError, near, shown
@@ -25,6 +25,8 @@ from hansa.registry.user_code import is_place
 
 PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", list: "a list", dict: "keys"}
 """Values that a file has words for, and how messages call them."""
+BUILDING = "building"
+"""In the context of a validation: False where parts are not to be built, so that no code is run that a file names."""
 FRACTION = re.compile("([0-9]{1,18})/([0-9]{1,18})")
 
 
@@ -91,9 +93,13 @@ class Slot:
         known = [each for kind in self.kinds for each in kind.names]
         raise Misfit(("kind",), f"no {self.title} {shown(name)}. {self._elsewhere(name) or near(plain(name), known)}")
 
+    def _validated(self, value: Any, info: ValidationInfo) -> Any:
+        if info.context is None or info.context.get(BUILDING, True):
+            self.build(value)
+        return self.normal(value)
+
     def normal(self, value: Any) -> Any:
-        """The value as a saved file writes it: a bare word as ``{kind: word}``. Refuses what cannot be built."""
-        self.build(value)
+        """The value as a saved file writes it: a bare word as ``{kind: word}``."""
         if self._is_plain(self._number(value)) or not self.kinds:
             return value
         if isinstance(value, str):
@@ -118,7 +124,7 @@ class Slot:
         return " or ".join(dict.fromkeys(said)) or "nothing"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.normal)
+        return core_schema.with_info_plain_validator_function(self._validated)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         from hansa.registry.schema import slot_schema

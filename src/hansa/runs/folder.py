@@ -115,10 +115,10 @@ class RunFolder:
 
     @property
     def config(self) -> Config:
-        """The configuration that the run was made with."""
+        """The configuration that the run was made with, as it was written: no code is run that it names."""
         if not self.exists:
             raise HansaError(f"{self}: no run here, for there is no {CONFIG}.")
-        return load(self / CONFIG)
+        return load(self / CONFIG, building=False)
 
     @property
     def marker(self) -> dict[str, Any] | None:

@@ -1,0 +1,129 @@
+"""Methods and parts of one's own on the command line, from a module in the current folder."""
+
+from __future__ import annotations
+
+import csv
+import sys
+
+import pytest
+
+from hansa.runs.folder import RunFolder
+
+MODULE = '''
+from dataclasses import dataclass
+from typing import ClassVar
+import hansa
+
+@dataclass(frozen=True, slots=True)
+class halved:
+    """step = delta / by."""
+    by: float = 2.0
+    cites: ClassVar[tuple[str, ...]] = ("@misc{mine2026,\\n  title = {Halving}\\n}",)
+
+    def init(self, x):
+        return {}
+
+    def update(self, delta, state, ctx):
+        return delta / self.by, state
+
+def careful(*, by=2.0, **common):
+    """FedAvg with half a step."""
+    return hansa.presets.fedavg(**common).with_server(halved(by))
+'''
+
+
+@pytest.fixture
+def own(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (folder / "cli_of_mine.py").write_text(MODULE)
+    yield folder
+    sys.modules.pop("cli_of_mine", None)
+
+
+def test_a_method_of_ones_own_is_compared_with_presets(cli, own):
+    result = cli("compare", "fedavg", "cli_of_mine:careful", "-c", "small.yaml", "-q", "-r", "2")
+    assert result.exit_code == 0, result.output
+    assert "cli_of_mine:careful" in result.stdout
+    folders = {RunFolder(path).config.algorithm.preset for path in (own / "runs" / "compare").iterdir()}
+    assert folders == {"fedavg", "cli_of_mine:careful"}
+    assert "mine2026" in (own / "report.html").read_text()
+
+
+def test_a_sweep_goes_over_methods_and_their_words(cli, own):
+    words = ["algorithm=fedavg,cli_of_mine:careful,{preset: 'cli_of_mine:careful', by: 8.0}"]
+    result = cli("sweep", "small.yaml", *words, "-q", "-o", "grid", "-r", "1")
+    assert result.exit_code == 0, result.output
+    with open(own / "grid" / "results.csv") as file:
+        rows = [row["algorithm"] for row in csv.DictReader(file)]
+    assert sorted(rows) == ["cli_of_mine:careful", "fedavg", "{preset: 'cli_of_mine:careful', by: 8.0}"]
+    swept = cli(
+        "sweep", "cli_of_mine:careful", "algorithm.by=2.0,4.0", "-q", "-o", "by", "-r", "1", "-s", "model=logistic"
+    )
+    assert swept.exit_code == 0, swept.output
+
+
+def test_a_part_of_ones_own_is_set_shown_run_and_resumed(cli, own):
+    part = ["-s", "server.chain={kind: 'cli_of_mine:halved', by: 4.0}"]
+    shown = cli("config", "show", "small.yaml", *part).stdout
+    assert "#   import cli_of_mine" in shown
+    assert "server=cli_of_mine.halved(by=4.0))" in shown
+    assert cli("run", "small.yaml", "-o", "out", "-q", "-r", "2", *part).exit_code == 0
+    assert cli("resume", "out", "-r", "3", "-q").exit_code == 0
+    assert cli("run", "small.yaml", "-o", "whole", "-q", "-r", "3", *part).exit_code == 0
+    assert (own / "out" / "model.safetensors").read_bytes() == (own / "whole" / "model.safetensors").read_bytes()
+
+
+def test_it_is_looked_at_like_a_preset(cli, own):
+    told = " ".join(cli("presets", "cli_of_mine:careful").stdout.split())
+    assert "FedAvg with half a step." in told
+    assert "by=2.0" in told
+    assert "mine2026" in cli("cite", "cli_of_mine:careful").stdout
+    assert cli("run", "cli_of_mine:careful", "-r", "1", "-q", "-s", "model=logistic", "-s", "workers=1").exit_code == 0
+
+
+def test_processes_find_it_too(process, own):
+    done = process("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "two", "-q", "-w", "2", cwd=own)
+    _, err = done.communicate(timeout=120)
+    assert done.returncode == 0, err
+    alone = process("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "one", "-q", cwd=own)
+    assert alone.wait(timeout=120) == 0
+    assert (own / "one" / "model.safetensors").read_bytes() == (own / "two" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "cli_of_nobody:careful"], "the module cannot be imported"),
+        (["compare", "cli_of_mine:carefull"], "Did you mean careful?"),
+        (["run", "small.yaml", "-s", "server.chain=cli_of_mine:halve"], "Did you mean halved?"),
+        (["run", "small.yaml", "-s", "server.chain={kind: 'cli_of_mine:halved', bye: 1}"], "Did you mean by?"),
+        (["presets", "cli_of_mine:carefull"], "Did you mean careful?"),
+    ],
+)
+def test_what_is_not_there_ends_with_2_and_a_near_match(cli, own, words, said):
+    result = cli(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_code_that_breaks_when_imported_is_told_in_a_sentence(cli, own):
+    (own / "cli_broken.py").write_text("import hansa\n\nx = 1 / 0\n")
+    result = cli("run", "cli_broken:x")
+    assert result.exit_code == 2
+    assert "cli_broken:x" in result.stderr
+    assert "ZeroDivisionError: division by zero" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_run_can_be_looked_at_when_its_code_is_gone(cli, own):
+    assert cli("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "out", "-q", "-r", "1").exit_code == 0
+    (own / "cli_of_mine.py").unlink()
+    sys.modules.pop("cli_of_mine")
+    assert "out (finished)" in cli("show", "out").stdout
+    told = cli("report", "out", "-o", "page.html")
+    assert told.exit_code == 0
+    assert "not cited" in told.stderr
+    assert "cli_of_mine:careful" in (own / "page.html").read_text()
+    gone = cli("resume", "out", "-r", "2", "-q")
+    assert gone.exit_code == 2
+    assert "cli_of_mine" in gone.stderr
