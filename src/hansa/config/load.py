@@ -28,13 +28,13 @@ def load(path: Path | str, changes: Iterable[str] = (), *, building: bool = True
     return check(read(path), changes, building=building)
 
 
-def from_text(text: str, changes: Iterable[str] = (), source: str = "config") -> Config:
+def from_text(text: str, changes: Iterable[str] = (), source: str = "config", *, building: bool = True) -> Config:
     """The configuration in YAML text.
 
     >>> from_text("algorithm: fedams\\nlocal: {lr: 0.1}", ["local.steps=24"]).local.steps
     24
     """
-    return check(parse(text, source), changes)
+    return check(parse(text, source), changes, building=building)
 
 
 def from_preset(name: str, changes: Iterable[str] = ()) -> Config:

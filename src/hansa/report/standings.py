@@ -153,11 +153,11 @@ def by_seeds(entries: Sequence[Entry]) -> list[Entry]:
     """Entries whose configurations differ in the seed alone, put together: seeds are no methods of their own."""
 
     def config(entry: Entry) -> Config | None:
-        return from_text(entry.config) if entry.config and not entry.members else None
+        return from_text(entry.config, building=False) if entry.config and not entry.members else None
 
     found: list[Entry] = []
     for members in group.grouped(entries, config):
-        titles = {from_text(member.config).title for member in members if member.config}
+        titles = {from_text(member.config, building=False).title for member in members if member.config}
         alone = len(members) == 1
         found.append(members[0] if alone else Entry.of_seeds(min(titles, key=len), members))
     return found
@@ -168,7 +168,7 @@ def _of_all_seeds(members: Sequence[Entry]) -> str:
     seeds = [member.seed for member in members]
     if not members[0].config or None in seeds:
         return ""
-    return to_text(from_text(members[0].config).model_copy(update={"seed": 0, "seeds": seeds}))
+    return to_text(from_text(members[0].config, building=False).model_copy(update={"seed": 0, "seeds": seeds}))
 
 
 def _columns(history: Sequence[Mapping[str, Any]], count: int, stride: int) -> dict[str, list[float | None]]:

@@ -110,7 +110,7 @@ class GroupFolder:
         """The configuration with all its seeds."""
         if not self.exists:
             raise HansaError(f"{self}: no runs of several seeds here, for there is no {GROUP}.")
-        return load(self / GROUP)
+        return load(self / GROUP, building=False)
 
     def run(self, seed: int) -> RunFolder:
         """The folder of a seed."""
