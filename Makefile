@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
 
-.PHONY: demo test lint format bench bench-quick fuzz torture clean help
+.PHONY: demo test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  speed against peers  make bench-quick  without peers"
 	@echo "make fuzz   packets, readers     make torture      kills, corruptions, losses: the long forms"
+	@echo "make sanitize  the native kernels under address and undefined-behaviour sanitizers"
 
 # torch first, so that nothing else decides which build of it is taken
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -42,6 +43,9 @@ fuzz: $(VENV)/.ready
 
 torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture
+
+sanitize: $(VENV)/.ready
+	$(BIN)/python tests/native/sanitize.py
 
 # environments of the peers, logs and results are kept in .bench/
 bench: $(VENV)/.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -14,8 +15,11 @@ from torch import nn
 
 from hansa import native
 from hansa.errors import HansaError
+from hansa.native import abi
 from hansa.native.stack import compile_stack
 from hansa.vectors import kernels
+from native import sanitize
+from native.sets import each_set
 
 ROOT = Path(__file__).parents[2]
 COMPILER = next((name for name in (os.environ.get("CC", "cc"), "gcc", "clang") if shutil.which(name)), None)
@@ -71,6 +75,50 @@ def test_an_unknown_instruction_set_is_refused_by_name(monkeypatch: pytest.Monke
 def test_the_instruction_set_can_be_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANSA_NATIVE", "base")
     assert native.instruction_set() == "base"
+
+
+@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+def test_structures_of_another_size_are_refused_before_any_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Data(abi.Data):
+        _fields_ = [("more", ctypes.c_int64)]  # noqa: RUF012
+
+    class Extra(ctypes.Structure):
+        _fields_ = [("one", ctypes.c_int64)]
+
+    built = next(Path(native.__file__).parent.glob("_kernels*.so"))
+    for place, (structures, complaint) in enumerate(
+        [
+            ((abi.Stage, Data, *abi.STRUCTURES[2:]), "Data takes 40 bytes there, 48 here"),
+            (abi.STRUCTURES[:-1], "it does not have the 6 structures Stage, "),
+            ((*abi.STRUCTURES, Extra), "it does not have the 8 structures Stage, "),
+            (abi.STRUCTURES, None),
+        ]
+    ):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        shutil.copy(built, folder)
+        monkeypatch.setattr(abi, "STRUCTURES", structures)
+        monkeypatch.setattr(native, "__file__", str(folder / "__init__.py"))
+        told = native.why_not()
+        assert told is None if complaint is None else complaint in str(told)
+        assert told is None or "Install again" in told
+
+
+def test_instruction_sets_that_are_not_run_are_told() -> None:
+    marked = {parameter.values[0]: [mark.name for mark in parameter.marks] for parameter in each_set()}
+    assert tuple(marked) == native.NAMES
+    assert all(marks == ([] if name in native.instruction_sets() else ["skip"]) for name, marks in marked.items())
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler here, so nothing can be sanitized")
+def test_the_sanitizers_notice(tmp_path: Path) -> None:
+    try:
+        preload = sanitize.runtime(sanitize.compiler())
+    except SystemExit as problem:
+        pytest.skip(str(problem))
+    assert sanitize.notices(sanitize.compiler(), preload, tmp_path) == dict.fromkeys(sanitize.CANARIES, True)
 
 
 def test_a_build_without_a_compiler_succeeds_and_builds_nothing(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from hansa import native
 from hansa.errors import HansaError
 from hansa.native.stack import Stack, compile_stack
 from native.models import STACKS, distance, exact, flatten, parameters_of, pieces, reference, smooth
+from native.sets import each_set
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
-SETS = native.instruction_sets() or ("none",)
 ROWS = 12
 
 
@@ -36,7 +36,7 @@ def case(name: str, isa: str = "", kind: Any = exact) -> tuple[Stack, nn.Module,
     return compiled(module, shape, isa), module, parameters_of(module), inputs, labels
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("name", STACKS)
 def test_loss_and_gradient_are_autograds_layer_by_layer(name: str, isa: str) -> None:
     stack, module, y, inputs, labels = case(name, isa)
@@ -53,7 +53,7 @@ def test_loss_and_gradient_are_autograds_layer_by_layer(name: str, isa: str) -> 
         assert distance(ours, plain) < 1e-5, place
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("name", ["CNN-29k", "CIFAR CNN", "no pool"])
 def test_gradient_on_random_images_is_no_worse_than_eager_float32(name: str, isa: str) -> None:
     """Now and then a rounding decides another maximum, in eager float32 as here; the median shows none."""
@@ -72,7 +72,7 @@ def test_gradient_on_random_images_is_no_worse_than_eager_float32(name: str, isa
     assert sorted(ours)[2] < 1e-6 + 2 * sorted(eager)[2]
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("channels", [1, 2, 16])
 def test_equal_maxima_go_to_the_first_as_in_torch(channels: int, isa: str) -> None:
     """Columns 1 2 5 1 under a kernel of ones: the four sums that the pool compares are equal, their windows are not,
@@ -139,7 +139,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("name", ["MLP on colour", "grey, 3x3"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any], isa: str) -> None:
@@ -201,7 +201,7 @@ def test_memory_format_and_bytes_change_nothing(name: str) -> None:
         assert torch.equal(stack.gradient(y, small, labels, rows, table=table)[1], wanted)
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("name", ["MLP", "CNN-29k", "odd sides"])
 def test_evaluation_is_torchs(name: str, isa: str) -> None:
     stack, module, y, inputs, labels = case(name, isa)
@@ -248,7 +248,7 @@ def test_a_stack_survives_the_trip_to_another_process() -> None:
     assert torch.equal(sent.gradient(y, inputs, labels, torch.arange(4))[1], wanted)
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_diverged_model_or_a_bad_pixel_gives_a_loss_that_says_so(bad: float, isa: str) -> None:
     stack, _, y, inputs, labels = case("CNN-29k", isa)

@@ -17,9 +17,9 @@ from hansa.errors import HansaError
 from hansa.types import Population, RoundContext
 from hansa.vectors import kernels
 from hansa.vectors.kernels import ServerStep
+from native.sets import RUN, each_set
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
-SETS = native.instruction_sets() or ("none",)
 KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
 SIZES = (1, 15, 16, 31, 1000, 5003)
 Array = np.ndarray[Any, Any]
@@ -58,7 +58,7 @@ def by_the_book(
     return top / root, m, v, h
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias_correction", [False, True])
@@ -91,7 +91,7 @@ def test_server_steps_follow_their_equations_for_five_rounds(
                 assert np.linalg.norm(found.double().numpy() - true) < tight * np.linalg.norm(true)
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("kind", KINDS)
 def test_server_steps_are_the_eager_parts_within_a_millionth(
     kind: str, isa: str, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +117,7 @@ def test_server_steps_are_the_eager_parts_within_a_millionth(
             assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 def test_a_step_in_place_is_the_step_apart(isa: str) -> None:
     delta, m, v, h = (torch.tensor(draw(4099, k), dtype=torch.float32).abs() for k in range(4))
     options: dict[str, Any] = {"b1": 0.9, "b2": 0.99, "eps": 1e-3, "isa": isa}
@@ -127,7 +127,7 @@ def test_a_step_in_place_is_the_step_apart(isa: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(apart, same, strict=True) if a is not None and b is not None)
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("kind", ["adagrad", "adam", "yogi", "amsgrad", "ams"])
 def test_without_eps_what_never_moved_does_not_move_and_nan_shows(kind: str, isa: str) -> None:
     delta = torch.tensor([0.0, 1.0, math.nan] * 7)
@@ -139,7 +139,7 @@ def test_without_eps_what_never_moved_does_not_move_and_nan_shows(kind: str, isa
     assert found.step[2::3].isnan().all()
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", SIZES)
 def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: str) -> None:
@@ -155,7 +155,7 @@ def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: st
     torch.testing.assert_close(kernels.weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight)
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", SIZES)
 def test_squared_norms_and_the_finite_check(size: int, dtype: Any, isa: str) -> None:
@@ -170,7 +170,7 @@ def test_squared_norms_and_the_finite_check(size: int, dtype: Any, isa: str) -> 
             assert not kernels.squared_norm(torch.from_numpy(wrong), isa=isa)[1]
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 def test_the_finite_check_is_not_fooled_by_squares_that_overflow(isa: str) -> None:
     largest = np.finfo(np.float32).max
     total, finite = kernels.squared_norm(np.full(100, largest, np.float32), isa=isa)
@@ -181,7 +181,7 @@ def test_the_finite_check_is_not_fooled_by_squares_that_overflow(isa: str) -> No
     assert total == math.inf
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @given(
     values=st.lists(st.floats(-100, 100, width=32) | st.sampled_from([0.0, -0.0]), min_size=1, max_size=200),
 )
@@ -196,7 +196,7 @@ def test_signs_are_numpys_packed_bits_and_decode_to_the_scale(isa: str, values: 
     assert np.array_equal(out, np.where(x >= 0, np.float32(0.75), np.float32(-0.75)))
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a packet does not tell whether native kernels wrote it, nor a sum whether they read it."""
     x = draw(200_003).astype(np.float32)
@@ -214,7 +214,7 @@ def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str, monk
     assert np.array_equal(out, wanted)
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 def test_a_norm_with_a_bad_entry_is_nan(isa: str) -> None:
     for bad in (math.nan, math.inf):
         x = np.ones(3000, np.float32)
@@ -222,7 +222,7 @@ def test_a_norm_with_a_bad_entry_is_nan(isa: str) -> None:
         assert math.isnan(kernels.sign_pack(x, isa=isa)[1])
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("room", [None, 1, 10**6])
 @pytest.mark.parametrize("size", SIZES)
 def test_entries_that_reach_a_threshold_are_all_found_in_order(size: int, room: int | None, isa: str) -> None:
@@ -237,8 +237,8 @@ def test_entries_that_reach_a_threshold_are_all_found_in_order(size: int, room: 
 
 def test_instruction_sets_agree_to_the_bit_on_norms_and_signs() -> None:
     x = draw(70_001).astype(np.float32)
-    assert len({kernels.squared_norm(x, isa=isa) for isa in SETS}) == 1
-    assert len({(kernels.sign_pack(x, isa=isa)[0].tobytes(), kernels.sign_pack(x, isa=isa)[1]) for isa in SETS}) == 1
+    assert len({kernels.squared_norm(x, isa=isa) for isa in RUN}) == 1
+    assert len({(kernels.sign_pack(x, isa=isa)[0].tobytes(), kernels.sign_pack(x, isa=isa)[1]) for isa in RUN}) == 1
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -75,6 +75,20 @@ def _table(file: str, isa: str) -> Any:
     return found.contents
 
 
+def _misfits(library: Any) -> str:
+    """The structures that the library and `abi` do not agree on; a call with one would read beyond its end."""
+    try:
+        library.hansa_size.argtypes, library.hansa_size.restype = [ctypes.c_int64], ctypes.c_int64
+    except AttributeError:
+        return "it does not tell the sizes of its structures"
+    here = {kind.__name__: ctypes.sizeof(kind) for kind in abi.STRUCTURES}
+    there = [library.hansa_size(place) for place in range(len(here) + 1)]
+    if there[-1] != -1 or -1 in there[:-1]:
+        return f"it does not have the {len(here)} structures {', '.join(here)}"
+    pairs = zip(here.items(), there[:-1], strict=True)
+    return ", ".join(f"{name} takes {size} bytes there, {own} here" for (name, own), size in pairs if size != own)
+
+
 @cache
 def _library(file: str) -> Any:
     """The library loaded from beside a file, or the reason why there is none."""
@@ -90,6 +104,8 @@ def _library(file: str) -> Any:
         return f"{path.name} does not load: {error}"
     if version != abi.ABI:
         return f"{path.name} is of another version ({version}, expected {abi.ABI}): install again"
+    if told := _misfits(library):
+        return f"{path.name} was built from other sources: {told}. Install again"
     library.hansa_kernels_for.argtypes = [ctypes.c_char_p]
     library.hansa_kernels_for.restype = ctypes.POINTER(abi.Kernels)
     return library

@@ -136,3 +136,7 @@ class Kernels(Structure):
         ("sign_add", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _whole, _pointer)),
         ("reaching", CFUNCTYPE(_whole, _pointer, _whole, c_float, _whole, _pointer, _pointer)),
     ]
+
+
+STRUCTURES: tuple[type[Structure], ...] = (Stage, Data, Batches, Update, Score, Rule, Kernels)
+"""All of them, in the order in which the library tells their sizes."""

@@ -25,6 +25,15 @@ static const hansa_kernels *const all[] = {
 
 HANSA_EXPORT int64_t hansa_abi(void) { return HANSA_ABI; }
 
+/* The bytes of each structure that Python mirrors, in the order of abi.STRUCTURES; -1 after the last. */
+HANSA_EXPORT int64_t hansa_size(int64_t which) {
+    static const int64_t sizes[] = {
+        sizeof(hansa_stage), sizeof(hansa_data), sizeof(hansa_batches), sizeof(hansa_update),
+        sizeof(hansa_score), sizeof(hansa_rule), sizeof(hansa_kernels),
+    };
+    return which >= 0 && which < (int64_t)(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;
+}
+
 /* The kernels of the given name, or the best where it is empty; null where this machine cannot run them. */
 HANSA_EXPORT const hansa_kernels *hansa_kernels_for(const char *name) {
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++)

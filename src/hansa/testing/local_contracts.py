@@ -1,0 +1,66 @@
+"""What the clients' parts promise: local solvers and local work."""
+
+from __future__ import annotations
+
+import torch
+
+from hansa.keys import Key
+from hansa.local import Correction, Finished, LocalWork, Solver, Work
+from hansa.protocols import declared
+from hansa.testing.promises import DTYPES, check_part, finite, promise, twice, vector
+from hansa.types import MODEL
+
+
+def check_solver(part: Solver, dim: int = 23) -> None:
+    """A local solver: it reports on the channels and keeps the rows that it declares, and a is its pull."""
+    check_part(part, Solver)
+    channels, memory = declared(part, Solver, "channels"), declared(part, Solver, "memory")
+    receives, pull = declared(part, Solver, "receives"), declared(part, Solver, "pull")
+    for dtype in DTYPES:
+        got = {name: vector(dim, place, dtype) for place, name in enumerate((MODEL, *channels, *receives))}
+        held: dict[str, torch.Tensor] = {}
+        for round in range(3):
+            correction = twice(part, "correction", part.correction, [got, held])
+            promise(isinstance(correction, Correction), part, "correction gives no Correction(a, s)")
+            promise(correction.a == pull, part, f"its a is {correction.a}, but it declares pull = {pull}")
+            if correction.s is not None:
+                _form(part, "s of correction", correction.s, dim, dtype)
+            change = vector(dim, 10 + round, dtype)
+            finished = twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, held])
+            promise(isinstance(finished, Finished), part, "finish gives no Finished(reports, memory)")
+            reports = set(finished.reports)
+            promise(reports == set(channels), part, f"reports on {sorted(reports)}, declares {sorted(channels)}")
+            kept = set(finished.memory)
+            promise(kept == set(memory), part, f"keeps the rows {sorted(kept)}, declares {sorted(memory)}")
+            for name, row in {**finished.reports, **finished.memory}.items():
+                _form(part, f"{name} of finish", row, dim, dtype)
+            held = dict(finished.memory)
+        ahead = declared(part, Solver, "ahead")
+        if ahead is not None:
+            gradients = [vector(4, 1, dtype), vector(6, 2, dtype).reshape(2, 3)]
+            offset = twice(part, "ahead", ahead, [gradients])
+            shapes = [tuple(e.shape) for e in offset]
+            promise(shapes == [(4,), (2, 3)], part, f"ahead gives {shapes} for gradients of [(4,), (2, 3)]")
+
+
+def _form(part: Solver, place: str, row: torch.Tensor, dim: int, dtype: torch.dtype) -> None:
+    form = (row.dtype, tuple(row.shape))
+    promise(form == (dtype, (dim,)), part, f"{place} is {form[0]} {form[1]} for {dtype} ({dim},)")
+    promise(finite(row), part, f"{place} has NaN or infinity")
+
+
+def check_work(part: LocalWork, population: int = 5) -> None:
+    """Local work: whole steps and a batch that the client's samples fill, as a function of its arguments."""
+    check_part(part, LocalWork)
+    declared(part, LocalWork, "check")(population)
+    common = declared(part, LocalWork, "common")
+    for client in range(population):
+        for samples in (1, 13, 200):
+            for batch_size in (None, 1, 20):
+                work = twice(part, "draw", part.draw, [client, samples, batch_size, Key(3).child(client)])
+                promise(isinstance(work, Work), part, f"draw gives a {type(work).__name__}, expected Work(...)")
+                steps, batch = work
+                promise(type(steps) is int and steps >= 1, part, f"draw gives {steps!r} steps")
+                fills = type(batch) is int and 1 <= batch <= samples
+                promise(fills, part, f"draw gives a batch of {batch!r} to a client with {samples} samples")
+                promise(common in (None, steps), part, f"draw gives {steps} steps, but common = {common} for all")

@@ -1,0 +1,117 @@
+"""What the server's parts promise: transforms, aggregators, samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hansa.aggregate import Aggregator
+from hansa.aggregate.base import Combined, check_weights
+from hansa.errors import HansaError
+from hansa.keys import Key
+from hansa.protocols import declared
+from hansa.sample import Sampler
+from hansa.server import ServerTransform
+from hansa.store import RamStore
+from hansa.testing.promises import DTYPES, Broken, check_part, copied, finite, promise, same, twice, unplain, vector
+from hansa.types import Population, RoundContext, Update
+
+SAMPLES = (5, 60, 1, 17, 8, 33, 2, 9, 21, 4, 13, 6)
+
+
+def check_server(part: ServerTransform, dim: int = 33) -> None:
+    """A server transform: pure, of the vector's own kind, with a state that a checkpoint can hold and that is all it
+    remembers."""
+    check_part(part, ServerTransform)
+    for dtype in DTYPES:
+        x = vector(dim, 0, dtype)
+        start = twice(part, "init", part.init, [x])
+        promise(isinstance(start, dict), part, f"init gives a {type(start).__name__}, expected a dict")
+        states, steps = [start], []
+        for round in range(4):
+            told = unplain(states[-1])
+            promise(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+            ctx = RoundContext(round, Population(SAMPLES), (0, 2, 3))
+            delta = vector(dim, round + 1, dtype) if round != 2 else torch.zeros(dim, dtype=dtype)
+            step, after = twice(part, "update", part.update, [delta, states[-1], ctx])
+            form = (step.dtype, step.shape)
+            promise(form == (dtype, x.shape), part, f"update gives {form[0]} {tuple(form[1])} for {dtype} ({dim},)")
+            promise(finite(step), part, "update gives NaN or infinity for a finite delta")
+            steps.append(step)
+            states.append(after)
+        ctx = RoundContext(1, Population(SAMPLES), (0, 2, 3))
+        again, _ = part.update(vector(dim, 2, dtype), copied(states[1]), ctx)
+        promise(same(again, steps[1]), part, "update depends on more than its arguments: all state is in the state")
+
+
+def check_aggregator(part: Aggregator, dim: int = 29) -> None:
+    """An aggregator: a function of who reported what and not of the order, with declarations that hold."""
+    check_part(part, Aggregator)
+    least = declared(part, Aggregator, "least")
+    promise(isinstance(least, int) and least >= 1, part, f"declares least = {least!r}, expected a whole number >= 1")
+    rows = declared(part, Aggregator, "rows")
+    promise(rows in ("ram", "disk"), part, f"declares rows = {rows!r}, expected 'ram' or 'disk'")
+    try:
+        check_weights(type(part).__name__, declared(part, Aggregator, "weights"))
+    except HansaError as problem:
+        raise Broken(f"{part!r}: {problem}") from problem
+    for dtype in DTYPES:
+        _fold(part, dim, max(least, 5) + 1, least, dtype)
+
+
+def _fold(part: Aggregator, dim: int, most: int, least: int, dtype: torch.dtype) -> None:
+    population = Population((SAMPLES * (1 + 2 * most // len(SAMPLES)))[: 2 * most])
+    state = twice(part, "init", part.init, [dim, population.count])
+    store = RamStore()
+    for round, count in enumerate((most, least, most)):
+        clients = tuple(sorted((7 * round + 2 * place) % population.count for place in range(count)))
+        updates = [
+            Update(client, place % 3, vector(dim, 100 * round + place, dtype), population.samples[client], 1.0 + place)
+            for place, client in enumerate(clients)
+        ]
+        ctx = RoundContext(round, population, clients, store)
+        before = copied([update.vector for update in updates]), copied(state)
+        found = _combined(part, part.combine(updates, state, ctx), dim, dtype)
+        promise(same(before, ([u.vector for u in updates], state)), part, "combine changes what it is given")
+        for shuffled in (updates[::-1], [*updates[1::2], *updates[::2]]):
+            other = part.combine(shuffled, state, ctx)
+            promise(same(other.vector, found.vector), part, "the order in which updates arrive matters")
+            promise(same(other.state, found.state), part, "the order in which updates arrive matters to the state")
+        told = unplain(found.state)
+        promise(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+        strangers = set(found.rows) - set(range(population.count))
+        promise(not strangers, part, f"keeps rows of {sorted(strangers)}, who are no clients")
+        store.commit(round, {client: dict(kept) for client, kept in found.rows.items()})
+        state = found.state
+
+
+def _combined(part: Aggregator, found: object, dim: int, dtype: torch.dtype) -> Combined:
+    promise(isinstance(found, Combined), part, f"combine gives a {type(found).__name__}, expected Combined(...)")
+    assert isinstance(found, Combined)
+    form = (found.vector.dtype, tuple(found.vector.shape))
+    promise(form == (dtype, (dim,)), part, f"combine gives {form[0]} {form[1]} for {dtype} ({dim},)")
+    promise(finite(found.vector), part, "combine gives NaN or infinity for finite updates")
+    return found
+
+
+def check_sampler(
+    part: Sampler,
+    population: int = 12,
+    clusters: Sequence[Sequence[int]] = ((0, 2, 4, 6), (1, 3, 5, 7), (8, 9, 10, 11)),
+) -> None:
+    """A sampler: a function of (round, population, key) that gives clients of the population in ascending order."""
+    check_part(part, Sampler)
+    groups = tuple(tuple(group) for group in clusters)
+    bound = declared(part, Sampler, "bind")(groups)
+    check_part(bound, Sampler)
+    declared(bound, Sampler, "check")(population)
+    people = Population((SAMPLES * (1 + population // len(SAMPLES)))[:population])
+    for seed in range(3):
+        for round in (0, 1, 2, 7):
+            chosen = twice(bound, "select", bound.select, [round, people, Key(seed)])
+            promise(isinstance(chosen, tuple), part, f"select gives a {type(chosen).__name__}, expected a tuple")
+            promise(len(chosen) > 0, part, f"select chooses nobody in round {round}")
+            whole = all(type(client) is int and 0 <= client < population for client in chosen)
+            promise(whole, part, f"select gives {chosen}: expected clients 0 to {population - 1}, as int")
+            promise(list(chosen) == sorted(set(chosen)), part, f"select gives {chosen}: not ascending, or one twice")

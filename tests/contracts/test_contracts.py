@@ -1,0 +1,204 @@
+"""Every part of ours keeps its contract, and so do those of the plug-in example; a new member joins by one line."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.ternary import ternary
+from hansa import aggregate, compress, gossip, local, sample, server, testing
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "plugin" / "hansa_plugin_example.py"
+spec = importlib.util.spec_from_file_location("hansa_plugin_example", PLUGIN)
+assert spec is not None
+assert spec.loader is not None
+plugin = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plugin)
+
+COMPRESSORS = [
+    compress.identity(),
+    compress.cast("float16"),
+    compress.cast("bfloat16"),
+    compress.sign(),
+    compress.top_k(1 / 8),
+    compress.top_k(1.0, "float16"),
+    compress.top_k(1 / 8, compress.sign()),
+    compress.top_k(1 / 8, ternary()),
+    compress.random_k(1 / 4),
+    compress.random_k(1 / 4, compress.quantize(3, rounding="nearest")),
+    compress.quantize(16),
+    compress.quantize(3, 64, "nearest"),
+    compress.quantize(7, rounding="unbiased"),
+    compress.grid(1.0),
+    compress.grid(5.0),
+    ternary(),
+    plugin.ternary(0.3),
+]
+SERVERS = [
+    server.scale(0.5),
+    server.sgd(),
+    server.participation_scale(),
+    server.momentum(),
+    server.adagrad(),
+    server.adam(bias_correction=True),
+    server.yogi(v0=1e-6),
+    server.amsgrad(eps_inside=True),
+    server.ams(),
+    server.dyn(0.1),
+    server.chain(server.ams(), server.scale(0.1)),
+    gossip.consensus_amsgrad(),
+    plugin.lion(),
+]
+AGGREGATORS = [
+    aggregate.mean(),
+    aggregate.mean("samples"),
+    aggregate.mean("clusters"),
+    aggregate.nova(),
+    aggregate.nova("samples"),
+    aggregate.median(),
+    aggregate.trimmed_mean(0.2),
+    aggregate.krum(1),
+    aggregate.clipped(aggregate.mean("samples"), 2.0),
+    aggregate.clipped(aggregate.krum(1), 2.0),
+    aggregate.mgda(),
+    aggregate.aware(),
+    aggregate.aware(normalize=True, project=server.yogi()),
+    plugin.geometric_median(),
+]
+SAMPLERS = [
+    sample.uniform(0.3),
+    sample.uniform(count=12),
+    sample.everyone(),
+    sample.weighted(count=3),
+    sample.explore(0.25),
+    sample.explore(count=5, then="uniform"),
+    sample.startup(sample.uniform(0.2)),
+    sample.startup(sample.per_cluster(1)),
+    sample.availability([[0, 3, 4], [1, 2, 11]], count=2),
+    sample.replay([[0, 2], [3, 1]]),
+    sample.per_cluster(2),
+    sample.per_cluster(0.25),
+    plugin.round_robin(5),
+]
+SOLVERS = [local.sgd(), local.prox(0.1), local.scaffold(), local.dyn(0.1), local.sam(0.05)]
+WORK = [
+    local.fixed(5),
+    local.fixed([1, 2, 3, 4, 5]),
+    local.epochs(1.5),
+    local.random_steps(2, 8),
+    local.drawn(epochs=local.between(1, 3), batch=local.one_of((4, 8))),
+    local.hybrid_plus(min_batch=1),
+    local.deadline(2.0, epochs=3, jitter=0.3),
+]
+TOPOLOGIES = [
+    gossip.ring(),
+    gossip.complete(),
+    gossip.unbalanced_complete(seed=1),
+    gossip.erdos_renyi(0.9, seed=3),
+    gossip.torus(),
+    gossip.star(),
+    gossip.exponential(),
+    gossip.isolated(),
+]
+OF_ONE_SIZE = [
+    (gossip.hypercube(), (1, 2, 4, 16)),
+    (gossip.edges([(0, 1), (1, 2)]), (3,)),
+    (gossip.matrix([[0.75, 0.25], [0.25, 0.75]]), (2,)),
+]
+ACTIVITIES = [
+    gossip.everyone(),
+    gossip.selected(),
+    gossip.resample(),
+    gossip.resample(2),
+    gossip.resample(0.5),
+    gossip.bernoulli(0.5),
+    gossip.replay([[[0, 5], [1, 4], [2]]]),
+]
+CLUSTERINGS = [gossip.equal(3), gossip.random(3), gossip.given([[0, 2, *range(4, 12)], [3, 1]]), gossip.by_labels(3)]
+UPLINKS: list[Any] = [compress.direct()]
+UPLINKS += [link(c) for c in COMPRESSORS for link in (compress.error_feedback, compress.memoryless)]
+DOWNLINKS: list[Any] = [compress.direct(), compress.replica(compress.sign(), every=3)]
+DOWNLINKS += [compress.replica(c, public_start=known) for c in COMPRESSORS for known in (True, False)]
+
+
+@pytest.mark.parametrize("part", COMPRESSORS, ids=repr)
+def test_compressors(part) -> None:
+    testing.check_compressor(part)
+
+
+@pytest.mark.parametrize("part", UPLINKS, ids=repr)
+def test_uplinks(part) -> None:
+    testing.check_uplink(part)
+
+
+@pytest.mark.parametrize("part", DOWNLINKS, ids=repr)
+def test_downlinks(part) -> None:
+    testing.check_downlink(part)
+
+
+@pytest.mark.parametrize("part", SERVERS, ids=repr)
+def test_servers(part) -> None:
+    testing.check_server(part)
+
+
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_aggregators(part) -> None:
+    testing.check_aggregator(part)
+
+
+@pytest.mark.parametrize("part", SAMPLERS, ids=repr)
+def test_samplers(part) -> None:
+    testing.check_sampler(part)
+
+
+@pytest.mark.parametrize("part", SOLVERS, ids=repr)
+def test_solvers(part) -> None:
+    testing.check_solver(part)
+
+
+@pytest.mark.parametrize("part", WORK, ids=repr)
+def test_work(part) -> None:
+    testing.check_work(part)
+
+
+@pytest.mark.parametrize("part", TOPOLOGIES, ids=repr)
+def test_topologies(part) -> None:
+    testing.check_topology(part)
+
+
+@pytest.mark.parametrize(("part", "sizes"), OF_ONE_SIZE, ids=repr)
+def test_topologies_of_certain_sizes(part, sizes) -> None:
+    testing.check_topology(part, sizes)
+
+
+@pytest.mark.parametrize("part", ACTIVITIES, ids=repr)
+def test_activities(part) -> None:
+    testing.check_activity(part)
+
+
+@pytest.mark.parametrize("part", CLUSTERINGS, ids=repr)
+def test_clusterings(part) -> None:
+    testing.check_clustering(part)
+
+
+def test_every_public_part_of_a_room_is_here() -> None:
+    """What a room makes public and what a check would take must have gone through it."""
+    for room, protocol, members in (
+        (server, server.ServerTransform, SERVERS),
+        (aggregate, aggregate.Aggregator, AGGREGATORS),
+        (compress, compress.Compressor, COMPRESSORS),
+        (sample, sample.Sampler, SAMPLERS),
+        (local, local.Solver, SOLVERS),
+        (local, local.LocalWork, WORK),
+        (gossip, gossip.Activity, ACTIVITIES),
+        (gossip, gossip.Clustering, CLUSTERINGS),
+        (gossip, gossip.Topology, [*TOPOLOGIES, *(part for part, _ in OF_ONE_SIZE)]),
+    ):
+        known = {type(member).__name__ for member in members}
+        for name in room.__all__:
+            kind = getattr(room, name)
+            own = isinstance(kind, type) and name.islower() and protocol in kind.__mro__
+            assert not own or name in known, f"{room.__name__}.{name} has not gone through its contract"
