@@ -355,3 +355,44 @@ def test_momentum_that_is_kept_from_round_to_round_is_kept_by_native_code_too():
     fresh = hansa.run(ALGORITHM, made("2NN", native=True), rounds=3, workers=1)
     assert torch.allclose(ours.params, eager.params, atol=1e-5)
     assert not torch.allclose(ours.params, fresh.params, atol=1e-4)
+
+
+class Million:
+    """A million clients whose rows are a function of their number."""
+
+    population = 1_000_000
+    inputs, targets = torch.zeros(10, 4), torch.zeros(10, dtype=torch.int64)
+    test_inputs = test_targets = None
+    asked = 0
+
+    @property
+    def sizes(self):
+        return torch.full((self.population,), 2)
+
+    def rows(self, client):
+        return torch.tensor([client % 10, (client + 1) % 10])
+
+    def samples(self, client):
+        self.asked += 1
+        return 2
+
+
+def test_a_million_clients_are_counted_at_once_where_the_data_can():
+    data = Million()
+    task = hansa.Task(lambda: nn.Linear(4, 2), F.cross_entropy, data)
+    assert data.asked == 0
+    assert task.population.count == 1_000_000
+    run = hansa.run(presets.fedavg(local_lr=0.1, steps=1, participation=1e-5), task, rounds=2, workers=1)
+    assert run.history[-1]["round"] == 2
+
+
+def test_a_client_without_samples_is_named_among_a_million():
+    class Gap(Million):
+        @property
+        def sizes(self):
+            sizes = super().sizes
+            sizes[765_432] = 0
+            return sizes
+
+    with pytest.raises(HansaError, match="client 765432 holds no samples"):
+        hansa.Task(lambda: nn.Linear(4, 2), F.cross_entropy, Gap())

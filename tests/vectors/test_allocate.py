@@ -112,3 +112,13 @@ def test_memory_may_come_back_while_the_same_thread_is_taking_or_giving():
     thread.join(10)
     assert not thread.is_alive()
     assert spare._bytes == 4000
+
+
+def test_vectors_larger_than_all_that_usually_lies_idle_are_kept_all_the_same(monkeypatch):
+    monkeypatch.setattr(allocate, "MOST", 1000)
+    memory = Allocator(least=0)
+    lent = [memory.empty(5000, torch.float32) for _ in range(10)]
+    places = {vector.data_ptr() for vector in lent}
+    del lent
+    again = [memory.empty(5000, torch.float32) for _ in range(8)]
+    assert {vector.data_ptr() for vector in again} <= places

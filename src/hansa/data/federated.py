@@ -93,9 +93,10 @@ class FederatedData:
 
     def rows(self, client: int) -> torch.Tensor:
         """The row numbers of one client: a view, never a copy."""
-        if not 0 <= client < self.population:
+        if not 0 <= client < self.offsets.shape[0] - 1:
             raise HansaError(f"{self.name}: client {client}: there are {self.population}, numbered from 0.")
-        return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+        first, last = self.offsets[client : client + 2].tolist()
+        return self.index[first:last]
 
     def samples(self, client: int) -> int:
         """How many samples one client holds."""

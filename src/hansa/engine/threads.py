@@ -109,9 +109,11 @@ class Threads:
                 del given, request, answer  # while it waits for the next
 
     def close(self) -> None:
-        """Let each worker finish what it is at, and end."""
+        """Let each worker finish the steps that it is at, and end."""
         for worker in self.members:
             worker.inbox.put(None)
+            if (solo := getattr(worker.shell, "solo", None)) is not None:
+                solo.stop = True
         while self.members:
             thread = self.members.pop().thread
             assert thread is not None

@@ -132,6 +132,7 @@ class Kernels(Structure):
         ("products32", CFUNCTYPE(c_double, _pointer, _pointer, _whole)),
         ("squares32", _squares),
         ("squares64", _squares),
+        ("digest", CFUNCTYPE(None, _pointer, _whole, _pointer, _pointer)),
         ("sign_pack", CFUNCTYPE(None, _pointer, _whole, _pointer, _pointer)),
         ("sign_add", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _whole, _pointer)),
         ("reaching", CFUNCTYPE(_whole, _pointer, _whole, c_float, _whole, _pointer, _pointer)),

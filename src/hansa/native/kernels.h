@@ -1,4 +1,5 @@
 /* The table of one instruction set; included last by each isa_*.c. */
+#include "digest.h"
 #include "stack.h"
 #include "wire.h"
 
@@ -19,6 +20,7 @@ const hansa_kernels HANSA_KERNELS = {
     .products32 = products32,
     .squares32 = squares32,
     .squares64 = squares64,
+    .digest = digest,
     .sign_pack = sign_pack,
     .sign_add = sign_add,
     .reaching = reaching,

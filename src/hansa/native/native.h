@@ -98,6 +98,7 @@ typedef struct {
     double (*products32)(const float *a, const float *b, int64_t n);
     double (*squares32)(const float *x, int64_t n, int64_t *finite);
     double (*squares64)(const double *x, int64_t n, int64_t *finite);
+    void (*digest)(const uint32_t *words, int64_t count, const uint32_t *keys, uint64_t *out);
     void (*sign_pack)(const float *x, int64_t n, uint8_t *bits, double *lanes);
     void (*sign_add)(const uint8_t *const *bits, const float *scales, int64_t packets, int64_t n, int64_t fresh,
                      float *out);

@@ -3,7 +3,6 @@ folds the reports. The three are pure: engines only carry orders and reports bet
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from hansa.rounds.cohort import Mixed, train_together
 from hansa.rounds.messages import Delivery, Lost, Order, Report, Trained, Upload, scoped
 from hansa.rounds.state import ServerState
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
+from hansa.vectors.fingerprint import fingerprint
 
 
 class Opened(NamedTuple):
@@ -137,11 +137,6 @@ def close_round(
     for report in sorted(reports, key=lambda report: report.cohort):
         closing.take(report)
     return closing.close()
-
-
-def fingerprint(vector: Vector) -> bytes:
-    """A digest of a model, so that an update made from another one is noticed."""
-    return hashlib.blake2b(vector.detach().cpu().contiguous().numpy().data, digest_size=16).digest()
 
 
 def _train_alone(algorithm: Algorithm, order: Order, got: Vectors, shell: Shell) -> Mixed:

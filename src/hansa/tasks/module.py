@@ -134,10 +134,10 @@ class Task:
             )
         self.model, self.loss, self.data = model, loss, data
         self.metrics = check_names({} if metrics is None else metrics)
-        self.population = Population(tuple(data.samples(i) for i in range(data.population)))
-        for client, samples in enumerate(self.population.samples):
-            if samples < 1:
-                raise HansaError(f"client {client} holds no samples: give it some, or leave it out of the data.")
+        self.population = Population(_samples(data))
+        if min(self.population.samples, default=0) < 1:
+            empty = next((i for i, samples in enumerate(self.population.samples) if samples < 1), 0)
+            raise HansaError(f"client {empty} holds no samples: give it some, or leave it out of the data.")
         example = _fresh(model, Key(0))
         self.name = name if name is not None else type(example).__name__
         self.layout = fitting_layout(self.name, self._example, loss, data.inputs, data.targets)
@@ -379,6 +379,14 @@ class ModuleShell:
                 _cast(data.test_targets, self.dtype, self.device),
             )
         return self._test
+
+
+def _samples(data: ClientData) -> tuple[int, ...]:
+    """How many samples each client holds; all at once where the data knows them so, one by one otherwise."""
+    sizes = getattr(data, "sizes", None)
+    if isinstance(sizes, torch.Tensor) and sizes.shape == (data.population,):
+        return tuple(sizes.tolist())
+    return tuple(data.samples(client) for client in range(data.population))
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -15,7 +15,7 @@ import torch
 from hansa.types import Vector
 
 LEAST = 1 << 16  # bytes; smaller vectors the allocator keeps at hand itself
-MOST = 1 << 29  # bytes that may lie idle
+MOST = 1 << 29  # bytes that may lie idle, or eight vectors of the largest kind
 _ALIGN = 64
 
 
@@ -33,7 +33,7 @@ class Allocator:
     True
     """
 
-    def __init__(self, least: int = LEAST, most: int = MOST) -> None:
+    def __init__(self, least: int = LEAST, most: int | None = None) -> None:
         self._least, self._most = least, most
         self._idle: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._bytes = 0
@@ -57,7 +57,8 @@ class Allocator:
     def give(self, memory: np.ndarray[Any, Any]) -> None:
         """Memory that nobody looks at any more."""
         with self._lock:
-            if self._bytes + memory.size <= self._most:
+            most = max(MOST, 8 * memory.size) if self._most is None else self._most
+            if self._bytes + memory.size <= most:
                 self._idle.setdefault(memory.size, []).append(memory)
                 self._bytes += memory.size
 
