@@ -15,9 +15,9 @@ from hansa.federation.messages import NotOurs, RoundOrders, RoundReports, Stamp
 from hansa.federation.site import Refusals
 from hansa.rounds import Opened
 from hansa.rounds.messages import Delivery, Lost, Order, Report
-from hansa.rounds.protocol import fingerprint
 from hansa.tasks import TaskLike
 from hansa.types import Vectors
+from hansa.vectors.fingerprint import fingerprint
 
 STAMP = "federation/stamp"
 """The row that the server keeps of every client: which version of its memory at the site is the admitted one."""

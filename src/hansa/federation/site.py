@@ -15,9 +15,9 @@ from hansa.federation.memory import RamVersions, Versions
 from hansa.federation.messages import NotOurs, RoundOrders, RoundReports, Stamp
 from hansa.rounds import client_round
 from hansa.rounds.messages import Delivery, Lost, Order, Report
-from hansa.rounds.protocol import fingerprint
 from hansa.tasks import TaskLike
 from hansa.types import MODEL, Vector, Vectors
+from hansa.vectors.fingerprint import fingerprint
 
 
 @dataclass(slots=True)
