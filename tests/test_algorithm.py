@@ -400,6 +400,14 @@ def test_a_citation_is_a_key_or_an_entry_of_ones_own(capsys) -> None:
     assert OWN in citations(hansa.presets.fedavg().with_server(one()))
 
 
+def test_a_part_that_is_no_dataclass_is_cited_too_also_in_a_chain() -> None:
+    class plain(lion):
+        cites = (OWN,)
+
+    assert OWN in citations(hansa.presets.fedavg().with_server(plain()))
+    assert OWN in citations(hansa.presets.fedavg().with_server(chain(scale(), plain())))
+
+
 @pytest.mark.parametrize("wrong", ["reddi2020", "@article me", "@article{me}", 7])
 def test_an_unknown_citation_is_an_error_that_names_the_part(wrong) -> None:
     class mistaken(cited):

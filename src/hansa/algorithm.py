@@ -392,6 +392,9 @@ def _walk(value: Any) -> Iterator[Any]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _walk(item)
-    elif isinstance(value, (tuple, list)) and any(is_dataclass(item) for item in value):
+    elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _walk(item)
+            if is_dataclass(item) or hasattr(item, "cites"):
+                yield from _walk(item)
+    elif hasattr(value, "cites"):  # a part that is no dataclass
+        yield value

@@ -102,6 +102,7 @@ TOPOLOGIES = [
     gossip.star(),
     gossip.exponential(),
     gossip.isolated(),
+    plugin.chordal_ring(),
 ]
 OF_ONE_SIZE = [
     (gossip.hypercube(), (1, 2, 4, 16)),
