@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,16 @@ def test_a_gzip_with_a_flipped_byte_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(content))
     with pytest.raises(DataError, match=r"images\.gz"):
         read_idx(tmp_path / "images", axes=3)
+
+
+def test_a_short_file_that_claims_much_takes_little_memory(tmp_path: Path) -> None:
+    content = struct.pack(">BBBB3I", 0, 0, 8, 3, 512, 512, 512) + bytes(100)
+    (tmp_path / "plain").write_bytes(content)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
+    for name in ("plain", "packed"):
+        tracemalloc.start()
+        with pytest.raises(DataError, match="expected 134217728 bytes for 512 x 512 x 512, found 100"):
+            read_idx(tmp_path / name, axes=3)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 5_000_000

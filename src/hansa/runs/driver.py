@@ -27,6 +27,7 @@ from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohor
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.messages import Lost, Order
+from hansa.runs.table import text_table
 from hansa.store import ClientStore, DiskStore, RamStore
 from hansa.tasks import TaskLike, generators
 from hansa.types import BUFFERS, MODEL, State, Vector
@@ -116,6 +117,10 @@ class Run:
             raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.params.")
         module: nn.Module = self.task.module(self.state.vectors)
         return module
+
+    def table(self, *columns: str, last: int = 5) -> str:
+        """The last rounds as text: ``print(run.table("round", "test_accuracy"))``. `frame` has all of them."""
+        return text_table(self.history, columns, last)
 
     def frame(self) -> pandas.DataFrame:
         """The history as a pandas frame, one row a round."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from hansa.tasks.metrics import (
 from hansa.tasks.private import Private
 from hansa.tasks.probe import Seen, look, same_bits
 from hansa.tasks.purity import warn_of_memory
+from hansa.tasks.rows import ClientData, Store
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.vectors import allocate
 from hansa.vectors.layout import converted, widened
@@ -46,47 +47,6 @@ log = logging.getLogger("hansa")
 
 _EVALUATION_BATCH = 500
 _PIECE = 1000  # test rows evaluated at a time: fixed, so that sums do not depend on the number of workers
-
-
-class ClientData(Protocol):
-    """What a task asks of federated data: one tensor of inputs, one of targets, and each client's rows of them."""
-
-    @property
-    def inputs(self) -> torch.Tensor: ...
-    @property
-    def targets(self) -> torch.Tensor: ...
-    @property
-    def test_inputs(self) -> torch.Tensor | None: ...
-    @property
-    def test_targets(self) -> torch.Tensor | None: ...
-    @property
-    def population(self) -> int: ...
-    def rows(self, client: int) -> torch.Tensor: ...
-    def samples(self, client: int) -> int: ...
-
-
-class Store:
-    """Inputs as a worker keeps them: images lie channels-last, so that a gathered batch is channels-last for free,
-    unless the model cannot work with it."""
-
-    def __init__(
-        self, inputs: torch.Tensor, dtype: torch.dtype, device: torch.device, channels_last: bool = True
-    ) -> None:
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        self.image = inputs.ndim == 4 and channels_last
-        if self.image:
-            inputs = inputs.permute(0, 2, 3, 1)
-        self.values = inputs.contiguous().to(device)
-
-    @property
-    def logical(self) -> torch.Tensor:
-        """All inputs in the shape the model knows, whatever their order in memory."""
-        return self.values.permute(0, 3, 1, 2) if self.image else self.values
-
-    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
-        batch = self.values.index_select(0, rows)
-        return batch.permute(0, 3, 1, 2) if self.image else batch
 
 
 class _Everything:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from hansa.data.errors import damaged, missing
 
 _UNSIGNED_BYTE = 0x08
+_BLOCK = 1 << 20
 _LARGEST = 1 << 28  # five times the largest file of the family: a small .gz may not fill the memory
 
 
@@ -42,6 +43,15 @@ def read_idx(path: Path, axes: int, remedy: str = "") -> tuple[npt.NDArray[np.ui
         raise damaged(found, "a whole gzip file", str(problem).rstrip(".")) from problem
 
 
+def _read(file: _Stream, count: int) -> bytes:
+    """At most so many bytes, in blocks: memory is taken for what there is, not for what is asked for."""
+    blocks, left = [], count
+    while left and (block := file.read(min(left, _BLOCK))):
+        blocks.append(block)
+        left -= len(block)
+    return b"".join(blocks)
+
+
 def _parse(path: Path, file: _Stream, axes: int) -> tuple[npt.NDArray[np.uint8], str]:
     size = 4 + 4 * axes
     head = file.read(size)
@@ -55,7 +65,7 @@ def _parse(path: Path, file: _Stream, axes: int) -> tuple[npt.NDArray[np.uint8],
     if count > _LARGEST:
         raise damaged(path, f"at most {_LARGEST} bytes", f"a head that claims {' x '.join(map(str, shape))}")
     # one byte more than claimed, so that a file that goes on is seen as wrong too
-    body = file.read(count + 1)
+    body = _read(file, count + 1)
     if len(body) != count:
         more = "more" if len(body) > count else str(len(body))
         raise damaged(path, f"{count} bytes for {' x '.join(map(str, shape))}", more)
