@@ -31,11 +31,15 @@ from hansa.compress import (
     sign,
     top_k,
 )
+from hansa.engine import Serial
+from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.measures import compression, gamma
+from hansa.runs import checkpoint
 from hansa.runs.driver import Run
+from hansa.store import RamStore
 
 KEY = Key(1)
 X = torch.from_numpy(np.random.default_rng(0).standard_normal(1001, dtype=np.float32))
@@ -227,6 +231,33 @@ def test_it_runs_on_any_number_of_workers_with_equal_bits(method: str, kind: str
     assert torch.equal(alone.trajectory, both.trajectory)
     assert alone.ledger.up_bytes == both.ledger.up_bytes
     assert alone.ledger.down_bytes == both.ledger.down_bytes
+
+
+def test_it_runs_where_everything_travels_as_bytes_and_uploads_are_spoilt_on_the_way() -> None:
+    faults = hansa.faults(after=0.1, scaled=0.2, flipped=0.2, nan=0.3, factor=3.0)
+
+    def finished(engine) -> Run:
+        return Run(METHODS["both ways"](), lab.task(), seed=2, keep_params=True, faults=faults, engine=engine).advance(
+            6
+        )
+
+    kept, carried = finished(Serial), finished(Loopback)
+    assert {lost.reason for _, lost in kept.lost} == {"lost", "non-finite"}
+    assert torch.equal(kept.trajectory, carried.trajectory)
+
+
+def test_a_run_with_it_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    def begun() -> Run:
+        return Run(METHODS["both ways"](), lab.task(), seed=3, store=RamStore())
+
+    through, first = begun().advance(6), begun().advance(3)
+    checkpoint.save(tmp_path, {"run": first.tree(), "rows": first.store.tree()}, {"round": 3})
+    found = checkpoint.load(tmp_path).state
+    again = Run(METHODS["both ways"](), lab.task(), seed=3, store=RamStore.restore(found["rows"]))
+    again.restore(found["run"], first.history)
+    again.advance(3)
+    assert any(len(entry) for entry in found["run"]["server"]["downlink"]["model"]["log"]), "packets were in it"
+    assert torch.equal(again.params, through.params)
 
 
 def test_fedcams_both_ways_sends_its_packets_and_measures_them() -> None:
