@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
 
-.PHONY: demo test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: demo e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  speed against peers  make bench-quick  without peers"
 	@echo "make fuzz   packets, readers     make torture      kills, corruptions, losses: the long forms"
+	@echo "make e2e    engines of others: Ray"
 	@echo "make sanitize  the native kernels under address and undefined-behaviour sanitizers"
 
 # torch first, so that nothing else decides which build of it is taken
@@ -40,6 +41,11 @@ format: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/python tests/fuzz/fuzz_decode.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
+
+# what needs other people's engines: a Ray cluster in a network of its own, where that can be made
+e2e: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	HANSA_E2E=1 $$(unshare -n true 2>/dev/null && echo unshare -n) sh -c 'ip link set lo up 2>/dev/null; $(BIN)/python -m pytest -q tests/e2e'
 
 torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture

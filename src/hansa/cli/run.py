@@ -58,6 +58,9 @@ def run(
     seed: Seed = None,
     seeds: Seeds = None,
     workers: Workers = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Short for --set engine=...: pool, or ray for a cluster.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run's folder; by default a new one below runs/.")
     ] = None,
@@ -76,7 +79,7 @@ def run(
     from hansa.runs.trackers import check
 
     check(track or [])
-    asked = changes(sets, rounds, seed, workers, seeds)
+    asked = [*changes(sets, rounds, seed, workers, seeds), *([f"engine.kind={engine}"] if engine else [])]
     if resume and overwrite:
         raise HansaError("--resume and --overwrite: expected one of the two.")
     if resume and folder is not None and RunFolder(folder).exists:
@@ -168,7 +171,7 @@ def refuse_differences(folder: Path, then: Config, now: Config) -> None:
     from hansa.runs.trackers import flat
 
     before, after = flat(to_data(then)), flat(to_data(now))
-    keys = sorted({*before, *after} - {"rounds", "workers"})
+    keys = sorted({*before, *after} - {"rounds", "workers", "engine"})
     told = [
         f"{key}: {before.get(key, 'not set')!s:.60} there, {after.get(key, 'not set')!s:.60} asked for"
         for key in keys

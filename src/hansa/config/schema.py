@@ -26,7 +26,12 @@ def json_schema() -> dict[str, Any]:
     section["properties"]["preset"] = {**section["properties"]["preset"], **method}
     section["properties"].update(words)
     section["additionalProperties"] = True  # a preset of one's own has words of its own
-    bare: dict[str, Any] = {"algorithm": method, "model": {"type": "string"}, "data": {"type": "string"}}
+    bare: dict[str, Any] = {
+        "algorithm": method,
+        "model": {"type": "string"},
+        "data": {"type": "string"},
+        "engine": {"type": "string"},
+    }
     for name, word_schema in bare.items():
         schema["properties"][name] = {"anyOf": [word_schema, schema["properties"][name]]}
     schema["$defs"].update(definitions())

@@ -196,6 +196,15 @@ class CompressSection(Section):
     """The model's broadcast is compressed too: true for the same compressor, or another one, or a downlink."""
 
 
+class EngineSection(Section):
+    """What carries clients' work; the result does not depend on it."""
+
+    kind: Literal["pool", "ray"] = "pool"
+    """The pool of this machine, or actors of a Ray cluster (pip install 'hansa[ray]')."""
+    address: str | None = None
+    """Of the Ray cluster; by default one is started here for the run."""
+
+
 class EvaluateSection(Section):
     """When and what to measure."""
 
@@ -235,6 +244,7 @@ class Config(Section):
     """Several runs as one result: how many seeds, from `seed` on, or a list of them."""
     rounds: Count = 30
     """Communication rounds."""
+    engine: EngineSection = EngineSection()
     workers: Count | Literal["auto"] = "auto"
     """Workers; the result does not depend on their number. `auto` uses all cores when that pays."""
     quorum: Count = 1
@@ -267,7 +277,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
-    @field_validator("algorithm", "model", "data", mode="before")
+    @field_validator("algorithm", "model", "data", "engine", mode="before")
     @classmethod
     def _bare_word(cls, value: Any, info: Any) -> Any:
         return {SHORT[info.field_name]: value} if isinstance(value, str) else value

@@ -16,7 +16,7 @@ from hansa.registry import Keys
 
 _PLACE = re.compile("[0-9]{1,9}")  # in a list
 
-SHORT = {"algorithm": "preset", "model": "name", "data": "name"}
+SHORT = {"algorithm": "preset", "model": "name", "data": "name", "engine": "kind"}
 """What a bare word means in the sections that have a name; everywhere else it is the ``kind`` of a part."""
 
 

@@ -1,9 +1,10 @@
 """Engines: they only transport."""
 
 from hansa.engine.choose import choose
+from hansa.engine.cluster import RayPool
 from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
 from hansa.engine.processes import Processes
 from hansa.engine.serial import Engine, Networked, Serial
 
-__all__ = ["Engine", "Loopback", "Networked", "Pool", "Processes", "Serial", "choose"]
+__all__ = ["Engine", "Loopback", "Networked", "Pool", "Processes", "RayPool", "Serial", "choose"]

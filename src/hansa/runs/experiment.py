@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hansa import data
 from hansa.config import Config, algorithm, build, parts
-from hansa.engine import choose
+from hansa.engine import RayPool, choose
+from hansa.engine.choose import EngineFactory
 from hansa.errors import HansaError
 from hansa.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.rounds.ledger import Ledger
@@ -251,9 +253,17 @@ def identity(config: Config) -> str:
     >>> identity(from_text("rounds: 3")) == identity(from_text("rounds: 5\\nworkers: 2"))
     True
     """
-    watching = {"name", "rounds", "workers", "evaluate", "checkpoint", "links"}
+    watching = {"name", "rounds", "engine", "workers", "evaluate", "checkpoint", "links"}
     told = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
     return io.sha256(json.dumps(told, sort_keys=True).encode())
+
+
+def _engine(config: Config, done: int) -> EngineFactory:
+    """What carries the run's work."""
+    workers = None if config.workers == "auto" else config.workers
+    if config.engine.kind == "ray":
+        return partial(RayPool, workers=workers, address=config.engine.address)
+    return choose(workers, config.rounds - done)
 
 
 def living_run(config: Config, held: data.FederatedData, store: ClientStore | None = None, done: int = 0) -> Run:
@@ -275,7 +285,7 @@ def living_run(config: Config, held: data.FederatedData, store: ClientStore | No
         faults=parts.FAULTS.build(config.faults),
         max_norm=config.max_norm,
         measures=observed,
-        engine=choose(None if config.workers == "auto" else config.workers, config.rounds - done),
+        engine=_engine(config, done),
     )
     run.ledger = Ledger(parts.LINKS.build(config.links))
     return run

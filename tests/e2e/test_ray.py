@@ -1,0 +1,128 @@
+"""The Ray engine is equal to the serial one, also when an actor or a node is lost in mid-round. `make e2e` runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa import presets
+from hansa.engine import Serial
+from hansa.engine.cluster import RayPool
+from hansa.runs.driver import Run
+
+ray = pytest.importorskip(
+    "ray", reason="the Ray engine is not exercised: ray is not installed (pip install 'hansa[ray]')"
+)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(os.environ.get("HANSA_E2E") != "1", reason="the Ray engine is exercised by make e2e"),
+]
+
+SIZES = (4, 17, 9, 23, 12)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+def task():
+    draw = torch.Generator().manual_seed(0)
+    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
+    inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
+    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:20], targets[:20]))
+    return hansa.Task(Net, nn.functional.cross_entropy, held)
+
+
+METHODS = {
+    "fedavg": presets.fedavg(steps=2, batch_size=3, participation=0.6),
+    "two-way fedcams": presets.fedcams(steps=2, batch_size=3, participation=0.6, two_way=True),
+    "scaffold": presets.scaffold(steps=2, batch_size=3),
+    "cafga": presets.cafga(steps=2, batch_size=3, clusters=2),
+    "fedaware": presets.fedaware(steps=2, batch_size=3, participation=0.6),
+}
+
+
+@pytest.fixture
+def local():
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def same(run, expected):
+    assert torch.equal(run.params, expected.params)
+    assert run.store.digest() == expected.store.digest()
+    for a, b in zip(run.history, expected.history, strict=True):
+        assert repr({**a, "seconds": 0}) == repr({**b, "seconds": 0})
+
+
+def test_every_family_is_the_serial_run(local):
+    for name, method in METHODS.items():
+        found = Run(method, task(), engine=partial(RayPool, workers=2)).advance(3)
+        same(found, Run(method, task(), engine=Serial).advance(3)), name
+
+
+class Slow(Net):
+    def forward(self, x):
+        time.sleep(0.2)
+        return super().forward(x)
+
+
+def slow_task():
+    made = task()
+    return hansa.Task(Slow, nn.functional.cross_entropy, made.data)
+
+
+def test_an_actor_that_is_killed_in_mid_round_costs_time_only(local, caplog):
+    method = presets.scaffold(steps=2, batch_size=3)
+    pools, killed = [], []
+
+    def engine(*parts):
+        pools.append(RayPool(*parts, workers=2))
+        return pools[-1]
+
+    def after_the_first_round(run, record):
+        if record["round"] == 1:
+            killed.append(ray.get(pools[0]._actors[0].handle.pid.remote()))
+            threading.Timer(0.5, os.kill, (killed[0], signal.SIGKILL)).start()
+
+    run = Run(method, slow_task(), engine=engine).advance(3, [after_the_first_round])
+    same(run, Run(method, slow_task(), engine=Serial).advance(3))
+    assert killed
+    assert "its actor was lost" in caplog.text
+
+
+def test_a_node_that_is_lost_in_mid_round_costs_time_only(caplog):
+    """Three nodes in a network of their own; one of them goes without a word."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    words = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+    cluster.add_node(**words)
+    nodes = [cluster.add_node(**{k: v for k, v in words.items() if k != "include_dashboard"}) for _ in range(2)]
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        method = presets.fedcams(steps=2, batch_size=3, two_way=True)
+
+        def after_the_first_round(run, record):
+            if record["round"] == 1:
+                threading.Timer(0.5, lambda: cluster.remove_node(nodes[1], allow_graceful=False)).start()
+
+        run = Run(method, slow_task(), engine=partial(RayPool, workers=2)).advance(4, [after_the_first_round])
+        same(run, Run(method, slow_task(), engine=Serial).advance(4))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
