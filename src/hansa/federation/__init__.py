@@ -6,8 +6,8 @@ upon which stamp a client builds. So duplicates, lost replies and restarts on ei
 is that of the serial engine, bit for bit.
 """
 
+from hansa.federation.exchange import RoundOrders, RoundReports, Stamp
 from hansa.federation.memory import DiskVersions, RamVersions, Versions
-from hansa.federation.messages import RoundOrders, RoundReports, Stamp
 from hansa.federation.server import Federation, Transport
 from hansa.federation.site import Refusals, Site
 

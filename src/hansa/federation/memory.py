@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hansa.errors import HansaError
-from hansa.federation.messages import Stamp
+from hansa.federation.exchange import Stamp
 from hansa.rounds import frames
 from hansa.rounds.frames import Blobs
 from hansa.store import io

@@ -11,7 +11,7 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.request import Recall, as_it_is
 from hansa.errors import HansaError
-from hansa.federation.messages import NotOurs, RoundOrders, RoundReports, Stamp
+from hansa.federation.exchange import NotOurs, RoundOrders, RoundReports, Stamp
 from hansa.federation.site import Refusals
 from hansa.rounds import Opened
 from hansa.rounds.messages import Delivery, Lost, Order, Report

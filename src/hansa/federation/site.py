@@ -11,8 +11,8 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.compress import PacketError
 from hansa.errors import HansaError
+from hansa.federation.exchange import NotOurs, RoundOrders, RoundReports, Stamp
 from hansa.federation.memory import RamVersions, Versions
-from hansa.federation.messages import NotOurs, RoundOrders, RoundReports, Stamp
 from hansa.rounds import client_round
 from hansa.rounds.messages import Delivery, Lost, Order, Report
 from hansa.tasks import TaskLike

@@ -21,7 +21,11 @@ from hansa.native.solo import Settings, Solo, shuffles_like_numpy
 from hansa.native.stack import Stack
 from hansa.tasks import generators
 from hansa.tasks.forms import Loss, fitting_layout, native_form
-from hansa.tasks.metrics import (
+from hansa.tasks.private import Private
+from hansa.tasks.probe import Seen, look, same_bits
+from hansa.tasks.purity import warn_of_memory
+from hansa.tasks.samples import ClientData, Store
+from hansa.tasks.scores import (
     BUILT_IN,
     Metric,
     Score,
@@ -35,10 +39,6 @@ from hansa.tasks.metrics import (
     together,
     total,
 )
-from hansa.tasks.private import Private
-from hansa.tasks.probe import Seen, look, same_bits
-from hansa.tasks.purity import warn_of_memory
-from hansa.tasks.rows import ClientData, Store
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.vectors import allocate
 from hansa.vectors.layout import converted, widened
@@ -66,7 +66,7 @@ class Task:
     number of hits, one value a row, or a mean of such, and is reported as test_accuracy; by default it is
     classification accuracy where targets are class numbers. ``metrics`` are functions of the outputs and targets of
     all test rows at once: ``{"auc": roc_auc}`` is reported as test_auc. The loss may be a mean or a sum over rows, or
-    weighted: see `hansa.tasks.metrics.summed` for what the test loss is then. A model of float64 parameters is trained
+    weighted: see `hansa.tasks.scores.summed` for what the test loss is then. A model of float64 parameters is trained
     in float64. Buffers that clients change are averaged; constants, counters and masks keep their first value. What
     a model remembers otherwise is put back before each client, and what it draws is seeded from the client's key.
 
