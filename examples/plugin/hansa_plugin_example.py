@@ -97,6 +97,6 @@ class chordal_ring(Topology):
         return metropolis(n, {tuple(sorted((i, (i + hop) % n))) for i in range(n) for hop in hops})
 
 
-def fedlion(*, lr: Rate = 0.01, **common: Unpack[presets.Common]):
-    """FedLion: FedAvg's clients, Lion at the server."""
+def server_lion(*, lr: Rate = 0.01, **common: Unpack[presets.Common]):
+    """Server Lion: FedAvg's clients, Lion at the server."""
     return presets.fedavg(**common).with_server(lion(lr))

@@ -27,14 +27,14 @@ NAMES = {
     "aggregate": "geometric_median",
     "sampler": "round_robin",
     "topology": "chordal_ring",
-    "preset": "fedlion",
+    "preset": "server_lion",
 }
 SETTING = """
 rounds: 3
 workers: 1
 data: {name: synthetic, clients: 6, options: {largest: 60}}
 model: {name: mlp, options: {hidden: 5}}
-algorithm: {preset: fedlion, lr: 0.02}
+algorithm: {preset: server_lion, lr: 0.02}
 local: {lr: 0.05, steps: 3, batch_size: 10}
 aggregate: {kind: geometric_median, iterations: 4}
 uplink: {kind: error_feedback, compressor: {kind: ternary, threshold: 0.5}}
@@ -129,12 +129,12 @@ def test_its_names_are_listed(cli):
         if kind != "preset":
             assert re.search(rf"\b{name} .*", listed), name
     assert "(hansa-plugin-example 0.1.0)" in " ".join(listed.split())
-    assert "FedLion: FedAvg's clients, Lion at the server." in cli("presets").stdout
-    assert "fedlion" in json.loads(cli("presets", "--json").stdout)
+    assert "Server Lion: FedAvg's clients, Lion at the server." in cli("presets").stdout
+    assert "server_lion" in json.loads(cli("presets", "--json").stdout)
     for command in ("topology", "run", "compare", "presets"):
         assert "chordal_ring (topology)" in " ".join(cli(command, "--help").stdout.split()), command
     schema = json_schema()
-    assert "fedlion" in schema["$defs"]["AlgorithmSection"]["properties"]["preset"]["anyOf"][0]["enum"]
+    assert "server_lion" in schema["$defs"]["AlgorithmSection"]["properties"]["preset"]["anyOf"][0]["enum"]
     for kind, name in NAMES.items():
         if kind != "preset":
             assert name in [part.get("title") for part in schema["$defs"][kind]["anyOf"]]
@@ -142,11 +142,11 @@ def test_its_names_are_listed(cli):
 
 def test_its_names_are_suggested_and_its_arguments_checked(cli):
     for words, said in [
-        (["compare", "fedlian"], "Did you mean fedlion"),
+        (["compare", "server_lian"], "Did you mean server_lion"),
         (["topology", "chordal_rin"], "Did you mean chordal_ring?"),
         (["config", "show", "small.yaml", "-s", "sample.kind=round_robbin"], "Did you mean round_robin?"),
         (["config", "show", "small.yaml", "-s", "uplink.compressor.treshold=1"], "Did you mean threshold?"),
-        (["config", "show", "small.yaml", "-s", "algorithm.lrr=1"], "fedlion has no such word. Did you mean lr?"),
+        (["config", "show", "small.yaml", "-s", "algorithm.lrr=1"], "server_lion has no such word. Did you mean lr?"),
     ]:
         result = cli(*words)
         assert result.exit_code == 2, words
@@ -157,24 +157,24 @@ def test_it_runs_compares_sweeps_and_is_reported(cli, plugged):
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
     assert load(plugged / "out" / "config.yaml") == from_text(ROUND_ROBIN)
     assert cli("resume", "out", "--rounds", "4", "-q").exit_code == 0
-    compared = cli("compare", "fedavg", "fedlion", "-c", "small.yaml", "-q", "-r", "1", "-s", "sample.count=2")
+    compared = cli("compare", "fedavg", "server_lion", "-c", "small.yaml", "-q", "-r", "1", "-s", "sample.count=2")
     assert compared.exit_code == 0, compared.output
-    assert "fedlion" in (plugged / "report.html").read_text()
+    assert "server_lion" in (plugged / "report.html").read_text()
     swept = cli(
-        "sweep", "small.yaml", "algorithm=fedavg,fedlion", "aggregate=mean,geometric_median", "-q", "-o", "grid"
+        "sweep", "small.yaml", "algorithm=fedavg,server_lion", "aggregate=mean,geometric_median", "-q", "-o", "grid"
     )
     assert swept.exit_code == 0, swept.output
     with open(plugged / "grid" / "results.csv") as file:
         rows = {(row["algorithm"], row["aggregate"]) for row in csv.DictReader(file)}
-    assert rows == {(a, b) for a in ("fedavg", "fedlion") for b in ("mean", "geometric_median")}
+    assert rows == {(a, b) for a in ("fedavg", "server_lion") for b in ("mean", "geometric_median")}
     assert cli("report", "out", "-o", "page.html").exit_code == 0
     assert "geometric_median" in (plugged / "page.html").read_text()
     assert "0.6" in cli("topology", "chordal_ring", "-n", "8").stdout
 
 
 def test_without_the_package_its_names_are_not_known():
-    with pytest.raises(ValueError, match="no preset 'fedlion'"):
-        from_text("algorithm: fedlion")
+    with pytest.raises(ValueError, match="no preset 'server_lion'"):
+        from_text("algorithm: server_lion")
 
 
 def test_the_commands_of_its_readme_are_commands(cli):

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from hansa import data, models
 from hansa.config import parts
 from hansa.config.sections import Config
-from hansa.errors import HansaError, near
+from hansa.errors import HansaError, near, shown
 from hansa.registry import user_code
 from hansa.tasks import Task
 
 CLIENTS = 50
 ALPHA = 0.3
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "bce": functional.binary_cross_entropy_with_logits,
+    "cross_entropy": functional.cross_entropy,
+    "huber": functional.huber_loss,
+    "l1": functional.l1_loss,
+    "mse": functional.mse_loss,
+    "nll": functional.nll_loss,
+}
+"""Losses by name; bce is of logits."""
 
 
 def federated(config: Config, split: data.Split | None = None) -> data.FederatedData:
@@ -27,13 +35,22 @@ def federated(config: Config, split: data.Split | None = None) -> data.Federated
     asked = config.data
     how = parts.PARTITION.build(asked.partition)
     seed = config.seed if asked.seed is None else asked.seed
-    if asked.name in set(data.names()) - set(data.SOURCES):  # synthetic: it brings its own clients
+    if asked.factory is not None:
+        made = _own_data(asked.factory, asked.options)
+        if isinstance(made, data.FederatedData):
+            if how is not None or asked.clients is not None:
+                raise data.DataError(f"data.factory: {asked.factory} gives data that has its clients: leave out "
+                                     "partition and clients.")  # fmt: skip
+            return made
+        found = made
+    elif asked.name in set(data.names()) - set(data.SOURCES):  # synthetic: it brings its own clients
         return data.federate(asked.name, how, asked.clients, seed, **asked.options)
-    known = {name.replace("-", "").replace("_", ""): name for name in data.names()}
-    plain = asked.name.lower().replace("-", "").replace("_", "")
-    if plain not in known:
-        raise data.DataError(f"data.name: no data set {asked.name!r}. {near(asked.name, data.names())}")
-    found = _loaded(known[plain], str(data.data_folder(asked.folder)), json.dumps(asked.options, sort_keys=True))
+    else:
+        known = {name.replace("-", "").replace("_", ""): name for name in data.names()}
+        plain = asked.name.lower().replace("-", "").replace("_", "")
+        if plain not in known:
+            raise data.DataError(f"data.name: no data set {asked.name!r}. {near(asked.name, data.names())}")
+        found = _loaded(known[plain], str(data.data_folder(asked.folder)), json.dumps(asked.options, sort_keys=True))
     if split is not None:
         return data.with_clients(found, split)
     if how is None:
@@ -43,6 +60,19 @@ def federated(config: Config, split: data.Split | None = None) -> data.Federated
     return data.partition(found, how, clients, seed)
 
 
+def _own_data(place: str, options: Mapping[str, Any]) -> data.Dataset | data.FederatedData:
+    """What a function of the user's gives, called with the options."""
+    try:
+        made = own_function("data.factory", place)(**options)
+    except TypeError as error:
+        raise data.DataError(f"data.factory: {place}: {error}.") from error
+    if not isinstance(made, (data.Dataset, data.FederatedData)):
+        raise data.DataError(
+            f"data.factory: {place} gives {shown(made)}: expected data, as from hansa.data.from_arrays(...)."
+        )
+    return made
+
+
 @lru_cache(maxsize=1)
 def _loaded(name: str, folder: str, options: str) -> data.Dataset:
     """The data set that the last run had, if this one has the same: comparisons and sweeps read it once."""
@@ -50,11 +80,13 @@ def _loaded(name: str, folder: str, options: str) -> data.Dataset:
 
 
 def task(config: Config, held: data.FederatedData) -> Task:
-    """The model and loss of a run on its data: cross-entropy on class numbers, squared error on others."""
-    loss = functional.mse_loss if held.targets.is_floating_point() else functional.cross_entropy
+    """The model, loss and metrics of a run on its data."""
     asked = config.model
+    metric = None if asked.metric is None else own_function("model.metric", asked.metric)
+    metrics = {name: own_function(f"model.metrics.{name}", place) for name, place in asked.metrics.items()}
+    build = partial(Task, loss=_loss(asked.loss, held), data=held, metric=metric, metrics=metrics)
     if asked.factory is not None:
-        made = Task(partial(user_factory(asked.factory), **asked.options), loss, held, name=asked.factory)
+        made = build(partial(own_function("model.factory", asked.factory), **asked.options), name=asked.factory)
         if made.dtype == torch.float64 and config.dtype != "float64":
             raise HansaError(
                 f"model.factory: {asked.factory} makes a model of float64 parameters, which dtype: {config.dtype} "
@@ -65,7 +97,7 @@ def task(config: Config, held: data.FederatedData) -> Task:
         raise HansaError(f"{held.name} has no classes, as Hansa's models need: name your own with model.factory.")
     name = asked.name if asked.name is not None else suited(held)
     make = partial(models.build, name, classes=held.classes, shape=held.shape, **asked.options)
-    return Task(make, loss, held, name=f"{name} on {held.name}")
+    return build(make, name=f"{name} on {held.name}")
 
 
 def suited(held: data.FederatedData) -> str:
@@ -77,15 +109,25 @@ def suited(held: data.FederatedData) -> str:
     return "logistic" if held.shape != (2,) else "mlp"
 
 
-def user_factory(place: str) -> Callable[..., nn.Module]:
-    """MODULE:FUNCTION that makes a model, imported from the current folder or the environment."""
+def own_function(key: str, place: str) -> Callable[..., Any]:
+    """MODULE:FUNCTION, imported from the current folder or the environment."""
     try:
-        made: Any = user_code.find(place)
-        if not callable(made):
-            raise HansaError(f"{place!r}: expected a function that makes a model, found {made!r}.")
+        made = user_code.find(place)
     except HansaError as error:
-        raise HansaError(f"model.factory: {error}") from error
+        raise HansaError(f"{key}: {error}") from error
+    if not callable(made):
+        raise HansaError(f"{key}: {place!r}: expected a function, found {shown(made)}.")
     return made  # type: ignore[no-any-return]
+
+
+def _loss(asked: str | None, held: data.FederatedData) -> Callable[..., torch.Tensor]:
+    if asked is None:
+        return functional.mse_loss if held.targets.is_floating_point() else functional.cross_entropy
+    if user_code.is_place(asked):
+        return own_function("model.loss", asked)
+    if asked not in LOSSES:
+        raise HansaError(f"model.loss: no loss {shown(asked)}. {near(asked, LOSSES)} Or MODULE:FUNCTION of yours.")
+    return LOSSES[asked]
 
 
 def dtype(config: Config) -> torch.dtype:

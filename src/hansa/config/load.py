@@ -74,6 +74,8 @@ def algorithm(config: Config) -> Algorithm:
 def to_data(config: Config) -> dict[str, Any]:
     """What was said or has a fixed default, as plain data; sections that say nothing are left out."""
     data = config.model_dump(exclude_none=True)
+    if config.data.factory is not None:
+        del data["data"]["name"]
     trimmed = {key: _without_empty(value) for key, value in data.items()}
     return {key: value for key, value in trimmed.items() if value != {}}
 

@@ -44,8 +44,17 @@ class DataSection(Section):
     """Of the partition; by default the run's seed."""
     folder: str | None = None
     """Where the files are; by default HANSA_DATA, or the platform's cache folder."""
+    factory: str | None = None
+    """MODULE:FUNCTION that gives your data, whole or federated, in place of a name. Reading such a file runs that
+    module's code."""
     options: dict[str, Any] = {}
-    """Of the data set, such as alpha and beta of synthetic."""
+    """Of the data set, such as alpha and beta of synthetic; arguments of the factory."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> DataSection:
+        if "name" in self.model_fields_set and self.factory is not None:
+            raise ValueError("name and factory: expected one of the two.")
+        return self
 
 
 class ModelSection(Section):
@@ -57,6 +66,13 @@ class ModelSection(Section):
     """MODULE:FUNCTION that makes your nn.Module, in place of a name. Reading such a file runs that module's code."""
     options: dict[str, Any] = {}
     """Arguments of the model."""
+    loss: str | None = None
+    """Of (output, target): cross_entropy, mse, l1, huber, bce, nll, or MODULE:FUNCTION of yours; by default
+    cross_entropy on class numbers, mse on others."""
+    metric: str | None = None
+    """MODULE:FUNCTION of (output, target) to hits, reported as test_accuracy."""
+    metrics: dict[str, str] = {}
+    """Names to MODULE:FUNCTION of all test outputs and targets, reported as test_NAME."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> ModelSection:

@@ -1,0 +1,124 @@
+"""Data, models, losses and metrics of one's own, named in a file."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from hansa.config import build, from_text, to_text
+from hansa.errors import HansaError
+from hansa.runs.experiment import Experiment
+
+OWN = """
+import torch
+from torch import nn
+from hansa import data
+
+def whole(rows=90):
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
+    return data.Dataset("mine", x, (x.sum(1) > 0).long(), x[:20], (x[:20].sum(1) > 0).long(), classes=2)
+
+def dealt(rows=60):
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
+    owners = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 10, 15, rows - 30]))
+    return data.from_arrays(x, x.sum(1), clients=owners, test=(x[:20], x[:20].sum(1)))
+
+class Line(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.layer = nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.layer(x).squeeze(1)
+
+def quartic(output, target):
+    return ((output - target) ** 4).mean()
+
+def near(output, target):
+    return ((output - target).abs() < 0.5).sum()
+
+def worst(output, target):
+    return (output - target).abs().max()
+
+number = 3
+"""
+SMALL = "rounds: 3\nworkers: 1\nlocal: {steps: 2, batch_size: 4, lr: 0.01}\n"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "data_of_mine.py").write_text(OWN)
+    yield tmp_path
+    sys.modules.pop("data_of_mine", None)
+
+
+REGRESSION = (
+    SMALL
+    + """
+data: {factory: data_of_mine:dealt, options: {rows: 70}}
+model: {factory: data_of_mine:Line, loss: data_of_mine:quartic, metric: data_of_mine:near,
+        metrics: {worst: data_of_mine:worst}}
+"""
+)
+
+
+def test_everything_of_ones_own_runs_is_written_down_and_resumed_exactly(own):
+    config = from_text(REGRESSION)
+    assert from_text(to_text(config)) == config
+    whole = Experiment.new(config, own / "whole")
+    whole.go()
+    last = whole.run.history[-1]
+    held = build.federated(config)
+    model = whole.run.model
+    with torch.no_grad():
+        apart = (model(held.test_inputs) - held.test_targets).abs()
+    assert last["test_loss"] == pytest.approx(float((apart**4).mean()), rel=1e-5)
+    assert last["test_accuracy"] == pytest.approx(float((apart < 0.5).double().mean()))
+    assert last["test_worst"] == pytest.approx(float(apart.max()), rel=1e-5)
+    assert held.population == 4
+    assert [held.samples(client) for client in range(4)] == [5, 10, 15, 40]
+    part = Experiment.new(config, own / "part")
+    part.go([lambda run, record: record["round"] == 1])
+    again = Experiment.resumed(own / "part")
+    again.go()
+    assert torch.equal(again.run.params, whole.run.params)
+
+
+def test_whole_data_is_dealt_as_any_other(own):
+    config = from_text(SMALL + "data: {factory: data_of_mine:whole, clients: 5, partition: iid}\nmodel: logistic")
+    held = build.federated(config)
+    assert (held.population, held.classes) == (5, 2)
+    assert sorted(held.samples(client) for client in range(5)) == [18] * 5
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "mse", "l1", "huber", "bce", "nll"])
+def test_losses_have_names(name):
+    assert callable(build.LOSSES[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("data: {factory: data_of_mine:hole}", "data.factory: 'data_of_mine:hole': .* Did you mean whole"),
+        ("data: {factory: data_of_mine:number}", "data.factory: 'data_of_mine:number': expected a function, found 3"),
+        ("data: {factory: data_of_mine:quartic}", "data.factory: data_of_mine:quartic: .*missing 2 required"),
+        ("data: {factory: data_of_mine:Line}", "(?s)gives Line.*expected data, as from hansa.data.from_arrays"),
+        ("data: {factory: data_of_mine:dealt, clients: 3}", "gives data that has its clients: leave out"),
+        ("data: {factory: data_of_mine:dealt}\nmodel: {factory: data_of_mine:Line, loss: msee}", "no loss 'msee'. Did"),
+        ("model: {metric: data_of_mine:neer}", "model.metric: .* Did you mean near"),
+        ("model: {metrics: {bad: data_of_mine:number}}", "model.metrics.bad: .*expected a function"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_key(own, text, said):
+    config = from_text(SMALL + text)
+    with pytest.raises(HansaError, match=said):
+        build.task(config, build.federated(config))
+
+
+def test_a_name_and_a_factory_are_one_too_many():
+    with pytest.raises(HansaError, match=r"data: .*name and factory: expected one of the two"):
+        from_text("data: {name: mnist, factory: 'a:b'}")
