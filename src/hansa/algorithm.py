@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hansa.aggregate import Aggregator, mean
@@ -20,7 +20,7 @@ from hansa.local import sgd as sgd_solver
 from hansa.local.mixing import Mixing as Mixing
 from hansa.local.solvers import check_solver
 from hansa.local.work import check_work
-from hansa.protocols import declared
+from hansa.protocols import declared, walk
 from hansa.sample import Sampler, check_sampler, uniform
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import ServerTransform, scale
@@ -376,25 +376,9 @@ class Algorithm:
 
     def parts(self) -> Iterator[Any]:
         """Every part in use, outermost first."""
-        yield from _walk(self)
+        yield from walk(self)
 
 
 def _gossips(optimizer: ServerTransform | None) -> bool:
     """Whether rows of a local optimizer's state are mixed with the models."""
     return optimizer is not None and bool(declared(optimizer, ServerTransform, "shared"))
-
-
-def _walk(value: Any) -> Iterator[Any]:
-    if is_dataclass(value) and not isinstance(value, type):
-        yield value
-        for item in fields(value):
-            yield from _walk(getattr(value, item.name))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _walk(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            if is_dataclass(item) or hasattr(item, "cites"):
-                yield from _walk(item)
-    elif hasattr(value, "cites"):  # a part that is no dataclass
-        yield value

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from hansa.errors import HansaError, near
@@ -65,6 +67,23 @@ def wrong(
     end = f": {instead}." if instead else f", with {_listed(missing)}." if missing else "."
     rest = f" {example}" if example and not instead else ""
     return HansaError(f"{owner}({argument}={shown}): expected {noun}{end}{rest}")
+
+
+def walk(value: Any) -> Iterator[Any]:
+    """Every part that a value is made of, outermost first."""
+    if is_dataclass(value) and not isinstance(value, type):
+        yield value
+        for item in fields(value):
+            yield from walk(getattr(value, item.name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from walk(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            if is_dataclass(item) or hasattr(item, "cites"):
+                yield from walk(item)
+    elif hasattr(value, "cites"):  # a part that is no dataclass
+        yield value
 
 
 def call(kind: type) -> str:
