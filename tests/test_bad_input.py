@@ -9,14 +9,13 @@ import pytest
 import torch
 
 import hansa
+from contracts.small import bowls
 from hansa import Algorithm, Channel, HansaError, aggregate, presets, server
 from hansa.aggregate import krum, mean
 
 
 def lab(clients=4):
-    draw = torch.Generator().manual_seed(0)
-    A = torch.randn(clients, 3, 2, dtype=torch.float64, generator=draw)
-    return hansa.tasks.quadratic(A, torch.randn(clients, 3, dtype=torch.float64, generator=draw))
+    return bowls(clients, dim=2)
 
 
 @pytest.mark.parametrize(

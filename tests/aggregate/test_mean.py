@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hansa
+from contracts.small import bowls
 from hansa.aggregate.base import weighted_sum
 from hansa.compress import codec, links, sign
 from hansa.types import Packed, Update
@@ -46,8 +47,7 @@ def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypat
         return vector
 
     monkeypatch.setattr(links, "decode", counted)
-    draw = torch.Generator().manual_seed(0)
-    task = hansa.tasks.quadratic(torch.randn(100, 4, 30, generator=draw), torch.randn(100, 4, generator=draw))
+    task = bowls(100, dim=30, dtype=torch.float32)
     algorithm = hansa.presets.named(preset, steps=2).on("model", uplink=links.memoryless(sign()))
     run = hansa.run(algorithm, task, rounds=2, workers=1)
     assert run.history[-1]["participants"] == 100

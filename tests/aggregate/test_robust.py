@@ -66,8 +66,8 @@ def test_one_wild_client_does_not_carry_the_model_away(part):
 
 def test_robust_aggregators_work_inside_a_run():
     draw = torch.Generator().manual_seed(1)
-    A = torch.randn(6, 4, 3, dtype=torch.float64, generator=draw)
-    b = A @ torch.ones(3, dtype=torch.float64)
+    A = [torch.randn(rows, 3, dtype=torch.float64, generator=draw) for rows in (4, 9, 6, 12, 5, 7)]
+    b = [a @ torch.ones(3, dtype=torch.float64) for a in A]
     algorithm = presets.fedavg(steps=3, local_lr=0.05).on("model", aggregate=aggregate.median())
     run = hansa.run(algorithm, hansa.tasks.quadratic(A, b), rounds=20)
     assert run.history[-1]["loss"] < run.history[0]["loss"]

@@ -76,10 +76,9 @@ def test_a_refused_upload_leaves_the_residual_as_it_was():
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedaware", "cafga", "feddyn", "fednova"])
 def test_compressed_uplinks_work_with_every_family_and_count_fewer_bytes(name):
-    from contracts.small import small
+    from contracts.small import bowls, small
 
-    A, b = torch.randn(5, 300, 400, dtype=torch.float64), torch.randn(5, 300, dtype=torch.float64)
-    task = hansa.tasks.quadratic(A, b)
+    task = bowls(dim=400)
     plain = hansa.run(small(name, local_lr=0.01), task, rounds=3)
     packed = hansa.run(small(name, local_lr=0.01, compressor=compress.sign(), two_way=True), task, rounds=3)
     assert packed.ledger.up_bytes * 30 < plain.ledger.up_bytes

@@ -70,7 +70,7 @@ class TestMinNorm:
 
 
 class TestAware:
-    problem = heterogeneous(9, 4, 6, 12)
+    problem = heterogeneous(9, 4, [6, 14, 9, 4], 12)
     start = np.zeros(12)
 
     def delta(self, i: int, x: Array, steps: int) -> Array:

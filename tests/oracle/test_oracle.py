@@ -22,7 +22,7 @@ class TestQuadratic:
             assert np.allclose(problem.grad(i, x), slopes, atol=1e-7)
 
     def test_mean_gradient_vanishes_at_the_optimum_and_clients_disagree_there(self) -> None:
-        problem = heterogeneous(1, 6, 12, 5)
+        problem = heterogeneous(1, 6, [12, 7, 15, 9, 20, 6], 5)
         gradients = np.array([problem.grad(i, problem.optimum()) for i in range(6)])
         assert np.linalg.norm(gradients.mean(axis=0)) < 1e-12
         assert np.linalg.norm(gradients, axis=1).min() > 0.1
@@ -92,7 +92,7 @@ class TestServersByHand:
         assert corrected[0, 0] == pytest.approx(0.5, rel=1e-13)  # vhat = 0.0036, over 1 - b2 = 0.36
 
     def test_without_eps_ams_is_amsgrad(self) -> None:
-        problem, chosen = heterogeneous(3, 6, 5, 4), rounds(0, 6, 3, 20)
+        problem, chosen = heterogeneous(3, 6, [5, 9, 4, 12, 7, 6], 4), rounds(0, 6, 3, 20)
         ams, _ = server.fedams(problem, np.zeros(4), chosen, [1, 2, 3, 4, 5, 6], 0.1, eps=0.0)
         amsgrad, _ = server.fedamsgrad(problem, np.zeros(4), chosen, [1, 2, 3, 4, 5, 6], 0.1, eps=0.0, eta=1.0)
         assert np.array_equal(ams, amsgrad)

@@ -7,19 +7,13 @@ import pytest
 import torch
 
 import hansa
-from contracts.small import NAMES, small
+from contracts.small import NAMES, bowls, small
 from hansa import presets
 from hansa.citations import bibliography, citations
 
 
-def lab(clients=5):
-    draw = torch.Generator().manual_seed(0)
-    A = torch.randn(clients, 4, 3, dtype=torch.float64, generator=draw)
-    return hansa.tasks.quadratic(A, torch.randn(clients, 4, dtype=torch.float64, generator=draw))
-
-
 def test_the_readers_example_works_as_written():
-    task = lab(10)
+    task = bowls(10)
     algo = hansa.presets.fedams(local_lr=0.05, steps=4, server_lr=0.1, eps=1e-3, participation=0.1)
     run = hansa.run(algo, task, rounds=50, seed=0, dtype=torch.float64, keep_params=True)
     assert run.trajectory.shape == (50, 3)
@@ -30,7 +24,7 @@ def test_the_readers_example_works_as_written():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_seeds_are_bit_identical_and_others_are_not(name):
-    runs = [hansa.run(small(name), lab(), rounds=6, seed=s).params for s in (1, 1, 2)]
+    runs = [hansa.run(small(name), bowls(), rounds=6, seed=s).params for s in (1, 1, 2)]
     assert torch.equal(runs[0], runs[1])
     if name not in (
         "dsgd",
@@ -46,8 +40,8 @@ def test_equal_seeds_are_bit_identical_and_others_are_not(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_advancing_in_two_parts_is_one_run(name):
     algorithm = small(name)
-    whole = hansa.run(algorithm, lab(), rounds=7)
-    parts = hansa.Run(algorithm, lab()).advance(3).advance(4)
+    whole = hansa.run(algorithm, bowls(), rounds=7)
+    parts = hansa.Run(algorithm, bowls()).advance(3).advance(4)
     assert torch.equal(whole.params, parts.params)
     for client in range(5):
         mine, theirs = whole.store.read(client), parts.store.read(client)
@@ -58,14 +52,14 @@ def test_advancing_in_two_parts_is_one_run(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_and_float64_stay_what_they_are_and_agree(name):
     algorithm = small(name, local_lr=0.02)
-    runs = {dtype: hansa.run(algorithm, lab(), rounds=5, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+    runs = {dtype: hansa.run(algorithm, bowls(), rounds=5, dtype=dtype) for dtype in (torch.float32, torch.float64)}
     for dtype, run in runs.items():
         assert all(vector.dtype == dtype for vector in run.state.vectors.values())
     assert torch.allclose(runs[torch.float32].params.double(), runs[torch.float64].params, atol=2e-3)
 
 
 def test_history_counts_bytes_participants_and_is_json():
-    run = hansa.run(presets.scaffold(steps=1, participation=0.4), lab(), rounds=2)
+    run = hansa.run(presets.scaffold(steps=1, participation=0.4), bowls(), rounds=2)
     record = json.loads(json.dumps(run.history[0]))
     assert record["participants"] == 2
     assert len(record["clients"]) == 2
@@ -77,10 +71,10 @@ def test_history_counts_bytes_participants_and_is_json():
 
 
 def test_diversity_is_the_papers_formula():
-    run = hansa.run(presets.fedavg(steps=3, participation=1.0), lab(), rounds=1, keep_params=True)
+    run = hansa.run(presets.fedavg(steps=3, participation=1.0), bowls(), rounds=1, keep_params=True)
     changes = []
     for client in range(5):
-        alone = hansa.run(presets.fedavg(steps=3, sampler=hansa.sample.replay([[client]])), lab(), rounds=1)
+        alone = hansa.run(presets.fedavg(steps=3, sampler=hansa.sample.replay([[client]])), bowls(), rounds=1)
         changes.append(alone.params)
     g = torch.stack(changes)
     expected = math.sqrt(float(g.square().sum(1).mean() / g.mean(0).square().sum()))
@@ -95,13 +89,13 @@ def test_a_callback_sees_every_round_and_may_stop_the_run():
         seen.append(record["round"])
         return record["round"] == 3
 
-    run = hansa.run(presets.fedavg(steps=1), lab(), rounds=10, callbacks=[watch])
+    run = hansa.run(presets.fedavg(steps=1), bowls(), rounds=10, callbacks=[watch])
     assert seen == [1, 2, 3]
     assert len(run.history) == 3
 
 
 def test_evaluation_is_as_often_as_asked_and_always_at_the_end():
-    run = hansa.run(presets.fedavg(steps=1), lab(), rounds=7, evaluate_every=3)
+    run = hansa.run(presets.fedavg(steps=1), bowls(), rounds=7, evaluate_every=3)
     assert ["loss" in record for record in run.history] == [False, False, True, False, False, True, True]
 
 
@@ -133,7 +127,7 @@ def test_a_preset_prints_as_the_calls_that_made_it():
 def test_fedaware_explores_everybody_once_and_only_then_looks_for_the_shortest_combination():
     algorithm = presets.fedaware(explore=True, participation=0.2, steps=2)
     assert algorithm.sampler == hansa.sample.explore(0.2, then="uniform")
-    run = hansa.run(algorithm, lab(10), rounds=8, seed=3)
+    run = hansa.run(algorithm, bowls(10), rounds=8, seed=3)
     assert sorted(client for record in run.history[:5] for client in record["clients"]) == list(range(10))
     assert ["density" in record for record in run.history] == [False] * 4 + [True] * 4
     given = presets.fedaware(explore=True, sampler=hansa.sample.uniform(0.5), steps=2)

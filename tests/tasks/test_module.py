@@ -34,12 +34,12 @@ class Shards:
         return len(self.parts[client])
 
 
-def images(clients=3, per_client=8, seed=0):
+def images(sizes=(5, 12, 7), seed=0):
     draw = torch.Generator().manual_seed(seed)
-    n = clients * per_client
+    n = sum(sizes)
     inputs = torch.randn(n, 2, 6, 6, generator=draw)
     targets = torch.randint(0, 3, (n,), generator=draw)
-    parts = [list(range(i * per_client, (i + 1) * per_client)) for i in range(clients)]
+    parts = [rows.tolist() for rows in torch.arange(n).split(list(sizes))]
     return Shards(inputs, targets, parts, inputs[:10], targets[:10])
 
 
@@ -150,7 +150,7 @@ def test_the_trained_model_comes_back_as_a_module():
 
 
 def test_training_learns():
-    data = images(clients=2, per_client=30)
+    data = images(sizes=(22, 38))
     task = hansa.Task(convolutional, cross_entropy, data)
     run = hansa.run(presets.fedavg(local_lr=0.1, epochs=2, batch_size=10), task, rounds=15)
     assert run.history[-1]["train_loss"] < 0.3 * run.history[0]["train_loss"]

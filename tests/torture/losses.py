@@ -16,6 +16,7 @@ import torch
 
 import hansa
 from contracts.small import NAMES, OWN, small
+from contracts.small import bowls as small_bowls
 from hansa.compress import direct, error_feedback, top_k
 from hansa.engine import Serial
 from hansa.engine.request import as_it_is
@@ -40,9 +41,7 @@ MOMENTUM = "server/aware/momentum"
 
 
 def bowls(seed: int) -> hansa.tasks.quadratic:
-    draw = torch.Generator().manual_seed(seed)
-    A = torch.randn(CLIENTS, 6, DIM, dtype=torch.float64, generator=draw)
-    return hansa.tasks.quadratic(A, torch.randn(CLIENTS, 6, dtype=torch.float64, generator=draw))
+    return small_bowls(CLIENTS, DIM, seed)
 
 
 def algorithm(case: str) -> hansa.Algorithm:
