@@ -30,7 +30,7 @@ def each(cases):
 def on_each(cases, native=("plain",)):
     """All on the eager path, and on the native one those variants that differ there."""
     pairs = [(EAGER, *case) for case in cases] + [(NATIVE, *case) for case in cases if case[1] in native]
-    return pytest.mark.parametrize(("path", "name", "variant"), pairs)
+    return pytest.mark.parametrize(("path", "name", "variant"), pairs, ids=["-".join(map(str, pair)) for pair in pairs])
 
 
 @on_each(ALONE, native=("options",))
