@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hansa
-from hansa import presets
+from hansa import HansaError, presets
 from hansa.data import from_arrays
 from hansa.runs.folder import _tensors
 
@@ -128,3 +128,28 @@ def test_a_double_model_trains_in_float64():
     same = hansa.run(presets.fedavg(**WORDS), hansa.Task(Odd, cross_entropy, DATA), rounds=1, dtype=torch.float64)
     assert not torch.equal(run.params, run.params.float().double())
     assert run.params.shape == same.params.shape
+
+
+def test_a_buffer_that_changes_late_is_refused_by_name_and_one_of_the_clients_own_is_put_back():
+    class Late(nn.Module):
+        saved = True
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("level", torch.zeros(1), persistent=self.saved)
+
+        def forward(self, x):
+            self.steps += 1
+            if self.steps > 2:
+                self.level += x.mean()
+            return self.layer(x) + self.level
+
+    class Own(Late):
+        saved = False
+
+    with pytest.raises(HansaError, match="buffer level was left alone by the first batch and changed by a later one"):
+        hansa.run(presets.fedavg(**WORDS), hansa.Task(Late, cross_entropy, DATA), rounds=1, workers=1)
+    run = hansa.run(presets.fedavg(**WORDS), hansa.Task(Own, cross_entropy, DATA), rounds=1, workers=1)
+    assert float(run.model.level) == 0

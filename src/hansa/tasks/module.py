@@ -104,7 +104,8 @@ class Task:
         double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
         self.dtype = torch.float64 if double else torch.float32
         seen = look(self._example, loss, self.layout, self.dtype, data.inputs, data.targets)
-        self.layout = self.layout.without(self._constant(example, seen))
+        self.still = self._constant(example, seen)
+        self.layout = self.layout.without(self.still)
         self.metric = metric if metric is not None else default_metric(loss, seen, data.targets)
         self.summed = summed(loss, self._reduction(seen))
         self.stack = self._native_form(wanted=native)
@@ -216,7 +217,7 @@ class ModuleShell:
         self.targets: torch.Tensor = _cast(task.data.targets, dtype, device) if like is None else like.targets
         self._test: tuple[Store, torch.Tensor] | None = None
         self.module.train()
-        self.private = Private(self.module, {entry.name for entry in self.layout.buffers})
+        self.private = Private(self.module, {entry.name for entry in self.layout.buffers}, task.still)
         fits = dtype == torch.float32 and device.type == "cpu" and self.targets.dtype == torch.int64
         self.stack = task.stack if fits else None
         self.solo: Solo | None = None
@@ -239,6 +240,7 @@ class ModuleShell:
             self.layout.write_buffers(self.module, buffers)
 
     def read_buffers(self) -> Vector | None:
+        self.private.refuse_change()
         return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
 
     def rows(self, client: int, work: Work, key: Key) -> torch.Tensor:

@@ -16,24 +16,34 @@ from typing import Any
 import torch
 from torch import nn
 
+from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.tasks import generators
+from hansa.tasks.probe import same_bits
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _MOST = 10_000  # values of a list or dict that is still put back
 
 
 class Private:
-    """The state of a module as it is now, apart from its parameters and the buffers named in ``travelling``."""
+    """The state of a module as it is now, apart from its parameters and the buffers named in ``travelling``.
 
-    def __init__(self, module: nn.Module, travelling: Collection[str]) -> None:
+    ``still`` names those that do not travel because training was seen to leave them alone.
+    """
+
+    def __init__(self, module: nn.Module, travelling: Collection[str], still: Collection[str] = ()) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._still: dict[str, _Tensor] = {}
         self.generators: list[Any] = []
         self.strange: list[str] = []
         for prefix, part in module.named_modules():
             for name, buffer in part._buffers.items():
-                if buffer is not None and _path(prefix, name) not in travelling:
-                    self._undo.append(_Tensor(part._buffers, name, buffer))
+                path = _path(prefix, name)
+                if buffer is not None and path not in travelling:
+                    saved = _Tensor(part._buffers, name, buffer)
+                    self._undo.append(saved)
+                    if path in still:
+                        self._still[path] = saved
             if not type(part).__module__.startswith("torch.nn."):
                 self._remember(prefix, part)
 
@@ -57,6 +67,16 @@ class Private:
         for undo in self._undo:
             undo()
 
+    def refuse_change(self) -> None:
+        """Refuse a buffer that was left alone at first and has changed: what it was to become would be lost."""
+        for path, saved in self._still.items():
+            if saved.changed():
+                raise HansaError(
+                    f"buffer {path} was left alone by the first batch and changed by a later one, so it is not "
+                    "averaged. Write to it in every training step, or register it with persistent=False where it is a "
+                    "client's own."
+                )
+
     def seed(self, key: Key) -> None:
         """Seed the module's own generators."""
         for place, generator in enumerate(self.generators):
@@ -69,6 +89,11 @@ class _Tensor:
     def __init__(self, holder: dict[str, Any], name: str, tensor: torch.Tensor) -> None:
         self.holder, self.name, self.tensor = holder, name, tensor
         self.saved, self.version = tensor.detach().clone(), tensor._version
+
+    def changed(self) -> bool:
+        """Whether it has other bits than at first."""
+        now = self.holder[self.name]
+        return (now is not self.tensor or now._version != self.version) and not same_bits(now, self.saved)
 
     def __call__(self) -> None:
         if self.tensor._version != self.version:
