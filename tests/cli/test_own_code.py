@@ -115,6 +115,21 @@ def test_code_that_breaks_when_imported_is_told_in_a_sentence(cli, own):
     assert "Traceback" not in result.output
 
 
+def test_looking_at_a_run_of_others_runs_none_of_its_code(cli, own):
+    (own / "cli_of_others.py").write_text(MODULE + "\nopen('ran', 'a').close()\n")
+    assert (
+        cli("run", "small.yaml", "-s", "algorithm=cli_of_others:careful", "-o", "out", "-q", "-r", "1").exit_code == 0
+    )
+    (own / "ran").unlink()
+    sys.modules.pop("cli_of_others")
+    for words in (["show", "out"], ["report", "out"], ["compare", "out"], ["cite", "out"]):
+        cli(*words)
+        assert not (own / "ran").exists(), words
+    assert cli("cite", "out/config.yaml").exit_code == 0
+    assert (own / "ran").exists()
+    sys.modules.pop("cli_of_others")
+
+
 def test_a_run_can_be_looked_at_when_its_code_is_gone(cli, own):
     assert cli("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "out", "-q", "-r", "1").exit_code == 0
     (own / "cli_of_mine.py").unlink()
@@ -124,6 +139,9 @@ def test_a_run_can_be_looked_at_when_its_code_is_gone(cli, own):
     assert told.exit_code == 0
     assert "not cited" in told.stderr
     assert "cli_of_mine:careful" in (own / "page.html").read_text()
+    cited = cli("cite", "out")
+    assert cited.exit_code == 2
+    assert "which is not run for looking at a run" in cited.stderr
     gone = cli("resume", "out", "-r", "2", "-q")
     assert gone.exit_code == 2
     assert "cli_of_mine" in gone.stderr

@@ -127,16 +127,17 @@ def write_page(
 
 
 def _composed(entries: Sequence[Entry]) -> list[Algorithm]:
-    """What the entries ran; of one whose own code is gone, nothing is cited."""
-    from hansa.config import algorithm, from_text
-    from hansa.errors import HansaError
+    """What the entries ran. Code that they name, and that did not run here, is not run for its citations."""
+    from hansa.config import algorithm, from_text, parse
+    from hansa.registry.user_code import unknown_code
 
     found = []
     for entry in entries:
-        try:
-            found += [algorithm(from_text(entry.config))] if entry.config else []
-        except HansaError as error:
-            err().print(f"{entry.name}: not cited, for {error}", markup=False, soft_wrap=True)
+        foreign = unknown_code(parse(entry.config).data)
+        if foreign:
+            err().print(f"{entry.name}: not cited, for it names code, {', '.join(foreign)}.", markup=False)
+        elif entry.config:
+            found.append(algorithm(from_text(entry.config)))
     return found
 
 

@@ -161,13 +161,22 @@ def cite(
 ) -> None:
     """BibTeX of exactly the parts in use."""
     from hansa.citations import bibtex
-    from hansa.config import algorithm
-    from hansa.runs.folder import RunFolder
+    from hansa.config import algorithm, to_data
+    from hansa.errors import HansaError
+    from hansa.registry.user_code import unknown_code
+    from hansa.runs.folder import CONFIG, RunFolder
 
     made = []
     for word in what:
         folder = RunFolder.holding(word)
-        made.append(algorithm(folder.config if folder.exists else read_config(Path(word), None, [])))
+        read = folder.config if folder.exists else read_config(Path(word), None, [])
+        foreign = unknown_code(to_data(read)) if folder.exists else []
+        if foreign:
+            raise HansaError(
+                f"{word}: names code, {', '.join(foreign)}, which is not run for looking at a run. "
+                f"If you trust it: hansa cite {folder / CONFIG}."
+            )
+        made.append(algorithm(read))
     out().print(bibtex(made), markup=False, soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -17,10 +18,27 @@ from hansa.errors import HansaError, near
 def is_place(word: object) -> bool:
     """Whether a word names code rather than something known by name.
 
-    >>> is_place("mine:fedlion"), is_place("fedavg")
+    >>> is_place("mine:lion"), is_place("fedavg")
     (True, False)
     """
     return isinstance(word, str) and ":" in word
+
+
+def unknown_code(said: Any) -> list[str]:
+    """The places in plain data, such as a configuration's, whose modules this process has not imported yet.
+
+    >>> unknown_code({"server": {"chain": ["adam", {"kind": "not_here:lion"}]}, "data": {"factory": "math:tau"}})
+    ['not_here:lion']
+    """
+    if isinstance(said, dict):
+        return [place for inner in said.values() for place in unknown_code(inner)]
+    if isinstance(said, list):
+        return [place for inner in said for place in unknown_code(inner)]
+    named = _PLACE.fullmatch(said) if isinstance(said, str) else None
+    return [said] if named and named[1] not in sys.modules else []
+
+
+_PLACE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
 
 def find(place: str) -> Any:
