@@ -170,7 +170,7 @@ def cite(
     for word in what:
         folder = RunFolder.holding(word)
         read = folder.config if folder.exists else read_config(Path(word), None, [])
-        foreign = unknown_code(to_data(read)) if folder.exists else []
+        foreign = unknown_code(to_data(read)) if folder.exists and Path(word).is_dir() else []
         if foreign:
             raise HansaError(
                 f"{word}: names code, {', '.join(foreign)}, which is not run for looking at a run. "
