@@ -19,7 +19,7 @@ from hansa.vectors.layout import Layout, converted
 log = logging.getLogger("hansa")
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-_ROWS = 24
+_ROWS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)

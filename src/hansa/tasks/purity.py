@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hansa")
 
-_STEPS, _ROWS, _LR = 2, 4, 0.01
+_STEPS, _ROWS, _LR = 1, 4, 0.01
 
 
 def warn_of_memory(task: Task, used: ModuleShell, fresh: ModuleShell) -> None:
