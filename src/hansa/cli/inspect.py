@@ -270,9 +270,7 @@ def config_show(
     from hansa.config import composition, to_text
 
     read = read_config(path, None, changes(sets))
-    found = composition(read)
-    python = [f"  {line}" for line in (*found.python.imports, found.python.text)]
-    print(to_text(read, [f"composition: {found.algorithm!r}", "python:", *python]), end="")
+    print(to_text(read, composition(read).remarks), end="")
 
 
 @config.command("example")

@@ -37,6 +37,12 @@ class Composition:
         return self.made.exchange(sampler=self.sampler, local=self.local, channels=self.channels)
 
     @property
+    def remarks(self) -> list[str]:
+        """The composition and its Python, as lines that stand above a resolved file."""
+        python = [f"  {line}" for line in (*self.python.imports, self.python.text)]
+        return [f"composition: {self.algorithm!r}", "python:", *python]
+
+    @property
     def python(self) -> Expression:
         """Python that makes an equal algorithm."""
         writer = Writer()

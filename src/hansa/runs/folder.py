@@ -33,7 +33,7 @@ import torch
 from safetensors.torch import save
 
 from hansa import data, native
-from hansa.config import Config, algorithm, load, to_text
+from hansa.config import Config, composition, load, to_text
 from hansa.errors import HansaError
 from hansa.runs import journal, metrics
 from hansa.runs.bindings import bindings
@@ -211,7 +211,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """The resolved configuration, led by the composition that it stands for."""
-        io.write_file(self / CONFIG, to_text(config, [f"composition: {algorithm(config)!r}"]).encode())
+        io.write_file(self / CONFIG, to_text(config, composition(config).remarks).encode())
 
     def record(self, run: Run, record: Record) -> None:
         """A callback that appends a round's numbers, sealed, durable before the next round begins."""
