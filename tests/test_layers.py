@@ -30,6 +30,7 @@ LAYERS = (
     ("config",),
     ("runs",),
     ("report",),
+    ("study",),
     ("testing",),
     ("cli",),
 )

@@ -20,6 +20,7 @@ from hansa.local import sgd as sgd_solver
 from hansa.local.mixing import Mixing as Mixing
 from hansa.local.solvers import check_solver
 from hansa.local.work import check_work
+from hansa.notebook import Shown
 from hansa.protocols import declared, walk
 from hansa.sample import Sampler, check_sampler, uniform
 from hansa.schedule import Rate, check_rate, rate_at
@@ -200,7 +201,7 @@ class LocalPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm:
+class Algorithm(Shown):
     """A federated method as a composition of parts. `hansa.presets` has the famous ones."""
 
     name: str = "custom"

@@ -50,8 +50,12 @@ def citations(algorithm: Composed) -> list[str]:
 
 def bibtex(algorithms: Iterable[Composed]) -> str:
     """The BibTeX of all parts that some algorithms use, each entry once."""
-    found = dict.fromkeys(citation for algorithm in algorithms for citation in citations(algorithm))
-    return "\n\n".join(bibliography().get(citation, citation) for citation in found)
+    return entries(citation for algorithm in algorithms for citation in citations(algorithm))
+
+
+def entries(found: Iterable[str]) -> str:
+    """The BibTeX of some citations, each once."""
+    return "\n\n".join(bibliography().get(citation, citation) for citation in dict.fromkeys(found))
 
 
 def cite(algorithm: Composed) -> str:

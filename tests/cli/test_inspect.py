@@ -190,7 +190,7 @@ def test_data_show_draws_who_holds_which_labels(cli, folder):
 
 
 def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():
-    from hansa.cli.progress import Bars, progress
+    from hansa.report.progress import Bars, progress
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=140, color_system=None, legacy_windows=False)

@@ -272,7 +272,7 @@ def share(work: Callable[[int], Counter[str]], numbers: range, jobs: int) -> Cou
 
 def run(count: int, place: Path, seed: int = 0, jobs: int = 2, first: int = 0) -> Counter[str]:
     """``count`` trials; returns the kills, by the round that they fell into, and the trials by method."""
-    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.cli.progress", "hansa.report"):
+    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.report.progress", "hansa.report"):
         importlib.import_module(name)  # once, for all that are forked
     torch.set_num_threads(1)
     place.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,9 @@ from hansa.cli.console import err, out
 from hansa.cli.run import follow, summary_table
 
 if TYPE_CHECKING:
-    from hansa.cli.progress import Bars, Lines, Silence, Stopper
     from hansa.config import Config
     from hansa.report import Entry
+    from hansa.report.progress import Bars, Lines, Silence, Stopper
     from hansa.runs.experiment import Experiment
     from hansa.runs.folder import RunFolder
     from hansa.runs.group import GroupFolder
@@ -26,9 +26,9 @@ def entries_of(
     """An entry for each name: configurations are run, with ``overwrite`` anew; what has been run is taken as it is."""
     from dataclasses import replace
 
-    from hansa.cli.progress import Stopper, progress
     from hansa.config import Config
     from hansa.report import Entry
+    from hansa.report.progress import Stopper, progress
     from hansa.runs.reuse import each_made_or_begun
 
     console = err()
@@ -81,8 +81,8 @@ def carry_out_group(
     accept: Sequence[str] = (),
 ) -> None:
     """Run all seeds of a configuration in a folder of theirs, and print what came out as one."""
-    from hansa.cli.progress import Stopper, progress
     from hansa.report import Entry
+    from hansa.report.progress import Stopper, progress
     from hansa.runs.reuse import seeds_made_or_begun
 
     group.write_config(config)

@@ -119,16 +119,17 @@ def write_page(
 ) -> None:
     """The page of some entries, with the citations of all parts in use."""
     from hansa import report
-    from hansa.citations import bibtex
-    from hansa.config import algorithm
+    from hansa.citations import entries as bibtex
+    from hansa.config import cited_by
 
-    citations = bibtex([algorithm(config) for config in cited] if cited else _composed(entries))
+    keys = [key for config in cited for key in cited_by(config)] if cited else _cited(entries)
+    citations = bibtex(keys)
     report.write(page, entries, title=title, lead=lead, facts=facts, holdings=held, citations=citations)
 
 
-def _composed(entries: Sequence[Entry]) -> list[Algorithm]:
-    """What the entries ran. Code that they name, and that did not run here, is not run for its citations."""
-    from hansa.config import algorithm, from_text, parse
+def _cited(entries: Sequence[Entry]) -> list[str]:
+    """What the entries cite. Code that they name, and that did not run here, is not run for its citations."""
+    from hansa.config import cited_by, from_text, parse
     from hansa.registry.user_code import unknown_code
 
     found = []
@@ -137,7 +138,7 @@ def _composed(entries: Sequence[Entry]) -> list[Algorithm]:
         if foreign:
             err().print(f"{entry.name}: not cited, for it names code, {', '.join(foreign)}.", markup=False)
         elif entry.config:
-            found.append(algorithm(from_text(entry.config)))
+            found += cited_by(from_text(entry.config))
     return found
 
 

@@ -160,24 +160,26 @@ def cite(
     what: Annotated[list[str], typer.Argument(help="Presets, YAML files or folders of runs.")],
 ) -> None:
     """BibTeX of exactly the parts in use."""
-    from hansa.citations import bibtex
-    from hansa.config import algorithm, to_data
+    from hansa.citations import entries
+    from hansa.config import cited_by, to_data
     from hansa.errors import HansaError
     from hansa.registry.user_code import unknown_code
     from hansa.runs.folder import CONFIG, RunFolder
+    from hansa.runs.group import GROUP, GroupFolder
 
-    made = []
+    keys: list[str] = []
     for word in what:
-        folder = RunFolder.holding(word)
-        read = folder.config if folder.exists else read_config(Path(word), None, [])
-        foreign = unknown_code(to_data(read)) if folder.exists and Path(word).is_dir() else []
+        known = ((RunFolder.holding(word), CONFIG), (GroupFolder(word), GROUP))
+        folder, file = next(((found, name) for found, name in known if found.exists), (None, ""))
+        read = read_config(Path(word), None, []) if folder is None else folder.config
+        foreign = unknown_code(to_data(read)) if folder is not None and Path(word).is_dir() else []
         if foreign:
             raise HansaError(
                 f"{word}: names code, {', '.join(foreign)}, which is not run for looking at a run. "
-                f"If you trust it: hansa cite {folder / CONFIG}."
+                f"If you trust it: hansa cite {Path(word) / file}."
             )
-        made.append(algorithm(read))
-    out().print(bibtex(made), markup=False, soft_wrap=True)
+        keys += cited_by(read)
+    out().print(entries(keys), markup=False, soft_wrap=True)
 
 
 @guarded

@@ -14,8 +14,8 @@ from rich.table import Table
 from hansa.cli.console import FAILED, err, guarded, out
 
 if TYPE_CHECKING:
-    from hansa.cli.progress import Bars, Lines, Silence, Stopper
     from hansa.config import Config
+    from hansa.report.progress import Bars, Lines, Silence, Stopper
     from hansa.runs.driver import Callback
     from hansa.runs.experiment import Experiment
     from hansa.runs.spread import Spread
@@ -204,7 +204,7 @@ def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> 
 
 def carry_out(experiment: Experiment, quiet: bool, track: Sequence[str] = ()) -> None:
     """Run one experiment with its progress shown, print its summary, end with the right code."""
-    from hansa.cli.progress import Stopper, progress
+    from hansa.report.progress import Stopper, progress
 
     console = err()
     if experiment.left == 0:

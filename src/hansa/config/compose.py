@@ -67,6 +67,11 @@ def algorithm(config: Config) -> Algorithm:
 
 def composition(config: Config) -> Composition:
     """What a configuration composes, or `Misfit` where it says what cannot be."""
+    if config.python is not None:
+        told = (
+            "begun in Python, with an algorithm and a task that no file can hold: hansa.resume(FOLDER, algorithm, task)"
+        )
+        raise Misfit(("python",), f"{told} goes on with it.")
     for misfit in misfits(config):
         raise misfit
     preset = find_preset(config.algorithm.preset)

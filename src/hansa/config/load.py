@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hansa.algorithm import Algorithm
+from hansa.citations import citations
 from hansa.config import arguments, compose
 from hansa.config.sections import Config
 from hansa.config.text import ConfigError, Document, Problem, dump, holds, parse, read
@@ -54,7 +55,7 @@ def check(document: Document, changes: Iterable[str] = (), *, building: bool = T
         return config
     try:
         wrong = list(arguments.misfits(config))
-        if not wrong:
+        if not wrong and config.python is None:
             compose.algorithm(config)
     except Misfit as misfit:
         wrong = [misfit]
@@ -71,10 +72,16 @@ def algorithm(config: Config) -> Algorithm:
         raise ConfigError([Problem("", misfit.keys, misfit.message)]) from misfit
 
 
+def cited_by(config: Config) -> list[str]:
+    """What the parts of a configuration cite."""
+    return list(config.python.cites) if config.python is not None else citations(algorithm(config))
+
+
 def to_data(config: Config) -> dict[str, Any]:
     """What was said or has a fixed default, as plain data; sections that say nothing are left out."""
-    data = config.model_dump(exclude_none=True)
-    if config.data.factory is not None:
+    elsewhere = {"data", "model", "algorithm", "dtype", "quorum", "max_norm"}
+    data = config.model_dump(exclude_none=True, exclude=None if config.python is None else elsewhere)
+    if config.data.factory is not None and config.python is None:
         del data["data"]["name"]
     trimmed = {key: _without_empty(value) for key, value in data.items()}
     return {key: value for key, value in trimmed.items() if value != {}}

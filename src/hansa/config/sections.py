@@ -249,6 +249,19 @@ class CheckpointSection(Section):
     """How many of them to keep."""
 
 
+class PythonSection(Section):
+    """What a run was made of that was begun in Python: `hansa.resume` with that algorithm and task goes on with it."""
+
+    algorithm: str
+    """The composition, as it prints."""
+    task: str
+    """What was learnt, by its name."""
+    options: dict[str, str] = {}
+    """What else the results depend on, as it prints."""
+    cites: list[str] = []
+    """Keys of the citations of all parts in use."""
+
+
 class Config(Section):
     """One run, whole. Everything has a default: an empty file runs FedAvg on the embedded data."""
 
@@ -292,6 +305,8 @@ class Config(Section):
     """Speeds of the network, for simulated time."""
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    python: PythonSection | None = None
+    """Written by runs that were begun in Python, in place of data, model and algorithm."""
 
     @field_validator("algorithm", "model", "data", "engine", mode="before")
     @classmethod
@@ -308,4 +323,6 @@ class Config(Section):
     @property
     def title(self) -> str:
         """What to call the run: its name, else its preset."""
+        if self.name is None and self.python is not None:
+            return self.python.task
         return self.name if self.name is not None else self.algorithm.preset

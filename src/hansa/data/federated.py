@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 import torch
 
@@ -70,6 +71,16 @@ class FederatedData:
                 f"{self.name}: clients hold rows {int(rows.min())} to {int(rows.max())}, "
                 f"but the data has rows 0 to {len(self.inputs) - 1}."
             )
+
+    def __repr__(self) -> str:
+        classes = "" if self.classes is None else f", {self.classes} classes"
+        test = 0 if self.test_targets is None else len(self.test_targets)
+        rows = f"{len(self.index)} samples of shape {tuple(self.inputs.shape[1:])}"
+        return f"FederatedData({self.name!r}, {self.population} clients, {rows}{classes}, {test} to test with)"
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<div>{escape(line)}</div>" for line in str(self.summary()).splitlines())
+        return f"<div><b>{escape(repr(self))}</b>{lines}</div>"
 
     @property
     def split(self) -> Split:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from operator import index
 from typing import TYPE_CHECKING, ClassVar
 
@@ -55,6 +56,15 @@ class Topology(ABC):
     def __call__(self, n: int) -> Tensor:
         """The checked matrix for n clients."""
         return torch.from_numpy(self.sparse(n).toarray())
+
+    def _repr_html_(self) -> str:
+        """Among eight clients, for a notebook."""
+        from hansa.gossip.draw import svg
+
+        try:
+            return f"<div>{escape(str(self))}, of 8 clients</div>{svg(self.sparse(8), 240)}"
+        except HansaError:  # a graph of another size
+            return f"<div>{escape(str(self))}</div>"
 
     def __str__(self) -> str:
         """The call that made it, shortened where it holds a whole graph."""

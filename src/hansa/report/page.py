@@ -162,6 +162,11 @@ def _table(standings: Sequence[Standing], places: Sequence[int], target: float |
     )
 
 
+def table_html(standings: Sequence[Standing], target: float | None) -> str:
+    """The ranking alone, for a notebook."""
+    return _table(standings, range(len(standings)), target)
+
+
 def _tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
     def tile(standing: Standing, what: str, value: str) -> str:
         return (
@@ -221,7 +226,7 @@ def _ranked_by(standings: Sequence[Standing], metric: str) -> str:
 
 def _config(standing: Standing) -> str:
     entry = standing.entry
-    text = entry.config or "not from a file"
+    text = entry.config or entry.made or "not from a file"
     return (
         f'<details><summary><i class="swatch" style="--c:{standing.colour}"></i>{escape(entry.name)}</summary>'
         f"<pre>{escape(text.strip())}</pre></details>"

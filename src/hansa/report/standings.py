@@ -30,7 +30,10 @@ DRAWN = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run in a report; or several seeds of a method, its ``members``, shown as their mean and deviation."""
+    """One run in a report; or several seeds of a method, its ``members``, shown as their mean and deviation.
+
+    ``made`` is the composition of a run that no configuration describes.
+    """
 
     name: str
     history: Sequence[Mapping[str, Any]]
@@ -39,6 +42,7 @@ class Entry:
     summary: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     members: tuple[Entry, ...] = ()
+    made: str = ""
 
     @classmethod
     def of_folder(cls, folder: Path | str, name: str | None = None) -> Entry:
@@ -65,7 +69,7 @@ class Entry:
         if len(members) == 1:
             return replace(members[0], name=name)
         ordered = tuple(sorted(members, key=lambda member: -1 if member.seed is None else member.seed))
-        return cls(name, (), _of_all_seeds(ordered), ordered[0].environment, members=ordered)
+        return cls(name, (), _of_all_seeds(ordered), ordered[0].environment, members=ordered, made=ordered[0].made)
 
     @property
     def runs(self) -> tuple[Entry, ...]:

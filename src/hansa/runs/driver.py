@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -121,6 +123,20 @@ class Run:
     def table(self, *columns: str, last: int = 5) -> str:
         """The last rounds as text: ``print(run.table("round", "test_accuracy"))``. `frame` has all of them."""
         return text_table(self.history, columns, last)
+
+    def report(self, path: Path | str, title: str | None = None) -> Path:
+        """Write a page of curves, numbers and citations: one HTML file that opens offline."""
+        made: Path = _results().Runs(self.algorithm.name, [self]).report(path, title)
+        return made
+
+    def __repr__(self) -> str:
+        last = next((record for record in reversed(self.history) if "test_accuracy" in record), {})
+        told = f", test_accuracy {last['test_accuracy']:.3f}" if last else ""
+        return f"Run({self.algorithm.name} on {self.task.name}, seed {self.key.seed}, {self.state.round} rounds{told})"
+
+    def _repr_html_(self) -> str:
+        html: str = _results().run_html(self)
+        return html
 
     def frame(self) -> pandas.DataFrame:
         """The history as a pandas frame, one row a round."""
@@ -309,6 +325,11 @@ def run(
         engine=choose(workers, rounds),
     )
     return living.advance(rounds, callbacks)
+
+
+def _results() -> Any:
+    """The room of reports stands above this one, which knows it by its name alone."""
+    return import_module("hansa.report.results")
 
 
 def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hansa import data
 from hansa.config import Config, algorithm, build, parts
@@ -37,16 +37,27 @@ class Experiment:
         self._saved, self._saved_at = run.state.round, time.monotonic()
 
     @classmethod
-    def new(cls, config: Config, path: Path | str, *, overwrite: bool = False, numbered: bool = False) -> Experiment:
+    def new(
+        cls,
+        config: Config,
+        path: Path | str,
+        *,
+        overwrite: bool = False,
+        numbered: bool = False,
+        make: Maker | None = None,
+    ) -> Experiment:
         """A fresh run: data, model and algorithm are built first, then the folder is taken and held, then written to.
 
         A folder that holds something is refused; ``overwrite`` puts a run of ours in it aside and removes it when the
-        new one can be taken up; ``numbered`` takes the next free name: path, path-2, path-3, ...
+        new one can be taken up; ``numbered`` takes the next free name: path, path-2, path-3, ... What the run is made
+        of, where the configuration does not say, ``make`` knows.
         """
+        if make is None:
+            _refuse_python(config, "the configuration")
         folder = RunFolder(path)
         if not numbered:
             folder.check(overwrite=overwrite)
-        run = living_run(config, build.federated(config))
+        run = living_run(config, build.federated(config)) if make is None else make(config, None, 0)
         folder.claim(overwrite=overwrite, numbered=numbered)
         try:
             folder.begin(config, run)
@@ -71,6 +82,7 @@ class Experiment:
         workers: int | Literal["auto"] | None = None,
         fallback: bool = False,
         accept: Sequence[str] = (),
+        make: Maker | None = None,
     ) -> Experiment:
         """The run of a folder at its last checkpoint, to go on to its last round, or to another, with as many workers
         as before, or others: the result is the same.
@@ -85,6 +97,8 @@ class Experiment:
         try:
             asked = {name: value for name, value in (("rounds", rounds), ("workers", workers)) if value is not None}
             config = folder.config.model_copy(update=asked)
+            if make is None:
+                _refuse_python(config, str(folder))
             point = _newest_sound(folder) if fallback else _newest(folder)
             opened.append(point.store)
             if point.meta["config"] != identity(config):
@@ -93,7 +107,10 @@ class Experiment:
                 raise HansaError(
                     f"{folder}: has {point.round} rounds behind it, so it cannot end after {config.rounds}."
                 )
-            run = living_run(config, _same_data(config, folder), point.store, point.round)
+            if make is None:
+                run = living_run(config, _same_data(config, folder), point.store, point.round)
+            else:
+                run = make(config, point.store, point.round)
             bound = _check_bound(folder, run, point, accepted)
             if point.meta["arithmetic"] != arithmetic():
                 log.warning(
@@ -117,9 +134,11 @@ class Experiment:
         """Rounds yet to be run."""
         return self.config.rounds - self.run.state.round
 
-    def go(self, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-        """Run to the end, or until a callback says stop; save everything either way; return the summary."""
-        everything = [*measures(self.config, self.run), self.folder.record, self._save_when_due, *callbacks]
+    def go(self, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = ()) -> dict[str, Any]:
+        """Run to the end, or until a callback says stop; save everything either way; return the summary. The callbacks
+        of ``first`` come before the record is written down, so that they may add to it."""
+        added = [*measures(self.config, self.run), *first]
+        everything = [*added, self.folder.record, self._save_when_due, *callbacks]
         target = self.config.evaluate.target
         try:
             self.run.advance(self.left, everything)
@@ -164,6 +183,10 @@ class Experiment:
     def _close(self) -> None:
         self.run.store.close()
         self.folder.release()
+
+
+Maker: TypeAlias = "Callable[[Config, ClientStore | None, int], Run]"
+"""Makes the run of a configuration on the clients' rows of a checkpoint, if there is one, after so many rounds."""
 
 
 class Point(NamedTuple):
@@ -240,6 +263,14 @@ def _check_bound(
         log.warning("%s: goes on after round %d with other %s", folder, point.round, ", ".join(changed))
         earlier.append(note)
     return (now, earlier) if changed or facts is None else None
+
+
+def _refuse_python(config: Config, where: str) -> None:
+    if config.python is not None:
+        raise HansaError(
+            f"{where}: begun in Python with an algorithm and a task that no file can hold. "
+            "hansa.resume(FOLDER, algorithm, task) goes on with it, given the same two."
+        )
 
 
 def _another(folder: RunFolder) -> HansaError:

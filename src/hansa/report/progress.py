@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -128,7 +129,17 @@ def progress(console: Console, quiet: bool) -> Bars | Lines | Silence:
     """What suits where the output goes."""
     if quiet:
         return Silence()
-    return Bars(console) if console.is_terminal else Lines(console)
+    return Bars(console) if console.is_terminal or _in_notebook(console) else Lines(console)
+
+
+def progress_of(wanted: bool) -> Bars | Lines | Silence:
+    """For Python: a bar on a terminal or in a notebook, lines elsewhere, nothing unless wanted."""
+    return progress(Console(stderr=True, highlight=False) if wanted else Console(), not wanted)
+
+
+def _in_notebook(console: Console) -> bool:
+    """Whether a bar can live in a notebook: rich needs ipywidgets for that."""
+    return console.is_jupyter and find_spec("ipywidgets") is not None
 
 
 HANGUP = getattr(signal, "SIGHUP", None)
@@ -143,14 +154,14 @@ class Stopper:
     Used as a context manager and as the callback that ends a run.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console | None, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        self._console, self._signals = console, signals
         self._before: dict[signal.Signals, Any] = {}
         self.caught: signal.Signals | None = None
 
     def __enter__(self) -> Stopper:
         if threading.current_thread() is threading.main_thread():
-            for name in SIGNALS:
+            for name in self._signals:
                 if name == HANGUP and signal.getsignal(name) == signal.SIG_IGN:
                     continue
                 self._before[name] = signal.signal(name, self._catch)
@@ -173,7 +184,7 @@ class Stopper:
             raise KeyboardInterrupt
         self.caught = signal.Signals(number)
         with suppress(OSError):  # the terminal may be gone
-            self._console.print(
+            (Console(stderr=True) if self._console is None else self._console).print(
                 "[yellow]stopping after this round; everything will be saved (again to stop at once)[/]"
             )
 

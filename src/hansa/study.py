@@ -1,0 +1,312 @@
+"""What one asks for in Python: a run, several seeds of it, methods compared; in memory, or in folders."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
+
+import torch
+
+from hansa.algorithm import Algorithm
+from hansa.citations import citations
+from hansa.config import Config
+from hansa.config.sections import CheckpointSection, EvaluateSection, PythonSection
+from hansa.engine import choose
+from hansa.errors import HansaError, refuse, whole
+from hansa.measures.base import Measure
+from hansa.report.progress import Bars, Lines, Silence, Stopper, progress_of
+from hansa.report.results import Comparison, Runs
+from hansa.rounds.faults import faults
+from hansa.runs.driver import Callback, Run
+from hansa.runs.driver import run as run_in_memory
+from hansa.runs.experiment import Experiment, Maker, identity
+from hansa.runs.folder import RunFolder, slug
+from hansa.runs.group import GroupFolder, per_seed, seed_list
+from hansa.store import ClientStore
+from hansa.tasks import TaskLike
+
+
+class Options(TypedDict, total=False):
+    """What `run`, `compare` and `resume` pass on to every run, as `hansa.Run` has it."""
+
+    dtype: torch.dtype | None
+    device: str | torch.device
+    workers: int | None
+    quorum: int
+    keep_params: bool
+    evaluate_every: int
+    callbacks: Sequence[Callback]
+    faults: faults | None
+    max_norm: float
+    measures: Sequence[Measure]
+
+
+class _Folder(NamedTuple):
+    """How a run is kept."""
+
+    path: Path
+    name: str | None
+    overwrite: bool
+    checkpoint_every: int
+
+
+@overload
+def run(
+    algorithm: Algorithm,
+    task: TaskLike,
+    *,
+    rounds: int,
+    seed: int = 0,
+    seeds: None = None,
+    out: Path | str | None = None,
+    progress: bool = False,
+    name: str | None = None,
+    overwrite: bool = False,
+    checkpoint_every: int = 10,
+    store: ClientStore | None = None,
+    **options: Unpack[Options],
+) -> Run: ...
+@overload
+def run(
+    algorithm: Algorithm,
+    task: TaskLike,
+    *,
+    rounds: int,
+    seed: int = 0,
+    seeds: int | Sequence[int],
+    out: Path | str | None = None,
+    progress: bool = False,
+    name: str | None = None,
+    overwrite: bool = False,
+    checkpoint_every: int = 10,
+    store: None = None,
+    **options: Unpack[Options],
+) -> Runs: ...
+def run(
+    algorithm: Algorithm,
+    task: TaskLike,
+    *,
+    rounds: int,
+    seed: int = 0,
+    seeds: int | Sequence[int] | None = None,
+    out: Path | str | None = None,
+    progress: bool = False,
+    name: str | None = None,
+    overwrite: bool = False,
+    checkpoint_every: int = 10,
+    store: ClientStore | None = None,
+    **options: Unpack[Options],
+) -> Run | Runs:
+    """Train ``task`` with ``algorithm`` for ``rounds`` rounds; with ``seeds``, several times, as `hansa.report.Runs`.
+
+    Equal seeds give bit-identical results, whatever the number of ``workers``; None takes all cores when that pays.
+    ``seeds=3`` stands for three from ``seed`` on, a list for those in it. ``progress`` shows a bar, or lines where
+    there is no terminal.
+
+    ``out`` keeps the run in a folder, with checkpoints every so many rounds: given again, a call with the same
+    algorithm and task goes on where the run was, to the same bits, and a finished one is not repeated. Ctrl-C then
+    stops after the round that is under way, with everything saved. Another run in that folder is refused;
+    ``overwrite`` replaces it. Several seeds have a folder each below.
+
+    Options: ``dtype`` float64 or float32 runs through everything; ``device``; fewer than ``quorum`` surviving updates
+    leave a round without effect; an update longer than ``max_norm`` is refused; ``evaluate_every`` so many rounds;
+    ``callbacks`` see every round and may stop the run; ``faults`` is a plan of clients that vanish or misbehave;
+    ``measures`` adds numbers to each round's record, such as `hansa.measures.compression`; ``keep_params`` keeps the
+    model after each round.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
+    whole("run", "rounds", rounds)
+    kept = None if out is None else _Folder(Path(out), name, overwrite, checkpoint_every)
+    title = name if name is not None else algorithm.name
+    with progress_of(progress) as shown:
+        if seeds is None:
+            return _run(algorithm, task, rounds, seed, kept, store, options, shown, title)
+        if store is not None:
+            raise refuse("run", "store", store, "None with several seeds", "Each has a store of its own.")
+        return _runs(algorithm, task, rounds, seed_list(seeds, seed), kept, options, shown, title)
+
+
+def compare(
+    methods: Mapping[str, Algorithm],
+    task: TaskLike,
+    *,
+    rounds: int,
+    seeds: int | Sequence[int] = 1,
+    out: Path | str | None = None,
+    progress: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: int = 10,
+    **options: Unpack[Options],
+) -> Comparison:
+    """Train ``task`` with every method and every seed, as one result: means, deviations, a ranking, figures, a page.
+
+    ``hansa.compare({"FedAvg": presets.fedavg(), "FedAMS": presets.fedams()}, task, rounds=40, seeds=3)``. With ``out``
+    each method has a folder there, and runs that are finished are not repeated; the rest is as in `hansa.run`.
+    """
+    if not isinstance(methods, Mapping) or not all(isinstance(made, Algorithm) for made in methods.values()):
+        raise refuse("compare", "methods", methods, "names and algorithms", '{"FedAvg": hansa.presets.fedavg(...)}.')
+    whole("compare", "rounds", rounds)
+    places = {name: slug(name) for name in methods}
+    if out is not None and len(set(places.values())) < len(places):
+        raise HansaError(f"compare: folders {sorted(places.values())}: give methods names that differ as folders do.")
+    found = {}
+    with progress_of(progress) as shown:
+        for name, algorithm in methods.items():
+            kept = None if out is None else _Folder(Path(out) / places[name], name, overwrite, checkpoint_every)
+            found[name] = _runs(algorithm, task, rounds, seed_list(seeds, 0, "compare"), kept, options, shown, name)
+    return Comparison(found)
+
+
+def resume(
+    folder: Path | str,
+    algorithm: Algorithm | None = None,
+    task: TaskLike | None = None,
+    *,
+    rounds: int | None = None,
+    fallback: bool = False,
+    accept: Sequence[str] = (),
+    progress: bool = False,
+    **options: Unpack[Options],
+) -> Run | Runs:
+    """Go on with the run of a folder, or with its seeds, exactly where it was, to its last round or to another.
+
+    A run that was begun in Python needs the ``algorithm`` and ``task`` that it was begun with, and the same options;
+    one of the command line brings its own. Data, model and code that changed since are refused unless ``accept`` names
+    them.
+    """
+    if (algorithm is None) != (task is None):
+        raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
+    if task is None and (foreign := sorted(set(options) - {"workers", "callbacks"})):
+        raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration says these.")
+
+    def go_on(path: Path, shown: Bars | Lines | Silence, title: str) -> Run:
+        make = None
+        if algorithm is not None and task is not None:
+            make = _maker(algorithm, task, options)
+        experiment = Experiment.resumed(
+            path, rounds=rounds, workers=options.get("workers"), fallback=fallback, accept=accept, make=make
+        )
+        return _go(experiment, options, shown, title)
+
+    with progress_of(progress) as shown:
+        group = GroupFolder(folder)
+        if not group.exists:
+            config = RunFolder.holding(folder).config
+            return go_on(Path(folder), shown, config.title)
+        config = group.config
+        if rounds is not None:
+            config = config.model_copy(update={"rounds": rounds})
+            group.write_config(config)
+        found = []
+        for each in per_seed(config):
+            title = f"{config.title}, seed {each.seed}"
+            if group.run(each.seed).exists:
+                found.append(go_on(group.run(each.seed).path, shown, title))
+            elif algorithm is not None and task is not None:
+                made = Experiment.new(each, group.run(each.seed).path, make=_maker(algorithm, task, options))
+                found.append(_go(made, options, shown, title))
+            else:
+                found.append(_go(Experiment.new(each, group.run(each.seed).path), options, shown, title))
+        return Runs(config.title, found)
+
+
+def _runs(
+    algorithm: Algorithm,
+    task: TaskLike,
+    rounds: int,
+    seeds: Sequence[int],
+    kept: _Folder | None,
+    options: Options,
+    shown: Bars | Lines | Silence,
+    title: str,
+) -> Runs:
+    group = None if kept is None else GroupFolder(kept.path)
+    if group is not None and kept is not None:
+        config = _described(algorithm, task, rounds, seeds[0], kept, options).model_copy(update={"seeds": list(seeds)})
+        if not group.exists:
+            group.check()
+        group.write_config(config)
+    found = []
+    for seed in seeds:
+        place = None if group is None or kept is None else kept._replace(path=group.run(seed).path)
+        told = title if len(seeds) == 1 else f"{title}, seed {seed}"
+        found.append(_run(algorithm, task, rounds, seed, place, None, options, shown, told))
+    return Runs(title, found)
+
+
+def _run(
+    algorithm: Algorithm,
+    task: TaskLike,
+    rounds: int,
+    seed: int,
+    kept: _Folder | None,
+    store: ClientStore | None,
+    options: Options,
+    shown: Bars | Lines | Silence,
+    title: str,
+) -> Run:
+    if kept is None:
+        callbacks = [*options.get("callbacks", ()), shown.follow(title, rounds)]
+        given: dict[str, Any] = {**options, "callbacks": callbacks}
+        return run_in_memory(algorithm, task, rounds=rounds, seed=seed, store=store, **given)
+    if store is not None:
+        raise refuse("run", "store", store, "None with out", "The run's folder has the clients' rows.")
+    config = _described(algorithm, task, rounds, seed, kept, options)
+    make = _maker(algorithm, task, options)
+    folder = RunFolder(kept.path)
+    if not folder.exists or kept.overwrite:
+        return _go(Experiment.new(config, kept.path, overwrite=kept.overwrite, make=make), options, shown, title)
+    if identity(folder.config) != identity(config):
+        raise HansaError(
+            f"{folder}: holds a run of another method, task, seed or option. Choose another folder; overwrite=True "
+            "replaces it."
+        )
+    if folder.config.rounds > rounds and int(folder.summary["rounds"]) > rounds:
+        raise HansaError(f"{folder}: holds {folder.summary['rounds']} rounds of this run already; asked for {rounds}.")
+    again = Experiment.resumed(kept.path, rounds=rounds, workers=options.get("workers"), make=make)
+    return _go(again, options, shown, title)
+
+
+def _go(experiment: Experiment, options: Options, shown: Bars | Lines | Silence, title: str) -> Run:
+    """Run to the end; after a Ctrl-C, which let the round end and saved everything, interrupt the caller too."""
+    follow = shown.follow(title, experiment.config.rounds, experiment.run.state.round)
+    with Stopper(None, (signal.SIGINT,)) as stopper:
+        experiment.go([follow, stopper], first=options.get("callbacks", ()))
+    if stopper.caught is not None:
+        raise KeyboardInterrupt(f"saved: hansa.resume({str(experiment.folder)!r}) goes on.")
+    return experiment.run
+
+
+def _maker(algorithm: Algorithm, task: TaskLike, options: Options) -> Maker:
+    """How a folder's run is made of what Python has."""
+    given: dict[str, Any] = {key: value for key, value in options.items() if key not in ("workers", "callbacks")}
+
+    def make(config: Config, store: ClientStore | None, done: int) -> Run:
+        engine = choose(options.get("workers"), config.rounds - done)
+        return Run(algorithm, task, seed=config.seed, store=store, engine=engine, **given)
+
+    return make
+
+
+def _described(algorithm: Algorithm, task: TaskLike, rounds: int, seed: int, kept: _Folder, options: Options) -> Config:
+    """What a folder says of a run that was made in Python."""
+    watching = ("workers", "callbacks", "evaluate_every", "keep_params", "measures")
+    told = {key: _printed(value) for key, value in options.items() if key not in watching}
+    return Config(
+        name=kept.name if kept.name is not None else algorithm.name,
+        seed=seed,
+        rounds=rounds,
+        evaluate=EvaluateSection(every=options.get("evaluate_every", 1)),
+        checkpoint=CheckpointSection(every=kept.checkpoint_every),
+        python=PythonSection(
+            algorithm=_printed(algorithm), task=task.name, options=told, cites=list(citations(algorithm))
+        ),
+    )
+
+
+def _printed(value: object) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
