@@ -15,7 +15,7 @@ SOURCE = Path(hansa.__file__).parent
 
 LAYERS = (
     ("errors", "types"),
-    ("keys", "schedule", "protocols", "citations"),
+    ("keys", "schedule", "protocols", "citations", "notebook"),
     ("native",),
     ("vectors",),
     ("server", "compress", "gossip"),

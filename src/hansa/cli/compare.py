@@ -18,7 +18,6 @@ from hansa.cli.console import err, guarded, out
 from hansa.cli.run import Quiet, Rounds, Seed, Seeds, Sets, Workers, changes
 
 if TYPE_CHECKING:
-    from hansa.algorithm import Algorithm
     from hansa.config import Config
     from hansa.report import Entry, Holdings, Standing
 
