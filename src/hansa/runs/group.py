@@ -107,7 +107,7 @@ class GroupFolder:
 
     @property
     def config(self) -> Config:
-        """The configuration with all its seeds."""
+        """The configuration with all its seeds, as it was written: no code is run that it names."""
         if not self.exists:
             raise HansaError(f"{self}: no runs of several seeds here, for there is no {GROUP}.")
         return load(self / GROUP, building=False)
