@@ -211,12 +211,8 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """The resolved configuration, led by the composition that it stands for."""
-<<<<<<< HEAD
-        io.write_file(self / CONFIG, to_text(config, composition(config).remarks).encode())
-=======
-        remark = [f"composition: {algorithm(config)!r}"] if config.python is None else []
-        io.write_file(self / CONFIG, to_text(config, remark).encode())
->>>>>>> 8121cfd (wip)
+        remarks = composition(config).remarks if config.python is None else []
+        io.write_file(self / CONFIG, to_text(config, remarks).encode())
 
     def record(self, run: Run, record: Record) -> None:
         """A callback that appends a round's numbers, sealed, durable before the next round begins."""
