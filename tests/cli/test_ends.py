@@ -159,6 +159,7 @@ def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
     assert "--accept-changes version" in refused.stderr
     assert cli("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data").exit_code == 0
     assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
+    assert "version after round 3" in cli("show", "out").stdout
 
 
 def test_a_sweep_never_loses_a_finished_run(cli, folder):

@@ -279,6 +279,8 @@ def summary_table(title: str, summary: Mapping[str, Any], spreads: Mapping[str, 
         if mean is None and summary.get("reached"):
             told = f"{summary['reached']} runs reached it"
         table.add_row(f"rounds to {formats.percent(summary['target'])}", told)
+    for note in summary.get("accepted_changes") or []:
+        table.add_row("went on with other", escape(note))
     for reason, count in (summary.get("lost_by_reason") or {}).items():
         table.add_row("", escape(f"{reason}: {count}"))
     return table

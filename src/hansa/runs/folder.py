@@ -149,6 +149,8 @@ class RunFolder:
     def summary_of(self, found: journal.Columns) -> dict[str, Any]:
         """The summary, from numbers that have been read already."""
         derived = metrics.summarize(found, self.config.evaluate.target)
+        if notes := (self.marker or {}).get("accepted"):
+            derived["accepted_changes"] = [f"{', '.join(n['changed'])} after round {n['round']}" for n in notes]
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
         stored = _read_json(self / SUMMARY)
