@@ -188,6 +188,14 @@ def test_the_schema_is_strict_json_and_knows_presets_parts_and_sections():
     assert not _marks(schema)
 
 
+def test_the_schema_knows_what_lists_hold():
+    schema = json_schema()
+    private = schema["$defs"]["LocalSection"]["properties"]["private"]["anyOf"]
+    assert {"type": "array", "items": {"type": "string"}} in private
+    chain = schema["$defs"]["ServerSection"]["properties"]["chain"]["anyOf"]
+    assert {"type": "array", "items": {"$ref": "#/$defs/server"}} in chain
+
+
 def _references(node):
     if isinstance(node, dict):
         found = {node["$ref"]} if "$ref" in node else set()

@@ -31,11 +31,18 @@ def slot_schema(slot: Slot) -> dict[str, Any]:
     if slot.words:
         found.append({"enum": list(slot.words)})
     found += [{"part": kind.name} for kind in slot.kinds]
-    if any(kind.listed is not None for kind in slot.kinds):
-        found.append({"type": "array", "items": {"part": slot.kinds[0].name}})
+    found += [_list_schema(kind) for kind in slot.kinds if kind.listed is not None]
     if slot.loose or not found:
         return {}
     return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _list_schema(kind: Kind) -> dict[str, Any]:
+    """A list that stands for a part, by the first argument of what makes one of it."""
+    assert kind.listed is not None
+    each = slot_of(next(iter(signature_of(kind.listed).arguments.values()))).items
+    inner = {"part": kind.name} if each is not None and kind in each.kinds else slot_schema(each or Slot())
+    return {"type": "array", "items": inner}
 
 
 def argument_schema(argument: Argument) -> dict[str, Any]:
