@@ -214,3 +214,14 @@ def test_the_command_line_itself_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_says_what_positional_arguments_are(cli):
+    assert "Presets, YAML files or folders of runs." in cli("cite", "--help").stdout
+    assert "The folder of a run that was stopped" in cli("resume", "--help").stdout
+
+
+def test_every_citation_has_an_author(cli):
+    from hansa.citations import bibliography
+
+    assert all("author = {" in entry for entry in bibliography().values())

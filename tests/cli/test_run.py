@@ -207,3 +207,10 @@ def test_your_own_model_is_named_by_module_and_function(cli, folder):
         result = cli("run", "small.yaml", "-o", "x", "-q", "-s", f"model={{factory: '{place}'}}")
         assert result.exit_code == 2
         assert said in result.stderr
+
+
+def test_a_run_whose_every_update_was_refused_fails_and_says_why(cli, folder):
+    result = cli("run", "small.yaml", "-o", "x", "-q", "-s", "max_norm=1e-12")
+    assert result.exit_code == 1
+    assert "every update of all 3 rounds was refused" in result.stderr
+    assert json.loads((folder / "x" / "summary.json").read_text())["status"] == "failed"

@@ -100,3 +100,32 @@ def test_what_is_not_installed_is_said_before_anything_is_begun(cli, folder, mon
     assert result.exit_code == 2
     assert "pip install 'hansa[track]'" in result.stderr
     assert not (folder / "out").exists()
+
+
+class Wandb(types.ModuleType):
+    def __init__(self, name):
+        super().__init__(name)
+        self.said = []
+
+    def init(self, **words):
+        self.said.append(("init", words))
+
+    def log(self, numbers, step):
+        self.said.append(("log", step, numbers))
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_what_looks_like_wandb_gets_settings_once_and_numbers_each_round(cli, folder, monkeypatch, name):
+    fake = Wandb(name)
+    monkeypatch.setitem(sys.modules, name, fake)
+    assert cli("run", "small.yaml", "-o", "x", "-q", "--track", name).exit_code == 0
+    (begun, words), *logged = fake.said
+    assert (begun, words["project"], words["name"], words["config"]["local.lr"]) == ("init", "hansa", "small", 0.05)
+    assert [(kind, step) for kind, step, _ in logged] == [("log", 1), ("log", 2), ("log", 3)]
+    assert all(math.isfinite(logged[-1][2][key]) for key in ("test_accuracy", "train_loss", "up_bytes"))
+
+
+def test_wandb_that_is_not_installed_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(hansa.HansaError, match="pip install wandb"):
+        trackers.wandb("mine")

@@ -132,3 +132,11 @@ def test_fedaware_explores_everybody_once_and_only_then_looks_for_the_shortest_c
     assert ["density" in record for record in run.history] == [False] * 4 + [True] * 4
     given = presets.fedaware(explore=True, sampler=hansa.sample.uniform(0.5), steps=2)
     assert given.sampler == hansa.sample.uniform(0.5)
+
+
+def test_a_run_whose_every_update_was_refused_says_why_and_does_not_succeed():
+    said = r"every update of all 3 rounds was refused, so the model never moved \(norm; client \d+ in round 3: "
+    with pytest.raises(hansa.HansaError, match=said):
+        hansa.run(presets.fedavg(steps=1, participation=0.5), bowls(), rounds=3, max_norm=1e-12)
+    gone = hansa.run(presets.fedavg(steps=1), bowls(), rounds=2, faults=hansa.faults(before=1.0))
+    assert gone.history[-1]["participants"] == 0  # nobody was refused: they were told to vanish

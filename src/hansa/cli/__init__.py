@@ -3,14 +3,31 @@ everything saved (143 by SIGTERM, 129 by a hangup)."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 with warnings.catch_warnings():  # typer names things that newer clicks deprecate: not our users' concern
     warnings.simplefilter("ignore", DeprecationWarning)
-    import typer as _typer  # noqa: F401
+    import typer.core as _typer
 
 __all__ = ["main"]
+
+
+def _keep_help(made: Callable[..., None]) -> Callable[..., None]:
+    """click 8.5 gives arguments a help of their own, and empties it after typer has said what it is."""
+
+    @functools.wraps(made)
+    def make(self: _typer.TyperArgument, *arguments: Any, help: str | None = None, **options: Any) -> None:
+        made(self, *arguments, help=help, **options)
+        self.help = help
+
+    return make
+
+
+_typer.TyperArgument.__init__ = _keep_help(_typer.TyperArgument.__init__)  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def demo(
     page: Report = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
-    """Compare methods on the embedded data in under two minutes, and write report.html."""
+    """Compare methods on the embedded data, which takes some minutes on two cores, and write report.html."""
     from hansa.cli.demo import LEAD, TITLE, configs, facts, holdings
 
     asked = configs(tiny, changes(None, None, seed, workers, seeds))

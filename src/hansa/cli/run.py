@@ -44,7 +44,10 @@ Accept = Annotated[
 Fallback = Annotated[
     bool, typer.Option("--fallback", help="If the newest checkpoint is damaged, go back to the newest whole one.")
 ]
-Track = Annotated[list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow; may be repeated.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also log to tensorboard, mlflow, wandb or trackio; may be repeated."),
+]
 
 
 @guarded

@@ -42,6 +42,9 @@ log = logging.getLogger("hansa")
 NEWEST_LOST = 100
 """So many lost clients are named in a checkpoint, each with its reason; how many there were is in the history."""
 
+ABSENT = {"lost", "silent", "quorum"}
+"""Reasons of clients that sent nothing, or too few of them: nobody was refused."""
+
 Record: TypeAlias = dict[str, Any]
 Callback: TypeAlias = Callable[["Run", Record], bool | None]
 """Called after every round with the run and its newest record; a true answer stops the run there."""
@@ -160,6 +163,7 @@ class Run:
                         break
             finally:
                 engine.close()
+        self._refuse_to_have_done_nothing()
         self._say_who_was_lost()
         return self
 
@@ -262,6 +266,17 @@ class Run:
             "peer_bytes": sum(outcome.peer_bytes.values()),
             **outcome.info,
         }
+
+    def _refuse_to_have_done_nothing(self) -> None:
+        """A run of which no update was ever admitted, all for one reason, did not succeed: it says that reason."""
+        reasons = {reason for record in self.history for reason in record.get("reasons") or ()}
+        if not self.lost or len(reasons) != 1 or reasons <= ABSENT or any(r["participants"] for r in self.history):
+            return
+        round, example = self.lost[-1]
+        raise HansaError(
+            f"every update of all {len(self.history)} rounds was refused, so the model never moved ({reasons.pop()}; "
+            f"client {example.client} in round {round}: {example.detail})."
+        )
 
     def _say_who_was_lost(self) -> None:
         if not self.lost:

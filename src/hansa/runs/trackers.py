@@ -1,4 +1,7 @@
-"""TensorBoard and MLflow as callbacks: ``hansa.run(..., callbacks=[tensorboard("logs")])``. Needs ``hansa[track]``."""
+"""TensorBoard, MLflow and all that looks like Weights & Biases, as callbacks.
+
+``hansa.run(..., callbacks=[tensorboard("logs")])``. Needs ``hansa[track]``, or the tracker's own package.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,34 @@ def mlflow(name: str, settings: Mapping[str, Any] | None = None, uri: str | None
     return log
 
 
+def wandb(
+    project: str,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    module: str = "wandb",
+    **options: Any,
+) -> Callback:
+    """A callback that logs to Weights & Biases, or to any ``module`` with the same ``init`` and ``log``, such as trackio.
+
+    ``options`` go to its ``init``. The run begins with the first round, and ends with the process or with the next one;
+    its step is the round.
+    """
+    client = _module(module, module)
+    begun: list[Any] = []
+
+    def log(run: Run, record: Mapping[str, Any]) -> None:
+        if not begun:
+            told = flat(settings) if settings else {"algorithm": repr(run.algorithm), "seed": run.key.seed}
+            begun.append(client.init(project=project, name=name, config=told, **options))
+        client.log(numbers(record), step=int(record["round"]))
+
+    return log
+
+
 def check(names: Sequence[str]) -> None:
     """Refuse a tracker that is unknown or not installed, before anything is begun."""
-    known = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
+    known = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio"}
     for name in names:
         if name not in known:
             raise HansaError(f"--track {name}: no such tracker. {near(name, known)}")
@@ -65,6 +93,8 @@ def trackers(names: Sequence[str], experiment: Experiment) -> list[Callback]:
     known: dict[str, Callable[[], Callback]] = {
         "tensorboard": lambda: tensorboard(experiment.folder / "tensorboard"),
         "mlflow": lambda: mlflow(config.title, to_data(config)),
+        "wandb": lambda: wandb("hansa", config.title, to_data(config)),
+        "trackio": lambda: wandb("hansa", config.title, to_data(config), module="trackio"),
     }
     return [known[name]() for name in names]
 
@@ -98,4 +128,5 @@ def _module(name: str, product: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise HansaError(f"tracking with {product} needs it installed: pip install 'hansa[track]'.") from error
+        extra = product if product in ("wandb", "trackio") else "'hansa[track]'"
+        raise HansaError(f"tracking with {product} needs it installed: pip install {extra}.") from error
