@@ -58,7 +58,7 @@ def wandb(
     module: str = "wandb",
     **options: Any,
 ) -> Callback:
-    """A callback that logs to Weights & Biases, or to any ``module`` with the same ``init`` and ``log``, such as trackio.
+    """A callback that logs to Weights & Biases, or to a ``module`` with the same ``init`` and ``log``, such as trackio.
 
     ``options`` go to its ``init``. The run begins with the first round, and ends with the process or with the next one;
     its step is the round.
