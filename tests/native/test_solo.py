@@ -17,9 +17,10 @@ from hansa.native.solo import Settings, Solo, draws, shuffles_like_numpy
 from hansa.native.stack import compile_stack
 from hansa.tasks.module import batch_stream
 from native.models import STACKS, parameters_of, smooth
+from native.sets import each_set
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
-SETS = native.instruction_sets() or ("none",)
+
 ROWS = 30
 
 
@@ -33,7 +34,7 @@ def made(name: str = "CNN-29k", isa: str = ""):
     return stack, parameters_of(module), inputs, labels
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize(("samples", "length"), [(1, 5), (2, 2), (3, 7), (50, 200), (257, 256), (4097, 5000)])
 def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
     for seed in range(3):
@@ -42,7 +43,7 @@ def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
     assert shuffles_like_numpy()
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(momentum, isa):
     stack, x, inputs, labels = made(isa=isa)

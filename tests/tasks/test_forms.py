@@ -396,3 +396,17 @@ def test_a_client_without_samples_is_named_among_a_million():
 
     with pytest.raises(HansaError, match="client 765432 holds no samples"):
         hansa.Task(lambda: nn.Linear(4, 2), F.cross_entropy, Gap())
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("preset", ["ha_fed", "cafga", "dsgd"])
+def test_gossip_steps_native_rows_in_place_and_agrees_with_eager(preset):
+    words = {"local_lr": 0.05, "steps": 3, "batch_size": 4}
+    if preset != "dsgd":
+        words |= {"clusters": 1, "reporters": 2}
+    algorithm = getattr(presets, preset)(**words)
+    ours, eager = (hansa.run(algorithm, made("2NN", native=choice), rounds=3, workers=1) for choice in (True, False))
+    two = hansa.run(algorithm, made("2NN", native=True), rounds=3, workers=2)
+    assert torch.allclose(ours.params, eager.params, atol=2e-5)
+    assert torch.equal(ours.params, two.params)
+    assert ours.history[-1]["consensus"] == pytest.approx(eager.history[-1]["consensus"], rel=1e-3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -263,3 +264,31 @@ def test_wrong_arguments_are_named() -> None:
         kernels.squared_norm(torch.ones(3, dtype=torch.int64))
     with pytest.raises(HansaError, match="x is float64"):
         kernels.sign_pack(np.ones(3))
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "dim"), [(1, 5), (2, 1), (5, 1024), (8, 2500), (13, 37)])
+def test_mixing_by_links_is_the_product_with_the_matrix(n, dim, dtype, isa):
+    draw = np.random.default_rng(n)
+    matrix = scipy.sparse.random_array((n, n), density=0.4, rng=draw, format="csr")
+    rows = torch.from_numpy(draw.normal(size=(n, dim))).to(dtype)
+    out = torch.full_like(rows, 7.0)
+    kernels.mix(rows, kernels.Links.of(matrix), out, isa)
+    wanted = torch.from_numpy(matrix.toarray() @ rows.double().numpy())
+    assert torch.allclose(out.double(), wanted, atol=1e-5 if dtype == torch.float32 else 1e-13)
+
+
+def test_mixing_refuses_what_does_not_fit():
+    links = kernels.Links.of(scipy.sparse.csr_array(np.eye(3)))
+    rows = torch.ones(3, 4)
+    with pytest.raises(HansaError, match=r"expected \[3, d\]"):
+        kernels.mix(torch.ones(2, 4), links, torch.ones(2, 4))
+    with pytest.raises(HansaError, match="apart"):
+        kernels.mix(rows, links, rows)
+    with pytest.raises(HansaError, match="square"):
+        kernels.Links.of(scipy.sparse.csr_array(np.ones((2, 3))))
+    bad = scipy.sparse.csr_array(np.eye(3))
+    bad.indices[1] = 9
+    with pytest.raises(HansaError, match=r"to 9, expected 0\.\.2"):
+        kernels.Links.of(bad)

@@ -17,6 +17,8 @@ from scipy import sparse
 
 from hansa.gossip.topology import Topology, over_survivors
 from hansa.types import Vector
+from hansa.vectors import kernels
+from hansa.vectors.arithmetic import fits
 
 SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
 FULL = 0.05  # of the entries: beyond it a sparse matrix costs more than an array
@@ -107,6 +109,7 @@ class DenseRows:
     def __init__(self, start: torch.Tensor) -> None:
         self.rows, self.spare = start, torch.empty_like(start)
         self._weights: tuple[Mixer, int, torch.Tensor] | None = None
+        self._sparse: tuple[Any, kernels.Links | None] | None = None
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
         return self.rows[list(positions)]
@@ -118,7 +121,22 @@ class DenseRows:
         self.rows[position] = after + (self.rows[position] - before)  # exactly ``after`` where nothing was mixed
 
     def mix(self, mixer: Mixer) -> None:
-        self.apply(self.matrix(mixer), mixer)
+        links = self._links(mixer)
+        if links is None:
+            self.apply(self.matrix(mixer), mixer)
+            return
+        kernels.mix(self.rows, links, self.spare)
+        self.rows, self.spare = self.spare, self.rows
+
+    def _links(self, mixer: Mixer) -> kernels.Links | None:
+        """W by its links, where nobody is lost, native code can take the rows, and few of the entries are links."""
+        n = len(self.rows)
+        if mixer.weights is None or len(mixer.positions) != n or not fits(self.rows, self.spare):
+            return None
+        if self._sparse is None or self._sparse[0] is not mixer.weights:
+            few = mixer.links <= max(4, n // 2) * n
+            self._sparse = (mixer.weights, kernels.Links.of(mixer.weights) if few else None)
+        return self._sparse[1]
 
     def average(self, mixer: Mixer) -> None:
         n = len(mixer.positions)
@@ -128,8 +146,11 @@ class DenseRows:
         return self.rows[mixer.positions].mean(dim=0, dtype=torch.float64)
 
     def spread(self, mixer: Mixer, dim: int) -> float:
-        models = self.rows[mixer.positions][:, :dim].double()
-        return math.sqrt(float((models - models.mean(dim=0)).square().sum(dim=1).mean()))
+        total = 0.0
+        for first in range(0, dim, SPAN):  # in float64, a piece at a time that stays near
+            models = self.rows[mixer.positions, first : min(first + SPAN, dim)].double()
+            total += float(models.sub_(models.mean(dim=0)).square_().sum())
+        return math.sqrt(total / len(mixer.positions))
 
     def apply(self, weights: torch.Tensor, mixer: Mixer) -> None:
         if len(mixer.positions) == len(self.rows):

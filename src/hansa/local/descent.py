@@ -51,9 +51,10 @@ class Shell(Protocol):
 
     def seed(self, key: Key) -> None: ...
 
-    def descend(self, rows: torch.Tensor | None, descent: Descent) -> torch.Tensor | None:
-        """All steps of ``rows`` in one go where the shell knows a faster way, giving the losses; otherwise None.
-        It draws nothing, and momentum goes on from the descent's velocity."""
+    def descend(self, rows: torch.Tensor | None, descent: Descent, y: Vector | None = None) -> torch.Tensor | None:
+        """All steps of ``rows`` in one go where the shell knows a faster way, giving the losses; otherwise None. They
+        are taken on ``y`` where it is given, on the shell's own vector otherwise. It draws nothing, and momentum goes
+        on from the descent's velocity."""
         ...
 
     def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:

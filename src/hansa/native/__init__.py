@@ -45,10 +45,11 @@ def instruction_set() -> str | None:
 
 def load(isa: str = "") -> Any:
     """The table of kernels (``hansa.native.abi.Kernels``) of one instruction set, by default the best."""
-    reason = why_not()
+    wish = _wish()
+    reason = _reason(__file__, wish)
     if reason is not None:
         raise HansaError(f"native kernels: {reason}.")
-    return _table(__file__, isa or _wish())
+    return _table(__file__, isa or wish)
 
 
 def _wish() -> str:

@@ -99,6 +99,7 @@ class Rule(Structure):
 _pointer, _whole = c_void_p, c_int64
 _server = CFUNCTYPE(None, POINTER(Rule), _whole, *[_pointer] * 9)
 _mean = CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _pointer)
+_mix = CFUNCTYPE(None, *[_pointer] * 4, _whole, _whole, _pointer)
 _squares = CFUNCTYPE(c_double, _pointer, _whole, POINTER(c_int64))
 
 
@@ -129,6 +130,8 @@ class Kernels(Structure):
         ("server64", _server),
         ("mean32", _mean),
         ("mean64", _mean),
+        ("mix32", _mix),
+        ("mix64", _mix),
         ("products32", CFUNCTYPE(c_double, _pointer, _pointer, _whole)),
         ("squares32", _squares),
         ("squares64", _squares),

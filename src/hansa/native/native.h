@@ -95,6 +95,10 @@ typedef struct {
                      const double *vhat, double *step, double *m_out, double *v_out, double *vhat_out, double *x);
     void (*mean32)(const float *const *rows, const double *weights, int64_t count, int64_t n, float *out);
     void (*mean64)(const double *const *rows, const double *weights, int64_t count, int64_t n, double *out);
+    void (*mix32)(const float *x, const int64_t *starts, const int64_t *links, const double *weights, int64_t n,
+                  int64_t d, float *out);
+    void (*mix64)(const double *x, const int64_t *starts, const int64_t *links, const double *weights, int64_t n,
+                  int64_t d, double *out);
     double (*products32)(const float *a, const float *b, int64_t n);
     double (*squares32)(const float *x, int64_t n, int64_t *finite);
     double (*squares64)(const double *x, int64_t n, int64_t *finite);

@@ -92,3 +92,33 @@ static void NAMED(mean)(const T *const *rows, const double *weights, int64_t cou
         }
     }
 }
+
+/* X <- W X for n rows of d entries: out_i = w_ij x_j folded over the links j of i in the order given, entry by entry. All
+ * rows of a cut are at hand before the next is looked at. */
+static void NAMED(mix)(const T *x, const int64_t *starts, const int64_t *links, const double *weights, int64_t n,
+                       int64_t d, T *out) {
+    enum { CUT = 1024 };
+    for (int64_t i = 0, some; i < d; i += some) {
+        some = at_most(CUT, d - i);
+        for (int64_t row = 0; row < n; row++) {
+            T *to = out + row * d + i;
+            int64_t k = starts[row], end = starts[row + 1];
+            if (k == end) memset(to, 0, sizeof(T) * (size_t)some);
+            for (int fresh = 1; k < end; fresh = 0) {
+                const T *a = x + links[k] * d + i, wa = (T)weights[k];
+                if (k + 1 == end || fresh) {
+                    if (fresh) INDEPENDENT for (int64_t j = 0; j < some; j++) to[j] = a[j] * wa;
+                    else INDEPENDENT for (int64_t j = 0; j < some; j++) to[j] += a[j] * wa;
+                    k++;
+                    continue;
+                }
+                const T *b = x + links[k + 1] * d + i, wb = (T)weights[k + 1];
+                INDEPENDENT for (int64_t j = 0; j < some; j++) {
+                    T sum = to[j] + a[j] * wa;
+                    to[j] = sum + b[j] * wb;
+                }
+                k += 2;
+            }
+        }
+    }
+}

@@ -4,6 +4,7 @@ finite. All that stays the same from client to client is kept."""
 from __future__ import annotations
 
 import math
+from ctypes import c_int64
 from functools import cache
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from hansa import native
 from hansa.errors import HansaError
 from hansa.native import abi
-from hansa.native.stack import SLICE, Stack, Workspace, check_code
+from hansa.native.stack import SLICE, Stack, Workspace, batches_of, check_code
 
 
 class Settings(NamedTuple):
@@ -67,7 +68,23 @@ class Solo:
                 raise HansaError("Solo.run: stopped.")
         return self._losses[:steps].tolist(), bool(client.finite)
 
-    def _settle(self, settings: Settings, x: Tensor) -> None:
+    def steps(self, y: Tensor, index: Tensor, settings: Settings, anchor: Tensor | None) -> Tensor:
+        """A step in place on each row of ``index`` [steps, batch]; gives the loss of each."""
+        self.stack.expect("y", y)
+        batches = batches_of(index, None, "train")
+        self._settle(settings, anchor)
+        if self._space is None or self._space.batch < batches.batch:
+            self._space = Workspace(self.stack, batches.batch)
+        losses, done = torch.empty(batches.steps), c_int64()
+        call, handle = self._space.kernels.train, self._space.handle
+        while done.value < batches.steps:
+            code = call(handle, y.data_ptr(), self._data, batches, self._update, losses.data_ptr(), done, SLICE)
+            check_code(code, "Solo.steps", self.stack, index, None, self._labels, self._rows)
+            if self.stop:
+                raise HansaError("Solo.steps: stopped.")
+        return losses
+
+    def _settle(self, settings: Settings, x: Tensor | None) -> None:
         update, s, velocity = self._update, settings.s, settings.velocity
         for name, vector in (("s", s), ("velocity", velocity)):
             if vector is not None:
@@ -75,7 +92,9 @@ class Solo:
         if settings.momentum and velocity is None:
             raise HansaError("Solo.run: momentum needs a velocity to keep it in.")
         update.momentum = velocity.data_ptr() if velocity is not None else None
-        update.anchor = x.data_ptr() if settings.a else None
+        if settings.a and x is None:
+            raise HansaError("Solo: a pull needs the anchor that it pulls to.")
+        update.anchor = x.data_ptr() if settings.a and x is not None else None
         update.shift = None if s is None else s.data_ptr()
         update.lr, update.pull = settings.lr, settings.a
         update.decay, update.mu = settings.weight_decay, settings.momentum

@@ -88,7 +88,7 @@ class Stack:
         """
         data = self.examples(inputs, labels, table)
         self.expect("y", y)
-        batches = _batches(index, sizes, "train")
+        batches = batches_of(index, sizes, "train")
         if a and anchor is None:
             raise refuse("Stack.train", "a", a, "an anchor with it", "Pass anchor=, the model that was received.")
         if clip is not None:
@@ -133,7 +133,7 @@ class Stack:
         self.expect("y", y)
         out = torch.empty_like(y) if out is None else out
         self.expect("out", out)
-        batches = _batches(rows[None], None, "gradient")
+        batches = batches_of(rows[None], None, "gradient")
         loss = c_float()
         with self._workspace(batches.batch) as (kernels, handle):
             code = kernels.gradient(handle, y.data_ptr(), data, batches, out.data_ptr(), byref(loss))
@@ -173,7 +173,7 @@ class Stack:
             for piece, target in ((rows[:whole], out[:whole]), (rows[whole:], out[whole:])):
                 if len(piece):
                     index = piece.view(-1, min(_EVALUATION_BATCH, len(piece)))
-                    batches = _batches(index, None, "logits")
+                    batches = batches_of(index, None, "logits")
                     code = kernels.logits(handle, y.data_ptr(), data, batches, target.data_ptr())
                     check_code(code, "Stack.logits", self, index, None, None, len(inputs))
         return out
@@ -252,7 +252,7 @@ class Workspace:
             self.kernels.stack_free(self.handle)
 
 
-def _batches(index: Tensor, sizes: Tensor | None, where: str) -> abi.Batches:
+def batches_of(index: Tensor, sizes: Tensor | None, where: str) -> abi.Batches:
     if index.ndim != 2 or index.dtype != torch.int64 or index.device.type != "cpu" or not index.numel():
         raise HansaError(f"Stack.{where}: rows are {_describe(index)}, expected int64 row numbers [steps, batch].")
     index = index.contiguous()

@@ -118,8 +118,10 @@ class _Cohort:
             return []
         later: list[tuple[int, Vector, Vector]] = []
         positions = [self.position[client] for client in active]
-        for client, position, row in zip(active, positions, self.rows.read(positions), strict=True):
-            loss, after = self._local_step(client, row)
+        inside = isinstance(self.rows, DenseRows) and self.mixing.order != "combine-then-adapt"
+        rows = [self.rows.rows[i] for i in positions] if inside else self.rows.read(positions)  # type: ignore[attr-defined]
+        for client, position, row in zip(active, positions, rows, strict=True):
+            loss, after = self._local_step(client, row, inside)
             if not all_finite(after):
                 detail = f"its model left the numbers at step {step}; its cluster went on without it"
                 self.mixed.lost.append(Lost(client, "non-finite", detail))
@@ -128,20 +130,24 @@ class _Cohort:
             self.losses.append(loss)
             if self.mixing.order == "combine-then-adapt":
                 later.append((position, row, after))
-            else:
+            elif after is not row:
                 self.rows.write(position, row, after)
         return later
 
-    def _local_step(self, client: int, row: Vector) -> tuple[float, Vector]:
-        """One step of one client, as the plain loop makes it."""
+    def _local_step(self, client: int, row: Vector, inside: bool) -> tuple[float, Vector]:
+        """One step of one client, as the plain loop makes it; in the row itself where the shell can and it may."""
         shell, key = self.shell, self.order.key.child("local", self.order.round, client)
-        shell.load(row[: self.dim], row[self.dim :] if row.numel() > self.dim else None)
         if client not in self.batches:
             work = Work(self.order.work.steps, min(self.order.work.batch_size, self.samples[client]))
             self.batches[client] = shell.rows(client, work, key.child("batch"))
         rows, descent, taken = self.batches[client], self._descent(client), self.steps[client]
         self.steps[client] += 1
         one = None if rows is None else rows[taken : taken + 1]
+        if inside and descent.plain and row.numel() == self.dim:
+            losses = shell.descend(one, descent, row)
+            if losses is not None:
+                return float(losses), row
+        shell.load(row[: self.dim], row[self.dim :] if row.numel() > self.dim else None)
         losses = shell.descend(one, descent) if descent.plain else None
         if losses is None:
             shell.seed(key.child("noise", taken))

@@ -38,7 +38,7 @@ class FunctionShell:
     def seed(self, key: Key) -> None:
         return None
 
-    def descend(self, rows: torch.Tensor | None, descent: Descent) -> None:
+    def descend(self, rows: torch.Tensor | None, descent: Descent, y: Vector | None = None) -> None:
         return None
 
     def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> None:

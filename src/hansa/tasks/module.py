@@ -223,7 +223,7 @@ class ModuleShell:
         self.solo: Solo | None = None
         if self.stack is not None:
             logical = self.inputs.logical
-            self.solo = Solo(self.stack, logical, self.targets) if shuffles_like_numpy() else None
+            self.solo = Solo(self.stack, logical, self.targets)
             self._gradient = torch.zeros_like(self.y)
             self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
 
@@ -255,40 +255,28 @@ class ModuleShell:
             generators.seed_all(key, self.device)
             self.private.seed(key)
 
-    def descend(self, rows: torch.Tensor | None, descent: Descent) -> torch.Tensor | None:
-        """All steps in one native call, or None where there is no such form of them."""
-        if self.stack is None or descent.optimizer is not None or rows is None:
+    def descend(self, rows: torch.Tensor | None, descent: Descent, y: Vector | None = None) -> torch.Tensor | None:
+        """All steps in one native call, on ``y`` where it is given; None where there is no such form of them."""
+        if self.solo is None or descent.optimizer is not None or rows is None:
             return None
+        return self.solo.steps(self.y if y is None else y, rows, self._settings(descent), descent.anchor)
+
+    def _settings(self, descent: Descent) -> Settings:
         a, s = descent.correction
         if descent.momentum and descent.velocity is None:
-            descent.velocity = torch.zeros_like(self.y)
-        return self.stack.train(
-            self.y,
-            self.inputs.logical,
-            self.targets,
-            rows,
-            lr=descent.lr,
-            a=a,
-            anchor=descent.anchor,
-            s=s,
-            weight_decay=descent.weight_decay,
-            momentum=descent.momentum,
-            velocity=descent.velocity if descent.momentum else None,
-            clip=descent.clip,
-        )
+            descent.velocity = allocate.like(self.y).zero_()
+        velocity = descent.velocity if descent.momentum else None
+        return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip, velocity)
 
     def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:
         """A client's whole round in one native call, or None where there is no such form of it."""
-        if self.solo is None or self.buffers is not None:
+        if self.solo is None or self.buffers is not None or not shuffles_like_numpy():
             return None
-        a, s = descent.correction
-        if descent.momentum and descent.velocity is None:
-            descent.velocity = allocate.like(x).zero_()
-        velocity = descent.velocity if descent.momentum else None
-        settings = Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip, velocity)
         change, own = allocate.like(x), self.task.data.rows(client).to(torch.int64).contiguous()
         digest = key.child("batch").digest(16)
-        losses, finite = self.solo.run(x, self.y, change, own, work.steps, work.batch_size, digest, settings)
+        losses, finite = self.solo.run(
+            x, self.y, change, own, work.steps, work.batch_size, digest, self._settings(descent)
+        )
         return Moved(change, losses, finite)
 
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:

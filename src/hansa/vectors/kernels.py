@@ -112,6 +112,44 @@ def weighted_sum(
     return out
 
 
+class Links(NamedTuple):
+    """A sparse square matrix by rows: row i has the entries ``starts[i]`` to ``starts[i + 1]`` of links and weights."""
+
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    links: np.ndarray[Any, np.dtype[np.int64]]
+    weights: np.ndarray[Any, np.dtype[np.float64]]
+
+    @classmethod
+    def of(cls, matrix: Any) -> Links:
+        """Of a SciPy matrix in CSR form."""
+        links = cls(
+            np.ascontiguousarray(matrix.indptr, np.int64),
+            np.ascontiguousarray(matrix.indices, np.int64),
+            np.ascontiguousarray(matrix.data, np.float64),
+        )
+        n = len(links.starts) - 1
+        if matrix.shape != (n, n) or len(links.links) != len(links.weights) or links.starts[-1] != len(links.links):
+            raise HansaError(f"Links.of: a matrix of shape {matrix.shape}: expected a square one in CSR form.")
+        low, high = links.links.min(initial=0), links.links.max(initial=-1)
+        if low < 0 or high >= n:
+            raise HansaError(f"Links.of: links run from {low} to {high}, expected 0..{n - 1}.")
+        return links
+
+
+def mix(rows: Tensor, weights: Links, out: Tensor, isa: str = "") -> None:
+    """out = W rows, [n, d] in float32 or float64, each entry folded over the row's links in their order."""
+    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    n = len(weights.starts) - 1
+    if rows.ndim != 2 or len(rows) != n:
+        raise HansaError(f"mix: rows of shape {list(rows.shape)}, expected [{n}, d].")
+    source, target = _pointer("mix", "rows", rows, dtype), _pointer("mix", "out", out, dtype, rows.numel())
+    if source == target:
+        raise HansaError("mix: out is the rows themselves; it must be apart from them.")
+    table = native.load(isa)
+    pointers = (array.ctypes.data for array in weights)
+    (table.mix64 if dtype == torch.float64 else table.mix32)(source, *pointers, n, rows.shape[1], target)
+
+
 def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
     """||x||^2 in float64 and whether every entry is finite, in one pass. Entry i joins lane i mod 32 of the sum."""
     double = x.dtype in (torch.float64, np.float64)
