@@ -14,9 +14,10 @@ from hansa import presets
 from hansa.compress import sign
 from hansa.engine import Serial
 from hansa.engine.pool import _block
-from hansa.rounds import Closing, Lost, Report, close_round, in_cohort_order, open_round, protocol
+from hansa.rounds import Closing, Lost, Report, close_round, in_cohort_order, open_round
 from hansa.runs.driver import Run
 from hansa.store import DiskStore, RamStore
+from hansa.vectors import allocate
 
 SIZES = (3, 11, 5, 8, 2)
 
@@ -48,7 +49,7 @@ def updates_alive(algorithm, monkeypatch) -> int:
         most = max(most, living)
         return torch.from_numpy(memory)
 
-    monkeypatch.setattr(protocol.allocate, "like", watched)
+    monkeypatch.setattr(allocate, "like", watched)
     Run(algorithm, task(100), evaluate_every=0).advance(1)
     return most
 
