@@ -285,7 +285,7 @@ def changed(preset: str, place: Path) -> Counter[str]:
 
 def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """All of it; returns what was tried how often."""
-    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.cli.progress", "hansa.report"):
+    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.report.progress", "hansa.report"):
         importlib.import_module(name)  # once, for all that are forked
     torch.set_num_threads(1)
     logging.getLogger("hansa").setLevel(logging.ERROR)
