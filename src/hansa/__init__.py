@@ -16,6 +16,7 @@ from hansa.vectors.layout import Layout
 
 if TYPE_CHECKING:
     from hansa.report.results import Comparison, Runs
+    from hansa.runs.trained import load_model, predict
     from hansa.study import compare, resume, run
 
 __version__ = "0.1.0"
@@ -24,6 +25,8 @@ _LATER = {
     "Comparison": "hansa.report.results",
     "Runs": "hansa.report.results",
     "compare": "hansa.study",
+    "load_model": "hansa.runs.trained",
+    "predict": "hansa.runs.trained",
     "resume": "hansa.study",
     "run": "hansa.study",
 }
@@ -60,10 +63,12 @@ __all__ = [
     "data",
     "faults",
     "gossip",
+    "load_model",
     "load_run",
     "local",
     "measures",
     "models",
+    "predict",
     "presets",
     "resume",
     "run",
