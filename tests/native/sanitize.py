@@ -20,8 +20,10 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parents[2]
 TESTS = [
     "tests/native/test_stack.py",
+    "tests/native/test_solo.py",
     "tests/vectors/test_kernels.py",
     "tests/vectors/test_arithmetic.py",
+    "tests/vectors/test_fingerprint.py",
     "tests/compress/test_chunked.py",
 ]
 PLAIN = ["-O1", "-g", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-fPIC", "-shared"]

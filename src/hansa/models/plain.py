@@ -1,4 +1,4 @@
-"""Small stacks of plain layers, kept as ``nn.Sequential`` so that they can be recognised and run natively."""
+"""Small stacks of plain layers, which native code trains."""
 
 from __future__ import annotations
 

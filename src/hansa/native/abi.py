@@ -14,7 +14,7 @@ from ctypes import (
     c_void_p,
 )
 
-ABI = 2
+ABI = 3
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE = range(5)
@@ -142,5 +142,5 @@ class Kernels(Structure):
     ]
 
 
-STRUCTURES: tuple[type[Structure], ...] = (Stage, Data, Batches, Update, Score, Rule, Kernels)
+STRUCTURES: tuple[type[Structure], ...] = (Stage, Data, Batches, Update, Client, Score, Rule, Kernels)
 """All of them, in the order in which the library tells their sizes."""
