@@ -229,6 +229,8 @@ def _runs(
         config = _described(algorithm, task, rounds, seeds[0], kept, options).model_copy(update={"seeds": list(seeds)})
         if not group.exists:
             group.check()
+        elif not kept.overwrite and _seedless(group.config) != _seedless(config):
+            raise _another(group)
         group.write_config(config)
     found = []
     for seed in seeds:
@@ -261,10 +263,7 @@ def _run(
     if not folder.exists or kept.overwrite:
         return _go(Experiment.new(config, kept.path, overwrite=kept.overwrite, make=make), options, shown, title)
     if identity(folder.config) != identity(config):
-        raise HansaError(
-            f"{folder}: holds a run of another method, task, seed or option. Choose another folder; overwrite=True "
-            "replaces it."
-        )
+        raise _another(folder)
     if folder.config.rounds > rounds and int(folder.summary["rounds"]) > rounds:
         raise HansaError(f"{folder}: holds {folder.summary['rounds']} rounds of this run already; asked for {rounds}.")
     again = Experiment.resumed(kept.path, rounds=rounds, workers=options.get("workers"), make=make)
@@ -305,6 +304,17 @@ def _described(algorithm: Algorithm, task: TaskLike, rounds: int, seed: int, kep
         python=PythonSection(
             algorithm=_printed(algorithm), task=task.name, options=told, cites=list(citations(algorithm))
         ),
+    )
+
+
+def _seedless(config: Config) -> str:
+    return identity(config.model_copy(update={"seed": 0, "seeds": None}))
+
+
+def _another(folder: RunFolder | GroupFolder) -> HansaError:
+    return HansaError(
+        f"{folder}: holds a run of another method, task, seed or option. Choose another folder; overwrite=True replaces "
+        "it."
     )
 
 

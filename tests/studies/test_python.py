@@ -145,6 +145,14 @@ def test_methods_are_compared_in_folders_and_nothing_is_run_twice(task, tmp_path
     assert [run.state.round for run in more] == [4, 4, 4]
 
 
+def test_another_method_of_the_same_name_changes_nothing(task, tmp_path):
+    hansa.compare({"a": method()}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
+    before = (tmp_path / "a" / "group.yaml").read_text()
+    with pytest.raises(hansa.HansaError, match="another method"):
+        hansa.compare({"a": method(0.1)}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
+    assert (tmp_path / "a" / "group.yaml").read_text() == before
+
+
 def test_figures_show_mean_and_band(task, tmp_path):
     found = hansa.compare({"a": method(), "b": method(0.01)}, task, rounds=3, seeds=2, workers=1)
     figure = found.plot(tmp_path / "deep" / "figure.pdf")
