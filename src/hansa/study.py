@@ -313,8 +313,8 @@ def _seedless(config: Config) -> str:
 
 def _another(folder: RunFolder | GroupFolder) -> HansaError:
     return HansaError(
-        f"{folder}: holds a run of another method, task, seed or option. Choose another folder; overwrite=True replaces "
-        "it."
+        f"{folder}: holds a run of another method, task, seed or option. Choose another folder; overwrite=True "
+        "replaces it."
     )
 
 
