@@ -26,8 +26,13 @@ static void digest_block(const uint32_t *words, int64_t count, const uint32_t *k
         sum = _mm512_add_epi64(sum, _mm512_mul_epu32(a, _mm512_srli_epi64(a, 32)));
         other = _mm512_add_epi64(other, _mm512_mul_epu32(b, _mm512_srli_epi64(b, 32)));
     }
-    one = (uint64_t)_mm512_reduce_add_epi64(sum);
-    two = (uint64_t)_mm512_reduce_add_epi64(other);
+    uint64_t parts[2][8]; /* the intrinsic that adds lanes does so in signed numbers */
+    memcpy(parts[0], &sum, sizeof parts[0]);
+    memcpy(parts[1], &other, sizeof parts[1]);
+    for (int lane = 0; lane < 8; lane++) {
+        one += parts[0][lane];
+        two += parts[1][lane];
+    }
 #elif VL == 8
     __m256i sum = _mm256_setzero_si256(), other = sum;
     for (; i + 8 <= count; i += 8) {
