@@ -286,7 +286,7 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
     """A curve in one line of text.
 
     >>> sparkline([0, 1, 2, 3], 4), sparkline([0, 1, 2, 3], 4, ascii_only=True)
-    ('▁▃▆█', '_-+#')
+    ('▁▃▆█', '_-*#')
     """
     blocks = "_.-=+*%#" if ascii_only else "▁▂▃▄▅▆▇█"
     if not values:
