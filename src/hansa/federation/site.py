@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +16,7 @@ from hansa.federation.exchange import NotOurs, RoundOrders, RoundReports, Stamp
 from hansa.federation.memory import RamVersions, Versions
 from hansa.rounds import client_round
 from hansa.rounds.messages import Delivery, Lost, Order, Report
-from hansa.tasks import TaskLike
+from hansa.tasks import TaskLike, generators
 from hansa.types import MODEL, Vector, Vectors
 from hansa.vectors.fingerprint import fingerprint
 
@@ -68,7 +69,8 @@ class Site:
         except HansaError as error:
             self.refusals.note("malformed", str(error))
             return None
-        return self._answer(told).to_bytes()
+        with _exact_arithmetic():
+            return self._answer(told).to_bytes()
 
     def _check(self, told: RoundOrders) -> None:
         if self.run is not None and told.run != self.run:
@@ -154,6 +156,18 @@ class Site:
                 kept.add(client)
             self.versions.prune(client, told.stamps[client], told.keep_from)
         return replace(report, memory={})
+
+
+@contextmanager
+def _exact_arithmetic() -> Iterator[None]:
+    """One intra-op thread, since their number changes the last bits; generators are left as they were."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with generators.kept():
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 _KEPT_VERSIONS = 8  # broadcasts that a site can still build upon; beyond them it is sent the whole vector
