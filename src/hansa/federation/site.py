@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -69,7 +68,7 @@ class Site:
         except HansaError as error:
             self.refusals.note("malformed", str(error))
             return None
-        with _exact_arithmetic():
+        with generators.exact_arithmetic():
             return self._answer(told).to_bytes()
 
     def _check(self, told: RoundOrders) -> None:
@@ -156,18 +155,6 @@ class Site:
                 kept.add(client)
             self.versions.prune(client, told.stamps[client], told.keep_from)
         return replace(report, memory={})
-
-
-@contextmanager
-def _exact_arithmetic() -> Iterator[None]:
-    """One intra-op thread, since their number changes the last bits; generators are left as they were."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with generators.kept():
-            yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 _KEPT_VERSIONS = 8  # broadcasts that a site can still build upon; beyond them it is sent the whole vector

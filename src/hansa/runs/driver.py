@@ -7,8 +7,7 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -153,7 +152,7 @@ class Run:
         """Run this many more rounds."""
         whole("run", "rounds", rounds, least=0)
         last = self.state.round + rounds
-        with _exact_arithmetic():
+        with generators.exact_arithmetic():
             engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
             try:
                 while self.state.round < last:
@@ -350,16 +349,3 @@ def _results() -> Any:
 def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
     store.close()
     folder.cleanup()
-
-
-@contextmanager
-def _exact_arithmetic() -> Iterator[None]:
-    """One intra-op thread, since their number changes the last bits; torch's, NumPy's and Python's generators are left
-    as they were."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with generators.kept():
-            yield
-    finally:
-        torch.set_num_threads(threads)

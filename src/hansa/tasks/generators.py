@@ -78,3 +78,16 @@ def state() -> tuple[Any, ...]:
 
 def _number(key: Key) -> int:
     return int.from_bytes(key.digest(8), "little") >> 1
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """One intra-op thread, since their number changes the last bits; torch's, NumPy's and Python's generators are left
+    as they were."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with kept():
+            yield
+    finally:
+        torch.set_num_threads(threads)
