@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from hansa import aggregate, compress, data, gossip, local, measures, models, presets, sample, server, store, tasks
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
 from hansa.citations import cite
+from hansa.engine import workers
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.rounds.faults import faults
@@ -76,4 +77,5 @@ __all__ = [
     "server",
     "store",
     "tasks",
+    "workers",
 ]

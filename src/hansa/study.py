@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
@@ -14,7 +15,7 @@ from hansa.algorithm import Algorithm
 from hansa.citations import citations
 from hansa.config import Config
 from hansa.config.sections import CheckpointSection, EvaluateSection, PythonSection
-from hansa.engine import choose
+from hansa.engine import choose, keep_workers
 from hansa.errors import HansaError, refuse, whole
 from hansa.measures.base import Measure
 from hansa.report.progress import Bars, Lines, Silence, Stopper, progress_of
@@ -122,7 +123,7 @@ def run(
     whole("run", "rounds", rounds)
     kept = None if out is None else _Folder(Path(out), name, overwrite, checkpoint_every)
     title = name if name is not None else algorithm.name
-    with progress_of(progress) as shown:
+    with keep_workers() if seeds is not None else nullcontext(), progress_of(progress) as shown:
         if seeds is None:
             return _run(algorithm, task, rounds, seed, kept, store, options, shown, title)
         if store is not None:
@@ -154,7 +155,7 @@ def compare(
     if out is not None and len(set(places.values())) < len(places):
         raise HansaError(f"compare: folders {sorted(places.values())}: give methods names that differ as folders do.")
     found = {}
-    with progress_of(progress) as shown:
+    with keep_workers(), progress_of(progress) as shown:
         for name, algorithm in methods.items():
             kept = None if out is None else _Folder(Path(out) / places[name], name, overwrite, checkpoint_every)
             found[name] = _runs(algorithm, task, rounds, seed_list(seeds, 0, "compare"), kept, options, shown, name)
@@ -192,8 +193,8 @@ def resume(
         )
         return _go(experiment, options, shown, title)
 
-    with progress_of(progress) as shown:
-        group = GroupFolder(folder)
+    group = GroupFolder(folder)
+    with keep_workers() if group.exists else nullcontext(), progress_of(progress) as shown:
         if not group.exists:
             config = RunFolder.holding(folder).config
             return go_on(Path(folder), shown, config.title)

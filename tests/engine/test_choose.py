@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from importlib import import_module
 from types import ModuleType
 
@@ -15,8 +16,6 @@ import hansa
 from engine import laboratory as lab
 from hansa import presets
 from hansa.engine.choose import Auto, choose, cores
-from hansa.engine.job import NotShareable
-from hansa.engine.processes import script
 from hansa.engine.serial import Serial
 from hansa.runs.driver import Run
 
@@ -76,42 +75,33 @@ class _Local(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(36, 3))
 
 
-def test_a_model_that_cannot_be_sent_runs_serially_with_a_reason(caplog, monkeypatch):
-    monkeypatch.setattr(chooser, "LONG_STEP", 1e9)  # on a busy machine any step may be long
-    task = hansa.Task(lambda: _Local(), nn.functional.cross_entropy, lab.data(), name="lambda net", native=False)
-    with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
-    reason, then = caplog.records
-    assert reason.levelname == "WARNING"
-    assert reason.message.startswith("lambda net: it cannot be sent to another process (")
-    assert "lambda" in reason.message.split("(", 1)[1]
-    assert then.message == "serial: no kind of worker can take this task"
+class _Held:
+    """A loss that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target)
 
 
 def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplog, monkeypatch):
     monkeypatch.setattr(chooser, "LONG_STEP", 0.0)
-
-    class Inner(_Local):
-        pass
-
     with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(
-            both(
-                presets.fedavg(**WORDS),
-                hansa.Task(Inner, nn.functional.cross_entropy, lab.data()),
-                choose(2, rounds=3),
-            )
-        )
+        task = hansa.Task(_Local, _Held(), lab.data(), native=False)
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
     assert caplog.records[-1].message == "2 workers: threads"
 
 
 def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
     monkeypatch.setattr(chooser, "LONG_STEP", 0.0)
-    task = hansa.Task(lambda: lab.dropout(), nn.functional.cross_entropy, lab.data())
+    chooser.say_once.cache_clear()
+    task = hansa.Task(lab.dropout, _Held(), lab.data())
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
-    assert "draws random numbers" in caplog.text
-    assert caplog.records[-1].message == "serial: no kind of worker can take this task"
+    assert caplog.records[-1].levelname == "WARNING"
+    assert "runs serially, without workers: its loss cannot be sent" in caplog.records[-1].message
+    assert "draws random numbers" in caplog.records[-1].message
 
 
 def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
@@ -131,29 +121,7 @@ def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkey
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
     assert "No module named 'hidden_module'" in caplog.text
-    assert caplog.records[-1].message == "serial: no kind of worker can take this task"
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        (None, "interactive session"),
-        ("class Net: pass\nNet()\n", 'has no `if __name__ == "__main__":`'),
-        ('class Net: pass\nif __name__ == "__main__":\n    Net()\n', None),
-    ],
-)
-def test_what_the_script_defines_is_sent_only_if_the_script_is_guarded(monkeypatch, tmp_path, source, reason):
-    main = ModuleType("__main__")
-    if source is not None:
-        path = tmp_path / "train.py"
-        path.write_text(source)
-        main.__file__, main.__spec__ = str(path), None
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    if reason is None:
-        assert script() == {"init_main_from_path": str(path)}
-    else:
-        with pytest.raises(NotShareable, match=reason):
-            script()
+    assert "runs serially, without workers" in caplog.records[-1].message
 
 
 def test_wrong_arguments_are_refused():

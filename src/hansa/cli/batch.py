@@ -27,13 +27,14 @@ def entries_of(
     from dataclasses import replace
 
     from hansa.config import Config
+    from hansa.engine import keep_workers
     from hansa.report import Entry
     from hansa.report.progress import Stopper, progress
     from hansa.runs.reuse import each_made_or_begun
 
     console = err()
     found = []
-    with Stopper(console) as stopper, progress(console, quiet) as shown:
+    with keep_workers(), Stopper(console) as stopper, progress(console, quiet) as shown:
         for name, item in asked.items():
             if not isinstance(item, Config):
                 found.append(replace(item, name=name))
@@ -81,13 +82,14 @@ def carry_out_group(
     accept: Sequence[str] = (),
 ) -> None:
     """Run all seeds of a configuration in a folder of theirs, and print what came out as one."""
+    from hansa.engine import keep_workers
     from hansa.report import Entry
     from hansa.report.progress import Stopper, progress
     from hansa.runs.reuse import seeds_made_or_begun
 
     group.write_config(config)
     console = err()
-    with Stopper(console) as stopper, progress(console, quiet) as shown:
+    with keep_workers(), Stopper(console) as stopper, progress(console, quiet) as shown:
         made = seeds_made_or_begun(config, group, overwrite=overwrite, fallback=fallback, accept=accept)
         runs = carry_out_each(made, True, shown, stopper, track)
     show_group(group, Entry.of_seeds(config.title, [Entry.of_folder(run.path) for run in runs]))

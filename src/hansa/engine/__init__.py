@@ -6,5 +6,17 @@ from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
 from hansa.engine.processes import Processes
 from hansa.engine.serial import Engine, Networked, Serial
+from hansa.engine.staff import keep_workers, workers
 
-__all__ = ["Engine", "Loopback", "Networked", "Pool", "Processes", "RayPool", "Serial", "choose"]
+__all__ = [
+    "Engine",
+    "Loopback",
+    "Networked",
+    "Pool",
+    "Processes",
+    "RayPool",
+    "Serial",
+    "choose",
+    "keep_workers",
+    "workers",
+]

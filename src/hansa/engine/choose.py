@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,10 +15,12 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.job import NotShareable, StartError
 from hansa.engine.pool import Kind, Pool, refuse_inside_worker
+from hansa.engine.processes import Processes
 from hansa.engine.request import Recall, as_it_is, cost
 from hansa.engine.serial import Engine, Serial
+from hansa.engine.staff import here
 from hansa.engine.threads import trial
-from hansa.errors import HansaError, refuse, whole
+from hansa.errors import refuse, whole
 from hansa.local import Shell
 from hansa.protocols import declared
 from hansa.rounds.messages import Order, Report
@@ -38,9 +40,12 @@ def choose(workers: int | None, rounds: int, kind: Kind | None = None) -> Engine
     None begins serially and measures. When the rest of the run, at that pace, would take workers on all cores at least
     twice their start-up less time, they are started in the background and take over; so a small run stays serial.
     ``kind`` None means threads where steps leave the interpreter's lock (native ones) or data is on a GPU, processes
-    otherwise. What cannot be sent to processes runs in threads if these are safe and worth while, or else serially.
+    otherwise. What cannot be sent to processes runs in threads if these are safe and worth while, or else serially,
+    and a warning says so once. Within ``with hansa.workers(2):`` None means that number, and processes stay.
     """
     refuse_inside_worker()
+    if workers is None and (staff := here()) is not None:
+        workers = staff.count
     if workers is not None:
         whole("run", "workers", workers, "None uses all cores when that pays.")
     if kind not in (None, "process", "thread"):
@@ -69,6 +74,8 @@ class Auto:
         self._rounds, self._pace = rounds, Pace()
         self._open = True  # whether workers are still to be thought of
         self._pool: Pool | None = None
+        self._staff_around = here()
+        self._borrowed: Processes | None = None
         self._serial: Serial | None = Serial(*self._parts)
 
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
@@ -95,8 +102,16 @@ class Auto:
     def close(self) -> None:
         if self._open:
             log.info("serial: workers would not have paid in so short a run")
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        """End the pool; workers that were borrowed go back."""
         if self._pool is not None:
             self._pool.close()
+        self._pool = None
+        if self._staff_around is not None and self._borrowed is not None:
+            self._staff_around.give_back(self._borrowed)
+        self._borrowed = None
 
     def _at_work(self) -> bool:
         """Whether the pool can take over; from then on the serial engine is not needed."""
@@ -107,7 +122,8 @@ class Auto:
                 if not self._pool.ready():
                     return False
             except StartError as problem:
-                self._without(problem)
+                self._dismiss()
+                say_once(f"{self._parts[1].name}: runs serially, without workers: {problem}")
                 return False
             self._serial = None
         return True
@@ -129,23 +145,31 @@ class Auto:
             return
         whole_round = sum(map(cost, orders))
         ahead = self._pace.seconds(sum(map(cost, orders[done:])) + max(0, self._rounds) * whole_round)
-        if ahead * (1 - 1 / workers) >= 2 * START:
+        staff = self._staff_around
+        start = START if staff is None or staff.started < workers else 0.0
+        if ahead * (1 - 1 / workers) >= max(2 * start, START / 4):
             self._hire(workers)
 
     def _hire(self, workers: int) -> None:
         """Start a pool of the first kind that can take the task."""
         self._open = False
+        reasons = []
         for kind in self._kinds():
             try:
-                self._pool = Pool(*self._parts, workers=workers, kind=kind)
+                if kind == "process" and self._staff_around is not None:
+                    self._borrowed = self._staff_around.borrow()
+                self._pool = Pool(*self._parts, workers=workers, kind=kind, crew=self._borrowed)
                 if self._workers is not None:
                     self._pool.start()
             except (NotShareable, StartError) as problem:
-                self._without(problem)
+                self._dismiss()
+                reasons.append(str(problem))
                 continue
+            for reason in reasons:
+                log.info("%s: %s", self._parts[1].name, reason)
             log.info("%d workers: %s", workers, "threads" if kind == "thread" else "processes")
             return
-        log.info("serial: no kind of worker can take this task")
+        say_once(f"{self._parts[1].name}: runs serially, without workers: {'; '.join(reasons)}")
 
     def _kinds(self) -> Iterator[Kind]:
         algorithm, task, dtype, device = self._parts
@@ -162,12 +186,11 @@ class Auto:
             if step >= LONG_STEP:
                 yield "thread"
 
-    def _without(self, problem: HansaError) -> None:
-        """Go on without the pool; louder where workers were asked for."""
-        log.log(logging.INFO if self._workers is None else logging.WARNING, "%s: %s", self._parts[1].name, problem)
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+
+@lru_cache(maxsize=1000)
+def say_once(what: str) -> None:
+    """Warn of something; of the same thing once."""
+    log.warning("%s", what)
 
 
 class Pace:

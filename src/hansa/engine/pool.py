@@ -128,8 +128,8 @@ class Pool:
         self._pending.clear()
         if self._own:
             self._crew.close()
-        else:
-            self._drain(object)
+        elif isinstance(self._crew, Processes):
+            self._crew.rest()
 
     def __enter__(self) -> Pool:
         return self
@@ -228,10 +228,11 @@ def _told(crew: Processes, algorithm: Algorithm, task: TaskLike, dtype: torch.dt
 
 
 def refuse_inside_worker() -> None:
-    """A worker may import the script that defines its model; one that starts a run by that would do so in each."""
+    """A worker imports the modules that define its model; one that starts a run by that would do so in each."""
     if "HANSA_WORKER" in os.environ:
         raise HansaError(
-            'a worker process tried to start a run: put what your script does under `if __name__ == "__main__":`.'
+            "a worker process tried to start a run: a module that defines your model, loss or data does so when it is "
+            'imported. Put what it does under `if __name__ == "__main__":`.'
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, connection, reduction, spawn
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +20,8 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Event, Gone, Job, NotShareable, Ready
 from hansa.engine.request import Arithmetic, EvaluationRequest
-from hansa.engine.shared import Memory, PackedObject, Packer, TensorPlace, unpack
-from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, SETUP, WorkerSetup
+from hansa.engine.shared import CodePacker, Memory, PackedObject, Packer, TensorPlace, unpack
+from hansa.engine.worker import BOOT, ENVIRONMENT, FORGET, MESSAGE, SETUP, WorkerSetup
 from hansa.tasks import TaskLike
 from hansa.types import Vector
 
@@ -99,17 +97,27 @@ class Processes:
     def set_up(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype) -> None:
         """Lay method and task into shared memory, once for all workers, and tell them."""
         memory = Memory()
-        packer = Packer(memory)
         try:
-            where = packer.pack(WorkerSetup(algorithm, task, dtype, Arithmetic.here()))
+            packed = CodePacker(memory).pack(WorkerSetup(algorithm, task, dtype, Arithmetic.here()))
         except Exception as error:
-            raise NotShareable(f"it cannot be sent to another process ({error})") from error
-        main = script() if packer.needs_main else {}
-        packed = Packer(memory, start=sum(where)).pack((main, where))
+            raise NotShareable(_unsendable(algorithm, task, error)) from error
         memory.unmap()
         self._setup = packed, memory
         for worker in self.members:
             worker.tell(packed, memory)
+
+    def rest(self) -> None:
+        """Between two runs: workers that are still at something end, the others forget method, task and data, and what
+        was shared is given back."""
+        for worker in list(self.members):
+            if worker.jobs:
+                self.dismiss(worker, at_once=True)
+        self._setup, self._placed = None, {}
+        for worker in self.members:
+            with suppress(OSError):
+                worker.wire.send_bytes(MESSAGE.pack(FORGET, 0, 0))
+        for memory in (self._round, self._exam, *(slot for worker in self.members for slot in worker.slots)):
+            memory.clear()
 
     def hire(self) -> None:
         """Start one more worker; it is ready some seconds later."""
@@ -137,9 +145,11 @@ class Processes:
         if self._setup is not None:
             worker.tell(*self._setup)
 
-    def dismiss(self, worker: Process) -> None:
+    def dismiss(self, worker: Process, *, at_once: bool = False) -> None:
         """End one worker and forget it."""
         self.members.remove(worker)
+        if at_once:
+            worker.popen.terminate()
         worker.end()
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
@@ -188,8 +198,8 @@ class Processes:
                 worker.popen.wait(timeout=5)
             return Gone(worker, _cause(worker.popen.returncode))
         if not worker.ready:
-            if message:
-                return Gone(worker, message.decode(), unable=True)
+            if message:  # a setup that a later one has replaced is nobody's concern
+                return Gone(worker, message.decode(), unable=worker.setups == 1, blameless=worker.setups > 1)
             worker.setups -= 1
             return Ready(worker)
         number, *packed = MESSAGE.unpack(message)
@@ -216,30 +226,20 @@ def _close(members: list[Process], memories: Iterable[Memory]) -> None:
         memory.close()
 
 
-def script() -> dict[str, Any]:
-    """How a worker imports the running script, which defines what it must be sent; safe only where that is guarded."""
-    found = spawn.get_preparation_data("hansa worker")
-    how = {name: value for name, value in found.items() if name.startswith("init_main")}
-    main = getattr(sys.modules["__main__"], "__file__", None)
-    remedy = "move it into a module of its own to use worker processes"
-    if not how or main is None:
-        raise NotShareable(f"it is defined in an interactive session: {remedy}")
-    if not _guarded(Path(main).read_text(encoding="utf-8")):
-        raise NotShareable(
-            f'it is defined in {Path(main).name}, which has no `if __name__ == "__main__":` around what it does: '
-            f"add that, or {remedy}"
-        )
-    return how
+def _unsendable(algorithm: Algorithm, task: TaskLike, error: Exception) -> str:
+    """Why a run cannot be sent, with the piece of it that does not travel by itself."""
+    whole: list[tuple[str, Any]] = [("the algorithm", algorithm)]
+    whole += [(f"its {name}", value) for name, value in getattr(task, "__dict__", {}).items()]
+    for name, piece in whole:
+        try:
+            CodePacker(Memory()).pack(piece)
+        except Exception as reason:
+            return f"{name} cannot be sent to another process ({_first_line(reason)})"
+    return f"it cannot be sent to another process ({_first_line(error)})"
 
 
-def _guarded(source: str) -> bool:
-    """Whether a script keeps what it does apart from what it defines.
-
-    >>> _guarded('def f(): pass\\nif __name__ == "__main__":\\n    f()'), _guarded("def f(): pass\\nf()")
-    (True, False)
-    """
-    tests = [node.test for node in ast.parse(source).body if isinstance(node, ast.If)]
-    return any(isinstance(name, ast.Name) and name.id == "__name__" for test in tests for name in ast.walk(test))
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _distinct(vectors: Iterable[Vector]) -> list[Vector]:

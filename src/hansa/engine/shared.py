@@ -2,7 +2,8 @@
 
 The memory is a file without a name: workers receive its descriptor, and the system frees it with the last process that
 holds it, so that nothing stays behind however a run ends (nor does the size of /dev/shm matter). Pickle is spoken only
-between a run and the workers it started itself, over a private socket: never from a file, never from a network.
+between a run and the workers it started itself, over a private socket: never from a file, never from a network. Code of
+a script, a notebook or a closure, which no worker could import, travels by value (cloudpickle) in the same memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
+import cloudpickle
 import torch
 
 _ALIGN = 64  # a cache line: also enough for every vector instruction
@@ -70,6 +72,11 @@ class Memory:
         """Hold the memory without looking at it."""
         self._map = None
 
+    def clear(self) -> None:
+        """Give back what it holds; nobody may look at it before it is written again."""
+        self._map = None
+        os.ftruncate(self.descriptor, 0)
+
     def __del__(self) -> None:
         self.close()
 
@@ -112,24 +119,19 @@ class PackedObject(NamedTuple):
     size: int
 
 
-class Packer(pickle.Pickler):
-    """Lays an object's tensors and long byte strings into a memory, densely; the rest becomes a short skeleton.
-
-    ``placed`` names tensors that lie elsewhere already, by their ``id``. A tensor keeps its strides where it is dense,
-    so that channels-last data stay channels-last.
-    """
+class _Laying:
+    """Where a pickler lays tensors and long byte strings: into a memory, densely, each object once."""
 
     def __init__(self, memory: Memory, start: int = 0, placed: Mapping[int, TensorPlace] | None = None) -> None:
         self._skeleton = io.BytesIO()
-        super().__init__(self._skeleton, protocol=5)
+        super().__init__(self._skeleton, protocol=5)  # type: ignore[call-arg]
         self.memory, self.end = memory, start
-        self.needs_main = False
+        self._first, self._given = start, placed
         self._placed: dict[int, Place] = dict(placed or {})
         self._alive: list[Any] = []  # an id stands for its object only while that lives
 
-    def pack(self, item: Any) -> PackedObject:
-        """Write the whole object; the packed is all that must be sent."""
-        self.dump(item)
+    def _packed(self, item: Any) -> PackedObject:
+        self.dump(item)  # type: ignore[attr-defined]
         skeleton = self._skeleton.getbuffer()
         offset = self._room(len(skeleton))
         self.memory.write(offset, skeleton)
@@ -156,16 +158,47 @@ class Packer(pickle.Pickler):
             return BytesPlace(0, offset, memoryview(item).nbytes)
         return None
 
-    def reducer_override(self, item: Any) -> Any:
-        """Nothing is reduced in another way; only what the script itself defines is noticed."""
-        if isinstance(item, type | FunctionType) and item.__module__ == "__main__":
-            self.needs_main = True
-        return NotImplemented
-
     def _room(self, size: int) -> int:
         offset = -(-self.end // _ALIGN) * _ALIGN
         self.end = offset + size
         return offset
+
+
+class CodePacker(_Laying, cloudpickle.Pickler):  # type: ignore[misc]
+    """A `Packer` that sends by value what the other process cannot import: the code of a script, a notebook's cell, a
+    lambda or a closure, with the globals that it reads."""
+
+    def pack(self, item: Any) -> PackedObject:
+        """Write the whole object; the packed is all that must be sent."""
+        return self._packed(item)
+
+
+class Packer(_Laying, pickle.Pickler):
+    """Lays an object's tensors and long byte strings into a memory, densely; the rest becomes a short skeleton.
+
+    ``placed`` names tensors that lie elsewhere already, by their ``id``. A tensor keeps its strides where it is dense,
+    so that channels-last data stay channels-last.
+    """
+
+    def pack(self, item: Any) -> PackedObject:
+        """Write the whole object; the packed is all that must be sent."""
+        try:
+            return self._packed(item)
+        except (_OwnCode, pickle.PicklingError, AttributeError):  # rare: a part's own class in a message
+            other = CodePacker(self.memory, self._first, self._given)
+            packed = other.pack(item)
+            self.end = other.end
+            return packed
+
+    def reducer_override(self, item: Any) -> Any:
+        """Nothing is reduced in another way; what the script itself defines goes by value."""
+        if isinstance(item, type | FunctionType) and item.__module__ == "__main__":
+            raise _OwnCode
+        return NotImplemented
+
+
+class _OwnCode(Exception):
+    """Something that only the script has."""
 
 
 class _Unpacker(pickle.Unpickler):

@@ -5,6 +5,7 @@ It ends when the run ends, however that happens: the run holds the other end of 
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 import sys
@@ -12,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing import reduction, spawn
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -35,6 +36,9 @@ MESSAGE = struct.Struct("<BQQ")
 
 SETUP = 255
 """The number of the memory that holds what workers are told once; the others are slots."""
+
+FORGET = 254
+"""In its place: the run has ended, and another may come."""
 
 ENVIRONMENT = {
     "HANSA_WORKER": "1",
@@ -59,9 +63,7 @@ class WorkerState:
     """Where requests are done: a method, a task, and a model of one's own."""
 
     def __init__(self, packed: PackedObject, memory: Memory) -> None:
-        main, where = unpack(packed, [memory], copy=False)
-        spawn.prepare(main)  # before what the script defines is read
-        setup: WorkerSetup = unpack(where, [memory], copy=False)
+        setup: WorkerSetup = unpack(packed, [memory], copy=False)
         setup.arithmetic.apply()
         self.algorithm, self.task = setup.algorithm, setup.task
         self.shell = setup.task.shell(setup.dtype, torch.device("cpu"))
@@ -81,6 +83,12 @@ def serve(told: Mapping[str, Any]) -> NoReturn:
     while True:
         number, *where = MESSAGE.unpack(_receive(wire))
         packed = PackedObject(*where)
+        if number == FORGET:
+            state = None
+            for memory in (*common, *slots):
+                memory.unmap()
+            gc.collect()
+            continue
         if number == SETUP:
             state = None  # the old one's memory first
             state = _settle(wire, packed, Memory(reduction.recv_handle(wire), private=True))

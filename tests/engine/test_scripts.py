@@ -1,0 +1,186 @@
+"""What a script, a notebook or a closure defines travels to worker processes by value, with the same bits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from engine import laboratory as lab
+from hansa.engine.pool import Pool
+from hansa.engine.processes import Processes
+from hansa.engine.serial import Serial
+from hansa.engine.shared import CodePacker, Memory, Packer, unpack
+
+chooser = import_module("hansa.engine.choose")
+
+SCRIPT = """
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+import hansa
+
+logging.basicConfig(level=logging.INFO)
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(90, 4, generator=generator)
+targets = (inputs.sum(1, keepdim=True) > 0).float()
+owners = torch.repeat_interleave(torch.arange(4), torch.tensor([9, 17, 24, 40]))
+width = 6
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(4, width), nn.Dropout(0.2), nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.second(self.drop(torch.tanh(self.first(x))))
+
+
+def weighted(positive):
+    weight = torch.tensor(positive)
+    return lambda output, target: nn.functional.binary_cross_entropy_with_logits(output, target, pos_weight=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class signs(hansa.compress.Coder):
+    scale: float = 0.01
+
+    def payload(self, x, key):
+        return [np.packbits(x < 0)]
+
+    def read(self, payload, dim, dtype):
+        negative = np.unpackbits(np.frombuffer(payload, np.uint8), count=dim)
+        return (self.scale * (1 - 2.0 * negative)).astype(dtype)
+
+    def max_payload(self, dim, itemsize):
+        return -(-dim // 8)
+
+
+held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:30], targets[:30]))
+task = hansa.Task(lambda: Net(width), weighted(3.0), held, metric=lambda o, t: ((o > 0) == (t > 0.5)).sum())
+method = hansa.presets.fedcams(local_lr=0.1, steps=3, batch_size=5, compressor=signs(), server_lr=0.1)
+runs = [hansa.run(method, task, rounds=2, workers=1)]
+with hansa.workers(2) as staff:
+    runs.append(hansa.run(method, task, rounds=2))
+    pids = [worker.popen.pid for worker in staff._crew.members]
+    found = hansa.compare({"a": method, "b": hansa.presets.fedavg(local_lr=0.1, steps=2)}, task, rounds=1, seeds=2)
+    assert pids == [worker.popen.pid for worker in staff._crew.members]
+assert all(torch.equal(run.params, runs[0].params) for run in runs)
+assert runs[0].history[-1]["test_accuracy"] == runs[1].history[-1]["test_accuracy"]
+print("equal", len(pids), "in", __name__)
+"""
+
+
+def test_a_script_without_a_guard_uses_workers(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    found = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert found.stdout == "equal 2 in __main__\n", found.stderr
+    assert found.stderr.count("workers: processes") == 5
+    assert "serially" not in found.stderr
+
+
+def test_lambdas_local_classes_and_closures_are_sent_to_workers_that_are_started_once(caplog, monkeypatch):
+    """A comparison of two methods with two seeds starts two processes, and has the bits of the serial engine."""
+
+    class Inner(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+    smooth = torch.tensor(0.1)
+    task = hansa.Task(
+        lambda: Inner(),
+        lambda output, target: nn.functional.cross_entropy(output, target) + smooth * output.square().mean(),
+        lab.data(),
+    )
+    hired = []
+    hire = Processes.hire
+    monkeypatch.setattr(Processes, "hire", lambda crew: (hired.append(1), hire(crew))[1])
+    methods = {
+        "a": hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8),
+        "b": hansa.presets.scaffold(local_lr=0.1, steps=1, batch_size=5),
+    }
+    with caplog.at_level(logging.INFO, "hansa"):
+        found = hansa.compare(methods, task, rounds=2, seeds=2, workers=2)
+    assert caplog.text.count("2 workers: processes") == 4
+    assert len(hired) == 2
+    for name, method in methods.items():
+        for seed, run in enumerate(found[name]):
+            assert torch.equal(run.params, hansa.run(method, task, rounds=2, seed=seed, workers=1).params)
+
+
+def test_a_class_that_only_the_script_has_comes_back_from_a_worker_as_itself():
+    """Packers on both sides fall back to code by value; its tracker makes it the same class again."""
+    kind = type("Own", (tuple,), {"__module__": "__main__"})
+    there, back = Memory(), Memory()
+    packed = Packer(there).pack({"row": torch.arange(3.0), "own": kind([1, 2])})
+    found = unpack(packed, [there], copy=True)
+    again = unpack(CodePacker(back).pack(found), [back], copy=True)
+    assert type(again["own"]) is kind
+    assert torch.equal(again["row"], torch.arange(3.0))
+
+
+def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(chooser, "LONG_STEP", 1e9)
+    chooser.say_once.cache_clear()
+    lock = threading.Lock()
+
+    def loss(output, target):
+        with lock:
+            return nn.functional.cross_entropy(output, target)
+
+    task = hansa.Task(lab.perceptron, loss, lab.data(), name="locked", native=False)
+    method = hansa.presets.fedavg(local_lr=0.1, steps=1, batch_size=8)
+    with caplog.at_level(logging.WARNING, "hansa"):
+        runs = [hansa.run(method, task, rounds=1, workers=workers) for workers in (1, 2, 2)]
+    assert torch.equal(runs[0].params, runs[1].params)
+    (warning,) = caplog.records
+    assert warning.message == (
+        "locked: runs serially, without workers: its loss cannot be sent to another process (cannot pickle "
+        "'_thread.lock' object)"
+    )
+
+
+def test_memory_is_given_back_between_runs_and_a_run_left_in_its_midst_leaves_the_crew_usable():
+    task = lab.task(lab.convolution, native=False)
+    method = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8)
+    orders = lab.first_orders(method, task, torch.float32)
+    expected = list(Serial(method, task, torch.float32, lab.CPU).run(orders))
+    with hansa.workers(2) as staff:
+        crew = staff.borrow()
+        assert staff.borrow() is None
+        pool = Pool(method, task, torch.float32, lab.CPU, workers=2, crew=crew).start()
+        left = pool.run(orders)
+        next(left)
+        pool.close()
+        memories = [crew._round, crew._exam, *(slot for worker in crew.members for slot in worker.slots)]
+        assert [os.fstat(memory.descriptor).st_size for memory in memories] == [0] * len(memories)
+        assert crew._setup is None
+        with Pool(method, task, torch.float32, lab.CPU, workers=2, crew=crew).start() as pool:
+            reports = sorted(pool.run(orders), key=lambda report: report.cohort)
+        assert all(lab.reports_equal(a, b) for a, b in zip(reports, expected, strict=True))
+        pids = [worker.popen for worker in crew.members]
+    assert all(worker.returncode is not None for worker in pids)
+
+
+def test_a_number_of_workers_that_is_none_is_refused():
+    with pytest.raises(hansa.HansaError, match=r"workers\(count=0\).*None uses all cores"):
+        hansa.workers(0)
