@@ -14,7 +14,8 @@ import hansa
 SOURCE = Path(hansa.__file__).parent
 
 LAYERS = (
-    ("errors", "types"),
+    ("errors",),
+    ("types",),
     ("keys", "schedule", "protocols", "citations", "notebook"),
     ("native",),
     ("vectors",),

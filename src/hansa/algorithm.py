@@ -275,6 +275,13 @@ class Algorithm(Shown):
         """Whether clients keep their own models, so that the server only looks on."""
         return self.local.mixing is not None and self.local.mixing.persistent
 
+    @property
+    def informed(self) -> bool:
+        """Whether a sampler or an aggregator asks for what was last heard of every client."""
+        aggregators = (declared(channel.aggregate, Aggregator, "informed") for channel in self.channels.values())
+        asked = (declared(self.sampler, Sampler, "informed"), *aggregators)
+        return any(asked) or any(getattr(part, "informed", False) is True for part in self.parts() if part is not self)
+
     def placed(self, layout: Layout | None) -> Algorithm:
         """The same algorithm for a given model: named blocks have their places in its flat vector."""
         return replace(self, local=self.local.bind(layout))

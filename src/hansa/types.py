@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+
+from hansa.errors import HansaError
 
 Vector: TypeAlias = torch.Tensor
 Vectors: TypeAlias = dict[str, torch.Tensor]
@@ -18,15 +21,64 @@ CONTROL = "control"
 BUFFERS = "buffers"
 
 
+class Heard(NamedTuple):
+    """What the server last heard of every client: a tensor each, [population]."""
+
+    losses: torch.Tensor
+    norms: torch.Tensor
+    participations: torch.Tensor
+
+    @classmethod
+    def nothing(cls, population: int) -> Heard:
+        """Before the first round."""
+        unknown = torch.full((population,), math.nan, dtype=torch.float64)
+        return cls(unknown, unknown.clone(), torch.zeros(population, dtype=torch.int64))
+
+    def after(self, losses: Mapping[int, float | None], norms: Mapping[int, float]) -> Heard:
+        """With what the clients of a round said; this one stays as it is."""
+        found = Heard(*(column.clone() for column in self))
+        clients = sorted(norms)
+        told = [math.nan if (loss := losses[client]) is None else loss for client in clients]
+        found.losses[clients] = torch.tensor(told, dtype=torch.float64)
+        found.norms[clients] = torch.tensor([norms[client] for client in clients], dtype=torch.float64)
+        found.participations[clients] += 1
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Population:
-    """The server's own table: how many clients there are and how many samples each holds."""
+    """The server's own table: how many clients there are and how many samples each holds; where a sampler or an
+    aggregator is ``informed``, also what was last heard of each."""
 
     samples: tuple[int, ...]
+    heard: Heard | None = field(default=None, compare=False, repr=False)
 
     @property
     def count(self) -> int:
         return len(self.samples)
+
+    @property
+    def losses(self) -> torch.Tensor:
+        """The training loss that each client reported last, [count]; NaN of those that never took part."""
+        return self._heard("losses").losses
+
+    @property
+    def norms(self) -> torch.Tensor:
+        """The length of each client's last update, [count]; NaN of those that never took part."""
+        return self._heard("norms").norms
+
+    @property
+    def participations(self) -> torch.Tensor:
+        """How often each client took part so far, [count]."""
+        return self._heard("participations").participations
+
+    def _heard(self, what: str) -> Heard:
+        if self.heard is None:
+            raise HansaError(
+                f"population.{what}: is kept for parts that ask for it. Give your sampler or aggregator the attribute "
+                "`informed = True`."
+            )
+        return self.heard
 
 
 class RowReader(Protocol):
@@ -63,13 +115,15 @@ class RoundContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """One admitted vector, with its owner: identity travels with the update."""
+    """One admitted vector, with its owner: identity travels with the update. ``loss`` is the mean training loss that
+    the client reported with it, None where nobody computed."""
 
     client: int
     cohort: int
     vector: torch.Tensor
     samples: int
     steps: float
+    loss: float | None = None
 
 
 class Packed(Update):
@@ -78,8 +132,17 @@ class Packed(Update):
     __slots__ = ("_decode",)
     _decode: Callable[[], Vector]
 
-    def __init__(self, client: int, cohort: int, decode: Callable[[], Vector], samples: int, steps: float) -> None:
-        for name, value in (("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps)):
+    def __init__(
+        self,
+        client: int,
+        cohort: int,
+        decode: Callable[[], Vector],
+        samples: int,
+        steps: float,
+        loss: float | None = None,
+    ) -> None:
+        given = (("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps), ("loss", loss))
+        for name, value in given:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_decode", decode)
 

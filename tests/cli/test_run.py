@@ -22,7 +22,7 @@ def test_a_run_leaves_everything_behind(cli, folder):
     names = {path.name for path in (folder / "out").iterdir()}
     assert names == {
         "config.yaml", "partition.safetensors", "environment.json", "metrics.jsonl", "summary.json",
-        "model.safetensors", "checkpoint", "clients", ".hansa-run", ".hansa-lock",
+        "model.safetensors", "checkpoint", "clients", "clients.columns", ".hansa-run", ".hansa-lock",
     }  # fmt: skip
     found = RunFolder(folder / "out")
     assert found.config.local.lr == 0.1

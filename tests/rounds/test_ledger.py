@@ -45,9 +45,11 @@ def test_measured_bytes_stand_beside_the_formulas() -> None:
     d = 400_000
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(d, dtype=np.float32))
     ledger = Ledger()
-    for number, compressor in enumerate((sign(), top_k(1 / 64))):
+    entries = [
         ledger.record(number, up={0: compressor.encode(x, Key(0)).nbytes}, down={})
-    signs, top = (8 * entry.up_bytes for entry in ledger.rounds)
+        for number, compressor in enumerate((sign(), top_k(1 / 64)))
+    ]
+    signs, top = (8 * entry.up_bytes for entry in entries)
     assert signs == pytest.approx(formulas.bits("sign", d, 1, two_way=True) / 2, rel=1e-3)
     assert top <= 0.75 * formulas.bits("top_k", d, 1, 1 / 64, two_way=True) / 2
 
@@ -102,6 +104,26 @@ def test_the_ledger_goes_through_json_and_on() -> None:
     for ledger in (one, two):
         ledger.record(2, up={0: 3}, down={0: 5})
     assert one == two
+
+
+def test_its_state_stays_small_and_its_totals_exact_however_many_rounds() -> None:
+    links = LinkModel(up_bandwidth=7.0, latency=0.1)
+    ledger, seconds, sizes = Ledger(links=links), [], []
+    for round in range(1, 2001):
+        found = ledger.record(round, up={0: round, 3: 10**12 + round}, down={0: 3}, peer={1: round}).seconds
+        assert found is not None
+        seconds.append(found)
+        sizes.append(len(json.dumps(ledger.state())))
+    assert max(sizes) < 600
+    assert (ledger.up_bytes, ledger.peer_bytes) == (2000 * 10**12 + 2000 * 2001, 1000 * 2001)
+    assert ledger.seconds == math.fsum(seconds)
+
+
+def test_a_ledger_of_an_older_checkpoint_goes_on() -> None:
+    rounds = [{"round": n, "up_bytes": n, "down_bytes": 2, "peer_bytes": 0, "seconds": 0.1} for n in (1, 2, 3)]
+    ledger = Ledger.restore({"rounds": rounds}, LinkModel(latency=0.1))
+    assert (ledger.up_bytes, ledger.down_bytes, ledger.seconds) == (6, 6, math.fsum([0.1] * 3))
+    assert ledger.record(4, up={0: 4}, down={0: 1}).seconds == 0.1
 
 
 def test_time_without_a_link_model_is_an_error() -> None:

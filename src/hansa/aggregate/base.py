@@ -54,6 +54,12 @@ class Aggregator(Protocol):
     cites: ClassVar[tuple[str, ...]] = ()
 
     @property
+    def informed(self) -> bool:
+        """Whether it asks for ``ctx.population.losses``, ``norms`` and ``participations``, as they were before the
+        round. The losses of the round itself are with the updates: ``update.loss``."""
+        return False
+
+    @property
     def least(self) -> int:
         """The fewest updates it can work with: of fewer a round makes nothing."""
         return 1

@@ -17,7 +17,7 @@ from hansa.protocols import declared
 from hansa.rounds.admission import Expected, Refused, admit, repeated, sender
 from hansa.rounds.messages import Lost, Order, Report
 from hansa.rounds.state import ServerState
-from hansa.types import BUFFERS, MODEL, Packed, Population, RoundContext, RowReader, Update, Vector, Vectors
+from hansa.types import BUFFERS, MODEL, Heard, Packed, Population, RoundContext, RowReader, Update, Vector, Vectors
 from hansa.vectors import allocate
 from hansa.vectors.arithmetic import all_finite
 
@@ -26,7 +26,8 @@ Stage = Callable[[int, Vectors], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What happened in a round. ``moved`` is False where fewer than the quorum survived: then nothing changed."""
+    """What happened in a round. ``moved`` is False where fewer than the quorum survived: then nothing changed. Losses
+    and norms are those of all uploads that passed the door."""
 
     round: int
     moved: bool
@@ -38,6 +39,8 @@ class Outcome:
     train_loss: float
     update_norm: float
     info: dict[str, Any]
+    losses: Mapping[int, float | None]
+    norms: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +151,7 @@ class Closing:
             self._up[client] = 0 if self.algorithm.serverless else sum(nbytes.values())
             self._remember(client, report.memory.get(client, {}))
             for name, decode in vectors.items():
-                self._add(name, self._update(client, decode))
+                self._add(name, self._update(client, decode, upload.loss))
 
     def _remember(self, client: int, memory: Vectors) -> None:
         if memory and self._stage is not None:
@@ -162,11 +165,11 @@ class Closing:
         else:
             self._vectors[name].append(update)
 
-    def _update(self, client: int, decode: Callable[[], Vector]) -> Update:
+    def _update(self, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
         phase, order = self.algorithm.local, self.orders[client]
         lr = phase.lr_at(self.state.round)
         steps = effective_steps(order.work.steps, lr, phase.momentum, declared(phase.solver, Solver, "pull"))
-        return Packed(client, order.cohort, decode, self.population.samples[client], steps)
+        return Packed(client, order.cohort, decode, self.population.samples[client], steps, loss)
 
     def close(self) -> Closed:
         """Aggregate, step, and say what happened. Below the quorum nothing moves: same model, same moments."""
@@ -176,7 +179,7 @@ class Closing:
         if len(admitted) < needed:
             self.lost += [Lost(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted]
             return Closed(replace(state, round=state.round + 1), {}, self._outcome((), {}), None)
-        ctx = RoundContext(state.round, self.population, admitted, self.rows)
+        ctx = RoundContext(state.round, state.seen(self.population), admitted, self.rows)
         combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
         vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
         for name, channel in self.algorithm.channels.items():
@@ -193,7 +196,8 @@ class Closing:
         for found in combined.values():
             for client, kept in found.rows.items():
                 self._memory.setdefault(client, {}).update(kept)
-        after = ServerState(state.round + 1, vectors, server, aggregate, downlink)
+        heard = Heard(**state.heard).after(self._losses, self._norms)._asdict() if state.heard else {}
+        after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard)
         evidence = Evidence(
             state.round,
             self.orders,
@@ -226,6 +230,8 @@ class Closing:
             train_loss=math.fsum(losses) / len(losses) if losses else math.nan,
             update_norm=math.fsum(self._norms[c] for c in admitted) / len(admitted) if admitted else math.nan,
             info={**means, **info},
+            losses=self._losses,
+            norms=self._norms,
         )
 
 

@@ -75,7 +75,7 @@ def afga(messages: int = 1) -> LinkModel:
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes that travelled, a record a round and in total.
+    """Bytes that travelled: totals, and the last round. Its size does not depend on the number of rounds.
 
     >>> ledger = Ledger()
     >>> ledger.record(1, up={0: 10, 4: 12}, down={0: 40, 4: 40})
@@ -85,7 +85,15 @@ class Ledger:
     """
 
     links: LinkModel | None = None
-    rounds: list[RoundBytes] = field(default_factory=list)
+    up_bytes: int = 0
+    """Clients to server."""
+    down_bytes: int = 0
+    """Server to clients."""
+    peer_bytes: int = 0
+    """Client to client, counted apart: gossip links are cheap."""
+    last: RoundBytes | None = None
+    """The newest round."""
+    _times: list[float] = field(default_factory=list)
 
     def record(
         self,
@@ -98,40 +106,62 @@ class Ledger:
     ) -> RoundBytes:
         """Add a round: bytes by client up, down and to peers, and how often neighbours exchanged."""
         seconds = None if self.links is None else self.links.seconds(up, down, peer, exchanges)
-        sums = (sum(up.values()), sum(down.values()), sum((peer or {}).values()))
-        self.rounds.append(RoundBytes(round, *sums, seconds))
-        return self.rounds[-1]
+        entry = RoundBytes(round, sum(up.values()), sum(down.values()), sum((peer or {}).values()), seconds)
+        self._add(entry)
+        return entry
 
-    @property
-    def up_bytes(self) -> int:
-        """Clients to server."""
-        return sum(entry.up_bytes for entry in self.rounds)
-
-    @property
-    def down_bytes(self) -> int:
-        """Server to clients."""
-        return sum(entry.down_bytes for entry in self.rounds)
-
-    @property
-    def peer_bytes(self) -> int:
-        """Client to client, counted apart: gossip links are cheap."""
-        return sum(entry.peer_bytes for entry in self.rounds)
+    def _add(self, entry: RoundBytes) -> None:
+        self.up_bytes += entry.up_bytes
+        self.down_bytes += entry.down_bytes
+        self.peer_bytes += entry.peer_bytes
+        if entry.seconds is not None:
+            self._times = _exact_sum(self._times, entry.seconds)
+        self.last = entry
 
     @property
     def seconds(self) -> float:
         """Simulated time of all rounds."""
         if self.links is None:
             raise HansaError("Ledger.seconds: no link model. Ledger(links=LinkModel(...)) or afga() gives one.")
-        return math.fsum(entry.seconds or 0.0 for entry in self.rounds)
+        return math.fsum(self._times)
 
     def state(self) -> dict[str, Any]:
-        """The records as a plain tree; the link model is a setting and is not in it."""
-        return {"rounds": [asdict(entry) for entry in self.rounds]}
+        """The totals as a plain tree; the link model is a setting and is not in it."""
+        last = None if self.last is None else asdict(self.last)
+        totals = {name: getattr(self, name) for name in ("up_bytes", "down_bytes", "peer_bytes")}
+        return {**totals, "times": list(self._times), "last": last}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], links: LinkModel | None = None) -> Ledger:
-        """The ledger that ``state`` was taken of."""
-        return cls(links, [RoundBytes(**entry) for entry in state["rounds"]])
+        """The ledger that ``state`` was taken of; one of hansa 0.1 has all its rounds."""
+        if "rounds" in state:
+            found = cls(links)
+            for entry in state["rounds"]:
+                found._add(RoundBytes(**entry))
+            return found
+        last = None if state["last"] is None else RoundBytes(**state["last"])
+        return cls(links, state["up_bytes"], state["down_bytes"], state["peer_bytes"], last, list(state["times"]))
+
+
+def _exact_sum(parts: list[float], value: float) -> list[float]:
+    """Numbers that do not overlap and whose sum is exactly that of ``parts`` and ``value``, as `math.fsum` keeps them:
+    a few dozen at most, however many were added (Shewchuk 1997).
+
+    >>> math.fsum(_exact_sum(_exact_sum([1e100], 1.0), -1e100))
+    1.0
+    """
+    if not math.isfinite(value) or not all(map(math.isfinite, parts)):
+        return [math.fsum([*parts, value])]
+    kept = []
+    for part in parts:
+        if abs(value) < abs(part):
+            value, part = part, value
+        high = value + part
+        low = part - (high - value)
+        if low:
+            kept.append(low)
+        value = high
+    return [*kept, value]
 
 
 class formulas:

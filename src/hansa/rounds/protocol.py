@@ -43,7 +43,7 @@ class Opened(NamedTuple):
 
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> Opened:
     """Choose the participants, draw their work, make the broadcast."""
-    clients = algorithm.sampler.select(state.round, population, key)
+    clients = algorithm.sampler.select(state.round, state.seen(population), key)
     broadcasts, after, sent = {}, {}, dict.fromkeys(clients, 0)
     for name, channel in algorithm.channels.items():
         broadcasts[name], after[name] = channel.downlink.broadcast(

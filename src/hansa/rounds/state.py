@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.types import MODEL, State, Vectors
+from hansa.types import MODEL, Heard, Population, State, Vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +19,8 @@ class ServerState:
     server: State
     aggregate: State
     downlink: State
+    heard: State = field(default_factory=dict)
+    """What was last heard of every client, where a part asks for it."""
 
     @classmethod
     def start(cls, algorithm: Algorithm, vectors: Vectors, population: int) -> ServerState:
@@ -36,7 +38,12 @@ class ServerState:
                 if channel.follows is None
             },
             downlink={name: channel.downlink.init(vectors[name]) for name, channel in parts},
+            heard=Heard.nothing(population)._asdict() if algorithm.informed else {},
         )
+
+    def seen(self, population: Population) -> Population:
+        """The population as samplers and aggregators see it."""
+        return replace(population, heard=Heard(**self.heard)) if self.heard else population
 
     def tree(self) -> State:
         """The state as one plain tree, for a checkpoint."""

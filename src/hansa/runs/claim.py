@@ -22,10 +22,11 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
+RECORD = "clients.columns"
 CHECKPOINT = "checkpoint"
 CLIENTS = "clients"
 MARKER = ".hansa-run"
-NAMES = (CONFIG, PARTITION, METRICS, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT, MARKER)
+NAMES = (CONFIG, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT, MARKER)
 """All that is ours in a folder, in the order in which it is cleared away: without the first it is no run any more, and
 with the last it is still ours."""
 

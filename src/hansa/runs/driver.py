@@ -28,6 +28,9 @@ from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohor
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.messages import Lost, Order
+from hansa.runs.client_columns import ClientColumns
+from hansa.runs.client_record import ClientRecord
+from hansa.runs.participation import participation
 from hansa.runs.table import text_table
 from hansa.store import ClientStore, DiskStore, RamStore
 from hansa.tasks import TaskLike, generators
@@ -88,6 +91,7 @@ class Run:
         self.faults, self.max_norm, self.measures = faults, max_norm, tuple(measures)
         self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
         self.history: list[Record] = []
+        self.client_record = ClientRecord()
         self.lost: list[tuple[int, Lost]] = []
         self._kept: list[Vector] | None = [] if keep_params else None
         self._engine = engine
@@ -148,6 +152,13 @@ class Run:
             raise HansaError("run.frame() needs pandas: pip install 'hansa[report]'.") from error
         return pandas.DataFrame(self.history)
 
+    def clients(self, *columns: str) -> ClientColumns:
+        """What every client did in every round, in columns: all of them, or those named.
+
+        ``run.clients().frame()`` is a pandas frame of it, ``run.clients().by_client()`` has one row a client.
+        """
+        return self.client_record.columns(*columns)
+
     def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
         """Run this many more rounds."""
         whole("run", "rounds", rounds, least=0)
@@ -206,6 +217,7 @@ class Run:
         record = {**self._record(opened, closed), **seen}
         if final or (self.evaluate_every and self.state.round % self.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
+        self.client_record.add(self.state.round, work=participation(opened.down_bytes, closed.outcome))
         record["seconds"] = time.perf_counter() - began
         self.history.append(record)
         return record

@@ -18,10 +18,11 @@ from hansa.engine.choose import EngineFactory
 from hansa.errors import HansaError
 from hansa.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.rounds.ledger import Ledger
-from hansa.runs import checkpoint
+from hansa.runs import checkpoint, client_record
 from hansa.runs.bindings import Bindings, bindings, changes, check_words
+from hansa.runs.client_record import ClientRecord
 from hansa.runs.driver import Callback, Record, Run
-from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic
+from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, RECORD, STOPPED, RunFolder, arithmetic
 from hansa.store import ClientStore, Damaged, DiskStore, io
 from hansa.tasks import Task
 from hansa.types import State
@@ -61,6 +62,7 @@ class Experiment:
         folder.claim(overwrite=overwrite, numbered=numbered)
         try:
             folder.begin(config, run)
+            run.client_record = ClientRecord(folder / RECORD)
             made = cls(config, run, folder)
             if config.checkpoint.every:
                 run.store = DiskStore(folder / CLIENTS)
@@ -117,6 +119,7 @@ class Experiment:
                     "%s: was run with %s, goes on with %s: the result will not be that of an unbroken run to the last "
                     "bit", folder, point.meta["arithmetic"], arithmetic(),
                 )  # fmt: skip
+            run.client_record = ClientRecord.taken_up(folder / RECORD, point.round, point.meta.get("clients"))
             run.restore(point.state, folder.rewind(point.round, point.meta.get("metrics")))
             if bound is not None:  # after the numbers, which an older version did not seal
                 folder.bind(run, *bound)
@@ -166,7 +169,9 @@ class Experiment:
             "seed": run.key.seed,
             "arithmetic": arithmetic(),
             "metrics": self.folder.seal,
+            "clients": run.client_record.seal,
         }
+        run.client_record.sync()
         home = self.folder / CHECKPOINT
         checkpoint.save(home, run.tree(), meta, keep=self.config.checkpoint.keep)
         run.store.retain([int(facts["round"]) for facts in checkpoint.kept(home)])
@@ -214,6 +219,9 @@ def _newest_sound(folder: RunFolder) -> Point:
         done = int(meta["round"])
         if done > len(seals) or (done and seals[done - 1] != meta.get("metrics", seals[done - 1])):
             log.warning("%s: the numbers that led to round %d are damaged; falling back further", folder, done)
+            continue
+        if not client_record.sound(folder / RECORD, done, meta.get("clients")):
+            log.warning("%s: the clients' record that led to round %d is damaged; falling back further", folder, done)
             continue
         try:
             store = DiskStore.open(folder / CLIENTS, at_round=done)
@@ -336,7 +344,8 @@ def measures(config: Config, run: Run) -> list[Callback]:
 
 def simulated_seconds(run: Run, record: Record) -> None:
     """The time that the round's messages take by the link model."""
-    record["simulated_seconds"] = run.ledger.rounds[-1].seconds
+    assert run.ledger.last is not None
+    record["simulated_seconds"] = run.ledger.last.seconds
 
 
 def global_loss(task: Task, every: int = 1) -> Callback:

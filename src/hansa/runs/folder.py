@@ -5,6 +5,7 @@ config.yaml              the resolved configuration; ``hansa run config.yaml`` r
 partition.safetensors    who held which samples
 environment.json         versions and machine
 metrics.jsonl            a sealed line of JSON a round
+clients.columns          what every client did in every round, in sealed columns
 summary.json             how it ended, in a few numbers
 model.safetensors        the model after the last round
 checkpoint/, clients/    all that is needed to go on exactly where the run stopped
@@ -35,7 +36,7 @@ from safetensors.torch import save
 from hansa import data, native
 from hansa.config import Config, composition, load, to_text
 from hansa.errors import HansaError
-from hansa.runs import journal, metrics
+from hansa.runs import client_record, journal, metrics
 from hansa.runs.bindings import bindings
 from hansa.runs.claim import (
     CHECKPOINT,
@@ -48,11 +49,13 @@ from hansa.runs.claim import (
     MODEL,
     NAMES,
     PARTITION,
+    RECORD,
     SUMMARY,
     Claim,
     read_marker,
     write_marker,
 )
+from hansa.runs.client_columns import ClientColumns
 from hansa.runs.driver import Record, Run
 from hansa.store import Damaged, io
 
@@ -69,6 +72,7 @@ __all__ = [
     "MODEL",
     "NAMES",
     "PARTITION",
+    "RECORD",
     "STOPPED",
     "SUMMARY",
     "UNFINISHED",
@@ -135,6 +139,10 @@ class RunFolder:
         """The numbers of all closed rounds, without lists of clients: little memory, however many rounds."""
         found = (self / METRICS).is_file()
         return journal.Columns.of_file(self / METRICS, must=self._seals) if found else journal.Columns()
+
+    def clients(self, *columns: str) -> ClientColumns:
+        """What every client did in every round, all columns or those named; none in folders of hansa 0.1."""
+        return client_record.read(self / RECORD, *columns)
 
     @property
     def _seals(self) -> bool:
@@ -255,6 +263,7 @@ class RunFolder:
 
     def finish(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
         """Write the model, and the summary of what the metrics say."""
+        run.client_record.sync()
         numbers = self.numbers
         model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})
         found = {

@@ -1,4 +1,5 @@
-"""Samplers: who takes part in a round. Each is a function of (round, population, key), so a resume needs no state."""
+"""Samplers: who takes part in a round. Each is a function of (round, population, key), so a resume needs no state: what
+one that is ``informed`` knows of the clients is part of the population, and of the server's state."""
 
 from __future__ import annotations
 
@@ -28,6 +29,11 @@ class Sampler(Protocol):
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def informed(self) -> bool:
+        """Whether it asks for ``population.losses``, ``norms`` and ``participations``: what was last heard of each."""
+        return False
 
     def check(self, population: int) -> None:
         """Refuse a population it cannot serve."""

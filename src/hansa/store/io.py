@@ -156,17 +156,29 @@ def rename(source: Path, target: Path) -> None:
         _disk.sync_folder(target.parent)
 
 
-def append(path: Path, data: Bytes) -> None:
-    """Add to the end of a file, durable on return. After a crash the last addition may be cut short."""
-    made = not path.exists()
+def append(path: Path, data: Bytes, *, sync: bool = True) -> None:
+    """Add to the end of a file, durable on return, or with ``sync=False`` after `sync_file`. After a crash the last
+    addition may be cut short."""
+    made = sync and not path.exists()
     file = File(path)
     try:
         file.write(file.size(), data)
-        file.sync()
+        if sync:
+            file.sync()
     finally:
         file.close()
     if made:
         sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file and its name durable."""
+    file = File(path)
+    try:
+        file.sync()
+    finally:
+        file.close()
+    sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,7 +16,7 @@ from hansa.sample import Sampler
 from hansa.server import ServerTransform
 from hansa.store import RamStore
 from hansa.testing.promises import DTYPES, Broken, check_part, copied, finite, promise, same, twice, unplain, vector
-from hansa.types import Population, RoundContext, Update
+from hansa.types import Heard, Population, RoundContext, Update
 
 SAMPLES = (5, 60, 1, 17, 8, 33, 2, 9, 21, 4, 13, 6)
 
@@ -67,10 +68,17 @@ def _fold(part: Aggregator, dim: int, most: int, least: int, dtype: torch.dtype)
     for round, count in enumerate((most, least, most)):
         clients = tuple(sorted((7 * round + 2 * place) % population.count for place in range(count)))
         updates = [
-            Update(client, place % 3, vector(dim, 100 * round + place, dtype), population.samples[client], 1.0 + place)
+            Update(
+                client,
+                place % 3,
+                vector(dim, 100 * round + place, dtype),
+                population.samples[client],
+                1.0 + place,
+                None if place == 1 else 0.5 + place,
+            )
             for place, client in enumerate(clients)
         ]
-        ctx = RoundContext(round, population, clients, store)
+        ctx = RoundContext(round, _informed(part, Aggregator, population), clients, store)
         before = copied([update.vector for update in updates]), copied(state)
         found = _combined(part, part.combine(updates, state, ctx), dim, dtype)
         promise(same(before, ([u.vector for u in updates], state)), part, "combine changes what it is given")
@@ -84,6 +92,15 @@ def _fold(part: Aggregator, dim: int, most: int, least: int, dtype: torch.dtype)
         promise(not strangers, part, f"keeps rows of {sorted(strangers)}, who are no clients")
         store.commit(round, {client: dict(kept) for client, kept in found.rows.items()})
         state = found.state
+
+
+def _informed(part: object, protocol: type, population: Population) -> Population:
+    """What a part that asks for it sees: of some clients something was heard, of others nothing yet."""
+    if not declared(part, protocol, "informed"):
+        return population
+    some = range(0, population.count, 3)
+    heard = Heard.nothing(population.count).after({c: 0.1 * c for c in some}, {c: 1.0 + c for c in some})
+    return replace(population, heard=heard)
 
 
 def _combined(part: Aggregator, found: object, dim: int, dtype: torch.dtype) -> Combined:
@@ -106,7 +123,7 @@ def check_sampler(
     bound = declared(part, Sampler, "bind")(groups)
     check_part(bound, Sampler)
     declared(bound, Sampler, "check")(population)
-    people = Population((SAMPLES * (1 + population // len(SAMPLES)))[:population])
+    people = _informed(bound, Sampler, Population((SAMPLES * (1 + population // len(SAMPLES)))[:population]))
     for seed in range(3):
         for round in (0, 1, 2, 7):
             chosen = twice(bound, "select", bound.select, [round, people, Key(seed)])
