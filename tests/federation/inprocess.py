@@ -9,6 +9,10 @@ from typing import Any
 from hansa.federation import Site
 
 
+class ServerDied(Exception):
+    """The server is no more; what it had saved is all that is left of it."""
+
+
 @dataclass
 class Wire:
     """``plan`` gives the next decision, one of the words below; without it everything arrives once and in order.
@@ -24,13 +28,18 @@ class Wire:
     seen: Any = None
     carried: int = 0
 
+    dying: bool = False
+
     WORDS = ("deliver", "drop", "double", "crash before", "crash after", "lose the reply", "delay", "damage")
+    SERVER_WORDS = ("server dies before", "server dies after", "server dies at receipt")
 
     def send(self, site: str, data: bytes) -> None:
         word = self.plan()
         self.carried += len(data)
         if word == "drop":
             return
+        if word == "server dies before":
+            raise ServerDied
         if word == "damage":
             data = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
         if word == "crash before":
@@ -45,8 +54,14 @@ class Wire:
             if reply is None or word == "lose the reply":
                 continue
             (self.late if word == "delay" else self.inbox).append((site, reply))
+        self.dying |= word == "server dies at receipt"
+        if word == "server dies after":
+            raise ServerDied
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
+        if self.dying:
+            self.dying = False
+            raise ServerDied
         arrived, self.inbox = self.inbox[::-1], []
         if not arrived:
             arrived, self.late = self.late, []

@@ -226,6 +226,8 @@ class EvaluateSection(Section):
 
     every: CountOrNone = 1
     """Rounds between evaluations; 0 evaluates after the last round only."""
+    where: Literal["server", "sites", "both"] = "server"
+    """On the server's test rows; in a federation also on those of the sites, of which sums come back; or on both."""
     train: bool = False
     """Also measure the global training loss, over all clients' data."""
     local_mean: bool = False

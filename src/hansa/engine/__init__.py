@@ -5,12 +5,13 @@ from hansa.engine.cluster import RayPool
 from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
 from hansa.engine.processes import Processes
-from hansa.engine.serial import Engine, Networked, Serial
+from hansa.engine.serial import Engine, Metered, Networked, Serial
 from hansa.engine.staff import keep_workers, workers
 
 __all__ = [
     "Engine",
     "Loopback",
+    "Metered",
     "Networked",
     "Pool",
     "Processes",

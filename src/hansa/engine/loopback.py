@@ -30,7 +30,7 @@ class Loopback:
         self._public: Vectors = {}
         self._opened: Opened | None = None
 
-    def opened(self, opened: Opened) -> None:
+    def opened(self, opened: Opened, oldest: int = 0) -> None:
         """Hear what the round's messages really are before its orders come."""
         if not self._public:
             self._public = {name: made.vector.clone() for name, made in opened.broadcasts.items()}

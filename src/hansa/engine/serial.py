@@ -31,9 +31,17 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Networked(Protocol):
-    """An engine whose clients are elsewhere: it is told each round's broadcasts, which it carries as packets."""
+    """An engine whose clients are elsewhere: it is told each round's broadcasts, which it carries as packets, and the
+    oldest round that the server could go back to, so that clients keep what they need for that."""
 
-    def opened(self, opened: Opened) -> None: ...
+    def opened(self, opened: Opened, oldest: int = 0) -> None: ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """An engine that counts what travels to and from each site, and what stays inside: it says so once a round."""
+
+    def site_bytes(self) -> dict[str, dict[str, int]]: ...
 
 
 class Serial:

@@ -6,14 +6,16 @@ upon which stamp a client builds. So duplicates, lost replies and restarts on ei
 is that of the serial engine, bit for bit.
 """
 
-from hansa.federation.exchange import RoundOrders, RoundReports, Stamp
+from hansa.federation.exchange import Exam, Marks, Refusals, RoundOrders, RoundReports, Stamp
 from hansa.federation.memory import DiskVersions, RamVersions, Versions
-from hansa.federation.server import Federation, Transport
-from hansa.federation.site import Refusals, Site
+from hansa.federation.server import Federation, Transport, Where
+from hansa.federation.site import Site
 
 __all__ = [
     "DiskVersions",
+    "Exam",
     "Federation",
+    "Marks",
     "RamVersions",
     "Refusals",
     "RoundOrders",
@@ -22,4 +24,5 @@ __all__ = [
     "Stamp",
     "Transport",
     "Versions",
+    "Where",
 ]

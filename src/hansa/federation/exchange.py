@@ -1,11 +1,13 @@
-"""What travels between the server and a site: one frame out, one frame back, a round."""
+"""What travels between the server and a site: one frame out, one frame back, a round; an exam and its marks."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import reprlib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ import torch
 from hansa.errors import HansaError
 from hansa.rounds import frames
 from hansa.rounds.frames import Blobs, FrameError
-from hansa.rounds.messages import Delivery, Order, Report, Upload
+from hansa.rounds.messages import Delivery, Order, Report, Upload, read_mail, write_mail
 from hansa.types import Vector
 
 PROTOCOL = 1
@@ -37,7 +39,7 @@ class Stamp(NamedTuple):
     def parse(cls, text: object) -> Stamp:
         found = re.fullmatch("([0-9]{1,18}):([0-9a-f]{32})", text) if isinstance(text, str) else None
         if found is None:
-            raise FrameError(f"frame: {text!r} names no version of a memory.")
+            raise FrameError(f"frame: {reprlib.repr(text)} names no version of a memory.")
         return cls(int(found.group(1)), found.group(2))
 
     @classmethod
@@ -80,10 +82,7 @@ class RoundOrders:
             "run": self.run,
             "round": self.round,
             "keep_from": self.keep_from,
-            "mail": {
-                name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
-                for name, sent in self.mail.items()
-            },
+            "mail": write_mail(self.mail, blobs),
             "orders": [blobs.bytes(replace(order, mail={}, memory={}).to_bytes()) for order in self.orders],
             "digests": {name: digest.hex() for name, digest in self.digests.items()},
             "stamps": {str(client): None if stamp is None else str(stamp) for client, stamp in self.stamps.items()},
@@ -95,23 +94,17 @@ class RoundOrders:
         frame = frames.unpack(data, "orders", limit=limit)
         head = checked(frame.head)
         with frames.reading("orders"):
-            mail = {
-                str(name): Delivery(
-                    int(version), None if base is None else int(base), tuple(frame.packet(at) for at in packets)
-                )
-                for name, (version, base, packets) in head["mail"].items()
-            }
             return cls(
-                str(head["run"]),
-                int(head["round"]),
-                int(head["keep_from"]),
-                mail,
-                tuple(Order.from_bytes(frame.blobs[at]) for at in head["orders"]),
+                frames.name(head["run"]),
+                frames.integer(head["round"]),
+                frames.integer(head["keep_from"]),
+                read_mail(head["mail"], frame),
+                tuple(Order.from_bytes(frame.take(at)) for at in head["orders"]),
                 {
-                    int(client): None if stamp is None else Stamp.parse(stamp)
+                    frames.whole_key(client): None if stamp is None else Stamp.parse(stamp)
                     for client, stamp in head["stamps"].items()
                 },
-                {str(name): bytes.fromhex(digest) for name, digest in head["digests"].items()},
+                {frames.name(name): bytes.fromhex(digest) for name, digest in head["digests"].items()},
             )
 
 
@@ -144,19 +137,94 @@ class RoundReports:
         head = checked(frame.head)
         with frames.reading("reports"):
             return cls(
-                str(head["run"]),
-                int(head["round"]),
-                tuple(Report.from_bytes(frame.blobs[at]) for at in head["reports"]),
-                tuple(str(name) for name in head["need"]),
-                frozenset(int(client) for client in head["kept"]),
+                frames.name(head["run"]),
+                frames.integer(head["round"]),
+                tuple(Report.from_bytes(frame.take(at)) for at in head["reports"]),
+                tuple(frames.name(name) for name in head["need"]),
+                frozenset(frames.integers(head["kept"])),
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exam:
+    """The model after a round, whole, for a site to try on the test rows that it has; ``digest`` is the model's."""
+
+    run: str
+    round: int
+    mail: Mapping[str, Delivery]
+    digest: bytes
+
+    def to_bytes(self) -> bytes:
+        blobs = Blobs()
+        head = {
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "round": self.round,
+            "mail": write_mail(self.mail, blobs),
+            "digest": self.digest.hex(),
+        }
+        return frames.pack("exam", head, blobs.found)
+
+    @classmethod
+    def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Exam:
+        frame = frames.unpack(data, "exam", limit=limit)
+        head = checked(frame.head)
+        with frames.reading("exam"):
+            return cls(
+                frames.name(head["run"]),
+                frames.integer(head["round"]),
+                read_mail(head["mail"], frame),
+                bytes.fromhex(head["digest"]),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What an exam came to at a site: the loss summed over its test rows and what to divide it by, the hits where the
+    task counts any, and the rows. No row and no output leaves the site."""
+
+    run: str
+    round: int
+    digest: bytes
+    rows: int = 0
+    loss: float = 0.0
+    weight: float = 0.0
+    hits: float | None = None
+
+    def to_bytes(self) -> bytes:
+        head = {
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "round": self.round,
+            "digest": self.digest.hex(),
+            "rows": self.rows,
+            "loss": frames.number(self.loss),
+            "weight": frames.number(self.weight),
+            "hits": frames.number(self.hits),
+        }
+        return frames.pack("marks", head)
+
+    @classmethod
+    def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Marks:
+        head = checked(frames.unpack(data, "marks", limit=limit).head)
+        with frames.reading("marks"):
+            return cls(
+                frames.name(head["run"]),
+                frames.integer(head["round"]),
+                bytes.fromhex(head["digest"]),
+                frames.integer(head["rows"], most=1 << 53),
+                float(frames.as_number(head["loss"]) or 0.0),
+                float(frames.as_number(head["weight"]) or 0.0),
+                frames.as_number(head["hits"]),
             )
 
 
 def checked(head: Any) -> Any:
     """The head, if it speaks this protocol."""
     spoken = head.get("protocol") if isinstance(head, dict) else None
-    if spoken != PROTOCOL:
-        raise FrameError(f"frame: protocol {spoken!r}, this side speaks {PROTOCOL}. Install one version everywhere.")
+    if type(spoken) is not int or spoken != PROTOCOL:
+        told = f"frame: protocol {reprlib.repr(spoken)}, this side speaks {PROTOCOL}"
+        raise FrameError(f"{told}. Install one version everywhere.", "version")
     return head
 
 
@@ -166,3 +234,19 @@ class NotOurs(HansaError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What was refused, counted by reason, and the last detail of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    last: dict[str, str] = field(default_factory=dict)
+
+    def note(self, reason: str, detail: str) -> None:
+        self.counts[reason] += 1
+        self.last[reason] = frames.sentence(detail)
+
+    def note_error(self, error: HansaError) -> None:
+        """Count what was raised: by its own reason where it has one."""
+        self.note(str(getattr(error, "reason", "malformed")), str(getattr(error, "detail", error)))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 
 from hansa.algorithm import Algorithm
 from hansa.engine.request import Recall, as_it_is
-from hansa.errors import HansaError
-from hansa.federation.exchange import NotOurs, RoundOrders, RoundReports, Stamp
-from hansa.federation.site import Refusals
-from hansa.rounds import Opened
+from hansa.errors import HansaError, refuse
+from hansa.federation.exchange import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
+from hansa.rounds import Opened, frames
+from hansa.rounds.admission import sender
 from hansa.rounds.messages import Delivery, Lost, Order, Report
 from hansa.tasks import TaskLike
-from hansa.types import Vectors
+from hansa.types import BUFFERS, MODEL, Vectors
 from hansa.vectors.fingerprint import fingerprint
+
+log = logging.getLogger("hansa")
 
 STAMP = "federation/stamp"
 """The row that the server keeps of every client: which version of its memory at the site is the admitted one."""
@@ -34,9 +38,28 @@ class Transport(Protocol):
         ...
 
 
+Where: TypeAlias = Literal["server", "sites", "both"]
+"""Where the model is evaluated: on the server's own test rows, on those of the sites, or on both."""
+
+
+@dataclass(slots=True)
+class SiteBytes:
+    """What one site was sent and sent back, whole frames, and what its clients sent each other, which never left it."""
+
+    down_bytes: int = 0
+    up_bytes: int = 0
+    peer_bytes: int = 0
+
+
 class Federation:
     """An engine over a transport: each site is asked once a round, and asked again while it is silent, ``attempts``
-    times; then its reporters are lost to the round. ``keep_from`` says how far back the server may have to go."""
+    times; then its reporters are lost to the round. A round's orders say how far back the server may have to go: sites
+    keep what they need for that.
+
+    ``where`` says on whose test rows the model is evaluated. At the sites it is sums that come back, folded in the
+    order of the sites' names: ``sites_test_loss``, ``sites_test_accuracy`` where the task counts hits, of
+    ``sites_test_rows`` rows.
+    """
 
     def __init__(
         self,
@@ -49,28 +72,42 @@ class Federation:
         sites: Mapping[str, Sequence[int]],
         attempts: int = 5,
         limit: int | None = None,
-        keep_from: Callable[[], int] = lambda: 0,
+        keep_from: Callable[[], int] | None = None,
+        where: Where = "server",
     ) -> None:
         self.algorithm, self.task, self.transport = algorithm, task, transport
-        self.attempts, self.limit, self.keep_from = attempts, limit, keep_from
+        self.attempts, self.limit, self.keep_from, self.where = attempts, limit, keep_from, where
+        if where not in ("server", "sites", "both"):
+            raise refuse("Federation", "where", where, "'server', 'sites' or 'both'")
         self.refusals = Refusals()
+        self.sites = {name: tuple(clients) for name, clients in sites.items()}
+        self._bytes: dict[str, SiteBytes] = {}
         self._home = {client: name for name, clients in sites.items() for client in clients}
         self._shell = task.shell(dtype, device)
         self._opened: Opened | None = None
+        self._oldest = 0
         homeless = sorted(set(range(task.population.count)) - set(self._home))
         if homeless:
             raise HansaError(f"client {homeless[0]} is at no site: every client of the population needs one.")
+        if sum(len(clients) for clients in self.sites.values()) > len(self._home):
+            raise HansaError("a client is at two sites, or twice at one: expected each at one.")
 
-    def opened(self, opened: Opened) -> None:
-        """Hear the round's broadcasts."""
+    def opened(self, opened: Opened, oldest: int = 0) -> None:
+        """Hear the round's broadcasts, and the oldest round that the server could go back to."""
         self._opened = opened
+        self._oldest = oldest if self.keep_from is None else self.keep_from()
+
+    def site_bytes(self) -> dict[str, dict[str, int]]:
+        """What travelled to and from each site since this was last asked, and what stayed inside."""
+        found, self._bytes = self._bytes, {}
+        return {name: asdict(found[name]) for name in sorted(found)}
 
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         """Reports as sites answer; a site that stays silent costs its reporters the round."""
         told = {name: self._told(mine, recall) for name, mine in self._by_site(orders).items()}
         for _ in range(self.attempts):
             for name, message in told.items():
-                self.transport.send(name, message.to_bytes())
+                self._send(name, message.to_bytes())
             while told:
                 arrived = self.transport.receive()
                 if not arrived:
@@ -85,6 +122,10 @@ class Federation:
             for order in message.orders:
                 lost = [Lost(client, "silent", f"site {name} did not answer") for client in order.reporters]
                 yield Report(order.cohort, lost=tuple(lost))
+
+    def _send(self, site: str, data: bytes) -> None:
+        self._bytes.setdefault(site, SiteBytes()).down_bytes += len(data)
+        self.transport.send(site, data)
 
     def _by_site(self, orders: Sequence[Order]) -> dict[str, list[Order]]:
         found: dict[str, list[Order]] = {}
@@ -110,7 +151,7 @@ class Federation:
         assert self._opened is not None
         digests = {name: fingerprint(made.vector) for name, made in self._opened.broadcasts.items()}
         mail = self._mail(receivers)
-        return RoundOrders(first.run, first.round, self.keep_from(), mail, tuple(orders), stamps, digests)
+        return RoundOrders(first.run, first.round, self._oldest, mail, tuple(orders), stamps, digests)
 
     def _mail(self, receivers: Sequence[int]) -> dict[str, Delivery]:
         """What a site must be sent: the message of the client there that needs the fewest bytes makes it for all."""
@@ -123,17 +164,17 @@ class Federation:
 
     def _heard(self, site: str, data: bytes, told: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
         """A site's reports; None where the frame was refused, came twice, or asks for more mail."""
+        self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
         try:
+            if frames.kind_of(data) == "marks":
+                raise NotOurs("unasked", f"site {site} answers an exam that is over")
             answer = RoundReports.from_bytes(data, limit=self.limit)
             asked = told.get(site)
             if asked is None:
                 raise NotOurs("unasked", f"site {site} was not asked, or has answered")
             self._check(site, answer, asked)
-        except NotOurs as refusal:
-            self.refusals.note(refusal.reason, refusal.detail)
-            return None
         except HansaError as error:
-            self.refusals.note("malformed", str(error))
+            self.refusals.note_error(error)
             return None
         if answer.need:
             assert self._opened is not None
@@ -144,9 +185,10 @@ class Federation:
                 for name, sent in asked.mail.items()
             }
             told[site] = replace(asked, mail=whole)
-            self.transport.send(site, told[site].to_bytes())
+            self._send(site, told[site].to_bytes())
             return None
         del told[site]
+        self._bytes[site].peer_bytes += sum(sum(report.peer.values()) for report in answer.reports)
         return tuple(_stamped(report, answer.kept) for report in answer.reports)
 
     def _check(self, site: str, answer: RoundReports, asked: RoundOrders) -> None:
@@ -155,22 +197,68 @@ class Federation:
         if answer.round != asked.round:
             raise NotOurs("round", f"site {site} answered for round {answer.round}, this is {asked.round}")
         if answer.need:
-            unknown = set(answer.need) - set(asked.mail)
+            unknown = [name for name in answer.need if name not in asked.mail]
             if unknown:
-                raise NotOurs("need", f"site {site} asks for channel {sorted(unknown)[0]!r}, which there is not")
+                raise NotOurs("need", f"site {site} asks for channel {unknown[0]!r}, which there is not")
+            whole = [name for name in answer.need if asked.mail[name].base is None]
+            if whole:
+                raise NotOurs("need", f"site {site} asks for channel {whole[0]!r} again, which it was sent whole")
             return
-        mine = {order.cohort for order in asked.orders}
+        orders = {order.cohort: order for order in asked.orders}
         cohorts = [report.cohort for report in answer.reports]
-        if sorted(cohorts) != sorted(mine):
-            raise NotOurs("cohorts", f"site {site} answered for cohorts {cohorts}, asked were {sorted(mine)}")
-        own = {client for order in asked.orders for client in order.clients}
+        if sorted(cohorts) != sorted(orders):
+            raise NotOurs("cohorts", f"site {site} answered for cohorts {cohorts}, asked were {sorted(orders)}")
         for report in answer.reports:
-            for client in (*(upload.client for upload in report.uploads), *(lost.client for lost in report.lost)):
-                if client not in own:
-                    raise NotOurs("clients", f"site {site} speaks for client {client}, who is elsewhere")
+            _check_report(site, report, orders[report.cohort])
+        uploaded = {sender(upload) for report in answer.reports for upload in report.uploads}
+        if answer.kept - uploaded:
+            raise NotOurs(
+                "kept", f"site {site} kept a memory of client {min(answer.kept - uploaded)} without an upload"
+            )
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        return self.task.evaluate(self._shell, vectors)
+        """What the model is worth, on the server's rows, on those of the sites, or on both."""
+        found = {} if self.where == "sites" else self.task.evaluate(self._shell, vectors)
+        return found if self.where == "server" else {**found, **self._examine(vectors)}
+
+    def _examine(self, vectors: Vectors) -> dict[str, float]:
+        """Each site's sums, folded in the order of their names; a site that stays silent is left out, and told of."""
+        assert self._opened is not None
+        order = self._opened.orders[0]
+        mail = {name: Delivery.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors}
+        exam = Exam(order.run, order.round, mail, fingerprint(vectors[MODEL]))
+        data, waiting, marks = exam.to_bytes(), set(self.sites), dict[str, Marks]()
+        for _ in range(self.attempts):
+            for name in sorted(waiting):
+                self._send(name, data)
+            while waiting and (arrived := self.transport.receive()):
+                for name, reply in arrived:
+                    found = self._marked(name, reply, exam, waiting)
+                    if found is not None:
+                        marks[name] = found
+                        waiting.discard(name)
+            if not waiting:
+                break
+        if waiting:
+            log.warning(
+                "round %d: evaluated without site %s, which did not answer", order.round, ", ".join(sorted(waiting))
+            )
+        return _folded([marks[name] for name in sorted(marks)])
+
+    def _marked(self, site: str, data: bytes, exam: Exam, waiting: Collection[str]) -> Marks | None:
+        self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
+        try:
+            if frames.kind_of(data) == "reports" or site not in waiting:
+                raise NotOurs("unasked", f"site {site} answers what is over")
+            found = Marks.from_bytes(data, limit=self.limit)
+            if (found.run, found.round, found.digest) != (exam.run, exam.round, exam.digest):
+                raise NotOurs("round", f"site {site} marks another exam, of round {found.round}")
+            if not found.weight >= 0 or not -1e-9 <= (found.hits or 0.0) <= found.rows * (1 + 1e-9):
+                raise NotOurs("marks", f"site {site}: {found.hits} hits of {found.rows} rows, weight {found.weight}")
+        except HansaError as error:
+            self.refusals.note_error(error)
+            return None
+        return found
 
     def close(self) -> None:
         return None
@@ -181,3 +269,37 @@ def _stamped(report: Report, kept: Collection[int]) -> Report:
     has closed with the upload admitted. A client that kept nothing new still builds upon what it had."""
     stamps = {upload.client: {STAMP: Stamp.of(upload).row()} for upload in report.uploads if upload.client in kept}
     return replace(report, memory=stamps)
+
+
+def _check_report(site: str, report: Report, order: Order) -> None:
+    """A cohort's report says nothing of others: not in uploads, not in losses, not in what was sent to neighbours."""
+    senders = [sender(upload) for upload in report.uploads]
+    named = [*senders, *(lost.client for lost in report.lost)]
+    strangers = sorted({*named, *report.peer} - set(order.clients))
+    if strangers:
+        raise NotOurs("clients", f"site {site} speaks for client {strangers[0]}, who is not in cohort {order.cohort}")
+    if len(named) > len(set(named)):
+        raise NotOurs("clients", f"site {site} speaks twice for a client of cohort {order.cohort}")
+    if set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients):
+        raise NotOurs("report", f"site {site} reports what nobody asked of cohort {order.cohort}")
+    if sum(report.peer.values()) > _MOST_PEER_BYTES:
+        raise NotOurs("report", f"site {site} reports {sum(report.peer.values())} bytes between neighbours")
+
+
+def _folded(marks: Sequence[Marks]) -> dict[str, float]:
+    """Loss and accuracy over all sites' rows, from their sums in order."""
+    rows, weight = sum(mark.rows for mark in marks), math.fsum(mark.weight for mark in marks)
+    if not rows:
+        log.warning("no site has test rows: there is nothing to evaluate at the sites")
+        return {}
+    found = {
+        "sites_test_loss": math.fsum(mark.loss for mark in marks) / weight if weight else math.nan,
+        "sites_test_rows": rows,
+    }
+    hits = [mark.hits for mark in marks if mark.rows]
+    if all(hit is not None for hit in hits):
+        found["sites_test_accuracy"] = math.fsum(hit for hit in hits if hit is not None) / rows
+    return found
+
+
+_MOST_PEER_BYTES = 1 << 50  # of a cohort in a round: more is no count of bytes

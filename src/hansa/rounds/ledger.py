@@ -94,6 +94,9 @@ class Ledger:
     last: RoundBytes | None = None
     """The newest round."""
     _times: list[float] = field(default_factory=list)
+    sites: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of a federation, by site: whole frames down and up, with evaluation and what had to be sent again, and what its
+    clients sent each other, which never left it."""
 
     def record(
         self,
@@ -118,6 +121,21 @@ class Ledger:
             self._times = _exact_sum(self._times, entry.seconds)
         self.last = entry
 
+    def record_sites(self, sites: Mapping[str, Mapping[str, int]]) -> None:
+        """Add what each site was sent, sent back and kept to itself in the last round.
+
+        >>> ledger = Ledger()
+        >>> for round in range(2):
+        ...     _ = ledger.record(round, up={0: 10}, down={0: 40})
+        ...     ledger.record_sites({"north": {"up_bytes": 12, "down_bytes": 45, "peer_bytes": 0}})
+        >>> ledger.sites
+        {'north': {'up_bytes': 24, 'down_bytes': 90, 'peer_bytes': 0}}
+        """
+        for name, counts in sorted(sites.items()):
+            mine = self.sites.setdefault(name, {})
+            for kind, count in counts.items():
+                mine[kind] = mine.get(kind, 0) + count
+
     @property
     def seconds(self) -> float:
         """Simulated time of all rounds."""
@@ -129,7 +147,7 @@ class Ledger:
         """The totals as a plain tree; the link model is a setting and is not in it."""
         last = None if self.last is None else asdict(self.last)
         totals = {name: getattr(self, name) for name in ("up_bytes", "down_bytes", "peer_bytes")}
-        return {**totals, "times": list(self._times), "last": last}
+        return {**totals, "times": list(self._times), "last": last, "sites": _counts(self.sites)}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], links: LinkModel | None = None) -> Ledger:
@@ -140,7 +158,12 @@ class Ledger:
                 found._add(RoundBytes(**entry))
             return found
         last = None if state["last"] is None else RoundBytes(**state["last"])
-        return cls(links, state["up_bytes"], state["down_bytes"], state["peer_bytes"], last, list(state["times"]))
+        totals = [state[name] for name in ("up_bytes", "down_bytes", "peer_bytes")]
+        return cls(links, *totals, last, list(state["times"]), _counts(state.get("sites", {})))
+
+
+def _counts(sites: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    return {name: dict(counts) for name, counts in sites.items()}
 
 
 def _exact_sum(parts: list[float], value: float) -> list[float]:

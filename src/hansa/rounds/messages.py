@@ -16,7 +16,7 @@ from hansa.compress import Packet
 from hansa.keys import Key
 from hansa.local.work import Work
 from hansa.rounds import frames
-from hansa.rounds.frames import Blobs, FrameError
+from hansa.rounds.frames import Blobs, Frame, FrameError
 from hansa.types import Vector, Vectors
 
 
@@ -40,6 +40,26 @@ class Delivery(NamedTuple):
     def whole(cls, vector: Vector, version: int = 0) -> Delivery:
         """The vector itself, uncopied."""
         return cls(version, None, (Packet.of(vector, "whole"),))
+
+
+def write_mail(mail: Mapping[str, Delivery], blobs: Blobs) -> dict[str, Any]:
+    """Deliveries as a head has them."""
+    return {
+        name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
+        for name, sent in mail.items()
+    }
+
+
+def read_mail(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Delivery]:
+    """What `write_mail` wrote."""
+    return {
+        frames.name(name): Delivery(
+            frames.integer(version),
+            None if base is None else frames.integer(base),
+            tuple(frame.packet(at) for at in packets),
+        )
+        for name, (version, base, packets) in entry.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +92,7 @@ class Order:
             "reporters": self.reporters,
             "work": self.work,
             "base": self.base.hex(),
-            "mail": {
-                name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
-                for name, sent in self.mail.items()
-            },
+            "mail": write_mail(self.mail, blobs),
             "key": [self.key.seed, self.key.path],
             "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
             "absent": self.absent,
@@ -89,22 +106,20 @@ class Order:
         frame = frames.unpack(data, "order", limit=limit)
         with frames.reading("order"):
             head = frame.head
-            mail = {
-                str(name): Delivery(int(version), base, tuple(frame.packet(at) for at in packets))
-                for name, (version, base, packets) in head["mail"].items()
-            }
+            steps, batch = head["work"]
+            seed, path = head["key"]
             return cls(
-                str(head["run"]),
-                int(head["round"]),
-                int(head["cohort"]),
-                _clients(head["clients"]),
-                _clients(head["reporters"]),
-                Work(*head["work"]),
+                frames.name(head["run"]),
+                frames.integer(head["round"]),
+                frames.integer(head["cohort"]),
+                frames.integers(head["clients"]),
+                frames.integers(head["reporters"]),
+                Work(frames.integer(steps), frames.integer(batch)),
                 bytes.fromhex(head["base"]),
-                mail,
-                Key(head["key"][0], tuple(head["key"][1])),
-                {int(client): frames.read_tensors(rows, frame) for client, rows in head["memory"].items()},
-                _clients(head["absent"]),
+                read_mail(head["mail"], frame),
+                Key(frames.integer(seed, most=1 << 256)).child(*path),
+                {frames.whole_key(c): frames.read_tensors(rows, frame) for c, rows in head["memory"].items()},
+                frames.integers(head["absent"]),
                 head["mean"] is True,
             )
 
@@ -168,7 +183,7 @@ class Report:
             "cohort": self.cohort,
             "uploads": uploads,
             "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
-            "lost": [[lost.client, lost.reason, lost.detail] for lost in self.lost],
+            "lost": [[lost.client, lost.reason, frames.sentence(lost.detail)] for lost in self.lost],
             "peer": {str(client): sent for client, sent in self.peer.items()},
             "exchanges": self.exchanges,
             "info": {name: frames.number(value) for name, value in self.info.items()},
@@ -189,26 +204,25 @@ class Report:
                     item["round"],
                     bytes.fromhex(item["base"]),
                     item["client"],
-                    {str(name): frame.packet(at) for name, at in item["packets"].items()},
+                    {frames.name(name): frame.packet(at) for name, at in item["packets"].items()},
                     frames.as_number(item["loss"]),
                 )
                 for item in head["uploads"]
             )
             return cls(
-                int(head["cohort"]),
+                frames.integer(head["cohort"]),
                 uploads,
-                {int(client): frames.read_tensors(rows, frame) for client, rows in head["memory"].items()},
-                tuple(Lost(int(client), str(reason), str(detail)) for client, reason, detail in head["lost"]),
-                {int(client): int(sent) for client, sent in head["peer"].items()},
-                int(head["exchanges"]),
-                {str(name): _float(value) for name, value in head["info"].items()},
+                {frames.whole_key(c): frames.read_tensors(rows, frame) for c, rows in head["memory"].items()},
+                tuple(
+                    Lost(frames.integer(client, -1), frames.name(reason), frames.name(detail, frames.TEXT_LIMIT))
+                    for client, reason, detail in head["lost"]
+                ),
+                {frames.whole_key(client): frames.integer(sent) for client, sent in head["peer"].items()},
+                frames.integer(head["exchanges"]),
+                {frames.name(name): _float(value) for name, value in head["info"].items()},
                 frames.read_tensors(head["mean"], frame).get("mean"),
-                int(head["trained"]),
+                frames.integer(head["trained"]),
             )
-
-
-def _clients(numbers: Any) -> tuple[int, ...]:
-    return tuple(int(client) for client in numbers)
 
 
 def _float(value: Any) -> float:

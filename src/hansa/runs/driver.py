@@ -19,7 +19,7 @@ from torch import nn
 
 from hansa.aggregate import Aggregator
 from hansa.algorithm import Algorithm
-from hansa.engine import Engine, Networked, Serial, choose
+from hansa.engine import Engine, Metered, Networked, Serial, choose
 from hansa.errors import HansaError, positive, refuse, whole
 from hansa.keys import Key
 from hansa.measures.base import Measure, want_mean
@@ -93,6 +93,8 @@ class Run:
         self.history: list[Record] = []
         self.client_record = ClientRecord()
         self.lost: list[tuple[int, Lost]] = []
+        self.oldest = 0  # the oldest round that the run could be taken up from; sites keep what that needs
+        self.forgotten: set[int] = set()
         self._kept: list[Vector] | None = [] if keep_params else None
         self._engine = engine
 
@@ -184,7 +186,7 @@ class Run:
             opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
         orders, gone = (opened.orders, ()) if self.faults is None else self.faults.strike_orders(opened.orders)
         if isinstance(engine, Networked):
-            engine.opened(opened)
+            engine.opened(opened, self.oldest)
         reports = engine.run(orders, self._recalled)
         if self.faults is not None:
             reports = self.faults.strike_reports(self.algorithm, orders, reports)
@@ -212,19 +214,37 @@ class Run:
             self.store.discard()
         self.store.commit(self.state.round, closed.memory)
         self.state = closed.state
+        self.forgotten.difference_update(closed.outcome.admitted)
         if self._kept is not None:
             self._kept.append(self.params.clone())
         record = {**self._record(opened, closed), **seen}
         if final or (self.evaluate_every and self.state.round % self.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
         self.client_record.add(self.state.round, work=participation(opened.down_bytes, closed.outcome))
+        if isinstance(engine, Metered):
+            record["sites"] = engine.site_bytes()
+            self.ledger.record_sites(record["sites"])
         record["seconds"] = time.perf_counter() - began
         self.history.append(record)
         return record
 
     def _recalled(self, order: Order) -> Order:
         """The order with what its reporters remember, read when somebody is about to do it."""
-        return replace(order, memory={client: self.store.read(client) for client in order.reporters})
+        remembered = {c: {} if c in self.forgotten else self.store.read(c) for c in order.reporters}
+        return replace(order, memory=remembered)
+
+    def forget(self, *clients: int) -> None:
+        """Let clients begin anew, with nothing remembered of them: residuals, control variates and the like start as
+        they did in the first round. For an operator whose site has lost a client's memory, never done by itself.
+
+        It holds, also across checkpoints, until the client next takes part; what the server itself keeps of it, such
+        as FedAWARE's momentum, stays.
+        """
+        for client in clients:
+            if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.task.population.count:
+                count = self.task.population.count
+                raise refuse("forget", "client", client, f"one of the {count} clients, 0 to {count - 1}")
+        self.forgotten.update(clients)
 
     def _observed(self, closed: Closed) -> Record:
         """What is seen of a closed round before its memories are committed."""
@@ -238,6 +258,7 @@ class Run:
             "server": self.state.tree(),
             "ledger": self.ledger.state(),
             "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in self.lost[-NEWEST_LOST:]],
+            "forgotten": sorted(self.forgotten),
         }
 
     def restore(self, tree: State, history: Sequence[Record]) -> None:
@@ -251,6 +272,7 @@ class Run:
         self.state = state
         self.ledger = Ledger.restore(tree["ledger"], self.ledger.links)
         self.lost = [(int(round), Lost(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]]
+        self.forgotten = {int(client) for client in tree.get("forgotten", ())}
         self.history = list(history)
 
     def _record(self, opened: Opened, closed: Closed) -> Record:

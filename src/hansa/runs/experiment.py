@@ -121,6 +121,7 @@ class Experiment:
                 )  # fmt: skip
             run.client_record = ClientRecord.taken_up(folder / RECORD, point.round, point.meta.get("clients"))
             run.restore(point.state, folder.rewind(point.round, point.meta.get("metrics")))
+            run.oldest = min([point.round, *(int(facts["round"]) for facts in checkpoint.kept(folder / CHECKPOINT))])
             if bound is not None:  # after the numbers, which an older version did not seal
                 folder.bind(run, *bound)
             if asked:
@@ -174,12 +175,15 @@ class Experiment:
         run.client_record.sync()
         home = self.folder / CHECKPOINT
         checkpoint.save(home, run.tree(), meta, keep=self.config.checkpoint.keep)
-        run.store.retain([int(facts["round"]) for facts in checkpoint.kept(home)])
+        kept = [int(facts["round"]) for facts in checkpoint.kept(home)]
+        run.store.retain(kept)
+        run.oldest = min(kept)
         self._saved, self._saved_at = run.state.round, time.monotonic()
 
     def _save_when_due(self, run: Run, record: Record) -> None:
         asked = self.config.checkpoint
         if not asked.every:
+            run.oldest = run.state.round  # nobody takes it up again
             return
         late = asked.minutes is not None and time.monotonic() - self._saved_at >= 60 * asked.minutes
         if run.state.round - self._saved >= asked.every or late:
@@ -300,6 +304,9 @@ def identity(config: Config) -> str:
 def _engine(config: Config, done: int) -> EngineFactory:
     """What carries the run's work."""
     workers = None if config.workers == "auto" else config.workers
+    if config.evaluate.where != "server":
+        kind = config.engine.kind
+        raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Leave it at server.")
     if config.engine.kind == "ray":
         return partial(RayPool, workers=workers, address=config.engine.address)
     return choose(workers, config.rounds - done)

@@ -1,0 +1,245 @@
+"""A model is evaluated on the server's rows, on those of the sites, or on both; bytes are counted by site."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from federation.inprocess import Wire
+from federation.small import CLUSTERS, SITES, SIZES, Net
+from hansa import presets
+from hansa.compress import sign
+from hansa.errors import HansaError
+from hansa.federation import Exam, Federation, Marks, RamVersions, Site
+from hansa.rounds.messages import Delivery
+from hansa.runs.driver import Run
+from hansa.runs.experiment import Experiment
+from hansa.vectors.fingerprint import fingerprint
+
+ROWS = {"north": 7, "south": 13}
+
+
+def task(test=None, seed=0):
+    """The clients' rows, and test rows of one's own."""
+    draw = torch.Generator().manual_seed(0)
+    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
+    inputs, targets = torch.randn(sum(SIZES), 6, generator=draw), torch.randint(3, (sum(SIZES),), generator=draw)
+    own = torch.Generator().manual_seed(seed)
+    pair = None if test is None else (torch.randn(test, 6, generator=own), torch.randint(3, (test,), generator=own))
+    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=pair)
+    return hansa.Task(Net, nn.functional.cross_entropy, held)
+
+
+TASKS = {"server": task(20, 1), "north": task(ROWS["north"], 2), "south": task(ROWS["south"], 3)}
+
+
+def run(algorithm, where, rounds=2, tasks=TASKS, plan=None, every=1, attempts=20):
+    bound, kept = Run(algorithm, tasks["server"]).algorithm, {name: RamVersions() for name in SITES}
+    wire = Wire(lambda name: Site(bound, tasks[name], SITES[name], versions=kept[name]))
+    if plan is not None:
+        wire.plan = plan
+    engines = []
+
+    def engine(*parts):
+        engines.append(Federation(*parts, transport=wire, sites=SITES, where=where, attempts=attempts))
+        return engines[-1]
+
+    found = Run(algorithm, tasks["server"], engine=engine, evaluate_every=every).advance(rounds)
+    return found, engines[-1], wire
+
+
+def by_hand(vectors):
+    """Loss and accuracy over the rows of both sites, from a module that is given the model."""
+    losses, hits = [], 0
+    for name in sorted(ROWS):
+        module = TASKS[name].module(vectors).eval()
+        data = TASKS[name].data
+        with torch.no_grad():
+            out = module(data.test_inputs)
+        losses += nn.functional.cross_entropy(out, data.test_targets, reduction="none").tolist()
+        hits += int((out.argmax(1) == data.test_targets).sum())
+    return math.fsum(losses) / len(losses), hits / len(losses)
+
+
+METHOD = presets.fedcams(steps=2, batch_size=3, participation=0.6, two_way=True)
+
+
+def test_sites_send_sums_which_come_to_the_evaluation_of_all_their_rows():
+    found, engine, _ = run(METHOD, "sites")
+    loss, accuracy = by_hand(found.state.vectors)
+    last = found.history[-1]
+    assert last["sites_test_rows"] == 20
+    assert last["sites_test_accuracy"] == accuracy
+    assert last["sites_test_loss"] == pytest.approx(loss, rel=1e-6)
+    assert "test_loss" not in last
+    assert not engine.refusals.counts
+
+
+def test_both_has_both_and_the_run_is_the_same_wherever_it_is_evaluated():
+    runs = {where: run(METHOD, where)[0] for where in ("server", "sites", "both")}
+    both = runs["both"].history[-1]
+    assert {**runs["server"].history[-1], **runs["sites"].history[-1]}.keys() == both.keys()
+    for name in ("test_loss", "test_accuracy"):
+        assert both[name] == runs["server"].history[-1][name]
+        assert both[f"sites_{name}"] == runs["sites"].history[-1][f"sites_{name}"]
+    for other in runs.values():
+        assert torch.equal(other.params, runs["server"].params)
+
+
+@pytest.mark.parametrize("word", Wire.WORDS)
+def test_marks_that_come_late_twice_or_damaged_count_once(word):
+    """The exam is each round's last message: mishaps meet it, and late answers meet the next round."""
+    expected, _, _ = run(METHOD, "both", rounds=3)
+    words = iter(["deliver", "deliver", word, word, "deliver", word] + [word, "deliver"] * 3)
+    found, _, _ = run(METHOD, "both", rounds=3, plan=lambda: next(words, "deliver"))
+    for a, b in zip(found.history, expected.history, strict=True):
+        assert {**a, "seconds": 0, "sites": 0} == {**b, "seconds": 0, "sites": 0}
+
+
+def test_a_site_without_test_rows_adds_nothing_and_a_silent_one_is_told_of(caplog):
+    found, _, _ = run(METHOD, "sites", tasks={**TASKS, "south": task()})
+    assert found.history[-1]["sites_test_rows"] == ROWS["north"]
+    none, _, _ = run(METHOD, "sites", tasks={**TASKS, "south": task(), "north": task()})
+    assert "sites_test_rows" not in none.history[-1]
+    assert "no site has test rows" in caplog.text
+
+    class Deaf(Wire):
+        def send(self, site, data):
+            if site == "north" or hansa.rounds.frames.kind_of(data) != "exam":
+                super().send(site, data)
+
+    bound = Run(METHOD, TASKS["server"]).algorithm
+    wire = Deaf(lambda name: Site(bound, TASKS[name], SITES[name]))
+
+    def engine(*parts):
+        return Federation(*parts, transport=wire, sites=SITES, where="sites", attempts=2)
+
+    half = Run(METHOD, TASKS["server"], engine=engine).advance(1)
+    assert half.history[-1]["sites_test_rows"] == ROWS["north"]
+    assert "evaluated without site south" in caplog.text
+
+
+def exam_of(found, wire, **changes):
+    names = [name for name in ("model", "buffers") if name in found.state.vectors]
+    mail = {name: Delivery.whole(found.state.vectors[name], 3) for name in names}
+    digest = fingerprint(found.params)
+    return Exam(**{"run": found.id, "round": 2, "mail": mail, "digest": digest, **changes})
+
+
+def test_exams_that_are_not_for_a_site_are_refused():
+    found, _, wire = run(METHOD, "sites")
+    site = wire.sites["north"]
+    site.run = found.id
+    good = exam_of(found, wire)
+    wrong = [
+        ("run", exam_of(found, wire, run="another")),
+        ("channels", exam_of(found, wire, mail={})),
+        ("model", exam_of(found, wire, digest=b"\0" * 16)),
+        ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery.whole(torch.ones(5))})),
+        ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery(1, None, ())})),
+    ]
+    for reason, exam in wrong:
+        before = site.refusals.counts[reason]
+        assert site.handle(exam.to_bytes()) is None
+        assert site.refusals.counts[reason] == before + 1
+    marks = Marks.from_bytes(site.handle(good.to_bytes()))
+    assert (marks.rows, marks.weight) == (7, 7.0)
+
+
+def test_marks_that_cannot_be_are_refused():
+    found, engine, wire = run(METHOD, "sites")
+    exam = exam_of(found, wire)
+    good = Marks(exam.run, exam.round, exam.digest, 7, 5.0, 7.0, 3.0)
+    wrong = [
+        ("marks", {"hits": 8.0}),
+        ("marks", {"hits": math.nan}),
+        ("marks", {"weight": -1.0}),
+        ("round", {"round": 1}),
+        ("round", {"digest": b"\1"}),
+        ("round", {"run": "another"}),
+    ]
+    for reason, change in wrong:
+        before = engine.refusals.counts[reason]
+        said = Marks(**{**{name: getattr(good, name) for name in good.__slots__}, **change})
+        assert engine._marked("north", said.to_bytes(), exam, {"north"}) is None
+        assert engine.refusals.counts[reason] == before + 1
+    assert engine._marked("north", good.to_bytes(), exam, set()) is None
+    assert engine.refusals.counts["unasked"] == 1
+    assert engine._marked("north", good.to_bytes(), exam, {"north"}) == good
+
+
+def test_where_is_one_of_three():
+    with pytest.raises(HansaError, match=r"where='moon'\): expected 'server', 'sites' or 'both'"):
+        run(METHOD, "moon")
+
+
+@pytest.mark.parametrize("name", ["ha_fed", "cafga"])
+def test_gossip_stays_inside_its_site_and_the_ledger_shows_it(name):
+    """A cluster a site, of which one client reports: what neighbours say to each other never crosses the wide link."""
+    words = {"clusters": CLUSTERS, "reporters": 1, "steps": 3, "batch_size": 3}
+    carried = []
+
+    class Weighing(Wire):
+        def send(self, site, data):
+            carried.append((site, "down_bytes", len(data)))
+            super().send(site, data)
+
+        def receive(self):
+            arrived = super().receive()
+            carried.extend((site, "up_bytes", len(data)) for site, data in arrived)
+            return arrived
+
+    algorithm = getattr(presets, name)(**words)
+    bound = Run(algorithm, TASKS["server"]).algorithm
+    wire = Weighing(lambda site: Site(bound, TASKS["server"], SITES[site], versions=RamVersions()))
+
+    def engine(*parts):
+        return Federation(*parts, transport=wire, sites=SITES)
+
+    found = Run(algorithm, TASKS["server"], engine=engine, evaluate_every=0).advance(3)
+    sites = found.ledger.sites
+    for site in SITES:
+        for way in ("down_bytes", "up_bytes"):
+            assert sites[site][way] == sum(size for place, kind, size in carried if (place, kind) == (site, way))
+        assert sites[site]["peer_bytes"] > 0
+    assert sum(counts["peer_bytes"] for counts in sites.values()) == found.ledger.peer_bytes
+    # frames are the uploads of one reporter a site and little else: neighbours' bytes are not among them
+    packets = found.ledger.up_bytes
+    assert packets <= sum(counts["up_bytes"] for counts in sites.values()) <= packets + 3 * 2 * 700
+    again = hansa.rounds.ledger.Ledger.restore(found.ledger.state())
+    assert again.sites == sites
+
+
+def test_fewer_bits_are_fewer_bytes_on_the_link():
+    wide, narrow = (
+        run(presets.fedams(steps=1, batch_size=3, **words), "server")[0].ledger.sites
+        for words in ({}, {"compressor": sign()})
+    )
+    assert all(narrow[site]["up_bytes"] < wide[site]["up_bytes"] for site in SITES)
+
+
+def test_checkpoints_say_how_far_back_sites_must_remember(tmp_path):
+    config = hansa.config.from_text(
+        "algorithm: fedavg\nrounds: 7\ndata: {clients: 5}\nmodel: logistic\ncheckpoint: {every: 2, keep: 2}"
+    )
+    experiment = Experiment.new(config, tmp_path / "run")
+    seen = []
+    experiment.go([lambda run, record: seen.append(run.oldest)])
+    assert seen == [0, 0, 0, 2, 2, 4, 4]
+    again = Experiment.resumed(tmp_path / "run", rounds=8)
+    assert again.run.oldest == 6  # of the checkpoints of rounds 6 and 7
+    again.go()
+    without = config.checkpoint.model_copy(update={"every": 0})
+    never = Experiment.new(config.model_copy(update={"checkpoint": without}), tmp_path / "no")
+    never.go()
+    assert never.run.oldest == 7
+
+
+def test_sites_are_evaluated_where_there_are_sites(tmp_path):
+    config = hansa.config.from_text("algorithm: fedavg\nrounds: 1\nevaluate: {where: sites}")
+    with pytest.raises(HansaError, match=r"evaluate\.where: sites: engine pool has no sites"):
+        Experiment.new(config, tmp_path / "run")

@@ -1,0 +1,326 @@
+"""What is not meant for a place, or by whoever sent it, is refused, counted by reason, and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hansa
+from federation.inprocess import Wire
+from federation.small import SITES, Net, captured, federated, same, serial, task
+from hansa import presets
+from hansa.compress import top_k
+from hansa.compress.packet import HEADER
+from hansa.errors import HansaError
+from hansa.federation import Marks, RamVersions, RoundOrders, RoundReports, Site
+from hansa.keys import Key
+from hansa.rounds import frames
+from hansa.rounds.frames import DIGEST, pack, unpack
+from hansa.rounds.messages import Delivery, Lost
+from hansa.runs.driver import Run
+from hansa.store.base import identity
+from hansa.types import MODEL
+
+METHOD = presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5))
+
+
+@pytest.fixture
+def exchange():
+    """A site after one honest round, the engine, and that round's frames."""
+    return captured(METHOD)
+
+
+def state_of(site: Site) -> str:
+    """A digest of all that a site remembers: its clients' versions, and the broadcasts that it holds."""
+    assert isinstance(site.versions, RamVersions)
+    found = hashlib.sha256()
+    for client, held in sorted(site.versions._held.items()):
+        for stamp, rows in sorted(held.items()):
+            found.update(f"{client} {stamp} {[(name, identity(row)) for name, row in sorted(rows.items())]}".encode())
+    for name, held in sorted(site._held.items()):
+        found.update(f"{name} {[(version, identity(vector)) for version, vector in sorted(held.items())]}".encode())
+    return found.hexdigest()
+
+
+def refused(site: Site, data: bytes, reason: str) -> None:
+    before, counted = state_of(site), site.refusals.counts[reason]
+    assert site.handle(data) is None, reason
+    assert site.refusals.counts[reason] == counted + 1, site.refusals.last
+    assert state_of(site) == before
+
+
+def sealed(data: bytes) -> bytes:
+    """Bytes with the digest that they should have: anybody can make it."""
+    return data[:-DIGEST] + hashlib.blake2b(data[:-DIGEST], digest_size=DIGEST).digest()
+
+
+def edited(data: bytes, change) -> bytes:
+    """A frame whose head was changed by hand, with a right digest."""
+    frame = unpack(data, frames.kind_of(data))
+    head = json.loads(json.dumps(frame.head))
+    change(head)
+    return pack(frames.kind_of(data), head, frame.blobs)
+
+
+def test_a_site_refuses_what_is_not_for_it(exchange):
+    wire, _, seen = exchange
+    site, told = wire.sites["north"], RoundOrders.from_bytes(seen["north"][0])
+    site.run = told.run
+    one, *others = told.orders
+
+    def with_orders(*orders):
+        return replace(told, orders=tuple(orders))
+
+    wrong = {
+        "another run": (
+            "run",
+            replace(told, run="another", orders=tuple(replace(o, run="another") for o in told.orders)),
+        ),
+        "orders of two rounds": ("round", with_orders(replace(one, round=7), *others)),
+        "rounds to come let go of": ("round", replace(told, keep_from=told.round + 1)),
+        "another site's orders": ("clients", RoundOrders.from_bytes(seen["south"][0])),
+        "a client twice": ("clients", with_orders(one, *told.orders)),
+        "a reporter of nobody": ("clients", with_orders(replace(one, reporters=(4,)), *others)),
+        "no reporter": ("clients", with_orders(replace(one, reporters=()), *others)),
+        "other channels": ("channels", replace(told, mail={})),
+        "no stamps": ("stamps", replace(told, stamps={})),
+        "no work": ("work", with_orders(replace(one, work=one.work._replace(steps=0)), *others)),
+    }
+    for what, (reason, message) in wrong.items():
+        refused(site, message.to_bytes(), reason), what
+    site.steps, site.rounds = 1, 1
+    refused(site, with_orders(replace(one, work=one.work._replace(steps=2)), *others).to_bytes(), "steps")
+    later = replace(told, round=1, orders=tuple(replace(order, round=1) for order in told.orders))
+    refused(site, later.to_bytes(), "rounds")
+    assert site.handle(seen["north"][0]) == seen["north"][1], "and what is meant for it is answered as before"
+
+
+def test_damaged_truncated_oversize_and_foreign_bytes_are_refused_at_either_end(exchange):
+    wire, engine, seen = exchange
+    site, (sent, reply) = wire.sites["north"], seen["north"]
+    for data, at_server in ((sent, False), (reply, True)):
+        middle = len(data) // 2
+        cases = {
+            "damaged": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+            "truncated": data[:-1],
+            "malformed": b"nonsense",
+            "version": data[:2] + b"\x63" + data[3:],
+        }
+        spoken = edited(data, lambda head: head.update(protocol=99))
+        for reason, bad in [*cases.items(), ("version", spoken), ("oversize", data), ("truncated", data + b"\0")]:
+            limit = 100 if reason == "oversize" else None
+            site.limit = engine.limit = limit
+            if at_server:
+                refused_by_server(engine, seen, "north", bad, reason)
+            else:
+                refused(site, bad, reason)
+
+
+def refused_by_server(engine, seen, site, data, reason):
+    told = {"north": RoundOrders.from_bytes(seen["north"][0])}
+    asked, counted = dict(told), engine.refusals.counts[reason]
+    assert engine._heard(site, data, told) is None, reason
+    assert engine.refusals.counts[reason] == counted + 1, (reason, engine.refusals.last)
+    assert told == asked
+
+
+def test_the_server_refuses_what_a_site_may_not_say(exchange):
+    _, engine, seen = exchange
+    north, south = (RoundReports.from_bytes(seen[name][1]) for name in ("north", "south"))
+    first, *others = north.reports
+
+    def with_first(report):
+        return replace(north, reports=(report, *others))
+
+    theirs = south.reports[0].uploads[0]
+    wrong = [
+        ("run", replace(north, run="another")),
+        ("round", replace(north, round=7)),
+        ("cohorts", south),
+        ("cohorts", replace(north, reports=north.reports * 2)),
+        ("clients", with_first(replace(first, uploads=(theirs,)))),
+        ("clients", with_first(replace(first, uploads=(*first.uploads, others[0].uploads[0])))),
+        ("clients", with_first(replace(first, uploads=first.uploads * 2))),
+        ("clients", with_first(replace(first, lost=(Lost(3, "lost"),)))),
+        ("clients", with_first(replace(first, peer={3: 10}))),
+        ("report", with_first(replace(first, info={"test_accuracy": 1.0}))),
+        ("report", with_first(replace(first, trained=1000))),
+        ("need", replace(north, need=("secrets",))),
+        ("need", replace(north, need=(MODEL,))),  # which it was sent whole
+        ("kept", replace(north, kept=frozenset({3}))),
+    ]
+    for reason, answer in wrong:
+        refused_by_server(engine, seen, "north", answer.to_bytes(), reason)
+    refused_by_server(engine, seen, "south", seen["south"][1], "unasked")
+    marks = Marks(north.run, north.round, b"\0" * 16, 5, 1.0, 5.0, 3.0)
+    refused_by_server(engine, seen, "north", marks.to_bytes(), "unasked")
+    told = {"north": RoundOrders.from_bytes(seen["north"][0])}
+    assert engine._heard("north", seen["north"][1], told) is not None
+    assert not told
+    assert engine._heard("north", seen["north"][1], told) is None, "replayed"
+
+
+def test_uploads_of_other_types_never_end_a_round(exchange):
+    """An upload's own fields are checked at the door; a client that is a list is nobody."""
+    _, engine, seen = exchange
+    for client in ([], {}, None, True, "0", 1.0, -5, 1 << 70):
+        for at in ("client", "run", "round"):
+
+            def change(head, at=at, client=client):
+                head["uploads"][0][at] = client
+
+            report = unpack(seen["north"][1], "reports").blobs[0]
+            bad = edited(report, change)
+            whole = unpack(seen["north"][1], "reports")
+            data = pack("reports", whole.head, [bad, *whole.blobs[1:]])
+            told = {"north": RoundOrders.from_bytes(seen["north"][0])}
+            found = engine._heard("north", data, told)
+            assert found is None or at != "client"
+
+
+def test_a_site_that_answers_ill_is_lost_to_the_round_and_the_others_are_folded():
+    """Over whole rounds: the run is that of a south that is silent, whatever south says."""
+
+    def with_south(says):
+        class Talking(Wire):
+            def send(self, site, data):
+                if site == "north":
+                    super().send(site, data)
+                elif says(data) is not None:
+                    self.inbox.append((site, says(data)))
+
+        held = task()
+        bound = Run(METHOD, held).algorithm
+        wire = Talking(lambda name: Site(bound, held, SITES[name]))
+        return federated(METHOD, rounds=2, wire=wire, attempts=2)
+
+    silent, _, _ = with_south(lambda data: None)
+    for says in (lambda data: data, lambda data: b"hF", lambda data: data[:-3], lambda data: sealed(data[:90])):
+        run, engine, _ = with_south(says)
+        same(run, silent)
+        assert run.store.digest() == silent.store.digest()
+        assert engine.refusals.counts.total() == 4, engine.refusals.counts
+
+
+class Wider(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 4)
+
+
+@pytest.mark.parametrize("two_way", [False, True])
+def test_a_site_with_another_model_is_refused_and_told_of(two_way):
+    algorithm = presets.fedcams(steps=1, batch_size=3, two_way=two_way)
+    held = task()
+    other = hansa.Task(Wider, nn.functional.cross_entropy, held.data)
+    bound = Run(algorithm, held).algorithm
+    wire = Wire(lambda name: Site(bound, other if name == "south" else held, SITES[name]))
+    run, _, _ = federated(algorithm, rounds=2, wire=wire, attempts=3)
+    assert run.history[-1]["clients"] == [0, 2, 4]
+    assert run.history[-1]["reasons"] == {"silent": 2}
+    assert wire.sites["south"].refusals.counts["model"] == 6
+    assert "The site has another model" in wire.sites["south"].refusals.last["model"]
+    assert not wire.sites["south"].versions.clients()
+
+
+def test_mail_that_makes_another_model_than_the_server_says_is_refused(exchange):
+    wire, _, seen = exchange
+    site, told = wire.sites["north"], RoundOrders.from_bytes(seen["north"][0])
+    moved = {name: Delivery.whole(torch.ones(site._dims[name]), sent.version) for name, sent in told.mail.items()}
+    refused(site, replace(told, mail=moved).to_bytes(), "model")
+
+
+def test_packets_that_would_unpack_large_are_not_opened(exchange):
+    """A sparse packet of 40 bytes may say that it is of 2^40 entries: it is held to the site's own model first."""
+    wire, _, seen = exchange
+    site, told = wire.sites["north"], RoundOrders.from_bytes(seen["north"][0])
+    small = bytearray(top_k(0.5).encode(torch.ones(4), Key(0)).bytes)
+    small[4:12] = struct.pack("<Q", 1 << 40)
+    assert len(small) < HEADER.size + 64
+    huge = {name: Delivery(1, 0, (hansa.compress.Packet.parse(bytes(small)),)) for name in told.mail}
+    refused(site, replace(told, mail=huge).to_bytes(), "model")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"reports": [0] * 100_000},  # one blob, unpacked again and again
+        {"reports": [0, 0]},
+        {"need": [[]] * (1 << 20)},  # two bytes each here, 56 in memory
+        {"kept": list(range(10)) * 500_000},
+    ],
+    ids=["many", "twice", "lists", "entries"],
+)
+def test_frames_that_would_unpack_large_are_refused_before_they_do(head, exchange):
+    _, engine, seen = exchange
+    frame = unpack(seen["north"][1], "reports")
+    data = pack("reports", {**frame.head, **head}, [frame.blobs[0]])
+    refused_by_server(engine, seen, "north", data, "inflated")
+
+
+def test_memory_is_reset_by_the_operator_alone_and_once(tmp_path):
+    algorithm = METHOD
+    held = task()
+    bound = Run(algorithm, held).algorithm
+    versions = {name: RamVersions() for name in SITES}
+    wire = Wire(lambda name: Site(bound, held, SITES[name], versions=versions[name]))
+    run, _, _ = federated(algorithm, rounds=2, wire=wire)
+    versions["north"], wire.sites = RamVersions(), {}
+    run.advance(1)
+    assert run.history[-1]["reasons"] == {"memory": 3}
+    run.forget(0, 4)
+    tree, rows, history = run.tree(), run.store.tree(), list(run.history)
+    again = Run(algorithm, held, engine=run._engine, evaluate_every=0, store=hansa.store.RamStore.restore(rows))
+    again.restore(tree, history)  # it outlives the server
+    again.advance(1)
+    assert again.history[-1]["clients"] == [0, 1, 3, 4]
+    assert again.history[-1]["reasons"] == {"memory": 1}
+    assert not again.forgotten
+    again.advance(1)
+    assert again.history[-1]["clients"] == [0, 1, 3, 4]
+    with pytest.raises(HansaError, match=r"forget\(client=5\): expected one of the 5 clients, 0 to 4"):
+        run.forget(5)
+
+
+def test_a_client_that_is_forgotten_starts_as_in_the_first_round():
+    """In simulation too: its order carries no memory, and what others remember stays."""
+    algorithm = presets.scaffold(steps=1, batch_size=3)
+    run = serial(algorithm, 2)
+    before = run.store.read(2)
+    run.forget(2)
+    run.advance(1)
+    lone = Run(algorithm, task(), evaluate_every=0)
+    lone.state, lone.store = serial(algorithm, 2).state, hansa.store.RamStore.restore({"generation": 2, "rows": {}})
+    lone.advance(1)
+    assert torch.equal(run.store.read(2)["solver/control"], lone.store.read(2)["solver/control"])
+    assert not torch.equal(run.store.read(2)["solver/control"], before["solver/control"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_frames_of_sites_are_read_or_refused(data):
+    _, _, seen = _exchange()
+    for kind, good in ((RoundOrders, seen["north"][0]), (RoundReports, seen["north"][1])):
+        at = data.draw(st.integers(0, len(good) - 1))
+        bad = good[:at] + bytes([good[at] ^ data.draw(st.integers(1, 255))]) + good[at + 1 :]
+        with pytest.raises(HansaError):
+            kind.from_bytes(bad)
+        with pytest.raises(HansaError):
+            kind.from_bytes(good[:at])
+
+
+_CACHE = []
+
+
+def _exchange():
+    if not _CACHE:
+        _CACHE.append(captured(METHOD))
+    return _CACHE[0]
