@@ -158,8 +158,8 @@ class Ledger:
                 found._add(RoundBytes(**entry))
             return found
         last = None if state["last"] is None else RoundBytes(**state["last"])
-        totals = [state[name] for name in ("up_bytes", "down_bytes", "peer_bytes")]
-        return cls(links, *totals, last, list(state["times"]), _counts(state.get("sites", {})))
+        up, down, peer = (int(state[name]) for name in ("up_bytes", "down_bytes", "peer_bytes"))
+        return cls(links, up, down, peer, last, list(state["times"]), _counts(state.get("sites", {})))
 
 
 def _counts(sites: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
