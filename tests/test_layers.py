@@ -16,7 +16,7 @@ SOURCE = Path(hansa.__file__).parent
 LAYERS = (
     ("errors",),
     ("types",),
-    ("keys", "schedule", "protocols", "citations", "notebook"),
+    ("keys", "schedule", "protocols", "citations", "notebook", "devices"),
     ("native",),
     ("vectors",),
     ("server", "compress", "gossip"),

@@ -15,6 +15,7 @@ from hansa.algorithm import Algorithm
 from hansa.citations import citations
 from hansa.config import Config
 from hansa.config.sections import CheckpointSection, EvaluateSection, PythonSection
+from hansa.devices import Device, devices
 from hansa.engine import choose, keep_workers
 from hansa.errors import HansaError, refuse, whole
 from hansa.measures.base import Measure
@@ -34,7 +35,7 @@ class Options(TypedDict, total=False):
     """What `run`, `compare` and `resume` pass on to every run, as `hansa.Run` has it."""
 
     dtype: torch.dtype | None
-    device: str | torch.device
+    device: Device | None
     workers: int | None
     quorum: int
     keep_params: bool
@@ -112,7 +113,8 @@ def run(
     stops after the round that is under way, with everything saved. Another run in that folder is refused;
     ``overwrite`` replaces it. Several seeds have a folder each below.
 
-    Options: ``dtype`` float64 or float32 runs through everything; ``device``; fewer than ``quorum`` surviving updates
+    Options: ``dtype`` float64 or float32 runs through everything; clients
+    train on ``device``, or on those of a list in turn, by default the task's; fewer than ``quorum`` surviving updates
     leave a round without effect; an update longer than ``max_norm`` is refused; ``evaluate_every`` so many rounds;
     ``callbacks`` see every round and may stop the run; ``faults`` is a plan of clients that vanish or misbehave;
     ``measures`` adds numbers to each round's record, such as `hansa.measures.compression`; ``keep_params`` keeps the
@@ -286,7 +288,8 @@ def _maker(algorithm: Algorithm, task: TaskLike, options: Options) -> Maker:
     given: dict[str, Any] = {key: value for key, value in options.items() if key not in ("workers", "callbacks")}
 
     def make(config: Config, store: ClientStore | None, done: int) -> Run:
-        engine = choose(options.get("workers"), config.rounds - done)
+        where = devices(options.get("device") or getattr(task, "device", None) or "cpu")
+        engine = choose(options.get("workers"), config.rounds - done, devices=where)
         return Run(algorithm, task, seed=config.seed, store=store, engine=engine, **given)
 
     return make
@@ -294,12 +297,14 @@ def _maker(algorithm: Algorithm, task: TaskLike, options: Options) -> Maker:
 
 def _described(algorithm: Algorithm, task: TaskLike, rounds: int, seed: int, kept: _Folder, options: Options) -> Config:
     """What a folder says of a run that was made in Python."""
-    watching = ("workers", "callbacks", "evaluate_every", "keep_params", "measures")
+    watching = ("workers", "callbacks", "evaluate_every", "keep_params", "measures", "device")
     told = {key: _printed(value) for key, value in options.items() if key not in watching}
+    where = devices(options.get("device") or getattr(task, "device", None) or "cpu")
     return Config(
         name=kept.name if kept.name is not None else algorithm.name,
         seed=seed,
         rounds=rounds,
+        device=[str(each) for each in where] if len(where) > 1 else str(where[0]),
         evaluate=EvaluateSection(every=options.get("evaluate_every", 1)),
         checkpoint=CheckpointSection(every=kept.checkpoint_every),
         python=PythonSection(

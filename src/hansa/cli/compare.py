@@ -15,7 +15,7 @@ from rich.table import Table
 from hansa.cli.batch import entries_of
 from hansa.cli.borrow import put_method
 from hansa.cli.console import err, guarded, out
-from hansa.cli.run import Quiet, Rounds, Seed, Seeds, Sets, Workers, changes
+from hansa.cli.run import Device, Quiet, Rounds, Seed, Seeds, Sets, Workers, changes
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -40,12 +40,13 @@ def compare(
     seed: Seed = None,
     seeds: Seeds = None,
     workers: Workers = None,
+    device: Device = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where new runs are kept.")] = Path("runs/compare"),
     report: Report = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
     """Run what has not been run yet, rank all by accuracy, and write a page with their curves."""
-    asked = changes(sets, rounds, seed, workers, seeds)
+    asked = changes(sets, rounds, seed, workers, seeds, device)
     folders = [word for word in runs if is_made(word)]
     found: dict[str, Config | Entry] = dict(named(folders))
     for place, word in enumerate(runs):

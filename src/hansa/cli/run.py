@@ -31,6 +31,9 @@ Seeds = Annotated[
     typer.Option("--seeds", metavar="N|A,B,...", help="Several runs as one: how many seeds, or which. --set seeds=..."),
 ]
 Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Short for --set workers=...", min=1)]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Short for --set device=...: cpu, cuda:0, or cuda:0,cuda:1 in turn.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what came out.")]
 Accept = Annotated[
     list[str] | None,
@@ -61,6 +64,7 @@ def run(
     seed: Seed = None,
     seeds: Seeds = None,
     workers: Workers = None,
+    device: Device = None,
     engine: Annotated[
         str | None, typer.Option("--engine", help="Short for --set engine=...: pool, or ray for a cluster.")
     ] = None,
@@ -82,7 +86,7 @@ def run(
     from hansa.runs.trackers import check
 
     check(track or [])
-    asked = [*changes(sets, rounds, seed, workers, seeds), *([f"engine.kind={engine}"] if engine else [])]
+    asked = [*changes(sets, rounds, seed, workers, seeds, device), *([f"engine.kind={engine}"] if engine else [])]
     if resume and overwrite:
         raise HansaError("--resume and --overwrite: expected one of the two.")
     if resume and folder is not None and RunFolder(folder).exists:
@@ -94,6 +98,7 @@ def run(
             folder,
             rounds=read.rounds if rounds is not None else max(read.rounds, then.rounds),
             workers=read.workers,
+            device=read.device,
             fallback=fallback,
             accept=accept or [],
         )
@@ -127,6 +132,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped, killed, or is to go on.")],
     rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="Go on to this round.", min=1)] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", help="Others than before.", min=1)] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Another than before; several by commas.")] = None,
     fallback: Fallback = False,
     accept: Accept = None,
     track: Track = None,
@@ -142,11 +148,14 @@ def resume(
     if group.exists:
         from hansa.cli.batch import carry_out_group
 
-        asked = {name: value for name, value in (("rounds", rounds), ("workers", workers)) if value is not None}
+        given = {"rounds": rounds, "workers": workers, "device": several(device)}
+        asked = {name: value for name, value in given.items() if value is not None}
         config = group.config.model_copy(update=asked)
         carry_out_group(config, group, quiet, track or [], fallback=fallback, accept=accept or [])
         return
-    experiment = Experiment.resumed(folder, rounds=rounds, workers=workers, fallback=fallback, accept=accept or [])
+    experiment = Experiment.resumed(
+        folder, rounds=rounds, workers=workers, device=several(device), fallback=fallback, accept=accept or []
+    )
     carry_out(experiment, quiet, track or [])
 
 
@@ -156,15 +165,27 @@ def changes(
     seed: int | None = None,
     workers: int | None = None,
     seeds: str | None = None,
+    device: str | None = None,
 ) -> list[str]:
     """All changes to a configuration that a command line asks for.
 
     >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5")
     ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]']
     """
-    several = f"[{seeds}]" if seeds is not None and "," in seeds else seeds
-    short = {"rounds": rounds, "seed": seed, "workers": workers, "seeds": several}
+    listed = {
+        name: f"[{each}]" if each and "," in each else each for name, each in (("seeds", seeds), ("device", device))
+    }
+    short = {"rounds": rounds, "seed": seed, "workers": workers, **listed}
     return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
+
+
+def several(device: str | None) -> str | list[str] | None:
+    """One device, or a list of those between commas.
+
+    >>> several("cuda:0,cuda:1"), several("cpu")
+    (['cuda:0', 'cuda:1'], 'cpu')
+    """
+    return device.split(",") if device is not None and "," in device else device
 
 
 def refuse_differences(folder: Path, then: Config, now: Config) -> None:
@@ -174,7 +195,7 @@ def refuse_differences(folder: Path, then: Config, now: Config) -> None:
     from hansa.runs.trackers import flat
 
     before, after = flat(to_data(then)), flat(to_data(now))
-    keys = sorted({*before, *after} - {"rounds", "workers", "engine"})
+    keys = sorted({*before, *after} - {"rounds", "workers", "engine", "device"})
     told = [
         f"{key}: {before.get(key, 'not set')!s:.60} there, {after.get(key, 'not set')!s:.60} asked for"
         for key in keys

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hansa.cli.batch import entries_of
 from hansa.cli.console import guarded, out
-from hansa.cli.run import Quiet, Rounds, Seed, Seeds, Sets, Workers, changes, read_config
+from hansa.cli.run import Device, Quiet, Rounds, Seed, Seeds, Sets, Workers, changes, read_config
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -43,6 +43,7 @@ def sweep(
     seed: Seed = None,
     seeds: Seeds = None,
     workers: Workers = None,
+    device: Device = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="The folder of the sweep.")] = Path("runs/sweep"),
     report: Annotated[
         Path | None, typer.Option("--report", help="Where the page of curves goes; by default into that folder.")
@@ -59,7 +60,7 @@ def sweep(
     axes, listed = without_seeds(grid)
     if listed is not None and (seed is not None or seeds is not None):
         raise _twice()
-    asked = changes(sets, rounds, seed, workers, listed if seeds is None else seeds)
+    asked = changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device)
     made = [(point, name, read_config(config, None, [*asked, *pairs])) for name, point, pairs in points(axes)]
     configs: dict[str, Config | Entry] = {name or each.title: each for _, name, each in made}
     entries = entries_of(configs, folder, quiet)

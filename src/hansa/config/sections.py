@@ -280,6 +280,8 @@ class Config(Section):
     """Workers; the result does not depend on their number. `auto` uses all cores when that pays."""
     quorum: Count = 1
     """Fewer surviving updates leave a round without effect."""
+    device: str | Annotated[list[str], Field(min_length=1)] = "cpu"
+    """Where clients train: cpu, cuda, cuda:1, ..., or a list of which each worker takes one in turn."""
     dtype: Literal["float32", "float64"] = "float32"
     """Of all arithmetic."""
     data: DataSection = DataSection()

@@ -34,14 +34,17 @@ START = 2.0  # seconds until worker processes are at work
 LONG_STEP = 0.005  # seconds from which a step spends nearly all its time outside the interpreter's lock
 
 
-def choose(workers: int | None, rounds: int, kind: Kind | None = None) -> EngineFactory:
+def choose(
+    workers: int | None, rounds: int, kind: Kind | None = None, devices: Sequence[torch.device] = ()
+) -> EngineFactory:
     """The engine for a run of ``rounds`` rounds: serial for one worker, a pool for several, and for None the best.
 
     None begins serially and measures. When the rest of the run, at that pace, would take workers on all cores at least
     twice their start-up less time, they are started in the background and take over; so a small run stays serial.
     ``kind`` None means threads where steps leave the interpreter's lock (native ones) or data is on a GPU, processes
     otherwise. What cannot be sent to processes runs in threads if these are safe and worth while, or else serially,
-    and a warning says so once. Within ``with hansa.workers(2):`` None means that number, and processes stay.
+    and a warning says so once. Several ``devices`` have a worker each, or more in turn. Within
+    ``with hansa.workers(2):`` None means that number, and processes stay.
     """
     refuse_inside_worker()
     if workers is None and (staff := here()) is not None:
@@ -50,9 +53,11 @@ def choose(workers: int | None, rounds: int, kind: Kind | None = None) -> Engine
         whole("run", "workers", workers, "None uses all cores when that pays.")
     if kind not in (None, "process", "thread"):
         raise refuse("run", "kind", kind, "None, 'process' or 'thread'")
+    if workers is None and len(devices) > 1:
+        workers = len(devices)
     if (cores() if workers is None else workers) == 1:
         return Serial
-    return partial(Auto, workers=workers, rounds=rounds, kind=kind)
+    return partial(Auto, workers=workers, rounds=rounds, kind=kind, devices=devices)
 
 
 class Auto:
@@ -68,7 +73,9 @@ class Auto:
         workers: int | None = None,
         rounds: int = 1,
         kind: Kind | None = None,
+        devices: Sequence[torch.device] = (),
     ) -> None:
+        self._devices = devices
         self._parts = (algorithm, task, dtype, device)
         self._workers, self._kind = workers, kind
         self._rounds, self._pace = rounds, Pace()
@@ -158,7 +165,7 @@ class Auto:
             try:
                 if kind == "process" and self._staff_around is not None:
                     self._borrowed = self._staff_around.borrow()
-                self._pool = Pool(*self._parts, workers=workers, kind=kind, crew=self._borrowed)
+                self._pool = Pool(*self._parts, workers=workers, kind=kind, crew=self._borrowed, devices=self._devices)
                 if self._workers is not None:
                     self._pool.start()
             except (NotShareable, StartError) as problem:
@@ -176,9 +183,7 @@ class Auto:
         assert self._serial is not None
         if self._kind is not None:
             yield self._kind
-        elif device.type != "cpu":
-            yield "thread"
-        elif declared(self._serial.shell, Shell, "releases_gil"):
+        elif device.type != "cpu" or declared(self._serial.shell, Shell, "releases_gil"):
             yield from ("thread", "process")
         else:
             yield "process"

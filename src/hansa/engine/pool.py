@@ -49,20 +49,20 @@ class Pool:
         workers: int = 2,
         kind: Kind = "process",
         crew: Processes | None = None,
+        devices: Sequence[torch.device] = (),
     ) -> None:
+        """``devices`` are taken by the workers in turn; none means ``device`` for all."""
         whole("Pool", "workers", workers)
         if kind not in ("process", "thread"):
             raise refuse("Pool", "kind", kind, "'process' or 'thread'")
-        if kind == "process" and device.type != "cpu":
-            raise refuse("Pool", "kind", kind, f"'thread' on {device}", "Threads share the device's memory.")
         refuse_inside_worker()
         self.task = task
         self._workers, self._pending, self._stillborn = workers, list[Job](), 0
         self._own = crew is None
         self._crew: Crew = (
-            _told(crew or Processes(), algorithm, task, dtype, workers)
+            _told(crew or Processes(), algorithm, task, dtype, workers, devices or (device,))
             if kind == "process"
-            else Threads(algorithm, task, dtype, device, workers)
+            else Threads(algorithm, task, dtype, devices or (device,), workers)
         )
 
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
@@ -220,8 +220,15 @@ class Evaluation:
         return task.total(parts) if isinstance(task, Divisible) else dict(parts[0])
 
 
-def _told(crew: Processes, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, workers: int) -> Processes:
-    crew.set_up(algorithm, task, dtype)
+def _told(
+    crew: Processes,
+    algorithm: Algorithm,
+    task: TaskLike,
+    dtype: torch.dtype,
+    workers: int,
+    devices: Sequence[torch.device],
+) -> Processes:
+    crew.set_up(algorithm, task, dtype, devices)
     while len(crew.members) < workers:
         crew.hire()
     return crew

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, connection, reduction, spawn
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from hansa.algorithm import Algorithm
+from hansa.devices import CPU
 from hansa.engine.job import Answered, Event, Gone, Job, NotShareable, Ready
 from hansa.engine.request import Arithmetic, EvaluationRequest
 from hansa.engine.shared import CodePacker, Memory, PackedObject, Packer, TensorPlace, unpack
@@ -37,6 +39,7 @@ class Process:
     wire: connection.Connection
     lifeline: int
     slots: tuple[Memory, Memory]
+    number: int = 0
     setups: int = 0
     jobs: deque[Job] = field(default_factory=deque)
     turn: int = 0
@@ -94,11 +97,13 @@ class Processes:
         for _ in range(workers):
             self.hire()
 
-    def set_up(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype) -> None:
-        """Lay method and task into shared memory, once for all workers, and tell them."""
+    def set_up(
+        self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, devices: Sequence[torch.device] = (CPU,)
+    ) -> None:
+        """Lay method and task into shared memory, once for all workers, and tell them; they take devices in turn."""
         memory = Memory()
         try:
-            packed = CodePacker(memory).pack(WorkerSetup(algorithm, task, dtype, Arithmetic.here()))
+            packed = CodePacker(memory).pack(WorkerSetup(algorithm, task, dtype, Arithmetic.here(), tuple(devices)))
         except Exception as error:
             raise NotShareable(_unsendable(algorithm, task, error)) from error
         memory.unmap()
@@ -124,11 +129,14 @@ class Processes:
         wire, far = Pipe()
         held, lifeline = os.pipe()
         slots = Memory(), Memory()
+        taken = {worker.number for worker in self.members}
+        number = next(place for place in itertools.count() if place not in taken)
         shared = (self._round, self._exam, *slots)
         told = {
             "path": sys.path,
             "wire": far.fileno(),
             "lifeline": held,
+            "number": number,
             "common": [self._round.descriptor, self._exam.descriptor],
             "slots": [slot.descriptor for slot in slots],
         }
@@ -140,7 +148,7 @@ class Processes:
         )
         far.close()
         os.close(held)
-        worker = Process(popen, wire, lifeline, slots)
+        worker = Process(popen, wire, lifeline, slots, number)
         self.members.append(worker)
         if self._setup is not None:
             worker.tell(*self._setup)

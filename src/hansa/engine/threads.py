@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -43,14 +43,21 @@ class Threads:
     """The workers of a run, all in this process."""
 
     def __init__(
-        self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device, workers: int
+        self,
+        algorithm: Algorithm,
+        task: TaskLike,
+        dtype: torch.dtype,
+        devices: Sequence[torch.device],
+        workers: int,
     ) -> None:
-        self.algorithm, self.task, self.dtype, self.device = algorithm, task, dtype, device
+        """Workers take the devices in turn."""
+        self.algorithm, self.task, self.dtype, self.devices = algorithm, task, dtype, tuple(devices)
         self.members: list[Thread] = []
         self._outbox: SimpleQueue[Event] = SimpleQueue()
-        self._arithmetic, self._generators = Arithmetic.here(), generators.state()
+        self._arithmetic = Arithmetic.here()
+        self._note_generators()
         self._threads = torch.get_num_threads()
-        first = task.shell(dtype, device)
+        first = task.shell(dtype, self.devices[0])
         if trial(algorithm, task, first, dtype).draws:
             raise NotShareable(_DRAWS)
         self.hire(first)
@@ -59,7 +66,8 @@ class Threads:
 
     def hire(self, shell: Any = None) -> None:
         """Start one more worker. Its shell is made here: making a model borrows torch's generator."""
-        worker = Thread(self.task.shell(self.dtype, self.device) if shell is None else shell)
+        device = self.devices[len(self.members) % len(self.devices)]
+        worker = Thread(self.task.shell(self.dtype, device) if shell is None else shell)
         try:
             worker.shell.seed = _unseeded
         except AttributeError as error:
@@ -77,7 +85,10 @@ class Threads:
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
         """Threads see the vectors that requests hold; from here on nobody may touch the common generators."""
-        self._generators = generators.state()
+        self._note_generators()
+
+    def _note_generators(self) -> None:
+        self._generators = {device: generators.state(device) for device in self.devices}
 
     def give(self, worker: Thread, job: Job) -> None:
         worker.jobs.append(job)
@@ -95,15 +106,16 @@ class Threads:
 
     def _serve(self, worker: Thread) -> None:
         self._arithmetic.apply_to_thread()
-        with _stream(self.device) as stream:
+        device = worker.shell.y.device
+        with _stream(device) as stream:
             while (given := worker.inbox.get()) is not None:
                 job, request = given
                 if stream is not None:
-                    stream.wait_stream(torch.cuda.default_stream(self.device))
+                    stream.wait_stream(torch.cuda.default_stream(device))
                 answer = perform(request, self.algorithm, self.task, worker.shell)
                 if stream is not None:
                     stream.synchronize()
-                if isinstance(job.request, Order) and generators.drawn(self._generators):
+                if isinstance(job.request, Order) and generators.drawn(self._generators[device], device):
                     answer = Failure(f"{describe(job.request)}: {_DRAWS}", "")
                 self._outbox.put(Answered(worker, answer))
                 del given, request, answer  # while it waits for the next
@@ -139,13 +151,13 @@ def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) 
         shell.load(vectors[MODEL], vectors.get(BUFFERS))
         rows = shell.rows(client, work, key)
         batch = None if rows is None else rows[0]
-        before = generators.state()
+        before = generators.state(shell.y.device)
         shell.gradient(client, batch)
         began = time.perf_counter()
         shell.gradient(client, batch)
         seconds = time.perf_counter() - began
         own = getattr(getattr(shell, "private", None), "generators", ())
-        return Trial(bool(own) or generators.drawn(before), seconds)
+        return Trial(bool(own) or generators.drawn(before, shell.y.device), seconds)
 
 
 def _unseeded(key: Key) -> None:

@@ -23,6 +23,7 @@ from hansa.algorithm import Algorithm
 from hansa.engine.request import Arithmetic, Request, perform
 from hansa.engine.shared import Memory, PackedObject, Packer, unpack
 from hansa.tasks import TaskLike
+from hansa.tasks.generators import repeatable
 
 BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -57,16 +58,18 @@ class WorkerSetup:
     task: TaskLike
     dtype: torch.dtype
     arithmetic: Arithmetic
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
 
 
 class WorkerState:
     """Where requests are done: a method, a task, and a model of one's own."""
 
-    def __init__(self, packed: PackedObject, memory: Memory) -> None:
+    def __init__(self, packed: PackedObject, memory: Memory, number: int) -> None:
         setup: WorkerSetup = unpack(packed, [memory], copy=False)
         setup.arithmetic.apply()
         self.algorithm, self.task = setup.algorithm, setup.task
-        self.shell = setup.task.shell(setup.dtype, torch.device("cpu"))
+        repeatable(setup.devices)
+        self.shell = setup.task.shell(setup.dtype, setup.devices[number % len(setup.devices)])
 
     def do(self, request: Request) -> Any:
         return perform(request, self.algorithm, self.task, self.shell)
@@ -91,7 +94,7 @@ def serve(told: Mapping[str, Any]) -> NoReturn:
             continue
         if number == SETUP:
             state = None  # the old one's memory first
-            state = _settle(wire, packed, Memory(reduction.recv_handle(wire), private=True))
+            state = _settle(wire, packed, Memory(reduction.recv_handle(wire), private=True), told["number"])
             continue
         assert state is not None
         slot = slots[number]
@@ -101,10 +104,10 @@ def serve(told: Mapping[str, Any]) -> NoReturn:
         wire.send_bytes(MESSAGE.pack(number, *reply))
 
 
-def _settle(wire: Connection, packed: PackedObject, memory: Memory) -> WorkerState:
+def _settle(wire: Connection, packed: PackedObject, memory: Memory, number: int) -> WorkerState:
     """Take a setup. The answer is empty, or the traceback of what prevents it."""
     try:
-        state = WorkerState(packed, memory)
+        state = WorkerState(packed, memory, number)
     except Exception:
         wire.send_bytes(traceback.format_exc().encode())
         _end()

@@ -217,7 +217,7 @@ def descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -
     found = shell.descend(rows, descent) if descent.plain else None
     if found is not None:
         return found
-    losses = torch.empty(work.steps, dtype=shell.y.dtype)
+    losses = torch.empty(work.steps, dtype=shell.y.dtype, device=shell.y.device)
     for t in range(work.steps):
         shell.seed(key.child("noise", t))
         losses[t], gradients = ahead_gradient(shell, client, None if rows is None else rows[t], descent)

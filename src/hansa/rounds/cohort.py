@@ -218,7 +218,8 @@ class _Cohort:
             client = self.clients[position]
             key = self.order.key.child("gossip", turn, client)
             packet = self.mixing.compressor.encode(self.rows.rows[position] - self.public[position], key)
-            self.public[position] += decode(packet, self.mixing.compressor, dim=self.start.numel())
+            heard = decode(packet, self.mixing.compressor, dim=self.start.numel())
+            self.public[position] += heard.to(self.public.device)
             self.mixed.peer[client] += degree * packet.nbytes
         alive = self.mixer.positions
         public = self.public[alive]

@@ -17,6 +17,7 @@ from hansa.local import Shell, train
 from hansa.rounds.admission import repeated
 from hansa.rounds.closing import Closed, Closing, expected
 from hansa.rounds.cohort import Mixed, train_together
+from hansa.rounds.crossing import away, home
 from hansa.rounds.messages import Delivery, Lost, Order, Report, Trained, Upload, scoped
 from hansa.rounds.state import ServerState
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
@@ -88,10 +89,10 @@ def client_round(
     if got is None:
         lost = [Lost(client, "base", "the mail does not make the model that was sent") for client in order.reporters]
         return Report(order.cohort, lost=tuple(lost))
-    if algorithm.local.mixing is None:
-        mixed = _train_alone(algorithm, order, got, shell)
+    if (device := shell.y.device).type == "cpu":
+        mixed = _trained(algorithm, order, got, shell, population)
     else:
-        mixed = train_together(algorithm.local, order, got, shell, population.samples)
+        mixed = home(_trained(algorithm, *away(device, order, got), shell, population))
     uploads, memory = [], {}
     for client, trained in mixed.trained.items():
         upload, memory[client] = _upload(algorithm, order, got, client, trained)
@@ -107,6 +108,12 @@ def client_round(
         mixed.mean,
         mixed.alive,
     )
+
+
+def _trained(algorithm: Algorithm, order: Order, got: Vectors, shell: Shell, population: Population) -> Mixed:
+    if algorithm.local.mixing is None:
+        return _train_alone(algorithm, order, got, shell)
+    return train_together(algorithm.local, order, got, shell, population.samples)
 
 
 def received(algorithm: Algorithm, order: Order, held: Mapping[str, Vector]) -> Vectors | None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from hansa.aggregate import Aggregator
 from hansa.algorithm import Algorithm
+from hansa.devices import Device, can_hold, devices
 from hansa.engine import Engine, Metered, Networked, Serial, choose
 from hansa.errors import HansaError, positive, refuse, whole
 from hansa.keys import Key
@@ -62,7 +63,7 @@ class Run:
         *,
         seed: int = 0,
         dtype: torch.dtype | None = None,
-        device: str | torch.device = "cpu",
+        device: Device | None = None,
         quorum: int = 1,
         keep_params: bool = False,
         evaluate_every: int = 1,
@@ -79,10 +80,13 @@ class Run:
         self.dtype = task.dtype if dtype is None else dtype
         if self.dtype not in (torch.float32, torch.float64):
             raise refuse("run", "dtype", dtype, "torch.float32 or torch.float64")
-        self.device = torch.device(device)
+        self.devices = _devices(task, device)
+        self.device = self.devices[0]
+        for each in self.devices:
+            can_hold(each, self.dtype)
         labels = getattr(getattr(task, "data", None), "label_counts", None)
         bound = algorithm.bind(task.population.count, self.key, labels).placed(getattr(task, "layout", None))
-        start = {name: vector.to(self.device) for name, vector in task.start(self.key, self.dtype).items()}
+        start = {name: vector.to("cpu") for name, vector in task.start(self.key, self.dtype).items()}
         self.algorithm = bound.with_buffers() if BUFFERS in start else bound
         self.state = ServerState.start(self.algorithm, start, task.population.count)
         self.store: ClientStore = self._own_store() if store is None else store
@@ -165,7 +169,7 @@ class Run:
         """Run this many more rounds."""
         whole("run", "rounds", rounds, least=0)
         last = self.state.round + rounds
-        with generators.exact_arithmetic():
+        with generators.exact_arithmetic(self.devices):
             engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
             try:
                 while self.state.round < last:
@@ -336,7 +340,7 @@ def run(
     rounds: int,
     seed: int = 0,
     dtype: torch.dtype | None = None,
-    device: str | torch.device = "cpu",
+    device: Device | None = None,
     workers: int | None = None,
     quorum: int = 1,
     keep_params: bool = False,
@@ -350,9 +354,10 @@ def run(
     """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
 
     Equal seeds give bit-identical results, whatever the number of ``workers``; None takes all cores when that pays.
-    ``dtype`` float64 or float32 runs through everything. Fewer than ``quorum`` surviving updates leave a round without
-    effect, an update longer than ``max_norm`` is refused. ``faults`` is a plan of clients that vanish or misbehave.
-    ``measures`` adds numbers to each round's record, such as `hansa.measures.compression`.
+    ``dtype`` float64 or float32 runs through everything; clients train on ``device``, or on several in turn. Fewer
+    than ``quorum`` surviving updates leave a round without effect, an update longer than ``max_norm`` is refused.
+    ``faults`` is a plan of clients that vanish or misbehave. ``measures`` adds numbers to each round's record, such as
+    `hansa.measures.compression`.
     """
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
@@ -370,9 +375,14 @@ def run(
         faults=faults,
         max_norm=max_norm,
         measures=measures,
-        engine=choose(workers, rounds),
+        engine=choose(workers, rounds, devices=_devices(task, device)),
     )
     return living.advance(rounds, callbacks)
+
+
+def _devices(task: TaskLike, asked: Device | None) -> tuple[torch.device, ...]:
+    """Where clients train: as the run says, or else the task, or else on the CPU."""
+    return devices(asked if asked is not None else getattr(task, "device", None) or "cpu")
 
 
 def _results() -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hansa import data
 from hansa.config import Config, algorithm, build, parts
+from hansa.devices import devices
 from hansa.engine import RayPool, choose
 from hansa.engine.choose import EngineFactory
 from hansa.errors import HansaError
@@ -82,12 +83,13 @@ class Experiment:
         *,
         rounds: int | None = None,
         workers: int | Literal["auto"] | None = None,
+        device: str | list[str] | None = None,
         fallback: bool = False,
         accept: Sequence[str] = (),
         make: Maker | None = None,
     ) -> Experiment:
         """The run of a folder at its last checkpoint, to go on to its last round, or to another, with as many workers
-        as before, or others: the result is the same.
+        as before, or others: the result is the same. On another kind of ``device`` it is so up to rounding.
 
         ``fallback`` goes back to the newest point at which nothing is damaged. Data, model or code that changed since
         the run was begun are refused unless ``accept`` names them; then the folder says so for ever.
@@ -97,7 +99,8 @@ class Experiment:
         folder.hold()
         opened: list[ClientStore] = []
         try:
-            asked = {name: value for name, value in (("rounds", rounds), ("workers", workers)) if value is not None}
+            given = {"rounds": rounds, "workers": workers, "device": device}
+            asked = {name: value for name, value in given.items() if value is not None}
             config = folder.config.model_copy(update=asked)
             if make is None:
                 _refuse_python(config, str(folder))
@@ -114,10 +117,10 @@ class Experiment:
             else:
                 run = make(config, point.store, point.round)
             bound = _check_bound(folder, run, point, accepted)
-            if point.meta["arithmetic"] != arithmetic():
+            if point.meta["arithmetic"] != (now := arithmetic(run.devices)):
                 log.warning(
                     "%s: was run with %s, goes on with %s: the result will not be that of an unbroken run to the last "
-                    "bit", folder, point.meta["arithmetic"], arithmetic(),
+                    "bit", folder, point.meta["arithmetic"], now,
                 )  # fmt: skip
             run.client_record = ClientRecord.taken_up(folder / RECORD, point.round, point.meta.get("clients"))
             run.restore(point.state, folder.rewind(point.round, point.meta.get("metrics")))
@@ -168,7 +171,7 @@ class Experiment:
             "run": run.id,
             "config": identity(self.config),
             "seed": run.key.seed,
-            "arithmetic": arithmetic(),
+            "arithmetic": arithmetic(run.devices),
             "metrics": self.folder.seal,
             "clients": run.client_record.seal,
         }
@@ -296,7 +299,7 @@ def identity(config: Config) -> str:
     >>> identity(from_text("rounds: 3")) == identity(from_text("rounds: 5\\nworkers: 2"))
     True
     """
-    watching = {"name", "rounds", "engine", "workers", "evaluate", "checkpoint", "links"}
+    watching = {"name", "rounds", "engine", "workers", "device", "evaluate", "checkpoint", "links"}
     told = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
     return io.sha256(json.dumps(told, sort_keys=True).encode())
 
@@ -309,7 +312,7 @@ def _engine(config: Config, done: int) -> EngineFactory:
         raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Leave it at server.")
     if config.engine.kind == "ray":
         return partial(RayPool, workers=workers, address=config.engine.address)
-    return choose(workers, config.rounds - done)
+    return choose(workers, config.rounds - done, devices=devices(config.device))
 
 
 def living_run(config: Config, held: data.FederatedData, store: ClientStore | None = None, done: int = 0) -> Run:
@@ -325,6 +328,7 @@ def living_run(config: Config, held: data.FederatedData, store: ClientStore | No
         task,
         seed=config.seed,
         dtype=build.dtype(config),
+        device=config.device,
         quorum=config.quorum,
         evaluate_every=config.evaluate.every,
         store=store,

@@ -35,6 +35,7 @@ from safetensors.torch import save
 
 from hansa import data, native
 from hansa.config import Config, composition, load, to_text
+from hansa.devices import available
 from hansa.errors import HansaError
 from hansa.runs import client_record, journal, metrics
 from hansa.runs.bindings import bindings
@@ -309,9 +310,12 @@ def environment() -> dict[str, Any]:
     }
 
 
-def arithmetic() -> str:
+def arithmetic(devices: Sequence[torch.device] = ()) -> str:
     """What the last bits of a result depend on beside the configuration."""
-    return f"torch {version('torch')}, {platform.machine()}, native kernels: {native.instruction_set() or 'none'}"
+    names = available()
+    kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in devices if device.type != "cpu"})
+    native_set = native.instruction_set() or "none"
+    return f"torch {version('torch')}, {platform.machine()}, native kernels: {native_set}{''.join(kinds)}"
 
 
 def slug(title: str) -> str:

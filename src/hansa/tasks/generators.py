@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,8 +27,17 @@ def seed_all(key: Key, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - what a model draws from, not what we do
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    if device.type != "cpu":
+        _seed_device(device, seed)
+
+
+def _seed_device(device: torch.device, seed: int) -> None:
+    module: Any = torch.get_device_module(device)
+    each = getattr(module, "default_generators", ())
+    if each:
+        each[module.current_device() if device.index is None else device.index].manual_seed(seed)
+    else:
+        module.manual_seed(seed)
 
 
 def seed_own(generator: Any, key: Key) -> None:
@@ -46,8 +55,8 @@ def seed_own(generator: Any, key: Key) -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Python's, NumPy's and torch's generators are afterwards what they were before.
+def kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Python's, NumPy's and torch's generators, those of the devices too, are afterwards what they were before.
 
     >>> random.seed(1)
     >>> with kept():
@@ -57,23 +66,31 @@ def kept() -> Iterator[None]:
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices=[]):
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind in {device.type for device in devices} - {"cpu"}:
+                places = [device.index or 0 for device in devices if device.type == kind]
+                stack.enter_context(torch.random.fork_rng(devices=places, device_type=kind))
             yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
 
 
-def drawn(before: tuple[Any, ...]) -> bool:
-    """Whether any of the three has been drawn from since `state` was taken."""
-    pairs = zip(before, state(), strict=True)
+def drawn(before: tuple[Any, ...], device: torch.device | None = None) -> bool:
+    """Whether any of them has been drawn from since `state` was taken."""
+    pairs = zip(before, state(device), strict=True)
     return not all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
 
-def state() -> tuple[Any, ...]:
-    """The states of the three, to be compared by `drawn`."""
+def state(device: torch.device | None = None) -> tuple[Any, ...]:
+    """The states of the three, and of a device's own generator, to be compared by `drawn`."""
     _, words, place, *_ = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), words, place, torch.get_rng_state().numpy().copy()
+    known = random.getstate(), words, place, torch.get_rng_state().numpy().copy()
+    if device is None or device.type == "cpu":
+        return known
+    module: Any = torch.get_device_module(device)
+    return *known, (module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)).numpy().copy()
 
 
 def _number(key: Key) -> int:
@@ -81,13 +98,22 @@ def _number(key: Key) -> int:
 
 
 @contextmanager
-def exact_arithmetic() -> Iterator[None]:
-    """One intra-op thread, since their number changes the last bits; torch's, NumPy's and Python's generators are left
-    as they were."""
-    threads = torch.get_num_threads()
+def exact_arithmetic(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """One intra-op thread, since their number changes the last bits, and on GPUs convolutions that repeat themselves;
+    torch's, NumPy's and Python's generators are left as they were."""
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
     torch.set_num_threads(1)
+    repeatable(devices)
     try:
-        with kept():
+        with kept(devices):
             yield
     finally:
         torch.set_num_threads(threads)
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+def repeatable(devices: Sequence[torch.device]) -> None:
+    """Have cuDNN choose algorithms that give the same bits each time, wherever a GPU is in use."""
+    if any(device.type == "cuda" for device in devices):
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

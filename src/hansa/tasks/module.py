@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hansa import native
+from hansa.devices import Device, devices
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.local.descent import Descent, Moved
@@ -73,7 +74,8 @@ class Task:
     A model that amounts to a stack of convolutions and linear layers with cross-entropy, however its ``forward()`` is
     written, is trained by native code in float32: three batches are compared first, and the two agree to float
     rounding. Any other is trained by eager PyTorch, and one line of the log says why; ``native=False`` keeps to eager,
-    ``native=True`` refuses a model that has no native form.
+    ``native=True`` refuses a model that has no native form. ``device`` is where clients train unless the run says
+    another: native code is for the CPU, on any other device training is eager.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Task:
         metrics: Mapping[str, Metric] | None = None,
         name: str | None = None,
         native: bool | None = None,
+        device: Device | None = None,
     ) -> None:
         if isinstance(model, nn.Module):
             raise HansaError(
@@ -93,6 +96,7 @@ class Task:
                 f"worker has its own. Pass the class, or lambda: {type(model).__name__}(...)."
             )
         self.model, self.loss, self.data = model, loss, data
+        self.device = None if device is None else devices(device, "Task")
         self.metrics = check_names({} if metrics is None else metrics)
         self.population = Population(_samples(data))
         if min(self.population.samples, default=0) < 1:
