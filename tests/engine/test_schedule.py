@@ -40,7 +40,7 @@ class Stage:
         self.begun: dict[Actor, float] = {}
 
     def set_up(self, *parts) -> None:
-        self.algorithm, self.task, self.dtype = parts
+        self.algorithm, self.task, self.dtype, *_ = parts
 
     def hire(self) -> None:
         actor = Actor()
