@@ -31,6 +31,7 @@ LAYERS = (
     ("config",),
     ("runs",),
     ("report",),
+    ("recipes", "advice"),
     ("study",),
     ("testing",),
     ("cli",),

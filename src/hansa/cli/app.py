@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hansa.cli import after, compare, data, inspect, run, sweep
+from hansa.cli import advise, after, compare, data, inspect, reproduce, run, sweep
 from hansa.cli.console import Naming
 
 app = typer.Typer(
@@ -20,6 +20,8 @@ app.command("run", cls=Naming)(run.run)
 app.command("resume")(run.resume)
 app.command("compare", cls=Naming)(compare.compare)
 app.command("sweep", cls=Naming)(sweep.sweep)
+app.command("reproduce")(reproduce.reproduce)
+app.command("advise")(advise.advise)
 app.command("predict")(after.predict)
 app.command("export")(after.export)
 app.command("show")(inspect.show)
