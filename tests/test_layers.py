@@ -14,7 +14,7 @@ import hansa
 SOURCE = Path(hansa.__file__).parent
 
 LAYERS = (
-    ("errors",),
+    ("errors", "later"),
     ("types",),
     ("keys", "schedule", "protocols", "citations", "notebook", "devices"),
     ("native",),

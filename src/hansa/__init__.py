@@ -1,49 +1,50 @@
 """Hansa: federated optimization for PyTorch in which neighbours talk first."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hansa import aggregate, compress, data, gossip, local, measures, models, presets, sample, server, store, tasks
-from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
-from hansa.citations import cite
-from hansa.engine import workers
-from hansa.errors import HansaError
-from hansa.keys import Key
-from hansa.rounds.faults import faults
-from hansa.runs.driver import Run
-from hansa.runs.metrics import load_run
-from hansa.tasks import Task
-from hansa.vectors.layout import Layout
+from hansa.later import later
 
 if TYPE_CHECKING:
+    from hansa import aggregate, compress, data, gossip, local, measures, models, presets, sample, server, store, tasks
+    from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
+    from hansa.citations import cite
+    from hansa.engine import workers
+    from hansa.errors import HansaError
+    from hansa.keys import Key
     from hansa.report.results import Comparison, Runs
+    from hansa.rounds.faults import faults
+    from hansa.runs.driver import Run
+    from hansa.runs.metrics import load_run
     from hansa.runs.trained import load_model, predict
     from hansa.study import compare, resume, run
+    from hansa.tasks import Task
+    from hansa.vectors.layout import Layout
 
 __version__ = "0.1.0"
 
-_LATER = {
+_HOMES = {
+    "Algorithm": "hansa.algorithm",
+    "Channel": "hansa.algorithm",
     "Comparison": "hansa.report.results",
+    "HansaError": "hansa.errors",
+    "Key": "hansa.keys",
+    "Layout": "hansa.vectors.layout",
+    "LocalPhase": "hansa.algorithm",
+    "Mixing": "hansa.algorithm",
+    "Run": "hansa.runs.driver",
     "Runs": "hansa.report.results",
+    "Task": "hansa.tasks",
+    "cite": "hansa.citations",
     "compare": "hansa.study",
+    "faults": "hansa.rounds.faults",
     "load_model": "hansa.runs.trained",
+    "load_run": "hansa.runs.metrics",
     "predict": "hansa.runs.trained",
     "resume": "hansa.study",
     "run": "hansa.study",
+    "workers": "hansa.engine",
 }
-"""Names whose modules are imported when one is asked for: workers, which start often, need none of them."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module 'hansa' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
-
+"""Where each public name is at home; the others are rooms. All are imported when they are first asked for."""
 
 __all__ = [
     "Algorithm",
@@ -79,3 +80,6 @@ __all__ = [
     "tasks",
     "workers",
 ]
+
+if not TYPE_CHECKING:  # type checkers see the names themselves, and tell of those that do not exist
+    __getattr__, __dir__ = later(__name__, _HOMES, __all__)

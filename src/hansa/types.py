@@ -11,8 +11,8 @@ import torch
 
 from hansa.errors import HansaError
 
-Vector: TypeAlias = torch.Tensor
-Vectors: TypeAlias = dict[str, torch.Tensor]
+Vector: TypeAlias = "torch.Tensor"
+Vectors: TypeAlias = dict[str, "torch.Tensor"]
 State: TypeAlias = dict[str, Any]
 """A plain tree of tensors, numbers, words, lists and dicts, so that a checkpoint can write it without pickle."""
 

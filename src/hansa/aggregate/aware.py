@@ -17,7 +17,7 @@ from hansa.server.base import check_server
 from hansa.types import RoundContext, RowReader, State, Update, Vector, in_client_order
 
 MOMENTUM = "server/aware/momentum"
-_STORAGE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+_STORAGE = ("float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class aware(Aggregator):
                 row = before.mul_(self.alpha).add_(row, alpha=1 - self.alpha)
             elif self.from_zero:
                 row = (1 - self.alpha) * row
-            fresh[update.client] = row if self.storage is None else row.to(_STORAGE[self.storage])
+            fresh[update.client] = row if self.storage is None else row.to(getattr(torch, self.storage))
         return fresh
 
     def _direction(

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from hansa.aggregate.frank_wolfe import from_best_pair
 from hansa.aggregate.simplex import project
 from hansa.errors import HansaError, positive, refuse
 
-Array: TypeAlias = Tensor | npt.NDArray[Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array: TypeAlias = "Tensor | npt.NDArray[Any]"
 Solver: TypeAlias = Literal["exact", "authors"]
 SOLVERS: tuple[Solver, ...] = ("exact", "authors")
 
-EPS = torch.finfo(torch.float64).eps
+EPS = float(np.finfo(np.float64).eps)
 FRANK_WOLFE_STEPS = 32
 INTERIOR_STEPS = 50
 FIRST_ROUNDS = 6  # Newton rounds tried from Frank-Wolfe's point before the interior point is asked

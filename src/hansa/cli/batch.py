@@ -30,7 +30,6 @@ def entries_of(
     from hansa.engine import keep_workers
     from hansa.report import Entry
     from hansa.report.progress import Stopper, progress
-    from hansa.runs.reuse import each_made_or_begun
 
     console = err()
     found = []
@@ -39,6 +38,8 @@ def entries_of(
             if not isinstance(item, Config):
                 found.append(replace(item, name=name))
                 continue
+            from hansa.runs.reuse import each_made_or_begun
+
             config = item.model_copy(update={"name": name})
             made = each_made_or_begun(config, folder, name, overwrite=overwrite)
             runs = carry_out_each(made, config.seeds is not None, shown, stopper)

@@ -7,16 +7,18 @@ import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hansa.compress.packet import HEADER, Array, Buffer, Packet, PacketError, finite, flat, floats, put_kind, seal
 from hansa.errors import refuse
 from hansa.keys import Key
 from hansa.protocols import expect
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHUNK = 1 << 16
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hansa.compress.base import Body, Compressor, Values
 from hansa.compress.dense import cast, identity, sign
@@ -17,6 +16,9 @@ from hansa.compress.quantize import quantize
 from hansa.compress.sparse import Shuffled, Sparse
 from hansa.errors import refuse
 from hansa.vectors import allocate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Parser: TypeAlias = Callable[[memoryview, int, "np.dtype[Any]"], Body]
 
@@ -62,7 +64,7 @@ def decode(
     most = max(ENTRIES, RATIO * packet.nbytes)
     if dim is None and packet.dim > most:
         raise PacketError(f"packet: declares {packet.dim} entries, at most {most} are read unless dim= is given.")
-    if isinstance(packet.content, Tensor):
+    if isinstance(packet.content, torch.Tensor):
         packet.expect(kind=None if compressor is None else compressor.kind)
         return packet.content
     body = _body(packet, compressor)
@@ -101,7 +103,7 @@ def _body(packet: Packet, compressor: Compressor | None) -> Body:
         raise PacketError(
             f"packet: of kind {packet.kind!r}, which only its compressor reads: decode(packet, {packet.kind}(...))."
         )
-    if isinstance(packet.content, Tensor):
+    if isinstance(packet.content, torch.Tensor):
         return Values(flat(packet.content, "decode"))
     if not packet.dim and packet.kind not in ("identity", "whole"):
         raise PacketError("packet: a vector without entries.")

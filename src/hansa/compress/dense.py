@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hansa.compress import chunked
 from hansa.compress.base import Body, Coder, Values, exactly
 from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, not_finite
 from hansa.errors import refuse
 from hansa.keys import Key
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,11 @@ class cast(Coder):
     def payload(self, x: Array, key: Key) -> list[Buffer]:
         finite(x, "cast.encode")
         _, exponent = math.frexp(np.abs(x).max(initial=0))
-        half = HALVES[self.to]
+        half = getattr(torch, self.to)
         below_one = 1 - torch.finfo(half).eps / 2
         unit = torch.from_numpy(np.clip(np.ldexp(x, -exponent), -below_one, below_one))
         codes = unit.to(half).view(torch.int16).numpy()
-        return [bytes([list(HALVES).index(self.to)]), exponent.to_bytes(2, "little", signed=True), codes.data]
+        return [bytes([HALVES.index(self.to)]), exponent.to_bytes(2, "little", signed=True), codes.data]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return 3 + 2 * dim
@@ -70,17 +72,17 @@ class cast(Coder):
         if payload[0] >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
             raise PacketError(f"packet: no 16-bit format {payload[0]} with exponent {exponent}.")
         codes = torch.from_numpy(np.frombuffer(payload[3:], "<i2").astype(np.int16))
-        unit = codes.view(list(HALVES.values())[payload[0]]).to(torch.float32).numpy()
+        unit = codes.view(getattr(torch, HALVES[payload[0]])).to(torch.float32).numpy()
         if not (np.abs(unit) < 1).all():
             raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
         return Values(np.ldexp(unit.astype(dtype), exponent))
 
     def contraction(self, dim: int) -> float:
-        info = torch.finfo(HALVES[self.to])
+        info = torch.finfo(getattr(torch, self.to))
         return min(1.0, math.sqrt(info.eps**2 + dim * info.smallest_normal**2 * info.eps**2 * 4))
 
 
-HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from hansa.compress.base import Compressor, Mergeable, check_compressor
 from hansa.compress.codec import accumulate, decode
@@ -18,6 +17,9 @@ from hansa.errors import HansaError, whole
 from hansa.keys import Key
 from hansa.protocols import expect, lacking
 from hansa.types import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Increments that merge are kept as long as all of them are shorter than so many whole replicas: their sum may be
 #: worth sending long after they themselves are not.

@@ -6,17 +6,19 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hansa.compress import planes
 from hansa.compress.base import Body, Coder
 from hansa.compress.packet import Array, Buffer, Packet, PacketError, finite, flat, floats, seal
 from hansa.errors import HansaError, positive, refuse
 from hansa.keys import Key
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEAD = struct.Struct("<hh")
 CHUNK = 1 << 16

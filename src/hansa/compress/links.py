@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
-from torch import Tensor
 
 from hansa.compress.base import Compressor, check_compressor
 from hansa.compress.codec import accumulate, decode
@@ -19,6 +18,9 @@ from hansa.keys import Key
 from hansa.protocols import expect, lacking
 from hansa.types import State
 from hansa.vectors import allocate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Uplink(Protocol):

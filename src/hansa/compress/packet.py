@@ -24,14 +24,17 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hansa.errors import HansaError, refuse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
@@ -42,8 +45,12 @@ HEADER = struct.Struct("<2sBBQQI")
 KINDS = ("identity", "whole", "cast", "sign", "quantize", "top_k", "random_k", "grid")
 NAMED = 127
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,63}")
-FLOATS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
-DTYPES = tuple(FLOATS)
+
+
+@cache
+def wire_formats() -> dict[torch.dtype, np.dtype[Any]]:
+    """The dtypes of vectors, in the order of their bit in the header, and how their numbers are written."""
+    return {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
 
 
 class PacketError(HansaError):
@@ -87,15 +94,15 @@ class Packet:
         if length != len(view) - HEADER.size:
             raise PacketError(f"packet: declares a payload of {length} bytes, {len(view) - HEADER.size} arrived.")
         kind, _ = take_kind(what & 0x7F, view[HEADER.size :])
-        return cls(kind, dim, DTYPES[what >> 7], len(view), view)
+        return cls(kind, dim, list(wire_formats())[what >> 7], len(view), view)
 
     @property
     def bytes(self) -> Buffer:
         """What travels: a contiguous byte string of length ``nbytes``."""
-        if isinstance(self.content, Tensor):
+        if isinstance(self.content, torch.Tensor):
             x = flat(self.content, "Packet.bytes")
             finite(x, "Packet.bytes")
-            return seal(self.kind, x, [x.astype(FLOATS[self.dtype], copy=False).data]).bytes
+            return seal(self.kind, x, [x.astype(wire_formats()[self.dtype], copy=False).data]).bytes
         return self.content
 
     def payload(self) -> memoryview:
@@ -120,7 +127,7 @@ def seal(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
     code, name = put_kind(kind)
     pieces = [name, *(part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)]
     length = sum(len(viewed(piece)) for piece in pieces)
-    start = HEADER.pack(MAGIC, VERSION, code | DTYPES.index(dtype) << 7, x.size, length, 0)[:-4]
+    start = HEADER.pack(MAGIC, VERSION, code | list(wire_formats()).index(dtype) << 7, x.size, length, 0)[:-4]
     crc = zlib.crc32(start)
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
@@ -166,9 +173,9 @@ def viewed(data: Buffer) -> memoryview:
 
 def floats(dtype: torch.dtype) -> np.dtype[Any]:
     """The wire's number format for a vector's dtype."""
-    if dtype not in FLOATS:
+    if dtype not in wire_formats():
         raise HansaError(f"packet: {dtype} vectors cannot travel, expected torch.float32 or torch.float64.")
-    return FLOATS[dtype]
+    return wire_formats()[dtype]
 
 
 def flat(x: Tensor, part: str) -> Array:

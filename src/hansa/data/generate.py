@@ -14,7 +14,7 @@ _DIMENSION, _CLASSES = 60, 10
 
 
 def two_gaussians(
-    study: int = 1, seed: int = 0, *, points: int = 10, dtype: torch.dtype = torch.float32
+    study: int = 1, seed: int = 0, *, points: int = 10, dtype: torch.dtype | None = None
 ) -> FederatedData:
     """The simulation study of [HAFED] F.1: two clients, ten points each in the plane, one label each.
 
@@ -35,7 +35,7 @@ def two_gaussians(
     targets = np.repeat(np.arange(2), points)
     split = Split.of_owners(targets, 2)
     return FederatedData(
-        inputs=torch.from_numpy(inputs).to(dtype),
+        inputs=torch.from_numpy(inputs).to(dtype or torch.float32),
         targets=torch.from_numpy(targets),
         index=split.index,
         offsets=split.offsets,
@@ -52,7 +52,7 @@ def synthetic(
     *,
     iid: bool = False,
     largest: int = 2000,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> FederatedData:
     """Synthetic(alpha, beta) of FedProx (Li et al. 2020), logistic data in R^60 with 10 classes.
 
@@ -88,11 +88,11 @@ def synthetic(
         owners.append(np.full(kept, client, np.int64))
     split = Split.of_owners(np.concatenate(owners), clients)
     return FederatedData(
-        inputs=torch.from_numpy(np.concatenate([x for x, _ in parts])).to(dtype),
+        inputs=torch.from_numpy(np.concatenate([x for x, _ in parts])).to(dtype or torch.float32),
         targets=torch.from_numpy(np.concatenate([y for _, y in parts])),
         index=split.index,
         offsets=split.offsets,
-        test_inputs=torch.from_numpy(np.concatenate([x for x, _ in held])).to(dtype),
+        test_inputs=torch.from_numpy(np.concatenate([x for x, _ in held])).to(dtype or torch.float32),
         test_targets=torch.from_numpy(np.concatenate([y for _, y in held])),
         classes=_CLASSES,
         name=f"synthetic({alpha:g}, {beta:g})",

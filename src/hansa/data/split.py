@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from hansa.data.errors import DataError, damaged, missing
 from hansa.errors import HansaError
@@ -105,6 +104,8 @@ def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: s
         "rows": str(len(targets)),
         "made_by": made_by,
     }
+    from safetensors.torch import save
+
     payload = save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()}, facts)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from hansa.errors import HansaError, refuse, whole
 from hansa.keys import Key
@@ -185,7 +185,7 @@ def _asked(clusters: Clustering, labels: Any, population: int) -> Array | None:
 
 
 def _counts(labels: Any, population: int) -> Array:
-    counts = np.array(labels.tolist() if isinstance(labels, Tensor) else labels, dtype=np.float64)
+    counts = np.array(labels.tolist() if isinstance(labels, torch.Tensor) else labels, dtype=np.float64)
     if counts.ndim != 2 or len(counts) != population:
         raise HansaError(
             f"labels has shape {counts.shape}: expected one row of label counts for each of {population} clients."

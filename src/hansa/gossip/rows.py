@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 
 from hansa.gossip.topology import Topology, over_survivors
 from hansa.types import Vector
@@ -212,7 +212,7 @@ class LazyRows:
         self.start, self.n = start, n
         self.changes = start.new_empty(changes, start.numel())
         self.count = 0
-        self.coefficients: Any = sparse.csr_array((n, 0), dtype=np.float64)
+        self.coefficients: Any = scipy.sparse.csr_array((n, 0), dtype=np.float64)
         self._new: list[int] = []
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
@@ -275,7 +275,7 @@ class LazyRows:
 
     def _keep(self, mixed: Any) -> None:
         full = isinstance(mixed, np.ndarray) or mixed.nnz > FULL * mixed.shape[0] * mixed.shape[1]
-        self.coefficients = _array(mixed) if full else sparse.csr_array(mixed)
+        self.coefficients = _array(mixed) if full else scipy.sparse.csr_array(mixed)
 
     def _placed(self, mixer: Mixer, mixed: Any) -> Any:
         """The survivors' coefficients in their places; those of lost clients are given up."""
@@ -290,11 +290,11 @@ class LazyRows:
         if not self._new:
             return
         added = len(self._new)
-        columns = sparse.csr_array((np.ones(added), (self._new, np.arange(added))), shape=(self.n, added))
+        columns = scipy.sparse.csr_array((np.ones(added), (self._new, np.arange(added))), shape=(self.n, added))
         if isinstance(self.coefficients, np.ndarray):
             self.coefficients = np.hstack([self.coefficients, columns.toarray()])
         else:
-            self.coefficients = sparse.csr_array(sparse.hstack([self.coefficients, columns]))
+            self.coefficients = scipy.sparse.csr_array(scipy.sparse.hstack([self.coefficients, columns]))
         self._new = []
 
 

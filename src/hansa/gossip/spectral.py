@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csc_array, triu
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+import scipy
 
 from hansa.errors import HansaError, whole
 from hansa.gossip.weights import as_sparse, check
@@ -58,7 +57,7 @@ def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
 def edge_count(W: Matrix) -> int:
     """Pairs of clients that talk, either way."""
     S = as_sparse(W)
-    return int(triu(S + S.T, k=1).nnz)
+    return int(scipy.sparse.triu(S + S.T, k=1).nnz)
 
 
 def messages(W: Matrix) -> int:
@@ -85,6 +84,7 @@ def _symmetric(S: Sparse) -> bool:
 
 def _second(S: Sparse, squared: bool = False) -> float:
     """max |lambda| of B - 11'/n for symmetric B = W, or B = W'W when ``squared``."""
+    linalg = scipy.sparse.linalg
     n = S.shape[0]
     T = S.T.tocsr()
     start = Key(0).child("rho", n).numpy().standard_normal(n)
@@ -95,15 +95,15 @@ def _second(S: Sparse, squared: bool = False) -> float:
         y = T @ y if squared else y
         return np.asarray(y - y.mean())
 
-    operator = LinearOperator((n, n), matvec=beyond_mean, dtype=np.dtype(np.float64))
+    operator = linalg.LinearOperator((n, n), matvec=beyond_mean, dtype=np.dtype(np.float64))
     try:
-        found = eigsh(operator, k=1, which="LM", v0=start, maxiter=40, tol=1e-12, return_eigenvectors=False)
+        found = linalg.eigsh(operator, k=1, which="LM", v0=start, maxiter=40, tol=1e-12, return_eigenvectors=False)
         return min(1.0, float(abs(found[0])))
-    except ArpackNoConvergence:
+    except linalg.ArpackNoConvergence:
         # eigenvalues crowd near 1 on long rings and paths, which factor cheaply: look from just outside the spectrum
-        B = csc_array(T @ S if squared else S)
-        top = float(eigsh(B, k=2, sigma=1 + 1e-6, v0=start, return_eigenvectors=False).min())
+        B = scipy.sparse.csc_array(T @ S if squared else S)
+        top = float(linalg.eigsh(B, k=2, sigma=1 + 1e-6, v0=start, return_eigenvectors=False).min())
         if squared or 2 * B.diagonal().min() - 1 >= -top:  # Gershgorin: no eigenvalue below -top
             return min(1.0, top)
-        bottom = float(eigsh(B, k=1, sigma=-1 - 1e-6, v0=start, return_eigenvectors=False)[0])
+        bottom = float(linalg.eigsh(B, k=1, sigma=-1 - 1e-6, v0=start, return_eigenvectors=False)[0])
         return min(1.0, max(top, -bottom))

@@ -11,9 +11,8 @@ from operator import index
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import scipy
 import torch
-from scipy.sparse.csgraph import connected_components
-from torch import Tensor
 
 from hansa.errors import HansaError, fraction, refuse, whole
 from hansa.gossip.weights import as_sparse, check, circulant, dense, identity, metropolis, reroute, sinkhorn
@@ -22,6 +21,7 @@ from hansa.protocols import wrong
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from hansa.gossip.weights import Matrix, Sparse
 
@@ -131,7 +131,7 @@ class erdos_renyi(Topology):
         for draw in range(DRAWS):
             pairs = _random_pairs(n, self.p, Key(self.seed).child("erdos_renyi", n, draw).numpy())
             W = metropolis(n, pairs)
-            if connected_components(W, directed=False)[0] == 1:
+            if scipy.sparse.csgraph.connected_components(W, directed=False)[0] == 1:
                 return W
         raise HansaError(
             f"{self!r}: none of {DRAWS} graphs over {n} clients was connected. "

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import networkx as nx
 import numpy as np
+import scipy
 import torch
-from scipy.sparse import coo_array, csc_array, csr_array, issparse
-from scipy.sparse.csgraph import connected_components
-from scipy.sparse.linalg import splu
-from torch import Tensor
 
 from hansa.errors import HansaError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     Array: TypeAlias = NDArray[np.float64]
-    Sparse: TypeAlias = csr_array[np.float64, tuple[int, int]]
+    Sparse: TypeAlias = scipy.sparse.csr_array[np.float64, tuple[int, int]]
     Matrix: TypeAlias = Tensor | NDArray[np.floating] | Sparse | Sequence[Sequence[float]]
 
 
@@ -29,16 +27,16 @@ def as_sparse(W: Matrix, name: str = "W") -> Sparse:
     >>> as_sparse([[0.5, 0.5], [0.5, 0.5]]).nnz
     4
     """
-    if isinstance(W, Tensor):
-        W = W.detach().cpu().to(torch.float64).to_dense().numpy()
-    if not issparse(W):
+    if not scipy.sparse.issparse(W):
+        if isinstance(W, torch.Tensor):
+            W = W.detach().cpu().to(torch.float64).to_dense().numpy()
         try:
             W = np.asarray(W, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise HansaError(f"{name}: expected a matrix of numbers with rows of equal length ({error}).") from error
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] == 0:
         raise HansaError(f"{name} has shape {' x '.join(map(str, W.shape))}: expected a square matrix.")
-    S: Sparse = csr_array(cast("Any", W), dtype=np.float64)
+    S: Sparse = scipy.sparse.csr_array(cast("Any", W), dtype=np.float64)
     if not S.has_canonical_format or not S.data.all():
         S = S.copy()  # the caller's arrays are shared until here
         S.sum_duplicates()
@@ -85,7 +83,7 @@ def check(W: Matrix, *, connected: bool = True, name: str = "W") -> None:
 
 def _tolerance(W: Matrix) -> float:
     """What a sum of numbers of that dtype may be off: 1e-9 for float64, 1e-5 for float32, 1e-2 for half of that."""
-    if isinstance(W, Tensor):
+    if not scipy.sparse.issparse(W) and isinstance(W, torch.Tensor):
         digits = torch.finfo(W.dtype).eps if W.dtype.is_floating_point else 0.0
     else:
         kind = getattr(W, "dtype", np.dtype(np.float64))
@@ -94,7 +92,7 @@ def _tolerance(W: Matrix) -> float:
 
 
 def _check_agreement(S: Sparse, name: str) -> None:
-    parts, label = connected_components(S, directed=True, connection="strong")
+    parts, label = scipy.sparse.csgraph.connected_components(S, directed=True, connection="strong")
     if parts > 1:
         away = int(np.argmax(label != label[0]))
         raise HansaError(
@@ -125,8 +123,10 @@ def metropolis(n: int, pairs: Iterable[tuple[int, int]] | NDArray[np.integer]) -
     # 1 - sum_j w_ij, written as a sum of non-negative terms: exact 1/(1 + d) on regular graphs
     kept = own + np.bincount(i, weights=own[i] - w, minlength=n)
     every = np.arange(n)
-    return csr_array(
-        coo_array((np.concatenate([w, kept]), (np.concatenate([i, every]), np.concatenate([j, every]))), shape=(n, n))
+    return scipy.sparse.csr_array(
+        scipy.sparse.coo_array(
+            (np.concatenate([w, kept]), (np.concatenate([i, every]), np.concatenate([j, every]))), shape=(n, n)
+        )
     )
 
 
@@ -139,7 +139,7 @@ def circulant(n: int, offsets: Iterable[int]) -> Sparse:
     shifts = np.array(sorted({0, *(offset % n for offset in offsets)}))
     columns = (np.arange(n)[:, None] + shifts) % n
     start = np.arange(0, n * len(shifts) + 1, len(shifts))
-    W: Sparse = csr_array((np.full(columns.size, 1 / len(shifts)), columns.ravel(), start), shape=(n, n))
+    W: Sparse = scipy.sparse.csr_array((np.full(columns.size, 1 / len(shifts)), columns.ravel(), start), shape=(n, n))
     W.sort_indices()
     return W
 
@@ -197,14 +197,16 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> Sparse:
     lost = np.setdiff1d(np.arange(len(alive)), keep)
     W_ss, W_sd, W_ds = S[keep][:, keep], S[keep][:, lost], S[lost][:, keep]
     if len(lost) == 0 or W_ds.nnz == 0:
-        return csr_array(W_ss)
+        return scipy.sparse.csr_array(W_ss)
     touched = np.unique(W_ds.indices)
-    through = splu(csc_array(identity(len(lost)) - S[lost][:, lost])).solve(W_ds[:, touched].toarray())
+    through = scipy.sparse.linalg.splu(scipy.sparse.csc_array(identity(len(lost)) - S[lost][:, lost])).solve(
+        W_ds[:, touched].toarray()
+    )
     rows, columns = np.nonzero(through)
-    detour = csr_array((through[rows, columns], (rows, touched[columns])), shape=W_ds.shape)
-    return csr_array(W_ss + W_sd @ detour)
+    detour = scipy.sparse.csr_array((through[rows, columns], (rows, touched[columns])), shape=W_ds.shape)
+    return scipy.sparse.csr_array(W_ss + W_sd @ detour)
 
 
 def identity(n: int) -> Sparse:
     """Everyone keeps what it has."""
-    return csr_array((np.ones(n), np.arange(n), np.arange(n + 1)), shape=(n, n))
+    return scipy.sparse.csr_array((np.ones(n), np.arange(n), np.arange(n + 1)), shape=(n, n))

@@ -18,7 +18,7 @@ from hansa.vectors.arithmetic import all_finite
 
 _ALONE = RoundContext(0, Population(()), ())
 
-Tensors: TypeAlias = list[torch.Tensor] | tuple[torch.Tensor, ...]
+Tensors: TypeAlias = "list[torch.Tensor] | tuple[torch.Tensor, ...]"
 
 
 class Moved(NamedTuple):
@@ -210,9 +210,13 @@ def train(
     return Moved(change, losses.tolist(), all_finite(change))
 
 
-@torch.no_grad()
 def descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -> torch.Tensor:
     """All local steps of one client, on the model the shell holds; returns the loss of each step."""
+    with torch.no_grad():
+        return _descend(shell, client, work, descent, key)
+
+
+def _descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -> torch.Tensor:
     rows = shell.rows(client, work, key.child("batch"))
     found = shell.descend(rows, descent) if descent.plain else None
     if found is not None:

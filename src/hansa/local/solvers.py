@@ -21,7 +21,7 @@ class Correction(NamedTuple):
     s: Vector | None = None
 
 
-Ahead: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Ahead: TypeAlias = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
 """From the gradients at y to the offset e, tensor by tensor, at which the gradient of the step is taken."""
 
 

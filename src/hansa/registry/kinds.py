@@ -17,7 +17,7 @@ from hansa.algorithm import Algorithm
 from hansa.errors import HansaError, near, shown
 from hansa.registry import plugins, user_code
 from hansa.registry.plugins import Plugin, plain
-from hansa.registry.signatures import WELL_KNOWN, hints
+from hansa.registry.signatures import WELL_KNOWN, returned
 from hansa.rounds import ledger
 from hansa.rounds.faults import faults
 
@@ -131,7 +131,7 @@ class Kind:
         """Whether a class, or a function by what it says that it returns, makes parts of this kind."""
         made = factory
         if inspect.isfunction(factory):
-            made = hints(factory).get("return")
+            made = returned(factory)
         if not isinstance(made, type) or made is self.protocol or getattr(made, "_is_protocol", False):
             return False
         if not self.methods:
@@ -153,19 +153,23 @@ def add(
     rooms: ModuleType | Mapping[str, Factory],
     methods: tuple[str, ...] = (),
     *,
+    homes: tuple[str, ...] = (),
     word: str = "",
     default: str | None = None,
     listed: Factory | None = None,
 ) -> Kind:
     """Declare a kind: its own parts are those that a room makes public, or the ones given by name.
 
-    ``methods``: those that the protocol marks abstract, if it marks any.
+    ``methods``: those that the protocol marks abstract, if it marks any; ``homes``: the modules of a room that have
+    such parts, so that the others need not be imported.
     """
     if getattr(protocol, "_is_protocol", False) and not methods:
         methods = tuple(each for each in vars(protocol) if each in protocol.__abstractmethods__)
     empty = Kind(name, protocol, {}, methods, word)
     table = rooms if isinstance(rooms, Mapping) else {
-        each: made for each in rooms.__all__ if each.islower() and empty.makes(made := getattr(rooms, each))
+        each: made for each in rooms.__all__ if each.islower()
+        if not homes or rooms.HOMES[each] in homes
+        if empty.makes(made := getattr(rooms, each))
     }  # fmt: skip
     WELL_KNOWN[protocol.__name__] = protocol
     KINDS[name] = Kind(name, protocol, table, methods, word, default, listed)
@@ -223,7 +227,7 @@ SOLVER = add("solver", local.Solver, local, word="local solver")
 BLOCKS = add(
     "blocks", local.blocks, {"blocks": local.blocks}, word="choice of blocks", default="blocks", listed=local.blocks
 )
-PARTITION = add("partition", data.Partition, data, ("split",))
+PARTITION = add("partition", data.Partition, data, ("split",), homes=("hansa.data.partitions", "hansa.data.split"))
 LINK_MODEL = add(
     "link_model",
     ledger.LinkModel,

@@ -66,6 +66,15 @@ def hints(factory: Callable[..., Any]) -> dict[str, Any]:
     return _hints(factory)
 
 
+def returned(function: Callable[..., Any]) -> Any:
+    """What a function says that it returns, or None; the rest of its hints is left alone, and torch with it."""
+    said = getattr(function, "__annotations__", {}).get("return")
+    try:
+        return eval(said, {**WELL_KNOWN, **function.__globals__, "torch": None}) if isinstance(said, str) else said
+    except Exception:
+        return None
+
+
 def _hints(owner: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(owner)

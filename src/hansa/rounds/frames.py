@@ -42,12 +42,7 @@ HEAD_LIMIT = 1 << 26  # bytes of JSON
 ENTRY_LIMIT = 1 << 22  # commas of JSON, and a quarter as many brackets: an empty list is 2 bytes there, 56 in memory
 BLOB_LIMIT = 1 << 20  # blobs
 WORD_LIMIT, TEXT_LIMIT = 100, 4000  # characters of a name, and of a sentence
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,
-    )
-}  # fmt: skip
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
 _AXES = 8
 _START, _COUNTS = struct.Struct("<2sBB"), struct.Struct("<II")
 
@@ -283,8 +278,8 @@ def read_tensor(entry: Any, frame: Frame) -> torch.Tensor:
     """A tensor of its own from what `Blobs.tensor` wrote."""
     try:
         kind, shape, at = entry
-        dtype = DTYPES[kind]
-    except (TypeError, ValueError, KeyError) as error:
+        dtype = getattr(torch, DTYPES[DTYPES.index(kind)])
+    except (TypeError, ValueError) as error:
         raise FrameError(f"frame: {_short(entry)} is no tensor.") from error
     sizes, blob = integers(shape), frame.take(at)
     if len(sizes) > _AXES or math.prod(max(1, size) for size in sizes) > 1 << 58:

@@ -28,10 +28,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save
+from typing import TYPE_CHECKING, Any
 
 from hansa import data, native
 from hansa.config import Config, composition, load, to_text
@@ -57,8 +54,12 @@ from hansa.runs.claim import (
     write_marker,
 )
 from hansa.runs.client_columns import ClientColumns
-from hansa.runs.driver import Record, Run
 from hansa.store import Damaged, io
+
+if TYPE_CHECKING:
+    import torch
+
+    from hansa.runs.driver import Record, Run
 
 __all__ = [
     "CHECKPOINT",
@@ -264,6 +265,8 @@ class RunFolder:
 
     def finish(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
         """Write the model, and the summary of what the metrics say."""
+        from safetensors.torch import save
+
         run.client_record.sync()
         numbers = self.numbers
         model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})

@@ -6,6 +6,7 @@ the pass that fills it.
 
 from __future__ import annotations
 
+from functools import cache
 from threading import RLock
 from typing import Any
 
@@ -48,11 +49,11 @@ class Allocator:
     def empty(self, entries: int, dtype: torch.dtype) -> Vector:
         """A vector on the CPU, with anything in it."""
         size = entries * dtype.itemsize
-        if size < max(1, self._least) or dtype not in _KINDS:
+        if size < max(1, self._least) or dtype not in _kinds():
             return torch.empty(entries, dtype=dtype)
         lent = self._take(size).view(_Lent)
         lent.owner = self
-        return torch.from_numpy(lent.view(_KINDS[dtype]))  # torch holds that view, which holds what was lent
+        return torch.from_numpy(lent.view(_kinds()[dtype]))  # torch holds that view, which holds what was lent
 
     def give(self, memory: np.ndarray[Any, Any]) -> None:
         """Memory that nobody looks at any more."""
@@ -83,6 +84,10 @@ class _Lent(np.ndarray[Any, Any]):
             self.owner.give(self.base)
 
 
-_KINDS = {torch.float32: np.float32, torch.float64: np.float64}
+@cache
+def _kinds() -> dict[torch.dtype, Any]:
+    return {torch.float32: np.float32, torch.float64: np.float64}
+
+
 SHARED = Allocator()
 like, empty = SHARED.like, SHARED.empty

@@ -10,18 +10,20 @@ import ctypes
 import math
 from collections.abc import Sequence
 from ctypes import c_int64
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hansa import native
 from hansa.errors import HansaError, refuse
 from hansa.native import abi
 from hansa.vectors import allocate
 
-Array: TypeAlias = Tensor | np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 
 
 class ServerStep(NamedTuple):
@@ -215,18 +217,18 @@ def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Arra
 
 
 def _size(x: Array) -> int:
-    return x.numel() if isinstance(x, Tensor) else x.size
+    return x.numel() if isinstance(x, torch.Tensor) else x.size
 
 
 def _pointer(where: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
     """The address of a contiguous vector on the CPU, of the dtype and (if given) the size expected."""
     wanted = str(dtype).removeprefix("torch.")
-    if isinstance(x, Tensor):
+    if isinstance(x, torch.Tensor):
         fits, address = x.dtype == dtype and x.is_contiguous() and x.device.type == "cpu", x.data_ptr()
     else:
         fits, address = x.dtype == np.dtype(wanted) and x.flags.c_contiguous, x.ctypes.data
     if not fits or (size is not None and _size(x) != size):
-        place = x.device if isinstance(x, Tensor) else "cpu"
+        place = x.device if isinstance(x, torch.Tensor) else "cpu"
         entries = "" if size is None else f" of {size} entries"
         raise HansaError(
             f"{where}: {name} is {str(x.dtype).removeprefix('torch.')} {list(x.shape)} on {place}, "

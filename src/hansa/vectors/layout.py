@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
 
 from hansa.errors import HansaError
 from hansa.types import Vector
 
-Module = TypeVar("Module", bound=nn.Module)
+if TYPE_CHECKING:
+    from torch import nn
+
+Module = TypeVar("Module", bound="nn.Module")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = Tr
 class Layout:
     """Where every trainable parameter and every buffer that travels lies.
 
-    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> layout = Layout.of(torch.nn.Linear(3, 2))
     >>> layout.dim, layout.buffer_dim, [entry.name for entry in layout.parameters]
     (8, 0, ['weight', 'bias'])
     """
@@ -207,7 +209,7 @@ def _refuse_shared_memory(module: nn.Module) -> None:
 
 def _stored(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
             raise HansaError(f"{name} has no shape yet: give lazy layers their sizes, or run them once in the factory.")
         if tensor.numel() and tensor.device.type != "meta":
             yield name, tensor.detach()

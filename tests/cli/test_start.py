@@ -1,0 +1,134 @@
+"""Nobody waits for torch who does not need it: commands that do not train end without importing it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pkgutil import iter_modules
+
+import pytest
+
+import hansa
+
+LOOK = """
+import json, sys
+import hansa_command
+sys.argv = ["hansa", *json.loads(sys.argv[1])]
+try:
+    hansa_command.main()
+finally:
+    sys.stdout.flush()
+    print("\\nLOADED", *(name for name in ("torch._C", "networkx.classes", "scipy.sparse") if name in sys.modules))
+"""
+
+
+def loaded(words, cwd):
+    """What a command left in the interpreter of all that takes long to import; it must have ended well."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, json.dumps(list(words))], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\nLOADED")[-1].split()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a finished run of two rounds and its configuration."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "small.yaml").write_text(
+        "rounds: 2\nworkers: 1\ndata: {name: fashion-mini, clients: 10}\nmodel: logistic\nlocal: {steps: 1}\n"
+    )
+    assert "torch._C" in loaded(["run", "small.yaml", "-o", "out", "-q"], folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "--version",
+        "run --help",
+        "data --help",
+        "presets",
+        "presets fedaware --json",
+        "parts",
+        "parts compressor",
+        "cite fedcams",
+        "cite out",
+        "config example",
+        "config show small.yaml",
+        "config show cafga",
+        "config schema",
+        "data list",
+        "show out",
+        "report out",
+        "compare out --report other.html",
+    ],
+)
+def test_a_command_that_does_not_train_ends_without_torch(made, command):
+    assert loaded(command.split(), made) == []
+
+
+def test_a_graph_is_described_without_torch(made):
+    assert "torch._C" not in loaded(["topology", "ring", "--clients", "8"], made)
+
+
+def test_the_package_imports_its_rooms_when_they_are_used():
+    code = "import sys, hansa; print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'hansa')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['hansa', 'hansa.later']"
+
+
+def test_every_public_name_is_there_listed_and_at_home():
+    assert set(hansa.__all__) <= set(dir(hansa))
+    for name in hansa.__all__:
+        assert getattr(hansa, name) is not None
+    for room in (hansa.data, hansa.store, hansa.rounds):
+        assert set(room.HOMES) == set(room.__all__) <= set(dir(room))
+        for name, home in room.HOMES.items():
+            assert getattr(room, name) is getattr(sys.modules[home], name)
+
+
+def test_no_name_that_is_imported_later_is_that_of_a_module_which_would_hide_it():
+    for room in (hansa, hansa.data, hansa.store, hansa.rounds, hansa.report):
+        modules = {found.name for found in iter_modules(room.__path__)}
+        names = set(getattr(room, "HOMES", None) or getattr(room, "_HOMES", ()))
+        assert not names & modules
+
+
+def test_what_is_not_there_is_said_as_python_says_it():
+    with pytest.raises(AttributeError, match="module 'hansa' has no attribute 'fedavg'"):
+        hansa.fedavg  # noqa: B018
+    with pytest.raises(ImportError):
+        from hansa import nothing  # noqa: F401
+    assert hansa.runs.metrics.load_run is hansa.load_run
+
+
+def test_a_deferred_module_becomes_the_module_itself_for_all_who_hold_it():
+    code = """
+import sys, hansa_command
+hansa_command.defer("torch")
+import torch
+held = torch
+assert type(held).__name__ == "Deferred" and "torch._C" not in sys.modules
+assert not hasattr(held, "__warningregistry__") and "torch._C" not in sys.modules
+from torch.nn.functional import relu
+assert type(held).__name__ == "module" and held is sys.modules["torch"]
+assert relu(held.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0] and held.__path__ and held.__version__
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_deferred_module_is_loaded_once_however_many_threads_ask():
+    code = """
+import sys, threading, hansa_command
+hansa_command.defer("networkx")
+import networkx
+found = []
+threads = [threading.Thread(target=lambda: found.append(networkx.Graph)) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(found) == 8 and len(set(found)) == 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
