@@ -27,9 +27,13 @@ def entries_of(
     from dataclasses import replace
 
     from hansa.config import Config
-    from hansa.engine import keep_workers
     from hansa.report import Entry
     from hansa.report.progress import Stopper, progress
+
+    if not any(isinstance(item, Config) for item in asked.values()):  # nothing to run, and no torch to wait for
+        return [replace(item, name=name) for name, item in asked.items() if isinstance(item, Entry)]
+    from hansa.engine import keep_workers
+    from hansa.runs.reuse import each_made_or_begun
 
     console = err()
     found = []
@@ -38,8 +42,6 @@ def entries_of(
             if not isinstance(item, Config):
                 found.append(replace(item, name=name))
                 continue
-            from hansa.runs.reuse import each_made_or_begun
-
             config = item.model_copy(update={"name": name})
             made = each_made_or_begun(config, folder, name, overwrite=overwrite)
             runs = carry_out_each(made, config.seeds is not None, shown, stopper)
