@@ -13,7 +13,7 @@ import torch
 
 from hansa.errors import HansaError, refuse, shown
 
-Device: TypeAlias = str | torch.device | Sequence[str | torch.device]
+Device: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 CPU = torch.device("cpu")
 
 

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 
 from hansa import data, native
 from hansa.config import Config, composition, load, to_text
-from hansa.devices import available
 from hansa.errors import HansaError
 from hansa.runs import client_record, journal, metrics
 from hansa.runs.bindings import bindings
@@ -295,6 +294,7 @@ class RunFolder:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, so that a number can be traced to where it was made."""
+
     packages = {}
     for name in ("hansa", "torch", "numpy", "scipy", "safetensors"):
         try:
@@ -315,6 +315,8 @@ def environment() -> dict[str, Any]:
 
 def arithmetic(devices: Sequence[torch.device] = ()) -> str:
     """What the last bits of a result depend on beside the configuration."""
+    from hansa.devices import available
+
     names = available()
     kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in devices if device.type != "cpu"})
     native_set = native.instruction_set() or "none"
