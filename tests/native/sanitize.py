@@ -25,6 +25,7 @@ TESTS = [
     "tests/vectors/test_arithmetic.py",
     "tests/vectors/test_fingerprint.py",
     "tests/compress/test_chunked.py",
+    "tests/compress/test_same_bytes.py",
 ]
 PLAIN = ["-O1", "-g", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-fPIC", "-shared"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]

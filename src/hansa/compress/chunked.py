@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa import native
-from hansa.compress.packet import Array, not_finite
+from hansa.compress.packet import Array, natively, not_finite
 from hansa.vectors import kernels as native_kernels
 
 CHUNK = 1 << 16
@@ -21,7 +20,7 @@ SAMPLE = 1 << 17
 
 def signs(x: Array) -> tuple[Array, float]:
     """`pack_signs` and `absolute_sum`, natively in one pass."""
-    if _native(x):
+    if natively(x):
         return native_kernels.sign_pack(x)
     return pack_signs(x), absolute_sum(x)
 
@@ -63,7 +62,7 @@ def sign_table(scale: Any) -> Array:
 
 def put_signs(bits: Array, scale: Any, out: Array) -> None:
     """out = scale * sign, one look-up for eight entries."""
-    if _native(out):
+    if natively(out):
         native_kernels.sign_put(bits, float(scale), out)
         return
     table, whole = sign_table(scale), out.size // 8
@@ -74,7 +73,7 @@ def put_signs(bits: Array, scale: Any, out: Array) -> None:
 
 def add_signs(bits: Array, scale: Any, out: Array) -> None:
     """out += scale * sign, without a second vector of that size."""
-    if _native(out):
+    if natively(out):
         native_kernels.sign_add([bits], [float(scale)], out)
         return
     table, whole, step = sign_table(scale), out.size // 8, CHUNK // 8
@@ -129,7 +128,7 @@ def _sampled(x: Array, k: int) -> Any:
 
 def _reaching(x: Array, threshold: Any) -> Array:
     """Where |x| is not below the threshold; so NaN and infinity are always found."""
-    if _native(x):
+    if natively(x):
         return native_kernels.reaching(x, float(threshold))[0]
     found = []
     room, below = np.empty(min(CHUNK, x.size), x.dtype), np.empty(min(CHUNK, x.size), bool)
@@ -142,7 +141,3 @@ def _reaching(x: Array, threshold: Any) -> Array:
             where += start
             found.append(where)
     return np.concatenate(found)
-
-
-def _native(x: Array) -> bool:
-    return x.dtype == np.float32 and bool(x.flags.c_contiguous) and native.available()

@@ -11,9 +11,10 @@ import torch
 
 from hansa.compress import chunked
 from hansa.compress.base import Body, Coder, Values, exactly
-from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, not_finite
+from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, natively, not_finite
 from hansa.errors import refuse
 from hansa.keys import Key
+from hansa.vectors import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,12 +55,14 @@ class cast(Coder):
             raise refuse("cast", "to", self.to, "float16 or bfloat16")
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
-        finite(x, "cast.encode")
-        _, exponent = math.frexp(np.abs(x).max(initial=0))
+        _, exponent = math.frexp(finite(x, "cast.encode"))
         half = getattr(torch, self.to)
         below_one = 1 - torch.finfo(half).eps / 2
-        unit = torch.from_numpy(np.clip(np.ldexp(x, -exponent), -below_one, below_one))
-        codes = unit.to(half).view(torch.int16).numpy()
+        if natively(x):
+            codes = kernels.half_pack(x, exponent, below_one, half == torch.bfloat16)
+        else:
+            unit = torch.from_numpy(np.clip(np.ldexp(x, -exponent), -below_one, below_one))
+            codes = unit.to(half).view(torch.int16).numpy()
         return [bytes([HALVES.index(self.to)]), exponent.to_bytes(2, "little", signed=True), codes.data]
 
     def max_payload(self, dim: int, itemsize: int) -> int:

@@ -13,15 +13,16 @@ import torch
 
 from hansa.compress import planes
 from hansa.compress.base import Body, Coder
-from hansa.compress.packet import Array, Buffer, Packet, PacketError, finite, flat, floats, seal
+from hansa.compress.packet import Array, Buffer, Packet, PacketError, finite, flat, floats, natively, seal
 from hansa.errors import HansaError, positive, refuse
 from hansa.keys import Key
+from hansa.vectors import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HEAD = struct.Struct("<hh")
-CHUNK = 1 << 16
+CHUNK, LANES = 1 << 16, 32
 #: Whole numbers up to 2^bits in magnitude are exact in floats of so many bytes.
 BITS = {4: 24, 8: 53}
 #: Below this the largest float is so few steps that rounding up could pass it.
@@ -57,18 +58,21 @@ class grid(Coder):
         return seal(self.kind, array, self._payload(array, finest))
 
     def _payload(self, x: Array, finest: int | None) -> list[Buffer]:
-        finite(x, "grid.encode")
-        exponent = step(x, self.coarseness)
+        exponent = step(x, self.coarseness, finite(x, "grid.encode"))
         if finest is not None:
             exponent = max(exponent, finest)
-        codes = np.empty(x.size, np.int64)
+        head = HEAD.pack(exponent, exponent if finest is None else finest)
         most = math.ldexp(float(np.finfo(x.dtype).max), -exponent) if exponent > 0 else math.inf
+        if natively(x):
+            room, edge = planes.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
+            return [head, kernels.planes_pack(x, room, exponent, edge if most > edge else math.floor(most)).data]
+        codes = np.empty(x.size, np.int64)
         for start in range(0, x.size, CHUNK):
             piece = np.rint(np.ldexp(x[start : start + CHUNK], -exponent))
             codes[start : start + CHUNK] = (
                 np.clip(piece, -math.floor(most), math.floor(most)) if most < LARGE else piece
             )
-        return [HEAD.pack(exponent, exponent if finest is None else finest), planes.encode(codes)]
+        return [head, planes.encode(codes)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return HEAD.size + planes.max_nbytes(dim, BITS[itemsize])
@@ -198,17 +202,27 @@ def settled(x: Tensor, exponent: int) -> Tensor:
     return torch.from_numpy(np.ldexp(whole, exponent)).to(x.device)
 
 
-def step(x: Array, coarseness: float) -> int:
+def step(x: Array, coarseness: float, highest: float) -> int:
     """The exponent of delta; no finer than the last bit of the largest entry, and 0 for the zero vector."""
-    highest = float(np.abs(x).max())
     if not highest:
         return 0
     _, top = math.frexp(highest)
-    squares = 0.0
-    for start in range(0, x.size, CHUNK):
-        unit = np.ldexp(x[start : start + CHUNK], -top)
-        squares += float(np.square(unit, dtype=np.float64).sum())
-    _, wanted = math.frexp(coarseness * math.sqrt(squares / x.size))
+    unit = 0 if x.dtype == np.float32 else top  # squares of float32 are exact in float64
+    _, wanted = math.frexp(coarseness * math.sqrt(squares(x, unit) / x.size))
     info = np.finfo(x.dtype)
     least = max(top - 1 - int(info.nmant), int(info.minexp) - int(info.nmant))
-    return max(min(top + wanted, top) - 1, least)
+    return max(min(unit + wanted, top) - 1, least)
+
+
+def squares(x: Array, unit: int) -> float:
+    """||x / 2^unit||^2 in 32 lanes of float64, entry i in lane i mod 32, then the lanes in pairs."""
+    if natively(x) and not unit:
+        return kernels.squared_norm(x)[0]
+    lanes = np.zeros((1, LANES))
+    for start in range(0, x.size, CHUNK):
+        piece = np.square(np.ldexp(x[start : start + CHUNK], -unit), dtype=np.float64)
+        rows = np.pad(piece, (0, -piece.size % LANES)).reshape(-1, LANES)
+        lanes = np.add.reduce(np.concatenate([lanes, rows]), axis=0, keepdims=True)
+    while lanes.size > 1:
+        lanes = lanes[:, : lanes.size // 2] + lanes[:, lanes.size // 2 :]
+    return float(lanes[0, 0])

@@ -19,8 +19,10 @@ Everything is little-endian. Decoders trust nothing: every field is checked befo
 
 from __future__ import annotations
 
+import math
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +33,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hansa import native
 from hansa.errors import HansaError, refuse
+from hansa.vectors import allocate, kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +44,7 @@ Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
 
 MAGIC, VERSION = b"hP", 2
+CHUNK = 1 << 16
 HEADER = struct.Struct("<2sBBQQI")
 #: Kinds so usual that they travel as a number instead of their name.
 KINDS = ("identity", "whole", "cast", "sign", "quantize", "top_k", "random_k", "grid")
@@ -96,6 +101,11 @@ class Packet:
         kind, _ = take_kind(what & 0x7F, view[HEADER.size :])
         return cls(kind, dim, list(wire_formats())[what >> 7], len(view), view)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Views do not travel between processes, bytes do."""
+        content = bytes(self.content) if isinstance(self.content, memoryview) else self.content
+        return Packet, (self.kind, self.dim, self.dtype, self.nbytes, content)
+
     @property
     def bytes(self) -> Buffer:
         """What travels: a contiguous byte string of length ``nbytes``."""
@@ -109,7 +119,7 @@ class Packet:
         """The bytes after the header and the name of the kind, once their checksum is right."""
         view = viewed(self.bytes)
         _, _, what, _, _, crc = HEADER.unpack_from(view)
-        if zlib.crc32(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
+        if checksum(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
             raise PacketError("packet: the checksum does not match: the bytes were damaged on the way.")
         return take_kind(what & 0x7F, view[HEADER.size :])[1]
 
@@ -125,14 +135,32 @@ def seal(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
     """Header and payload as one byte string, for the vector ``x`` that was encoded."""
     dtype = torch.float32 if x.dtype == np.float32 else torch.float64
     code, name = put_kind(kind)
-    pieces = [name, *(part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)]
-    length = sum(len(viewed(piece)) for piece in pieces)
+    pieces = [viewed(name), *(viewed(part.tobytes() if isinstance(part, np.ndarray) else part) for part in parts)]
+    length = sum(map(len, pieces))
     start = HEADER.pack(MAGIC, VERSION, code | list(wire_formats()).index(dtype) << 7, x.size, length, 0)[:-4]
-    crc = zlib.crc32(start)
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-    data = b"".join([start, struct.pack("<I", crc), *pieces])
-    return Packet(kind, x.size, dtype, len(data), data)
+    if HEADER.size + length < allocate.LEAST:
+        body = b"".join(pieces)
+        data: Buffer = b"".join([start, struct.pack("<I", zlib.crc32(body, zlib.crc32(start))), body])
+    else:
+        data = memory(HEADER.size + length)
+        place = HEADER.size
+        for piece in pieces:
+            data[place : place + len(piece)] = piece
+            place += len(piece)
+        data[: HEADER.size] = start + struct.pack("<I", checksum(data[HEADER.size :], zlib.crc32(start)))
+    return Packet(kind, x.size, dtype, HEADER.size + length, data)
+
+
+def memory(size: int) -> memoryview:
+    """Room for a long packet, of memory that is used again: in steps of an eighth, so that what fits is found."""
+    grain = max(1, 1 << size.bit_length() >> 4)
+    room = allocate.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
+    return room.numpy().data.cast("B")[:size]
+
+
+def checksum(data: Buffer, crc: int = 0) -> int:
+    """zlib's CRC-32, natively where that is there: five times as fast."""
+    return kernels.crc32(np.frombuffer(data, np.uint8), crc) if native.available() else zlib.crc32(data, crc)
 
 
 def put_kind(kind: str) -> tuple[int, bytes]:
@@ -187,11 +215,21 @@ def flat(x: Tensor, part: str) -> Array:
     return array
 
 
-def finite(x: Array, part: str) -> None:
-    """Refuse a vector with a NaN or an infinity, in chunks that stay in cache."""
-    for start in range(0, x.size, 1 << 16):
-        if not np.isfinite(x[start : start + (1 << 16)]).all():
-            raise not_finite(x, part)
+def natively(x: Array) -> bool:
+    """Whether native code may take this vector."""
+    fits = x.dtype == np.float32 and bool(x.flags.c_contiguous) and sys.byteorder == "little"
+    return fits and native.available()
+
+
+def finite(x: Array, part: str) -> float:
+    """The largest magnitude; a vector with a NaN or an infinity is refused. In chunks that stay in cache."""
+    if natively(x):
+        most = kernels.highest(x)
+    else:
+        most = float(np.max([np.abs(x[start : start + CHUNK]).max() for start in range(0, x.size, CHUNK)], initial=0))
+    if not math.isfinite(most):
+        raise not_finite(x, part)
+    return most
 
 
 def not_finite(x: Array, part: str) -> HansaError:

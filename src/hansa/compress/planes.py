@@ -8,13 +8,16 @@ planes as varints.
 from __future__ import annotations
 
 import struct
+import sys
 
 import numpy as np
 
+from hansa import native
 from hansa.compress import indices as index_code
 from hansa.compress.bits import pack, packed_size, unpack, unvarints, varints
 from hansa.compress.indices import Coded
 from hansa.compress.packet import Array, PacketError
+from hansa.vectors import kernels
 
 BLOCK = 1 << 14
 PLANES = 24
@@ -30,6 +33,8 @@ def encode(numbers: Array) -> bytes:
     >>> encode(np.array([0, 0, -1, 0, 0, 0, 0, 0])).hex()
     '000101000100000401000001'
     """
+    if numbers.dtype == np.int32 and numbers.flags.c_contiguous and sys.byteorder == "little" and native.available():
+        return kernels.planes_pack(numbers, max_nbytes(numbers.size, 24)).tobytes()
     return b"".join(_block(numbers[start : start + BLOCK]) for start in range(0, numbers.size, BLOCK))
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from hansa.compress.base import Body, Coder, exactly
 from hansa.compress.bits import pack, packed_size, unpack
-from hansa.compress.packet import Array, Buffer, PacketError, finite
+from hansa.compress.packet import Array, Buffer, PacketError, finite, natively, not_finite
 from hansa.errors import refuse, whole
 from hansa.keys import Key
+from hansa.vectors import kernels
 
 HEAD = struct.Struct("<BI")
 ROUNDINGS = ("stochastic", "nearest", "unbiased")
@@ -73,9 +74,23 @@ class quantize(Coder):
         return math.sqrt(omega) if self.rounding == "unbiased" else math.sqrt(omega / (1 + omega))
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
+        bucket = fitting(self.bucket, x.size)
+        if natively(x):
+            drawn = None if self.rounding == "nearest" else key.digest(16)
+            found = kernels.levels_pack(x, bucket, self.levels, self.width, drawn)
+            if found is None:
+                raise not_finite(x, "quantize.encode")
+            norms, packed = found
+        else:
+            norms, packed = self._eagerly(x, key, bucket)
+        if self.rounding == "stochastic":
+            norms /= x.dtype.type(1 + self.omega(x.size))
+        return [HEAD.pack(self.levels, bucket), norms.data, packed.data]
+
+    def _eagerly(self, x: Array, key: Key, bucket: int) -> tuple[Array, Array]:
+        """The largest magnitude of each bucket, and the packed codes."""
         finite(x, "quantize.encode")
         draw = None if self.rounding == "nearest" else key.numpy()
-        bucket = fitting(self.bucket, x.size)
         norms = np.empty(-(-x.size // bucket), x.dtype)
         codes = np.empty(x.size, np.uint8)
         rows = max(1, CHUNK // bucket)
@@ -97,9 +112,7 @@ class quantize(Coder):
             np.copysign(size, grid, out=size)
             size += self.levels
             codes[first * bucket : first * bucket + piece.size] = size.reshape(-1)[: piece.size]
-        if self.rounding == "stochastic":
-            norms /= x.dtype.type(1 + self.omega(x.size))
-        return [HEAD.pack(self.levels, bucket), norms.data, pack(codes, self.width)]
+        return norms, np.frombuffer(pack(codes, self.width), np.uint8)
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return HEAD.size + -(-dim // self.bucket) * itemsize + packed_size(dim, self.width)

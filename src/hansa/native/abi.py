@@ -10,11 +10,12 @@ from ctypes import (
     c_double,
     c_float,
     c_int64,
+    c_uint32,
     c_uint64,
     c_void_p,
 )
 
-ABI = 3
+ABI = 4
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE = range(5)
@@ -139,6 +140,11 @@ class Kernels(Structure):
         ("sign_pack", CFUNCTYPE(None, _pointer, _whole, _pointer, _pointer)),
         ("sign_add", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _whole, _pointer)),
         ("reaching", CFUNCTYPE(_whole, _pointer, _whole, c_float, _whole, _pointer, _pointer)),
+        ("crc32", CFUNCTYPE(c_uint32, _pointer, _whole, c_uint32)),
+        ("highest32", CFUNCTYPE(c_float, _pointer, _whole)),
+        ("half_pack", CFUNCTYPE(None, _pointer, _whole, _pointer, c_float, _whole, _pointer)),
+        ("levels_pack", CFUNCTYPE(_whole, _pointer, *[_whole] * 4, *[_pointer] * 3)),
+        ("planes_pack", CFUNCTYPE(_whole, _pointer, _pointer, _whole, _pointer, _whole, _pointer)),
     ]
 
 

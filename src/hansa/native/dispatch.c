@@ -1,17 +1,27 @@
 /* What the library exports: the choice of instruction set, and each kernel by name. */
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "native.h"
+
+#if defined(__x86_64__)
+/* What compilers do not all let one ask for by name: carry-less products and 16-bit floats. */
+static int has_more(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_PCLMUL) && (c & bit_F16C);
+}
+#endif
 
 static int runs(const hansa_kernels *kernels) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     if (kernels == &hansa_avx512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (kernels == &hansa_avx2)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+        return avx2 && has_more() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (kernels == &hansa_avx2) return avx2 && has_more();
 #endif
     return kernels == &hansa_base;
 }

@@ -4,6 +4,11 @@
 
 #include <stdint.h>
 
+#define PHILOX_STEP0 0x9E3779B97F4A7C15u
+#define PHILOX_STEP1 0xBB67AE8584CAA73Bu
+#define PHILOX_TIMES0 0xD2E7470EE14C6C93u
+#define PHILOX_TIMES1 0xCA5A826395121157u
+
 /* Philox 4x64 with ten rounds (Salmon et al. 2011), as NumPy walks it: the counter moves before each block of four, and
  * 32 bits are the lower half of 64 first, then the upper. */
 typedef struct {
@@ -17,24 +22,54 @@ static inline philox_t philox_new(const uint64_t *key) {
     return (philox_t){.key = {key[0], key[1]}, .used = 4};
 }
 
-static inline uint64_t philox_next(philox_t *draw) {
-    if (draw->used < 4) return draw->block[draw->used++];
-    for (int i = 0; i < 4 && !++draw->counter[i]; i++) {}
-    uint64_t *x = draw->block, k0 = draw->key[0], k1 = draw->key[1];
-    for (int i = 0; i < 4; i++) x[i] = draw->counter[i];
+/* The ten rounds: a counter becomes the block of four that belongs to it. */
+static inline void philox_block(const uint64_t *key, uint64_t *x) {
+    uint64_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < 10; round++) {
-        unsigned __int128 a = (unsigned __int128)x[0] * 0xD2E7470EE14C6C93u;
-        unsigned __int128 b = (unsigned __int128)x[2] * 0xCA5A826395121157u;
+        unsigned __int128 a = (unsigned __int128)x[0] * PHILOX_TIMES0;
+        unsigned __int128 b = (unsigned __int128)x[2] * PHILOX_TIMES1;
         uint64_t y0 = (uint64_t)(b >> 64) ^ x[1] ^ k0, y2 = (uint64_t)(a >> 64) ^ x[3] ^ k1;
         x[0] = y0;
         x[1] = (uint64_t)b;
         x[2] = y2;
         x[3] = (uint64_t)a;
-        k0 += 0x9E3779B97F4A7C15u;
-        k1 += 0xBB67AE8584CAA73Bu;
+        k0 += PHILOX_STEP0;
+        k1 += PHILOX_STEP1;
     }
+}
+
+/* The keys of the ten rounds, in pairs. */
+static inline void philox_keys(const uint64_t *key, uint64_t *keys) {
+    for (uint64_t i = 0; i < 20; i++) keys[i] = key[i % 2] + i / 2 * (i % 2 ? PHILOX_STEP1 : PHILOX_STEP0);
+}
+
+/* The blocks of two counters that follow one another, side by side: the products of one hide the waiting for the
+ * other's. */
+static inline void philox_pair(const uint64_t *keys, uint64_t counter, uint64_t *out) {
+    uint64_t a0 = counter, a1 = 0, a2 = 0, a3 = 0, b0 = counter + 1, b1 = 0, b2 = 0, b3 = 0;
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {
+        unsigned __int128 p = (unsigned __int128)a0 * PHILOX_TIMES0, q = (unsigned __int128)a2 * PHILOX_TIMES1;
+        unsigned __int128 r = (unsigned __int128)b0 * PHILOX_TIMES0, s = (unsigned __int128)b2 * PHILOX_TIMES1;
+        a0 = (uint64_t)(q >> 64) ^ a1 ^ keys[2 * round];
+        a2 = (uint64_t)(p >> 64) ^ a3 ^ keys[2 * round + 1];
+        b0 = (uint64_t)(s >> 64) ^ b1 ^ keys[2 * round];
+        b2 = (uint64_t)(r >> 64) ^ b3 ^ keys[2 * round + 1];
+        a1 = (uint64_t)q;
+        a3 = (uint64_t)p;
+        b1 = (uint64_t)s;
+        b3 = (uint64_t)r;
+    }
+    out[0] = a0, out[1] = a1, out[2] = a2, out[3] = a3, out[4] = b0, out[5] = b1, out[6] = b2, out[7] = b3;
+}
+
+static inline uint64_t philox_next(philox_t *draw) {
+    if (draw->used < 4) return draw->block[draw->used++];
+    for (int i = 0; i < 4 && !++draw->counter[i]; i++) {}
+    for (int i = 0; i < 4; i++) draw->block[i] = draw->counter[i];
+    philox_block(draw->key, draw->block);
     draw->used = 1;
-    return x[0];
+    return draw->block[0];
 }
 
 static inline uint32_t philox_half(philox_t *draw) {

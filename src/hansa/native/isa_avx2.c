@@ -1,9 +1,9 @@
 /* The kernels for AVX2 with FMA (Intel Haswell and AMD Zen onwards). */
 #if defined(__x86_64__)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,bmi,bmi2,popcnt"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,bmi,bmi2,popcnt,f16c,pclmul"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma,bmi,bmi2,popcnt")
+#pragma GCC target("avx2,fma,bmi,bmi2,popcnt,f16c,pclmul")
 #endif
 #define HANSA_LANES 8
 #define HANSA_NAME "avx2"

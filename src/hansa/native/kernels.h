@@ -1,5 +1,7 @@
 /* The table of one instruction set; included last by each isa_*.c. */
+#include "crc.h"
 #include "digest.h"
+#include "planes.h"
 #include "stack.h"
 #include "wire.h"
 
@@ -26,4 +28,9 @@ const hansa_kernels HANSA_KERNELS = {
     .sign_pack = sign_pack,
     .sign_add = sign_add,
     .reaching = reaching,
+    .crc32 = crc32_fold,
+    .highest32 = highest32,
+    .half_pack = half_pack,
+    .levels_pack = levels_pack,
+    .planes_pack = planes_pack,
 };

@@ -10,7 +10,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 3
+#define HANSA_ABI 4
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -107,6 +107,13 @@ typedef struct {
     void (*sign_add)(const uint8_t *const *bits, const float *scales, int64_t packets, int64_t n, int64_t fresh,
                      float *out);
     int64_t (*reaching)(const float *x, int64_t n, float threshold, int64_t room, int64_t *index, float *value);
+    uint32_t (*crc32)(const uint8_t *data, int64_t size, uint32_t crc); /* may be null */
+    float (*highest32)(const float *x, int64_t n);
+    void (*half_pack)(const float *x, int64_t n, const float *scale, float most, int64_t brain, uint16_t *out);
+    int64_t (*levels_pack)(const float *x, int64_t n, int64_t bucket, int64_t levels, int64_t width,
+                           const uint64_t *key, float *norms, uint8_t *out);
+    int64_t (*planes_pack)(const float *x, const int32_t *numbers, int64_t n, const float *scale, int64_t most,
+                           uint8_t *out);
 } hansa_kernels;
 
 extern const hansa_kernels hansa_avx512, hansa_avx2, hansa_base;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import zlib
 from collections.abc import Sequence
 from ctypes import c_int64
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class ServerStep(NamedTuple):
@@ -199,6 +201,64 @@ def reaching(
         if found <= room:
             return index[:found], value[:found]
         room = found
+
+
+def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
+    """zlib's CRC-32 of bytes, after those whose checksum is ``crc``."""
+    whole = data.size & ~15
+    kernel = native.load(isa).crc32
+    if whole < 64 or not kernel:
+        return zlib.crc32(data.data, crc)
+    return zlib.crc32(data[whole:].data, kernel(_pointer("crc32", "data", data, torch.uint8), whole, crc))
+
+
+def highest(x: Array, isa: str = "") -> float:
+    """The largest magnitude of a float32 vector; NaN or infinite where an entry is."""
+    return float(native.load(isa).highest32(_pointer("highest", "x", x, torch.float32), _size(x)))
+
+
+def half_pack(x: Array, exponent: int, most: float, brain: bool = False, isa: str = "") -> Bytes:
+    """Float32 entries x / 2^exponent, at most ``most`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
+    pointer, size = _pointer("half_pack", "x", x, torch.float32), _size(x)
+    out = allocate.empty(-(-size // 2), torch.float32).numpy().view(np.uint8)[: 2 * size]
+    native.load(isa).half_pack(pointer, size, _scale(exponent), most, int(brain), out.ctypes.data)
+    return out
+
+
+def levels_pack(
+    x: Array, bucket: int, levels: int, width: int, key: bytes | None, isa: str = ""
+) -> tuple[np.ndarray[Any, np.dtype[np.float32]], Bytes] | None:
+    """What `hansa.compress.quantize` sends of a float32 vector: the largest magnitude of each bucket, and a code of
+    ``width`` bits an entry; rounded by the Philox numbers of a 16-byte key, to nearest without one. None where an entry
+    is not finite."""
+    pointer, size = _pointer("levels_pack", "x", x, torch.float32), _size(x)
+    if not 1 <= levels <= 127 or width != (2 * levels).bit_length() or bucket % 8 or bucket < 8:
+        raise HansaError(f"levels_pack: {levels} levels of {width} bits in buckets of {bucket}.")
+    norms = np.empty(-(-size // bucket), np.float32)
+    length = -(-size * width // 8)
+    out = allocate.empty(-(-(length + 8) // 4), torch.float32).numpy().view(np.uint8)
+    words = None if key is None else (ctypes.c_uint64 * 2)(*np.frombuffer(key, "<u8").tolist())
+    args = pointer, size, bucket, levels, width, words, norms.ctypes.data, out.ctypes.data
+    return (norms, out[:length]) if native.load(isa).levels_pack(*args) else None
+
+
+def planes_pack(x: Array, room: int, exponent: int = 0, most: int = 1 << 24, isa: str = "") -> Bytes:
+    """What `hansa.compress.planes` makes of whole numbers (int32), or of rint(x / 2^exponent) (float32), at most
+    ``most`` <= 2^24 in magnitude; ``room`` bytes are enough for them."""
+    numbers = x.dtype in (torch.int32, np.int32)
+    pointer = _pointer("planes_pack", "x", x, torch.int32 if numbers else torch.float32)
+    out = np.empty(room + 8, np.uint8)
+    given = (None, pointer) if numbers else (pointer, None)
+    length = native.load(isa).planes_pack(*given, _size(x), _scale(exponent), most, out.ctypes.data)
+    if length < 0:
+        raise MemoryError("planes_pack: no memory for a block")
+    return out[:length]
+
+
+def _scale(exponent: int) -> Any:
+    """2^-exponent as two factors of float32, so that a product with both is rounded once."""
+    parts = (exponent, 0) if abs(exponent) <= 126 else (exponent // 2, exponent - exponent // 2)
+    return (ctypes.c_float * 2)(*(math.ldexp(1.0, -part) for part in parts))
 
 
 def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Array, fresh: bool, isa: str) -> None:

@@ -1,0 +1,192 @@
+/* Compressors that send something for every entry: 16-bit floats, and levels at a few bits. One pass each after the one
+ * that finds the largest magnitude; results equal NumPy's to the bit on every instruction set. */
+#ifndef HANSA_DENSE_H
+#define HANSA_DENSE_H
+
+#include <math.h>
+
+#include "draw.h"
+#include "native.h"
+#include "vector.h"
+
+enum { DENSE_CUT = 1024 };
+/* Between two loops: what the first has rounded stays rounded, no product is fused with a sum beyond it. */
+#define ROUNDED __asm__ volatile("" ::: "memory")
+
+INLINE uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+INLINE float bits_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The largest magnitude; as magnitudes and their bits have one order, infinity and NaN come out on top. */
+static float highest32(const float *x, int64_t n) {
+    uint32_t top = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = float_bits(x[i]) & 0x7fffffffu;
+        top = top < bits ? bits : top;
+    }
+    return bits_float(top);
+}
+
+INLINE uint16_t half_of(float unit, float most, int brain) {
+    float size = fabsf(unit) < most ? fabsf(unit) : most;
+    uint32_t sign = float_bits(unit) >> 16 & 0x8000u, bits = float_bits(size);
+    if (brain) return (uint16_t)(sign | (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    if (bits < 0x38800000u) return (uint16_t)(sign | (float_bits(size + 0.5f) - 0x3f000000u)); /* on the grid of 2^-24 */
+    return (uint16_t)(sign | (bits - 0x38000000u + 0xfffu + (bits >> 13 & 1u)) >> 13);
+}
+
+#if VL == 16
+typedef __m256i vh;
+INLINE vh float16_of(vf x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vh bfloat16_of(vf x) {
+    vi bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), splat_int(1));
+    bits = _mm512_add_epi32(_mm512_add_epi32(bits, splat_int(0x7fff)), odd);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+}
+INLINE vf within(vf x, float most) { return _mm512_max_ps(_mm512_min_ps(x, splat(most)), splat(-most)); }
+INLINE void store_half(uint16_t *p, vh x) { _mm256_storeu_si256((__m256i *)p, x); }
+#elif VL == 8
+typedef __m128i vh;
+INLINE vh float16_of(vf x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+INLINE vh bfloat16_of(vf x) {
+    vi bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), splat_int(1));
+    bits = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, splat_int(0x7fff)), odd), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+}
+INLINE vf within(vf x, float most) { return _mm256_max_ps(_mm256_min_ps(x, splat(most)), splat(-most)); }
+INLINE void store_half(uint16_t *p, vh x) { _mm_storeu_si128((__m128i *)p, x); }
+#endif
+
+/* x scale[0] scale[1], at most `most` in magnitude (`most` below 1), in 16 bits rounded to nearest even: float16, or
+ * bfloat16 if `brain`. */
+static void half_pack(const float *x, int64_t n, const float *scale, float most, int64_t brain, uint16_t *out) {
+    const float a = scale[0], b = scale[1];
+    int64_t i = 0;
+#if VL >= 8
+    for (; i + VL <= n; i += VL) {
+        vf unit = within(load(x + i) * splat(a) * splat(b), most);
+        store_half(out + i, brain ? bfloat16_of(unit) : float16_of(unit));
+    }
+#endif
+    for (; i < n; i++) out[i] = half_of(x[i] * a * b, most, brain != 0);
+}
+
+/* Eight codes of `width` <= 8 bits, a byte each, as the low `width` bytes of one word. */
+INLINE uint64_t squeezed(uint64_t word, int width) {
+    word = (word & 0x00ff00ff00ff00ffu) | (word & 0xff00ff00ff00ff00u) >> (8 - width);
+    word = (word & 0x0000ffff0000ffffu) | (word & 0xffff0000ffff0000u) >> 2 * (8 - width);
+    return (word & 0x00000000ffffffffu) | (word & 0xffffffff00000000u) >> 4 * (8 - width);
+}
+
+/* `count` codes, a byte each and zeros up to a multiple of eight, at `width` bits; returns the end, and may write seven
+ * bytes beyond it. */
+INLINE uint8_t *squeeze(const uint8_t *codes, int64_t count, int width, uint8_t *out) {
+    for (int64_t i = 0; i < count; i += 8) {
+        uint64_t word;
+        memcpy(&word, codes + i, 8);
+        word = squeezed(word, width);
+        memcpy(out + i / 8 * width, &word, 8);
+    }
+    return out + (count * width + 7) / 8;
+}
+
+#if VL == 16
+/* The upper half of x m, m = high 2^32 + low. */
+INLINE __m512i upper_half(__m512i x, __m512i high, __m512i low) {
+    __m512i up = _mm512_srli_epi64(x, 32), mask = _mm512_set1_epi64(0xffffffff);
+    __m512i t = _mm512_add_epi64(_mm512_mul_epu32(up, low), _mm512_srli_epi64(_mm512_mul_epu32(x, low), 32));
+    __m512i u = _mm512_add_epi64(_mm512_mul_epu32(x, high), _mm512_and_si512(t, mask));
+    t = _mm512_add_epi64(_mm512_mul_epu32(up, high), _mm512_srli_epi64(t, 32));
+    return _mm512_add_epi64(t, _mm512_srli_epi64(u, 32));
+}
+
+/* The blocks of eight counters that follow one another. */
+INLINE void philox_eight(const uint64_t *keys, uint64_t counter, uint64_t *out) {
+    const __m512i m0 = _mm512_set1_epi64((long long)PHILOX_TIMES0), m1 = _mm512_set1_epi64((long long)PHILOX_TIMES1);
+    const __m512i h0 = _mm512_srli_epi64(m0, 32), h1 = _mm512_srli_epi64(m1, 32);
+    __m512i x0 = _mm512_add_epi64(_mm512_set1_epi64((long long)counter), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+    __m512i x1 = _mm512_setzero_si512(), x2 = x1, x3 = x1;
+    UNROLL for (int round = 0; round < 10; round++) {
+        __m512i k0 = _mm512_set1_epi64((long long)keys[2 * round]), k1 = _mm512_set1_epi64((long long)keys[2 * round + 1]);
+        __m512i y0 = _mm512_ternarylogic_epi64(upper_half(x2, h1, m1), x1, k0, 0x96); /* exclusive or of three */
+        __m512i y2 = _mm512_ternarylogic_epi64(upper_half(x0, h0, m0), x3, k1, 0x96);
+        x1 = _mm512_mullo_epi64(x2, m1);
+        x3 = _mm512_mullo_epi64(x0, m0);
+        x0 = y0;
+        x2 = y2;
+    }
+    __m512i pairs[4] = {_mm512_unpacklo_epi64(x0, x1), _mm512_unpacklo_epi64(x2, x3), _mm512_unpackhi_epi64(x0, x1),
+                        _mm512_unpackhi_epi64(x2, x3)};
+    UNROLL for (int i = 0; i < 4; i++) {
+        __m128i *to = (__m128i *)(out + 2 * i);
+        _mm_storeu_si128(to, _mm512_extracti64x2_epi64(pairs[i], 0));
+        _mm_storeu_si128(to + 4, _mm512_extracti64x2_epi64(pairs[i], 1));
+        _mm_storeu_si128(to + 8, _mm512_extracti64x2_epi64(pairs[i], 2));
+        _mm_storeu_si128(to + 12, _mm512_extracti64x2_epi64(pairs[i], 3));
+    }
+}
+enum { PHILOX_AT_ONCE = 8 };
+#define philox_some philox_eight
+#else
+enum { PHILOX_AT_ONCE = 2 };
+#define philox_some philox_pair
+#endif
+
+/* The 32-bit numbers from `first`, a multiple of 8, on that Generator.random(dtype=float32) takes the upper 24 bits of: the
+ * lower half of each 64 bits first. Writes whole blocks. */
+static void draw_numbers(const uint64_t *keys, int64_t first, int64_t count, uint32_t *out) {
+    uint64_t block[4 * PHILOX_AT_ONCE];
+    for (int64_t i = 0; i < count; i += 8 * PHILOX_AT_ONCE) {
+        philox_some(keys, (uint64_t)(first + i) / 8 + 1, block);
+        memcpy(out + i, block, sizeof block);
+    }
+}
+
+/* Each entry as levels + l with l = |x| levels / M up or down by the draw (to nearest even without a key), signed as x;
+ * M, the largest magnitude of its bucket, goes to norms. Returns 0 where an entry is not finite. `out` has eight bytes
+ * more than the codes take. */
+static int64_t levels_pack(const float *x, int64_t n, int64_t bucket, int64_t levels, int64_t width,
+                           const uint64_t *key, float *norms, uint8_t *out) {
+    float scaled[DENSE_CUT];
+    uint32_t drawn[DENSE_CUT];
+    uint64_t keys[20];
+    uint8_t codes[DENSE_CUT];
+    const float top = (float)levels;
+    const int32_t middle = (int32_t)levels;
+    if (key) philox_keys(key, keys);
+    for (int64_t start = 0; start < n; start += bucket) {
+        int64_t stop = at_most(n, start + bucket);
+        float most = highest32(x + start, stop - start), over = most > 0 ? most : 1;
+        if (!isfinite(most)) return 0;
+        norms[start / bucket] = most;
+        for (int64_t i = start, some; i < stop; i += some) {
+            some = at_most(DENSE_CUT, stop - i);
+            const float *from = x + i;
+            for (int64_t j = 0; j < some; j++) scaled[j] = fabsf(from[j]) / over * top;
+            ROUNDED;
+            if (key) {
+                draw_numbers(keys, i, some, drawn);
+                for (int64_t j = 0; j < some; j++) scaled[j] = scaled[j] + (float)(int32_t)(drawn[j] >> 8) * 0x1p-24f;
+            } else {
+                for (int64_t j = 0; j < some; j++) scaled[j] = (scaled[j] + 0x1.8p23f) - 0x1.8p23f;
+            }
+            for (int64_t j = 0; j < some; j++) {
+                int32_t level = (int32_t)(scaled[j] < top ? scaled[j] : top);
+                codes[j] = (uint8_t)(from[j] < 0 ? middle - level : middle + level);
+            }
+            for (int64_t j = some; j % 8; j++) codes[j] = 0;
+            out = squeeze(codes, some, (int)width, out);
+        }
+    }
+    return 1;
+}
+
+#endif
