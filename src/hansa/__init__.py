@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from hansa.rounds.faults import faults
     from hansa.runs.driver import Run
     from hansa.runs.metrics import load_run
+    from hansa.runs.proposals import between
     from hansa.runs.trained import load_model, predict
-    from hansa.study import compare, resume, run
+    from hansa.study import compare, resume, run, search
     from hansa.tasks import Task
     from hansa.vectors.layout import Layout
 
@@ -34,6 +35,7 @@ _HOMES = {
     "Run": "hansa.runs.driver",
     "Runs": "hansa.report.results",
     "Task": "hansa.tasks",
+    "between": "hansa.runs.proposals",
     "cite": "hansa.citations",
     "compare": "hansa.study",
     "faults": "hansa.rounds.faults",
@@ -42,6 +44,7 @@ _HOMES = {
     "predict": "hansa.runs.trained",
     "resume": "hansa.study",
     "run": "hansa.study",
+    "search": "hansa.study",
     "workers": "hansa.engine",
 }
 """Where each public name is at home; the others are rooms. All are imported when they are first asked for."""
@@ -59,6 +62,7 @@ __all__ = [
     "Runs",
     "Task",
     "aggregate",
+    "between",
     "cite",
     "compare",
     "compress",
@@ -75,6 +79,7 @@ __all__ = [
     "resume",
     "run",
     "sample",
+    "search",
     "server",
     "store",
     "tasks",

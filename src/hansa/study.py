@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack, overload
@@ -27,8 +28,11 @@ from hansa.runs.driver import run as run_in_memory
 from hansa.runs.experiment import Experiment, Maker, identity
 from hansa.runs.folder import RunFolder, slug
 from hansa.runs.group import GroupFolder, per_seed, seed_list
+from hansa.runs.proposals import Axis, Search
 from hansa.store import ClientStore
 from hansa.tasks import TaskLike
+
+log = logging.getLogger("hansa")
 
 
 class Options(TypedDict, total=False):
@@ -162,6 +166,52 @@ def compare(
             kept = None if out is None else _Folder(Path(out) / places[name], name, overwrite, checkpoint_every)
             found[name] = _runs(algorithm, task, rounds, seed_list(seeds, 0, "compare"), kept, options, shown, name)
     return Comparison(found)
+
+
+def search(
+    make: Callable[..., Algorithm],
+    task: TaskLike,
+    axes: Mapping[str, Axis],
+    *,
+    rounds: int,
+    trials: int = 20,
+    metric: str = "test_accuracy",
+    seeds: int | Sequence[int] = 1,
+    prune: bool = True,
+    out: Path | str | None = None,
+    progress: bool = False,
+    checkpoint_every: int = 10,
+    **options: Unpack[Options],
+) -> Search:
+    """Look for the arguments of ``make``, a function that gives an algorithm, with which ``metric`` is best.
+
+    ``hansa.search(presets.fedams, task, {"local_lr": hansa.between(1e-3, 1, log=True), "steps": [5, 10]}, rounds=40)``:
+    an axis is a range or a list of values. Every trial is run with all ``seeds`` and valued by the mean over them of
+    the metric's last five; ``prune`` ends early those that lag behind the median. The answer has ``best`` and
+    ``trials``. With ``out`` the same call goes on where a search was. Needs the extra ``optuna``.
+    """
+    whole("search", "rounds", rounds)
+    seed_of = seed_list(seeds, 0, "search")
+    found = Search(axes, metric, seeds=len(seed_of), rounds=rounds, prune=prune, folder=out, facts={"task": task.name})
+    with keep_workers(), progress_of(progress) as shown:
+        for asked in found.ask(trials):
+            title = ", ".join(f"{name}={value!r}" for name, value in asked.point.items())
+            watched: Options = {**options, "callbacks": [*options.get("callbacks", ()), asked]}
+            algorithm, failed = make(**asked.point), False
+            for seed in seed_of:
+                kept = None
+                if out is not None:
+                    kept = _Folder(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
+                asked.next_seed()
+                try:
+                    asked.take(_run(algorithm, task, rounds, seed, kept, None, watched, shown, title).history)
+                except HansaError as error:  # a rate at which nothing was admitted is worth no run
+                    log.warning("trial %d, %s: %s", asked.trial.number, title, error)
+                    failed = True
+                if failed or asked.hopeless:
+                    break
+            asked.tell(failed=failed)
+    return found
 
 
 def resume(

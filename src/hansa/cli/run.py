@@ -252,6 +252,7 @@ def follow(
     stopper: Stopper,
     track: Sequence[str] = (),
     title: str | None = None,
+    watch: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run one experiment to its end or to the stop; a failure inside is told with where the run lies."""
     from hansa.errors import HansaError
@@ -259,7 +260,11 @@ def follow(
 
     title = experiment.config.title if title is None else title
     done = experiment.run.state.round
-    callbacks: list[Callback] = [shown.follow(title, experiment.config.rounds, done), *trackers(track, experiment)]
+    callbacks: list[Callback] = [
+        shown.follow(title, experiment.config.rounds, done),
+        *trackers(track, experiment),
+        *watch,
+    ]
     try:
         return experiment.go([*callbacks, stopper])
     except HansaError as error:

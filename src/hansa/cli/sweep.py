@@ -36,7 +36,12 @@ class Row(NamedTuple):
 @guarded
 def sweep(
     config: Annotated[Path, typer.Argument(help="A YAML file, a preset's name, or MODULE:FUNCTION of yours.")],
-    grid: Annotated[list[str], typer.Argument(metavar="KEY=V1,V2,...", help="Keys and the values each is to take.")],
+    grid: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=V1,V2,...", help="Keys and the values each is to take; for a search also LOW..HIGH[:log]."
+        ),
+    ],
     metric: Annotated[str, typer.Option(help="What is compared, as the mean of its last five.")] = "test_accuracy",
     sets: Sets = None,
     rounds: Rounds = None,
@@ -48,9 +53,16 @@ def sweep(
     report: Annotated[
         Path | None, typer.Option("--report", help="Where the page of curves goes; by default into that folder.")
     ] = None,
+    search: Annotated[
+        str | None, typer.Option("--search", help="Look for the best point instead of trying all: optuna.")
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", help="How many points a search tries.", min=1)] = 20,
+    prune: Annotated[bool, typer.Option(help="A search ends runs that lag behind the median.")] = True,
     quiet: Quiet = False,
 ) -> None:
     """Run every combination of the given values, with every seed. A sweep that was stopped goes on where it was.
+
+    With --search optuna, values are proposed instead, from ranges such as local.lr=1e-3..1:log or among those given.
 
     Seeds are not chosen among: `seed=0,1,2` in the grid is --seeds 0,1,2, and points are ranked by the means over them.
     """
@@ -61,22 +73,47 @@ def sweep(
     if listed is not None and (seed is not None or seeds is not None):
         raise _twice()
     asked = changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device)
-    made = [(point, name, read_config(config, None, [*asked, *pairs])) for name, point, pairs in points(axes)]
-    configs: dict[str, Config | Entry] = {name or each.title: each for _, name, each in made}
-    entries = entries_of(configs, folder, quiet)
-    rows = [Row(point, *combined(entry.histories), entry) for (point, *_), entry in zip(made, entries, strict=True)]
+    if search is None:
+        made = [(point, name, read_config(config, None, [*asked, *pairs])) for name, point, pairs in points(axes)]
+        configs: dict[str, Config | Entry] = {name or each.title: each for _, name, each in made}
+        found = list(zip([point for point, *_ in made], entries_of(configs, folder, quiet), strict=True))
+        told = ""
+    else:
+        found, told = _search(search, config, axes, asked, metric, trials, prune, folder, quiet)
+    entries = [entry for _, entry in found]
+    rows = [Row(point, *combined(entry.histories), entry) for point, entry in found]
     ranked = ranking(rows, metric)
     _write(folder / "results.csv", ranked, metric)
     _write_runs(folder / "runs.csv", ranked, metric)
     page = folder / "report.html" if report is None else report
     write_page(entries, page, title=f"A sweep of {config}")
     out().print(_table(ranked, metric))
-    best = "  ".join(f"--set {key}={value}" for key, value in ranked[0].point.items())
-    out().print(
-        f"\nbest: {best or 'the only point'}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}",
-        markup=False,
-        soft_wrap=True,
-    )
+    best = "  ".join(f"--set {key}={value}" for key, value in ranked[0].point.items()) or "the only point"
+    told += f"\nbest: {best}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}"
+    out().print(told, markup=False, soft_wrap=True)
+
+
+def _search(
+    kind: str,
+    config: Path,
+    axes: Sequence[str],
+    asked: Sequence[str],
+    metric: str,
+    trials: int,
+    prune: bool,
+    folder: Path,
+    quiet: bool,
+) -> tuple[list[tuple[dict[str, str], Entry]], str]:
+    """The finished points of a search, and how it went."""
+    from hansa.cli.trials import searched
+    from hansa.errors import HansaError, refuse
+
+    if kind != "optuna":
+        raise refuse("sweep", "search", kind, "optuna")
+    made, found = searched(config, axes, asked, metric, trials, prune, folder, quiet)
+    if not found:
+        raise HansaError(f"{folder}: {made.counts()}: no point was finished. Other ranges, or --no-prune?")
+    return found, f"\n{made.counts()}"
 
 
 def without_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
@@ -105,21 +142,34 @@ def points(grid: Sequence[str]) -> list[tuple[str, dict[str, str], list[str]]]:
     ['local.lr=0.1 local.steps=1', 'local.lr=0.1 local.steps=5', 'local.lr=0.2 local.steps=1']
     """
     from hansa.errors import HansaError
+    from hansa.runs.proposals import read_range
 
     axes: dict[str, list[str]] = {}
-    for word in grid:
-        key, equals, values = word.partition("=")
-        if not equals or not key or not values:
-            raise HansaError(f"{word}: expected KEY=V1,V2,..., such as local.lr=0.01,0.1.")
-        if key in axes:
-            raise HansaError(f"{word}: {key} stands twice in the grid.")
-        axes[key] = split_values(values)
+    for key, text, values in axis_values(grid):
+        if read_range(text) is not None:
+            raise HansaError(f"{key}={text}: a range has no end of points: --search optuna draws from it.")
+        axes[key] = values
     combined = []
     for choice in itertools.product(*axes.values()):
         point = dict(zip(axes, choice, strict=True))
         pairs = [f"{key}={value}" for key, value in point.items()]
         combined.append((" ".join(pairs), point, pairs))
     return combined
+
+
+def axis_values(grid: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+    """The axes of a grid: the key, what stands there, and its values."""
+    from hansa.errors import HansaError
+
+    found: dict[str, tuple[str, str, list[str]]] = {}
+    for word in grid:
+        key, equals, values = word.partition("=")
+        if not equals or not key or not values:
+            raise HansaError(f"{word}: expected KEY=V1,V2,..., such as local.lr=0.01,0.1.")
+        if key in found:
+            raise HansaError(f"{word}: {key} stands twice in the grid.")
+        found[key] = key, values, split_values(values)
+    return list(found.values())
 
 
 def split_values(text: str) -> list[str]:
