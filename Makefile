@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
 
-.PHONY: demo e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: docs dist demo e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make bench  speed against peers  make bench-quick  without peers"
 	@echo "make fuzz   packets, readers     make torture      kills, corruptions, losses: the long forms"
 	@echo "make e2e    engines of others: Ray"
+	@echo "make docs   the site, into build/site    make dist  wheel and sdist, tried in a fresh environment"
 	@echo "make sanitize  the native kernels under address and undefined-behaviour sanitizers"
 
 # torch first, so that nothing else decides which build of it is taken
@@ -59,6 +60,25 @@ bench: $(VENV)/.ready
 
 bench-quick: $(VENV)/.ready
 	$(BIN)/python benchmarks/bench.py --quick
+
+# warnings are errors: every link and anchor is checked; the site opens from the file system and asks the network for nothing
+docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "build/site/index.html"
+
+# the wheel must carry the native code; the demo runs from what a user would install, far from the checkout
+dist: $(VENV)/.ready
+	rm -rf build/dist build/try build/lib*
+	$(BIN)/pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m zipfile -l build/dist/*.whl | grep '_kernels.*\.so'
+	$(PYTHON) -m venv build/try
+	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/dist/*.whl
+	cd build/try && bin/hansa demo --tiny && bin/hansa reproduce cams-table-2 --scale smoke --quiet
+	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --force-reinstall build/dist/*.tar.gz
+	cd build/try && bin/hansa demo --tiny
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

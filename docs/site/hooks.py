@@ -1,0 +1,67 @@
+"""What the site is made of beside its pages: references read off the code, and the project's own files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rooms import ROOMS
+
+ROOT = Path(__file__).parents[2]
+FILES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
+"""Files of the project's top folder that are pages of the site."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not written by hand."""
+    for name, page in FILES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=_inside(re.sub(r"\]\(docs/", "](", text))))
+    files.append(File.generated(config, "reference/cli.md", content=_told("cli")))
+    files.append(File.generated(config, "reference/config.md", content=_told("config")))
+    pages = dict(_api())
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links from pages to the project's own files."""
+    return _inside(markdown)
+
+
+def _inside(markdown: str) -> str:
+    for name, page in FILES.items():
+        markdown = re.sub(rf"\]\((\.\./)?{re.escape(name)}", f"]({page}", markdown)
+    return re.sub(r"\[([^\]]+)\]\((\.\./)?(LICENSE|NOTICE|README\.md|examples/[^)]*)\)", r"\1", markdown)
+
+
+def _told(what: str) -> str:
+    """A reference that the package prints of itself, in a process of its own: the site needs no torch, this does."""
+    told = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("reference.py")), what],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return told.stdout
+
+
+def _api() -> Iterator[tuple[str, str]]:
+    rooms = [f"- [`hansa.{room}`]({room}.md)" for room in ROOMS]
+    head = "# Python\n\nThe names of the package itself; the rooms have pages of their own.\n\n"
+    yield "reference/api.md", head + "\n".join(["- [`hansa`](package.md)", *rooms]) + "\n"
+    for line in _told("names").splitlines():
+        page, _, names = line.partition(" ")
+        title = "hansa" if page == "package" else f"hansa.{page}"
+        yield f"reference/{page}.md", f"# {title}\n\n" + "\n\n".join(f"::: {name}" for name in names.split()) + "\n"
