@@ -30,6 +30,7 @@ LAYERS = (
     ("registry",),
     ("config",),
     ("runs",),
+    ("sites",),
     ("report",),
     ("recipes", "advice"),
     ("study",),

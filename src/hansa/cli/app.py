@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hansa.cli import advise, after, compare, data, inspect, reproduce, run, sweep
+from hansa.cli import advise, after, compare, data, federate, inspect, reproduce, run, sweep
 from hansa.cli.console import Naming
 
 app = typer.Typer(
@@ -31,6 +31,9 @@ app.command("parts", cls=Naming)(inspect.parts)
 app.command("topology", cls=Naming)(inspect.topology)
 app.command("cite", cls=Naming)(inspect.cite)
 app.command("demo")(compare.demo)
+app.command("serve")(federate.serve)
+app.command("join")(federate.join)
+app.command("keys")(federate.keys)
 app.add_typer(data.app, name="data")
 app.add_typer(inspect.config, name="config")
 

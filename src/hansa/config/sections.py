@@ -215,10 +215,17 @@ class CompressSection(Section):
 class EngineSection(Section):
     """What carries clients' work; the result does not depend on it."""
 
-    kind: Literal["pool", "ray"] = "pool"
-    """The pool of this machine, or actors of a Ray cluster (pip install 'hansa[ray]')."""
+    kind: Literal["pool", "ray", "flower"] = "pool"
+    """The pool of this machine; actors of a Ray cluster (pip install 'hansa[ray]'); or sites that hold their own data,
+    over Flower (pip install 'hansa[flower]', `hansa serve`)."""
     address: str | None = None
     """Of the Ray cluster; by default one is started here for the run."""
+    sites: dict[str, Count | list[CountOrNone]] = {}
+    """Of a federation: names, each with how many clients are there, or which."""
+    deadline: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that a site has to answer in a round; then the round goes on without it."""
+    enough: Count | None = None
+    """Sites whose answers suffice to close a round; by default all are waited for."""
 
 
 class EvaluateSection(Section):

@@ -13,6 +13,7 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.request import Recall, as_it_is
 from hansa.errors import HansaError, refuse
+from hansa.federation.charge import REFUSED, Refused
 from hansa.federation.exchange import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
 from hansa.rounds import Opened, frames
 from hansa.rounds.admission import sender
@@ -56,6 +57,9 @@ class Federation:
     times; then its reporters are lost to the round. A round's orders say how far back the server may have to go: sites
     keep what they need for that.
 
+    A site that stayed silent is a suspect: it is asked like the others, but nobody waits for it alone, until it answers
+    again. With ``enough`` a round closes as soon as so many sites have answered, whoever they are.
+
     ``where`` says on whose test rows the model is evaluated. At the sites it is sums that come back, folded in the
     order of the sites' names: ``sites_test_loss``, ``sites_test_accuracy`` where the task counts hits, of
     ``sites_test_rows`` rows.
@@ -74,12 +78,15 @@ class Federation:
         limit: int | None = None,
         keep_from: Callable[[], int] | None = None,
         where: Where = "server",
+        enough: int | None = None,
     ) -> None:
         self.algorithm, self.task, self.transport = algorithm, task, transport
         self.attempts, self.limit, self.keep_from, self.where = attempts, limit, keep_from, where
         if where not in ("server", "sites", "both"):
             raise refuse("Federation", "where", where, "'server', 'sites' or 'both'")
+        self.enough = enough
         self.refusals = Refusals()
+        self.suspects: set[str] = set()
         self.sites = {name: tuple(clients) for name, clients in sites.items()}
         self._bytes: dict[str, SiteBytes] = {}
         self._home = {client: name for name, clients in sites.items() for client in clients}
@@ -105,23 +112,26 @@ class Federation:
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         """Reports as sites answer; a site that stays silent costs its reporters the round."""
         told = {name: self._told(mine, recall) for name, mine in self._by_site(orders).items()}
+        asked = len(told)
         for _ in range(self.attempts):
             for name, message in told.items():
                 self._send(name, message.to_bytes())
-            while told:
-                arrived = self.transport.receive()
-                if not arrived:
-                    break
+            while self._waits(told, asked) and (arrived := self.transport.receive()):
                 for name, data in arrived:
                     reports = self._heard(name, data, told)
                     if reports is not None:
                         yield from reports
-            if not told:
-                return
+            if not self._waits(told, asked):
+                break
+        self.suspects |= set(told)
         for name, message in told.items():
-            for order in message.orders:
-                lost = [Lost(client, "silent", f"site {name} did not answer") for client in order.reporters]
-                yield Report(order.cohort, lost=tuple(lost))
+            yield from _lost(message, "silent", f"site {name} did not answer")
+
+    def _waits(self, told: Collection[str], asked: int) -> bool:
+        """Whether somebody is still to answer for whom it is worth waiting."""
+        if not told or (self.enough is not None and asked - len(told) >= self.enough):
+            return False
+        return bool(set(told) - self.suspects) or len(told) == asked
 
     def _send(self, site: str, data: bytes) -> None:
         self._bytes.setdefault(site, SiteBytes()).down_bytes += len(data)
@@ -165,7 +175,11 @@ class Federation:
     def _heard(self, site: str, data: bytes, told: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
         """A site's reports; None where the frame was refused, came twice, or asks for more mail."""
         self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
+        self.suspects.discard(site)
         try:
+            if frames.kind_of(data) == REFUSED and site in told:
+                refusal = self._refused(site, data)
+                return _lost(told.pop(site), "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
             if frames.kind_of(data) == "marks":
                 raise NotOurs("unasked", f"site {site} answers an exam that is over")
             answer = RoundReports.from_bytes(data, limit=self.limit)
@@ -231,13 +245,12 @@ class Federation:
         for _ in range(self.attempts):
             for name in sorted(waiting):
                 self._send(name, data)
-            while waiting and (arrived := self.transport.receive()):
+            while self._waits(waiting, len(self.sites)) and (arrived := self.transport.receive()):
                 for name, reply in arrived:
                     found = self._marked(name, reply, exam, waiting)
                     if found is not None:
                         marks[name] = found
-                        waiting.discard(name)
-            if not waiting:
+            if not self._waits(waiting, len(self.sites)):
                 break
         if waiting:
             log.warning(
@@ -245,9 +258,14 @@ class Federation:
             )
         return _folded([marks[name] for name in sorted(marks)])
 
-    def _marked(self, site: str, data: bytes, exam: Exam, waiting: Collection[str]) -> Marks | None:
+    def _marked(self, site: str, data: bytes, exam: Exam, waiting: set[str]) -> Marks | None:
         self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
+        self.suspects.discard(site)
         try:
+            if frames.kind_of(data) == REFUSED and site in waiting:
+                self._refused(site, data)
+                waiting.discard(site)
+                return None
             if frames.kind_of(data) == "reports" or site not in waiting:
                 raise NotOurs("unasked", f"site {site} answers what is over")
             found = Marks.from_bytes(data, limit=self.limit)
@@ -258,10 +276,25 @@ class Federation:
         except HansaError as error:
             self.refusals.note_error(error)
             return None
+        waiting.discard(site)
         return found
+
+    def _refused(self, site: str, data: bytes) -> Refused:
+        """A site's own refusal, counted apart from ours."""
+        refusal = Refused.from_bytes(data, limit=self.limit)
+        self.refusals.note(f"by the site: {refusal.reason}", f"site {site}: {refusal.detail}")
+        return refusal
 
     def close(self) -> None:
         return None
+
+
+def _lost(message: RoundOrders, reason: str, detail: str) -> tuple[Report, ...]:
+    """Reports that all reporters of a site are lost to the round."""
+    return tuple(
+        Report(order.cohort, lost=tuple(Lost(client, reason, detail) for client in order.reporters))
+        for order in message.orders
+    )
 
 
 def _stamped(report: Report, kept: Collection[int]) -> Report:

@@ -312,10 +312,18 @@ def _engine(config: Config, done: int) -> EngineFactory:
         raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Leave it at server.")
     if config.engine.kind == "ray":
         return partial(RayPool, workers=workers, address=config.engine.address)
+    if config.engine.kind == "flower":
+        raise HansaError("engine: flower: the clients are at sites, which `hansa serve` asks. Run it with that.")
     return choose(workers, config.rounds - done, devices=devices(config.device))
 
 
-def living_run(config: Config, held: data.FederatedData, store: ClientStore | None = None, done: int = 0) -> Run:
+def living_run(
+    config: Config,
+    held: data.FederatedData,
+    store: ClientStore | None = None,
+    done: int = 0,
+    engine: EngineFactory | None = None,
+) -> Run:
     """A run of a configuration on its data, before the first of its rounds."""
     if config.seeds is not None:
         raise HansaError("seeds: one run has one seed; several are carried out one by one: hansa.runs.group.per_seed.")
@@ -335,7 +343,7 @@ def living_run(config: Config, held: data.FederatedData, store: ClientStore | No
         faults=parts.FAULTS.build(config.faults),
         max_norm=config.max_norm,
         measures=observed,
-        engine=_engine(config, done),
+        engine=_engine(config, done) if engine is None else engine,
     )
     run.ledger = Ledger(parts.LINKS.build(config.links))
     return run

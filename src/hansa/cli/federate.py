@@ -1,0 +1,163 @@
+"""``hansa serve``, ``hansa join`` and ``hansa keys``: a federation of real sites."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hansa.cli.console import err, guarded
+from hansa.cli.run import Quiet, Rounds, Sets, Track, carry_out, changes, read_config
+
+if TYPE_CHECKING:
+    from hansa.sites.agent import Source
+
+INSECURE = (
+    "without TLS and without keys: whoever reaches the port can read and change everything that travels, and claim to "
+    "be any site. For trials on this machine only."
+)
+Keys = Annotated[Path | None, typer.Option("--keys", help="The folder of keys, as `hansa keys` makes them.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: trials on this machine only.")]
+
+
+@guarded
+def serve(
+    config: Annotated[Path, typer.Argument(help="A YAML file with engine: {kind: flower, sites: ...}.")],
+    keys: Keys = None,
+    insecure: Insecure = False,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 listens on all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port that sites connect to.", min=1, max=65535)] = 8443,
+    sets: Sets = None,
+    rounds: Rounds = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The run's folder; by default a new one below runs/.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out, if there is one.")] = False,
+    track: Track = None,
+    quiet: Quiet = False,
+) -> None:
+    """Be the server of a federation: wait for the sites, then run the configuration on their data."""
+    from hansa.runs.folder import RunFolder, slug
+    from hansa.runs.trackers import check
+    from hansa.sites.certificates import ServerKeys
+    from hansa.sites.serve import Server, placed
+    from hansa.sites.superlink import SuperLink
+
+    check(track or [])
+    asked = read_config(config, None, changes(sets, rounds))
+    held = None if _chosen(keys, insecure) is None else ServerKeys(Path(str(keys)))
+    link = SuperLink(list(placed(asked.engine)), held, host=host, port=port)
+    try:
+        server = Server(asked, link)
+        if resume and folder is not None and RunFolder(folder).exists:
+            experiment = server.resumed(folder, rounds=rounds)
+        else:
+            err().print(f"waiting on {link.address} for {', '.join(server.sites)}", markup=False, soft_wrap=True)
+            numbered = folder is None
+            where = Path("runs") / slug(asked.title) if folder is None else folder
+            experiment = server.new(where, numbered=numbered)
+        carry_out(experiment, quiet, track or [])
+    finally:
+        link.close()
+
+
+@guarded
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Of the server.")] = "127.0.0.1:8443",
+    site: Annotated[str, typer.Option("--site", help="This site, as the server's configuration calls it.")] = "",
+    held: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            help="This site's data: MODULE:FUNCTION, a YAML file with a data section, or the name of a data set; "
+            "`config` takes this site's clients of the configuration's own data, on trials.",
+        ),
+    ] = "",
+    policy: Annotated[Path | None, typer.Option("--policy", help="A YAML file: what this site takes part in.")] = None,
+    keys: Keys = None,
+    insecure: Insecure = False,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Where the clients' memory is kept; by default sites/NAME.")
+    ] = None,
+) -> None:
+    """Be a site of a federation: train this site's clients when the server asks; their data never leaves."""
+    from hansa.errors import HansaError
+    from hansa.sites.agent import Agent
+    from hansa.sites.certificates import SiteKeys
+    from hansa.sites.policy import Policy
+    from hansa.sites.supernode import SuperNode
+
+    if not site or not held:
+        raise HansaError("join: expected --site NAME and --data ...")
+    rules = Policy() if policy is None else Policy.load(policy)
+    own = None if _chosen(keys, insecure) is None else SiteKeys(Path(str(keys)))
+    agent = Agent(site, source(held), Path("sites") / site if folder is None else folder, rules)
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    node = SuperNode(site, address, own, agent.handle, limit=rules.message)
+    err().print(f"site {site} joins {address}; Ctrl-C leaves", markup=False, soft_wrap=True)
+    told: dict[str, int] = {}
+    try:
+        while not over.wait(1.0):
+            for reason, count in agent.refusals.counts.items():
+                if told.get(reason) != count:
+                    told[reason] = count
+                    text = f"refused ({reason}, {count} so far): {agent.refusals.last[reason]}"
+                    err().print(text, markup=False, soft_wrap=True)
+    finally:
+        node.close()
+    err().print(f"site {site} has left after {agent.rounds} answers", markup=False, soft_wrap=True)
+
+
+@guarded
+def keys(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the keys.")],
+    sites: Annotated[str, typer.Option("--sites", help="Names of the sites, with commas between.")],
+    hosts: Annotated[
+        str, typer.Option("--hosts", help="Names and addresses by which sites reach the server, with commas between.")
+    ] = "localhost,127.0.0.1",
+) -> None:
+    """Make the certificates and keys of a trial federation: one folder for the server, one to hand to each site."""
+    from hansa.sites import certificates
+
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    certificates.make(folder, names, [host.strip() for host in hosts.split(",") if host.strip()])
+    err().print(f"{folder}/server stays with the server; hand each site its own folder:", markup=False)
+    for name in names:
+        err().print(f"  {folder}/{name}", markup=False)
+    err().print(f"{folder}/ca.key can make more certificates: keep it away from both.", markup=False, soft_wrap=True)
+
+
+def source(said: str) -> Source:
+    """Where a site's data comes from, as the command line says it."""
+    from hansa.config import build, from_text, load
+    from hansa.registry import user_code
+    from hansa.sites.agent import Source
+
+    if said == "config":
+        return Source(build.federated, shared=True)
+    if user_code.is_place(said):
+        section: Any = {"factory": said}
+    elif Path(said).suffix in (".yaml", ".yml"):
+        section = load(said).data.model_dump(exclude_defaults=True)
+    else:
+        section = {"name": said}
+    from hansa.config.text import dump
+
+    own = from_text(dump({"data": section}), source="--data")
+    return Source(lambda config: build.federated(own))
+
+
+def _chosen(keys: Path | None, insecure: bool) -> Path | None:
+    """Keys, or the explicit wish to do without."""
+    from hansa.errors import HansaError
+
+    if (keys is None) != insecure:
+        raise HansaError("expected --keys FOLDER (`hansa keys` makes one), or --insecure, and not both.")
+    if insecure:
+        err().print(f"insecure: {INSECURE}", style="yellow", markup=False, soft_wrap=True)
+    return keys
