@@ -19,7 +19,7 @@ LAYERS = (
     ("keys", "schedule", "protocols", "citations", "notebook", "devices"),
     ("native",),
     ("vectors",),
-    ("server", "compress", "gossip"),
+    ("server", "compress", "gossip", "augment"),
     ("aggregate", "local", "sample"),
     ("algorithm",),
     ("presets", "measures", "store"),

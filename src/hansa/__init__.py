@@ -5,7 +5,21 @@ from typing import TYPE_CHECKING
 from hansa.later import later
 
 if TYPE_CHECKING:
-    from hansa import aggregate, compress, data, gossip, local, measures, models, presets, sample, server, store, tasks
+    from hansa import (
+        aggregate,
+        augment,
+        compress,
+        data,
+        gossip,
+        local,
+        measures,
+        models,
+        presets,
+        sample,
+        server,
+        store,
+        tasks,
+    )
     from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
     from hansa.citations import cite
     from hansa.engine import workers
@@ -62,7 +76,10 @@ __all__ = [
     "Runs",
     "Task",
     "aggregate",
-    "between",
+    from hansa import (
+        augment,
+        between,
+    )
     "cite",
     "compare",
     "compress",

@@ -87,6 +87,12 @@ def non_negative(part: str, argument: str, value: object, remedy: str = "") -> N
         raise refuse(part, argument, value, f"{argument} >= 0", remedy)
 
 
+def finite(part: str, argument: str, value: object, remedy: str = "") -> None:
+    """Refuse anything but a finite number."""
+    if _number(value) is None:
+        raise refuse(part, argument, value, "a finite number", remedy)
+
+
 def fraction(part: str, argument: str, value: object, remedy: str = "", *, above_zero: bool = True) -> None:
     """Refuse anything but a number in (0, 1], or [0, 1] with ``above_zero=False``."""
     number = _number(value)

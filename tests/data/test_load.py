@@ -183,7 +183,9 @@ def test_spellings_of_a_name_are_one() -> None:
 
 
 def test_options_that_a_set_does_not_take_are_refused() -> None:
-    with pytest.raises(HansaError, match="fashion-mini: takes no options, found stride"):
+    with pytest.raises(
+        HansaError, match="fashion-mini: takes normalize: true or false and no other options, found stride"
+    ):
         load("fashion-mini", stride=2)
     with pytest.raises(HansaError, match=r"synthetic: .*gamma"):
         federate("synthetic", gamma=2)
@@ -219,3 +221,10 @@ def test_the_data_folder_is_the_given_then_the_environments_then_the_platforms(
     assert data_folder(tmp_path / "other") == tmp_path / "other"
     monkeypatch.setenv("HANSA_DATA", "")
     assert data_folder().parts[-2:] == ("hansa", "data")
+
+
+def test_images_are_left_within_0_and_1_where_that_is_asked_for() -> None:
+    plain, normalised = load("fashion-mini", normalize=False), load("fashion-mini")
+    assert float(plain.inputs.min()) == 0
+    assert float(plain.inputs.max()) == 1
+    assert torch.allclose((plain.inputs[:5] - 0.2860) / 0.3530, normalised.inputs[:5], atol=1e-6)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hansa.augment import Augmentation
 from hansa.data import Partition
 from hansa.registry import slot
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import LinkModel
 
+AUGMENT = slot(Augmentation | Sequence[Augmentation])
 FAULTS = slot(faults)
 LINKS = slot(LinkModel)
 PARTITION = slot(Partition)

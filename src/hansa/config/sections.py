@@ -44,6 +44,9 @@ class DataSection(Section):
     """Of the partition; by default the run's seed."""
     folder: str | None = None
     """Where the files are; by default HANSA_DATA, or the platform's cache folder."""
+    augment: Annotated[Any, parts.AUGMENT] = None
+    """What training batches go through, in turn: [{kind: crop, padding: 4}, flip], or MODULE:FUNCTION of yours that
+    takes (batch, generator)."""
     factory: str | None = None
     """MODULE:FUNCTION that gives your data, whole or federated, in place of a name. Reading such a file runs that
     module's code."""

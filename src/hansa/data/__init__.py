@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hansa.data.heterogeneity import SETTINGS, Setting, setting
     from hansa.data.loading import FileState, check, federate, load, names, present
     from hansa.data.location import data_folder
-    from hansa.data.partitions import Partition, dirichlet, iid, natural, quantity_skew, shards
+    from hansa.data.partitions import Partition, dirichlet, iid, kept, natural, quantity_skew, shards
     from hansa.data.sources import SOURCES, Source, source
     from hansa.data.split import Split, load_split, save_split, saved
     from hansa.data.summary import Summary, label_counts
@@ -41,6 +41,7 @@ __all__ = [
     "from_dataset",
     "from_hf",
     "iid",
+    "kept",
     "label_counts",
     "load",
     "load_split",
@@ -82,6 +83,7 @@ HOMES = {
     "from_dataset": "hansa.data.arrays",
     "from_hf": "hansa.data.arrays",
     "iid": "hansa.data.partitions",
+    "kept": "hansa.data.partitions",
     "label_counts": "hansa.data.summary",
     "load": "hansa.data.loading",
     "load_split": "hansa.data.split",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,15 @@ class FileState:
 def load(name: str | Source, folder: Path | str | None = None, **options: Any) -> Dataset:
     """A data set by name, its files verified by SHA-256 where one is known, images scaled and normalised.
 
+    ``normalize=False`` leaves images within 0 and 1, for augmentations that come before the normalisation.
+
     >>> data = load("fashion-mini")
     >>> tuple(data.inputs.shape), tuple(data.test_inputs.shape), data.classes
     ((10000, 1, 28, 28), (2000, 1, 28, 28), 10)
     """
     entry = source(name) if isinstance(name, str) else name
-    if options and entry.layout != "shakespeare":
-        raise HansaError(f"{entry.name}: takes no options, found {', '.join(sorted(options))}.")
+    if entry.layout != "shakespeare":
+        entry = _as_asked(entry, options)
     root = data_folder(folder)
     if entry.layout == "embedded":
         return _images(entry, *read_embedded())
@@ -59,6 +61,17 @@ def load(name: str | Source, folder: Path | str | None = None, **options: Any) -
     if entry.layout == "femnist":
         return _femnist(root, entry)
     return _shakespeare(root, entry, options)
+
+
+def _as_asked(entry: Source, options: dict[str, Any]) -> Source:
+    """An image set, with the numbers to normalise by that were asked for."""
+    normalize = options.get("normalize", True)
+    if set(options) - {"normalize"} or not isinstance(normalize, bool):
+        told = ", ".join(f"{name}: {value!r}" for name, value in sorted(options.items()))
+        raise HansaError(f"{entry.name}: takes normalize: true or false and no other options, found {told}.")
+    if normalize:
+        return entry
+    return replace(entry, mean=(0.0,) * len(entry.mean), std=(1.0,) * len(entry.std))
 
 
 def federate(

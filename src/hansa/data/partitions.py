@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hansa.data.split import Split
-from hansa.errors import HansaError, non_negative, positive, refuse, whole
+from hansa.errors import HansaError, fraction, non_negative, positive, refuse, whole
 from hansa.keys import Key
 
 Integers = npt.NDArray[np.int64]
@@ -150,6 +150,33 @@ class quantity_skew:
         owners = np.empty(rows, np.int64)
         owners[draw.permutation(rows)] = np.repeat(np.arange(number), sizes)
         return Split.of_owners(owners, number)
+
+
+@dataclass(frozen=True, slots=True)
+class kept:
+    """Another partition of which each client keeps a ``share`` of its rows, at random, and at least one.
+
+    [CAMS]'s code trains on 80% of a client's rows: ``kept(iid(), 0.8)``.
+
+    >>> kept(iid(), 0.8).split(torch.zeros(50), 5, Key(0)).sizes.tolist()
+    [8, 8, 8, 8, 8]
+    """
+
+    partition: Partition
+    share: float = 0.8
+
+    def __post_init__(self) -> None:
+        fraction("kept", "share", self.share, "0.8 keeps four rows of five.")
+
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
+        whole_split = self.partition.split(labels, clients, key, groups)
+        rows = []
+        for client in range(whole_split.population):
+            own = whole_split.rows(client)
+            count = min(len(own), max(1, int(self.share * len(own))))
+            drawn = key.child("kept", client).numpy().permutation(len(own))[:count]
+            rows.append(own[torch.from_numpy(np.sort(drawn))])
+        return Split.of_rows(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -19,6 +19,8 @@ from hansa.vectors.arithmetic import all_finite
 _ALONE = RoundContext(0, Population(()), ())
 
 Tensors: TypeAlias = "list[torch.Tensor] | tuple[torch.Tensor, ...]"
+Drawn: TypeAlias = Any
+"""The batches of a round as a shell draws them, an entry a step: row numbers [steps, batch], or what knows more."""
 
 
 class Moved(NamedTuple):
@@ -47,11 +49,11 @@ class Shell(Protocol):
 
     def read_buffers(self) -> Vector | None: ...
 
-    def rows(self, client: int, work: Work, key: Key) -> torch.Tensor | None: ...
+    def rows(self, client: int, work: Work, key: Key) -> Drawn | None: ...
 
     def seed(self, key: Key) -> None: ...
 
-    def descend(self, rows: torch.Tensor | None, descent: Descent, y: Vector | None = None) -> torch.Tensor | None:
+    def descend(self, rows: Drawn | None, descent: Descent, y: Vector | None = None) -> torch.Tensor | None:
         """All steps of ``rows`` in one go where the shell knows a faster way, giving the losses; otherwise None. They
         are taken on ``y`` where it is given, on the shell's own vector otherwise. It draws nothing, and momentum goes
         on from the descent's velocity."""
@@ -62,7 +64,7 @@ class Shell(Protocol):
         otherwise None."""
         ...
 
-    def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, Tensors]: ...
+    def gradient(self, client: int, rows: Drawn | None) -> tuple[torch.Tensor, Tensors]: ...
 
 
 @dataclass(slots=True)
@@ -229,9 +231,7 @@ def _descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) 
     return losses
 
 
-def ahead_gradient(
-    shell: Shell, client: int, rows: torch.Tensor | None, descent: Descent
-) -> tuple[torch.Tensor, Tensors]:
+def ahead_gradient(shell: Shell, client: int, rows: Drawn | None, descent: Descent) -> tuple[torch.Tensor, Tensors]:
     """The loss at y and the gradient at y, or where the descent looks ahead at y + e, on the same batch."""
     loss, gradients = shell.gradient(client, rows)
     if descent.ahead is None:

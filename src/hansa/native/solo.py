@@ -35,10 +35,14 @@ class Solo:
 
     def __init__(self, stack: Stack, inputs: Tensor, labels: Tensor) -> None:
         self.stack, self.stop = stack, False
-        self._data, self._labels, self._rows = stack.examples(inputs, labels, None), labels, len(inputs)
+        self.use(inputs, labels)
         self._client, self._update = abi.Client(seconds=SLICE), abi.Update()
         self._space: Workspace | None = None
         self._losses = torch.empty(0)
+
+    def use(self, inputs: Tensor, labels: Tensor) -> None:
+        """Go on with other examples of the same shape."""
+        self._data, self._labels, self._rows = self.stack.examples(inputs, labels, None), labels, len(inputs)
 
     def run(
         self, x: Tensor, y: Tensor, change: Tensor, own: Tensor, steps: int, batch: int, key: bytes, settings: Settings

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from hansa import aggregate, compress, data, gossip, local, presets, sample, schedule, server
+from hansa import aggregate, augment, compress, data, gossip, local, presets, sample, schedule, server
 from hansa.algorithm import Algorithm
 from hansa.errors import HansaError, near, shown
 from hansa.registry import plugins, user_code
@@ -43,6 +44,7 @@ class Kind:
 
     ``methods`` are those of the protocol that a part must have; with none, it must be an instance of the protocol.
     ``default`` is the one that is meant where a file gives arguments and no name, ``listed`` makes one of a list.
+    Where ``function`` names an argument, a function that has it is a part as it is, not what makes one.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Kind:
     word: str = ""
     default: str | None = None
     listed: Factory | None = None
+    function: str = ""
 
     @property
     def title(self) -> str:
@@ -105,6 +108,8 @@ class Kind:
         """What is called to make one: a class or function as it is; a part that was made already makes itself."""
         if not isinstance(found, type) and not inspect.isroutine(found) and not self.lacks(found):
             return lambda: found
+        if self.function and inspect.isfunction(found) and self.function in inspect.signature(found).parameters:
+            return _with_options(found, self.function)
         if not callable(found):
             raise HansaError(f"{place}: expected a {self.title} or what makes one, found {found!r}.")
         return found  # type: ignore[no-any-return]
@@ -157,6 +162,7 @@ def add(
     word: str = "",
     default: str | None = None,
     listed: Factory | None = None,
+    function: str = "",
 ) -> Kind:
     """Declare a kind: its own parts are those that a room makes public, or the ones given by name.
 
@@ -172,8 +178,21 @@ def add(
         if empty.makes(made := getattr(rooms, each))
     }  # fmt: skip
     WELL_KNOWN[protocol.__name__] = protocol
-    KINDS[name] = Kind(name, protocol, table, methods, word, default, listed)
+    KINDS[name] = Kind(name, protocol, table, methods, word, default, listed, function)
     return KINDS[name]
+
+
+def _with_options(function: Factory, last: str) -> Factory:
+    """What makes a part of a function: with the arguments behind the one called ``last`` settled, if there are any."""
+    parameters = list(inspect.signature(function).parameters.values())
+    behind = parameters[[each.name for each in parameters].index(last) + 1 :]
+
+    def make(**options: Any) -> Any:
+        return partial(function, **options) if options else function
+
+    make.__signature__ = inspect.Signature(behind)  # type: ignore[attr-defined]
+    make.__annotations__ = {each.name: hints(function).get(each.name, Any) for each in behind}
+    return make
 
 
 def strays() -> list[str]:
@@ -227,6 +246,7 @@ SOLVER = add("solver", local.Solver, local, word="local solver")
 BLOCKS = add(
     "blocks", local.blocks, {"blocks": local.blocks}, word="choice of blocks", default="blocks", listed=local.blocks
 )
+AUGMENT = add("augment", augment.Augmentation, augment, word="augmentation", function="generator")
 PARTITION = add("partition", data.Partition, data, ("split",), homes=("hansa.data.partitions", "hansa.data.split"))
 LINK_MODEL = add(
     "link_model",

@@ -13,7 +13,7 @@ from hansa.algorithm import LocalPhase, Mixing
 from hansa.compress import Packet, decode
 from hansa.gossip.active import Activity, selected
 from hansa.gossip.rows import ApartRows, DenseRows, LazyRows, Mixer, Rows, lazy_pays
-from hansa.local.descent import Descent, Shell, ahead_gradient
+from hansa.local.descent import Descent, Drawn, Shell, ahead_gradient
 from hansa.local.work import Work
 from hansa.protocols import declared
 from hansa.rounds.messages import Lost, Order, Trained, scoped
@@ -67,7 +67,7 @@ class _Cohort:
         self.public = torch.stack(self._remembered("local/public")) if mixing.compressor is not None else None
         self.shared: tuple[str, ...] = declared(phase.optimizer, ServerTransform, "shared")
         self.descents: dict[int, Descent] = {}
-        self.batches: dict[int, torch.Tensor | None] = {}
+        self.batches: dict[int, Drawn | None] = {}
         self.steps: Counter[int] = Counter()
         self.losses: list[float] = []
         self.mixed = Mixed()

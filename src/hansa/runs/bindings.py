@@ -3,6 +3,7 @@
 =========  ==============================================================================================
 data       every byte of inputs and targets, for training and test
 partition  who holds which rows
+augment    what training batches go through
 model      names, shapes and dtypes of its tensors, its layers as torch prints them, your classes' source
 loss       its name, and its source where it is yours
 metric     as the loss
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from hansa.runs.driver import Run
 
 Bindings: TypeAlias = dict[str, str]
-KINDS = ("data", "partition", "model", "loss", "metric", "method", "version")
+KINDS = ("data", "partition", "augment", "model", "loss", "metric", "method", "version")
 _BLOCK = 1 << 23
 _SMALL = 1 << 20
 _LIBRARIES = frozenset({"torch", "hansa", "builtins", "functools", "numpy"})
@@ -54,6 +55,8 @@ def bindings(run: Run) -> Bindings:
         rows = [getattr(held, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
         found["data"] = digest(rows)
         found["partition"] = digest([getattr(held, name, None) for name in ("index", "offsets")])
+    if getattr(task, "augment", None):
+        found["augment"] = sha256("\n".join(map(source, task.augment.parts)).encode())
     if hasattr(task, "module"):
         found["model"] = _model(task, run)
     for name in ("loss", "metric"):

@@ -12,13 +12,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree as trees
 
+from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.tasks import generators
+from hansa.tasks.calling import caller
+from hansa.tasks.samples import described, rows_of, take_rows
 from hansa.vectors.layout import Layout, converted
 
 log = logging.getLogger("hansa")
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
 _ROWS = 12
 
 
@@ -27,7 +30,7 @@ class Seen:
     """What a batch of rows from all over the data showed."""
 
     output: Any
-    target: torch.Tensor
+    target: Any
     value: torch.Tensor
     thirds: tuple[tuple[int, float], ...]
     changed: frozenset[str]
@@ -45,55 +48,72 @@ class Seen:
 
 
 def look(
-    make: Callable[[], nn.Module],
-    loss: Loss,
-    layout: Layout,
-    dtype: torch.dtype,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
+    make: Callable[[], nn.Module], loss: Loss, layout: Layout, dtype: torch.dtype, inputs: Any, targets: Any
 ) -> Seen | None:
-    """A training step without its step, then an evaluation; None for a model that fails, as its training will tell."""
-    rows = torch.linspace(0, len(targets) - 1, min(_ROWS, len(targets))).long()
-    x, target = inputs[rows], targets[rows]
-    x = x.to(dtype) if x.is_floating_point() else x
-    if x.ndim == 4 and layout.channels_last:
-        x = x.contiguous(memory_format=torch.channels_last)
-    target = target.to(dtype) if target.is_floating_point() else target
+    """A training step without its step, then an evaluation. What the model or the loss cannot take is an error; None
+    for a model that fails in evaluation alone, as its evaluation will tell."""
+    rows = torch.linspace(0, rows_of(targets) - 1, min(_ROWS, rows_of(targets))).long()
+    x = trees.tree_map(partial(_as_trained, dtype, layout.channels_last), take_rows(inputs, rows))
+    target = trees.tree_map(partial(_as_trained, dtype, False), take_rows(targets, rows))
     with generators.kept():
+        generators.seed_all(Key(0), torch.device("cpu"))
+        module = converted(make(), dtype)
+        parameters = layout.bind(module, layout.pack(module, dtype)[0])
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        ask = caller(module, x)
+        with torch.enable_grad():
+            value = _loss(loss, _output(ask, x, module), x, target)
+            if value.ndim == 0:
+                torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+        changed = {name for name, buffer in module.named_buffers() if not same_bits(buffer, before.get(name))}
+        module.eval()
         try:
-            generators.seed_all(Key(0), torch.device("cpu"))
-            module = converted(make(), dtype)
-            parameters = layout.bind(module, layout.pack(module, dtype)[0])
-            before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-            with torch.enable_grad():
-                value = loss(module(x), target)
-                if value.ndim == 0:
-                    torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
-            changed = {name for name, buffer in module.named_buffers() if not same_bits(buffer, before.get(name))}
-            module.eval()
-            return _evaluated(partial(_answer, module), loss, x, target, frozenset(changed))
+            return _evaluated(ask, loss, x, target, frozenset(changed))
         except Exception as problem:
-            log.debug("%s cannot be looked at: %s", type(problem).__name__, problem)
+            log.debug("%s cannot be evaluated: %s", type(module).__name__, problem)
             return None
 
 
+def _as_trained(dtype: torch.dtype, channels_last: bool, leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    leaf = leaf.to(dtype) if leaf.is_floating_point() else leaf
+    return leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 and channels_last else leaf
+
+
+def _output(ask: Callable[[Any], Any], x: Any, module: nn.Module) -> Any:
+    try:
+        return ask(x)
+    except Exception as problem:
+        raise HansaError(
+            f"{type(module).__name__} cannot take a batch of the data, inputs {described(x)}: "
+            f"{type(problem).__name__}: {problem}"
+        ) from problem
+
+
+def _loss(loss: Loss, output: Any, x: Any, target: Any) -> torch.Tensor:
+    try:
+        return loss(output, target)
+    except Exception as problem:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise HansaError(
+            f"the loss {name} cannot take outputs {described(output)} and targets {described(target)} (of inputs "
+            f"{described(x)}): {type(problem).__name__}: {problem}"
+        ) from problem
+
+
 @torch.no_grad()
-def _evaluated(
-    answer: Callable[[torch.Tensor], Any], loss: Loss, x: torch.Tensor, target: torch.Tensor, changed: frozenset[str]
-) -> Seen:
-    output = answer(x)
-    value = loss(output, target)
+def _evaluated(ask: Callable[[Any], Any], loss: Loss, x: Any, target: Any, changed: frozenset[str]) -> Seen:
+    output = ask(x)
+    value, count = loss(output, target), rows_of(target)
     thirds: list[tuple[int, float]] = []
-    if value.ndim == 0 and len(target) > 2:
-        number = torch.arange(len(target))
+    if value.ndim == 0 and count > 2:
+        number = torch.arange(count)
         for rows in ((number % 3 != 2).nonzero()[:, 0], (number % 3 == 2).nonzero()[:, 0]):
-            part = loss(of_rows(output, rows, len(target), partial(answer, x[rows])), target[rows])
+            again = partial(ask, take_rows(x, rows))
+            part = loss(of_rows(output, rows, count, again), take_rows(target, rows))
             thirds.append((len(rows), float(part)))
     return Seen(output, target, value, tuple(thirds), changed)
-
-
-def _answer(module: nn.Module, x: torch.Tensor) -> Any:
-    return module(x)
 
 
 def of_rows(output: Any, rows: torch.Tensor, count: int, again: Callable[[], Any]) -> Any:
