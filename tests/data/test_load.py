@@ -183,9 +183,7 @@ def test_spellings_of_a_name_are_one() -> None:
 
 
 def test_options_that_a_set_does_not_take_are_refused() -> None:
-    with pytest.raises(
-        HansaError, match="fashion-mini: takes normalize: true or false and no other options, found stride"
-    ):
+    with pytest.raises(HansaError, match=r"fashion-mini: takes normalize: .* no other options, found stride"):
         load("fashion-mini", stride=2)
     with pytest.raises(HansaError, match=r"synthetic: .*gamma"):
         federate("synthetic", gamma=2)

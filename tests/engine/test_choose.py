@@ -105,7 +105,7 @@ def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
 
 
 def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
-    monkeypatch.setattr(hansa.tasks.module.ModuleShell, "releases_gil", True, raising=False)
+    monkeypatch.setattr(hansa.tasks.shell.ModuleShell, "releases_gil", True, raising=False)
     task = lab.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))

@@ -14,7 +14,7 @@ import hansa
 from engine import laboratory as lab
 from hansa import presets
 from hansa.engine.shared import Memory, Packer, unpack
-from hansa.tasks.module import Store
+from hansa.tasks.samples import Store
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.complex64]
 

@@ -6,7 +6,7 @@ import pytest
 
 from hansa import HansaError, Key, local, presets, tasks
 from hansa.data import shards as hansa_shards
-from hansa.tasks.module import batch_stream
+from hansa.tasks.shell import batch_stream
 
 
 def test_epochs_count_passes_rounded_down_but_never_to_nothing():

@@ -15,7 +15,7 @@ from hansa.keys import Key
 from hansa.native import stack as stack_module
 from hansa.native.solo import Settings, Solo, draws, shuffles_like_numpy
 from hansa.native.stack import compile_stack
-from hansa.tasks.module import batch_stream
+from hansa.tasks.shell import batch_stream
 from native.models import STACKS, parameters_of, smooth
 from native.sets import each_set
 

@@ -19,7 +19,7 @@ from hansa.native.recognise import Unfit
 from hansa.native.stack import Stack
 from hansa.runs.driver import Run
 from hansa.tasks import forms
-from hansa.tasks.module import batch_stream
+from hansa.tasks.shell import batch_stream
 from native.written import WRITTEN, LeNet5, TwoNN
 
 WITH_NATIVE = pytest.mark.skipif(

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import hansa
 from hansa import HansaError, native, presets
-from hansa.tasks.module import batch_stream
+from hansa.tasks.shell import batch_stream
 
 
 @dataclass

@@ -204,7 +204,7 @@ class _Gradients:
 
     def rows(self, client: int) -> torch.Tensor | None:
         """All rows of a client, in their order."""
-        found = self.shell.rows(client, Work(1, self.samples[client]), self.key.child("heterogeneity", "rows"))
+        found: Any = self.shell.rows(client, Work(1, self.samples[client]), self.key.child("heterogeneity", "rows"))
         return None if found is None else getattr(found, "rows", found)[0].sort().values
 
     def flat(self, client: int, rows: torch.Tensor | None) -> Vector:

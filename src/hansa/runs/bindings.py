@@ -55,8 +55,8 @@ def bindings(run: Run) -> Bindings:
         rows = [getattr(held, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
         found["data"] = digest(rows)
         found["partition"] = digest([getattr(held, name, None) for name in ("index", "offsets")])
-    if getattr(task, "augment", None):
-        found["augment"] = sha256("\n".join(map(source, task.augment.parts)).encode())
+    if augment := getattr(task, "augment", None):
+        found["augment"] = sha256("\n".join(map(source, augment.parts)).encode())
     if hasattr(task, "module"):
         found["model"] = _model(task, run)
     for name in ("loss", "metric"):

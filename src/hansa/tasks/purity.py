@@ -16,7 +16,8 @@ from hansa.tasks import generators
 from hansa.types import BUFFERS, MODEL, Vectors
 
 if TYPE_CHECKING:
-    from hansa.tasks.module import ModuleShell, Task
+    from hansa.tasks.module import Task
+    from hansa.tasks.shell import ModuleShell
 
 log = logging.getLogger("hansa")
 

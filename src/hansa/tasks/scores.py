@@ -157,12 +157,12 @@ def _number(metric: Metric, value: Any, rows: int) -> float:
         ) from error
 
 
-def default_metric(loss: Loss, seen: Seen | None, targets: torch.Tensor) -> Metric | None:
+def default_metric(loss: Loss, seen: Seen | None, targets: Any) -> Metric | None:
     """Hits where targets are class numbers: of the largest output, or of the side of a threshold that one output is on.
 
     Nothing for other targets, nor where the outputs do not say which axis has the classes.
     """
-    if targets.is_floating_point():
+    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
         return None
     if seen is None:
         return accuracy_hits

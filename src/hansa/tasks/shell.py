@@ -1,0 +1,266 @@
+"""A worker's place to train a task's model: batches in, gradients or whole native steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hansa.errors import HansaError
+from hansa.keys import Key
+from hansa.local.descent import Descent, Moved
+from hansa.local.work import Work
+from hansa.native.solo import Settings, Solo, shuffles_like_numpy
+from hansa.tasks import generators
+from hansa.tasks.calling import caller
+from hansa.tasks.private import Private
+from hansa.tasks.samples import (
+    Batch,
+    Batches,
+    Held,
+    Source,
+    Through,
+    evaluation_rows,
+    evaluation_source,
+    take_rows,
+    train_source,
+)
+from hansa.tasks.scores import BUILT_IN, Score, accuracy_hits, on_the_cpu, own_hits, together
+from hansa.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.vectors import allocate
+from hansa.vectors.layout import converted
+
+if TYPE_CHECKING:
+    from hansa.tasks.module import Task
+
+EVALUATION_BATCH = 500
+_FED = 1 << 22  # numbers that native code is given at a time, where its batches are made one by one
+
+
+class ModuleShell:
+    """One model whose parameters are views of one flat vector."""
+
+    def __init__(
+        self, task: Task, dtype: torch.dtype, device: torch.device, *, like: ModuleShell | None = None
+    ) -> None:
+        """``like`` is a shell of the same task that shares its data with this one."""
+        self.task, self.layout, self.device = task, task.layout, device
+        self.module = converted(fresh(task.model, Key(0)), dtype, device)
+        self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
+        self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
+        self.buffers = (
+            torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
+        )
+        self.dtype = dtype
+        self.source: Source = (
+            train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
+        )
+        self._test: Source | None = None
+        self._generator, self._ask = torch.Generator(), caller(self.module, task.example[0])
+        self.module.train()
+        self.private = Private(self.module, {entry.name for entry in self.layout.buffers}, task.still)
+        fits = dtype == torch.float32 and device.type == "cpu"
+        self.stack = task.stack if fits else None
+        self.solo: Solo | None = None
+        if self.stack is not None:
+            self.solo = Solo(self.stack, *self._examples())
+            self._gradient = torch.zeros_like(self.y)
+            self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
+
+    @property
+    def _direct(self) -> bool:
+        """Whether batches are rows of one tensor, as they are."""
+        return self.source.one is not None and not self.task.augment
+
+    def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What native code reads rows of: the data itself, or a few rows in place of the batches that are to come."""
+        if self._direct and isinstance(self.source, Held) and self.source.one is not None:
+            return self.source.one.logical, self.source.labels
+        inputs, targets = self.task.example
+        return inputs.float().contiguous(), targets
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether its steps run outside the interpreter's lock, so that threads serve as well as processes."""
+        return self.stack is not None
+
+    def load(self, model: Vector, buffers: Vector | None) -> None:
+        self.y.copy_(model)
+        if self.stack is None:
+            self.private.restore()
+        if self.buffers is not None and buffers is not None:
+            self.layout.write_buffers(self.module, buffers)
+
+    def read_buffers(self) -> Vector | None:
+        self.private.refuse_change()
+        return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
+
+    def rows(self, client: int, work: Work, key: Key) -> torch.Tensor | Batches:
+        """The batches of a round as a matrix [steps, batch]: pass after pass over the client's rows, each shuffled."""
+        own = self.task.data.rows(client)
+        stream = batch_stream(own.numel(), work.steps * work.batch_size, key)
+        found = own[torch.from_numpy(stream)].view(work.steps, work.batch_size).to(self.device)
+        return found if self._direct else Batches(client, found, key)
+
+    def seed(self, key: Key) -> None:
+        """Set the generators a model may draw from; a native stack draws nothing, code of the user's perhaps."""
+        if self.stack is None or self.task.augment.own:
+            generators.seed_all(key, self.device)
+            self.private.seed(key)
+
+    def batch(self, client: int, rows: torch.Tensor | Batches) -> Batch:
+        """The inputs and targets of one batch; augmented where it has an address, otherwise as test rows are."""
+        if not isinstance(rows, Batches):
+            found = self.source.batch(client, rows)
+            return found if self._direct else self._prepared(found)
+        found = self.source.batch(client, rows.rows)
+        if not self.task.augment:
+            return found
+        return Batch(self._laid(self.task.augment(found.inputs, rows.address(), self._generator)), found.targets)
+
+    def _prepared(self, found: Batch) -> Batch:
+        """Rows as test rows are."""
+        after = self.task.augment.on_test()
+        if not after:
+            return found
+        return Batch(self._laid(after(found.inputs, Key(0).child("evaluation"), self._generator)), found.targets)
+
+    def _laid(self, inputs: Any) -> Any:
+        """Images as the model's layout has them, whatever an augmentation left."""
+        if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and self.layout.channels_last:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    def descend(
+        self, rows: torch.Tensor | Batches | None, descent: Descent, y: Vector | None = None
+    ) -> torch.Tensor | None:
+        """All steps in one native call, on ``y`` where it is given; None where there is no such form of them."""
+        if self.solo is None or descent.optimizer is not None or rows is None:
+            return None
+        at, settings = self.y if y is None else y, self._settings(descent)
+        if isinstance(rows, torch.Tensor):
+            return self.solo.steps(at, rows, settings, descent.anchor)
+        size = rows.rows.shape[1]
+        steps = max(1, _FED // max(1, size * self.task.example[0][0].numel()))
+        losses = []
+        for first in range(0, len(rows), steps):
+            index = self._feed(rows[first : first + steps])
+            losses.append(self.solo.steps(at, index, settings, descent.anchor))
+        return torch.cat(losses)
+
+    def _feed(self, rows: Batches) -> torch.Tensor:
+        """Give native code the batches of some steps; the rows that these are of what it was given."""
+        assert self.solo is not None
+        found = []
+        for step in range(len(rows)):
+            if self.task.augment.own:
+                self.seed(rows.address(step))
+            found.append(self.batch(rows.client, rows[step]))
+        inputs, labels = (torch.cat([one[place] for one in found]) for place in (0, 1))
+        self.solo.use(self._laid(inputs), labels)
+        return torch.arange(len(labels)).view(len(rows), -1)
+
+    def _settings(self, descent: Descent) -> Settings:
+        a, s = descent.correction
+        if descent.momentum and descent.velocity is None:
+            descent.velocity = allocate.like(self.y).zero_()
+        velocity = descent.velocity if descent.momentum else None
+        return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip, velocity)
+
+    def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:
+        """A client's whole round in one native call, or None where there is no such form of it."""
+        if self.solo is None or self.buffers is not None or not self._direct or not shuffles_like_numpy():
+            return None
+        change, own = allocate.like(x), self.task.data.rows(client).to(torch.int64).contiguous()
+        digest = key.child("batch").digest(16)
+        losses, finite = self.solo.run(
+            x, self.y, change, own, work.steps, work.batch_size, digest, self._settings(descent)
+        )
+        return Moved(change, losses, finite)
+
+    def gradient(
+        self, client: int, rows: torch.Tensor | Batches | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        assert rows is not None
+        if self.stack is not None:
+            if isinstance(rows, torch.Tensor) and self._direct:
+                examples = self._examples()
+            else:
+                examples = self.batch(client, rows)
+                rows = torch.arange(len(examples[1]))
+            mean, _ = self.stack.gradient(self.y, *examples, rows, out=self._gradient)
+            return torch.tensor(mean), self._gradients
+        inputs, targets = self.batch(client, rows)
+        with torch.enable_grad():
+            loss = self.task.loss(self._ask(inputs), targets)
+            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        return loss.detach(), gradients
+
+    @torch.no_grad()
+    def evaluate(self, vectors: Vectors, start: int, stop: int) -> Score:
+        """The score of a range of test rows."""
+        task, source = self.task, self._test_rows()
+        self.load(vectors[MODEL], vectors.get(BUFFERS))
+        if self.stack is not None and task.metric is accuracy_hits and not task.metrics and source.one is not None:
+            assert isinstance(source, Held)
+            loss, hits = self.stack.evaluate(self.y, source.one.logical, source.labels, start, stop)
+            return Score(loss, stop - start, hits)
+        self.seed(Key(0).child("evaluation", start))
+        self.module.eval()
+        parts = []
+        for first in range(start, stop, EVALUATION_BATCH):
+            parts.append(self._score(source, torch.arange(first, min(first + EVALUATION_BATCH, stop))))
+        self.module.train()
+        return together(parts)
+
+    def _score(self, source: Source, rows: torch.Tensor) -> Score:
+        task = self.task
+        inputs, target = source.batch(None, rows.to(self.device))
+        output = self._ask(inputs)
+        loss, weight = task.summed(output, target)
+        hits, own = None, None
+        if task.metric in BUILT_IN:
+            hits = float(task.metric(output, target))
+        elif task.metric is not None:
+            own = own_hits(task.metric, output, target, lambda some: self._ask(take_rows(inputs, some)))
+        outputs = ((on_the_cpu(output), target.cpu()),) if task.metrics else ()
+        return Score(loss, weight, hits, own, outputs)
+
+    def _test_rows(self) -> Source:
+        """The test rows, through what they go through; where they are one tensor, once and for all."""
+        if self._test is None:
+            form = (self.dtype, self.device, self.layout.channels_last)
+            found: Any = evaluation_source(self.task.data, *form)
+            if self.task.augment.on_test() and isinstance(found, Held) and found.one is not None:
+                rows = torch.arange(evaluation_rows(self.task.data), device=self.device)
+                pieces = torch.split(rows, EVALUATION_BATCH)
+                inputs = [self._prepared(found.batch(None, piece)).inputs for piece in pieces]
+                found = Held(torch.cat(inputs), found.labels, *form)
+            elif self.task.augment.on_test():
+                found = Through(found, self._prepared)
+            self._test = found
+        return self._test
+
+
+def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """``length`` positions: permutations of 0..samples-1 one after the other, as many as are needed.
+
+    >>> sorted(batch_stream(3, 6, Key(0))[:3].tolist())
+    [0, 1, 2]
+    """
+    draw = key.numpy()
+    passes = [draw.permutation(samples) for _ in range(-(-length // samples))]
+    return (passes[0] if len(passes) == 1 else np.concatenate(passes))[:length]
+
+
+def fresh(model: Callable[[], nn.Module], key: Key) -> nn.Module:
+    """A new module, its first weights a function of the key alone."""
+    with generators.kept():
+        generators.seed_all(key, torch.device("cpu"))
+        module = model()
+    if not isinstance(module, nn.Module):
+        raise HansaError(f"Task(model): the function gave {type(module).__name__}, expected an nn.Module.")
+    return module
