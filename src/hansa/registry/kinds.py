@@ -18,7 +18,7 @@ from hansa.algorithm import Algorithm
 from hansa.errors import HansaError, near, shown
 from hansa.registry import plugins, user_code
 from hansa.registry.plugins import Plugin, plain
-from hansa.registry.signatures import WELL_KNOWN, returned
+from hansa.registry.signatures import WELL_KNOWN, hints, returned
 from hansa.rounds import ledger
 from hansa.rounds.faults import faults
 
