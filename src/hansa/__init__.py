@@ -76,10 +76,8 @@ __all__ = [
     "Runs",
     "Task",
     "aggregate",
-    from hansa import (
-        augment,
-        between,
-    )
+    "augment",
+    "between",
     "cite",
     "compare",
     "compress",
