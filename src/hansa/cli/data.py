@@ -30,6 +30,7 @@ def list_sets(
 ) -> None:
     """All data sets, and which are here."""
     from hansa import data
+    from hansa.data.loading import OWNED
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     more = ("licence", "home") if long else ()
@@ -43,8 +44,9 @@ def list_sets(
     for name in data.names():
         if name in data.SOURCES:
             continue
-        first = (getattr(data, name.replace("-", "_")).__doc__ or "").split("\n")[0]
-        table.add_row(f"[bold]{name}[/]", "[green]made[/]", "", "", escape(first))
+        yours = name in OWNED
+        first = OWNED[name] if yours else (getattr(data, name.replace("-", "_")).__doc__ or "").split("\n")[0]
+        table.add_row(f"[bold]{name}[/]", "yours" if yours else "[green]made[/]", "", "", escape(first))
     out().print(table)
     out().print(f"\ndata folder: {data.data_folder(folder)}", markup=False, soft_wrap=True, style="dim")
 
@@ -112,6 +114,9 @@ def show(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the partition.", min=0)] = 0,
     folder: Folder = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Of the data set, such as target=y.")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(help="Also write the heat map as a picture.")] = None,
 ) -> None:
     """Draw who would hold which labels, and say how uneven that is."""
@@ -124,6 +129,7 @@ def show(
     asked += [f"data.clients={clients}"] if clients is not None else []
     asked += [f"data.partition={partition}"] if partition is not None else []
     asked += [f"data.folder={folder}"] if folder is not None else []
+    asked += [f"data.options.{word}" for word in option or []]
     held = federated(from_text("", asked))
     console = out()
     if held.classes is not None and held.targets.ndim == 1:

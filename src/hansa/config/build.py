@@ -44,7 +44,7 @@ def federated(config: Config, split: data.Split | None = None) -> data.Federated
             return made
         found = made
     elif asked.name in set(data.names()) - set(data.SOURCES):  # synthetic: it brings its own clients
-        return data.federate(asked.name, how, asked.clients, seed, **asked.options)
+        return data.federate(asked.name, how, asked.clients, seed, asked.folder, **asked.options)
     else:
         known = {name.replace("-", "").replace("_", ""): name for name in data.names()}
         plain = asked.name.lower().replace("-", "").replace("_", "")

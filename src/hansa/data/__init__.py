@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from hansa.data.federated import Dataset, FederatedData, partition, with_clients
     from hansa.data.generate import synthetic, two_gaussians
     from hansa.data.heterogeneity import SETTINGS, Setting, setting
+    from hansa.data.hub import from_hub
     from hansa.data.loading import FileState, check, federate, load, names, present
     from hansa.data.location import data_folder
     from hansa.data.partitions import Partition, dirichlet, iid, kept, natural, quantity_skew, shards
     from hansa.data.sources import SOURCES, Source, source
     from hansa.data.split import Split, load_split, save_split, saved
     from hansa.data.summary import Summary, label_counts
+    from hansa.data.tables import from_csv_folder
 
 __all__ = [
     "SETTINGS",
@@ -38,8 +40,10 @@ __all__ = [
     "download",
     "federate",
     "from_arrays",
+    "from_csv_folder",
     "from_dataset",
     "from_hf",
+    "from_hub",
     "iid",
     "kept",
     "label_counts",
@@ -80,8 +84,10 @@ HOMES = {
     "download": "hansa.data.downloading",
     "federate": "hansa.data.loading",
     "from_arrays": "hansa.data.arrays",
+    "from_csv_folder": "hansa.data.tables",
     "from_dataset": "hansa.data.arrays",
     "from_hf": "hansa.data.arrays",
+    "from_hub": "hansa.data.hub",
     "iid": "hansa.data.partitions",
     "kept": "hansa.data.partitions",
     "label_counts": "hansa.data.summary",

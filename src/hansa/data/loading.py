@@ -28,6 +28,12 @@ from hansa.errors import HansaError
 Bytes = npt.NDArray[np.uint8]
 _CHUNK = 500
 SYNTHETIC: dict[str, Callable[..., FederatedData]] = {"two-gaussians": two_gaussians, "synthetic": synthetic}
+OWNED = {
+    "csv-folder": "A folder of CSV files, one a client: folder, and as options target, test, drop, kind, ...",
+    "hub-femnist": "FEMNIST by writer from the Hugging Face hub (hansa[datasets]): options owners, test, source",
+    "hub-shakespeare": "Shakespeare by role from the Hugging Face hub (hansa[datasets]): options owners, test, source",
+}
+"""Data of which every row has its owner already, and what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,11 @@ def federate(
             return SYNTHETIC[name](seed=seed, **given)
         except TypeError as problem:
             raise HansaError(f"{name}: {problem}.") from None
-    data = load(source(name, also=SYNTHETIC), folder, **options)
+    if name in OWNED:
+        if (how is not None and not isinstance(how, natural)) or clients is not None:
+            raise HansaError(f"{name}: its rows have owners already: leave out how and clients.")
+        return _owned(name, folder, seed, options)
+    data = load(source(name, also=[*SYNTHETIC, *OWNED]), folder, **options)
     if how is None:
         how = natural() if data.groups is not None else dirichlet(0.3)
     return partition(data, how, clients, seed)
@@ -107,7 +117,7 @@ def federate(
 
 def names() -> list[str]:
     """All data sets that `federate` knows."""
-    return [*SOURCES, *SYNTHETIC]
+    return [*SOURCES, *SYNTHETIC, *OWNED]
 
 
 def check(name: str | Source, folder: Path | str | None = None) -> tuple[FileState, ...]:
@@ -190,6 +200,20 @@ def _images(entry: Source, images: Bytes, labels: Bytes, tests: Bytes, test_labe
         classes=entry.classes,
         class_names=entry.class_names,
     )
+
+
+def _owned(name: str, folder: Path | str | None, seed: int, options: dict[str, Any]) -> FederatedData:
+    from hansa.data.hub import from_hub
+    from hansa.data.tables import from_csv_folder
+
+    try:
+        if name == "csv-folder":
+            if folder is None:
+                raise HansaError("csv-folder: expected the folder that the files are in (data.folder).")
+            return from_csv_folder(folder, seed=seed, **options)
+        return from_hub(name.removeprefix("hub-"), **options)
+    except TypeError as problem:
+        raise HansaError(f"{name}: {problem}.") from None
 
 
 def _femnist(root: Path, entry: Source) -> Dataset:

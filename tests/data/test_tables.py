@@ -1,0 +1,126 @@
+"""A folder of CSV files: columns, targets, who owns what, and errors that name file and line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hansa
+from hansa.data import from_csv_folder
+
+NORTH = "age,ward,y\n30,b,1\n41.5,a,0\n52,b,1\n33,a,0\n60,c,1\n"
+SOUTH = "ward,y,age\na,0,20\nc,1,21\n"  # the same columns in another order
+
+
+@pytest.fixture
+def sites(tmp_path):
+    (tmp_path / "north.csv").write_text(NORTH)
+    (tmp_path / "south.csv").write_text(SOUTH)
+    return tmp_path
+
+
+def test_numbers_stay_words_become_columns_and_files_are_clients(sites):
+    held = from_csv_folder(sites, "y", test=0)
+    assert held.sizes.tolist() == [5, 2]
+    assert held.test_inputs is None
+    rows = held.inputs[held.rows(1)]
+    assert rows.tolist() == [[20, 1, 0, 0], [21, 0, 0, 1]]  # age, then ward a, b, c
+    assert held.inputs[held.rows(0)][1].tolist() == [41.5, 1, 0, 0]
+    assert held.targets[held.rows(0)].tolist() == [1, 0, 1, 0, 1]
+    assert (held.targets.dtype, held.classes) == (torch.int64, 2)
+
+
+def test_a_share_of_every_client_is_for_testing_by_the_seed(sites):
+    held = from_csv_folder(sites, "y", test=0.5, seed=3)
+    assert held.sizes.tolist() == [3, 1]
+    assert len(held.test_targets) == 3
+    everything = sorted(map(tuple, torch.cat([held.inputs, held.test_inputs]).tolist()))
+    assert everything == sorted(map(tuple, from_csv_folder(sites, "y", test=0).inputs.tolist()))
+    again = from_csv_folder(sites, "y", test=0.5, seed=3)
+    assert torch.equal(again.test_inputs, held.test_inputs)
+
+
+def test_targets_may_be_words_numbers_or_numbers_by_wish(sites):
+    words = from_csv_folder(sites, "ward", test=0)
+    assert words.targets.tolist() == [1, 0, 1, 0, 2, 0, 2]
+    assert words.classes == 3
+    assert from_csv_folder(sites, "y", kind="number", test=0).targets.dtype == torch.float32
+    ages = from_csv_folder(sites, "age", test=0)
+    assert ages.classes is None
+    assert ages.targets.tolist() == [30, 41.5, 52, 33, 60, 20, 21]
+    assert from_csv_folder(sites, "y", drop=["ward"], test=0).shape == (1,)
+
+
+def test_standardized_by_the_training_rows_alone(sites):
+    plain, scaled = (from_csv_folder(sites, "y", test=0.4, standardize=wanted) for wanted in (False, True))
+    ages = plain.inputs[:, 0].double()
+    expected = (plain.test_inputs[:, 0].double() - ages.mean()) / ages.std(correction=0)
+    np.testing.assert_allclose(scaled.test_inputs[:, 0], expected, rtol=1e-6)
+    assert torch.equal(scaled.inputs[:, 1:], plain.inputs[:, 1:])  # words stay 0 and 1
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("age,ward,y\n1,a,0\n,b,1\n", {}, r"east.csv, line 3: 'age' is empty"),
+        ("age,ward,y\n1,a,0\n2,b\n", {}, r"east.csv, line 3: 2 values under 3 columns"),
+        ("age,ward,y\nold,a,0\n", {}, r"east.csv, line 2: 'age' is 'old': no number, in a column of numbers"),
+        ("age,ward,y\ninf,a,0\n", {}, r"east.csv, line 2: 'age' is 'inf': not finite"),
+        ("age,ward\n1,a\n", {}, r"no column 'y'|other columns than east.csv: 'y'"),
+        ("age,ward,y,z\n1,a,0,3\n", {}, r"other columns than east.csv: 'z'"),
+        ("age,age,y\n1,2,0\n", {}, r"has a column twice"),
+        ("age,ward,y\n", {}, r"a header and at least one row"),
+        (NORTH, {"target": "Y"}, r"no column 'Y'. Known: age, ward, y"),
+        (NORTH, {"drop": ["wards"]}, r"no column 'wards'. Did you mean ward"),
+        (NORTH, {"drop": ["ward", "age"]}, r"no column is left for inputs"),
+        (NORTH, {"test": 1}, r"test=1\): expected a share"),
+        (NORTH, {"kind": "bool"}, r"kind='bool'"),
+        ("age,ward,y\n1,a,yes\n", {"kind": "number"}, r"east.csv, line 2: 'y' is 'yes': no number"),
+        ('age,ward,y\n1,"a,0\n', {}, r"cannot be read as CSV"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(sites, text, options, message):
+    (sites / "east.csv").write_text(text)
+    with pytest.raises(hansa.HansaError, match=message):
+        from_csv_folder(sites, **{"target": "y", **options})
+
+
+def test_names_in_a_column_are_not_taken_for_kinds(sites):
+    rows = "".join(f"{at},name{at},{at % 2}\n" for at in range(101))
+    (sites / "east.csv").write_text("age,ward,y\n" + rows)
+    with pytest.raises(hansa.HansaError, match=r"'ward' holds 104 different words.*drop=\['ward'\]"):
+        from_csv_folder(sites, "y")
+
+
+def test_an_empty_folder_is_told(tmp_path):
+    with pytest.raises(hansa.HansaError, match=r"no .csv files here"):
+        from_csv_folder(tmp_path / "none", "y")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=80) | st.text(alphabet='ay,\n"0.1\r\0 ', max_size=60).map(str.encode))
+def test_any_bytes_are_data_or_one_error(tmp_path, content):
+    (tmp_path / "any.csv").write_bytes(b"a,y\n" + content)
+    try:
+        held = from_csv_folder(tmp_path, "y", test=0)
+    except hansa.HansaError as problem:
+        told = str(problem)
+        held = None
+    assert "any.csv" in told if held is None else torch.isfinite(held.inputs).all()
+
+
+def test_a_file_and_the_command_line_name_a_folder(sites, monkeypatch):
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(sites)
+    words = ["run", "--preset", "fedavg", "--set", "data={name: csv-folder, folder: ., options: {target: y}}"]
+    found = CliRunner().invoke(app, [*words, "--set", "model=logistic", "--rounds", "1", "--out", "run", "-q"])
+    assert found.exit_code == 0, found.output
+    shown = CliRunner().invoke(app, ["data", "show", "csv-folder", "--folder", ".", "--option", "target=y"])
+    assert shown.exit_code == 0, shown.output
+    wrong = CliRunner().invoke(app, [*words[:3], "--set", "data={name: csv-folder, options: {target: y}}"])
+    assert wrong.exit_code == 2
