@@ -30,7 +30,7 @@ from hansa.runs.folder import RunFolder, slug
 from hansa.runs.group import GroupFolder, per_seed, seed_list
 from hansa.runs.proposals import Axis, Search
 from hansa.store import ClientStore
-from hansa.tasks import TaskLike
+from hansa.tasks import TaskLike, personalise
 
 log = logging.getLogger("hansa")
 
@@ -48,6 +48,8 @@ class Options(TypedDict, total=False):
     faults: faults | None
     max_norm: float
     measures: Sequence[Measure]
+    per_client: bool | int | None
+    personalise: personalise | Mapping[str, Any] | None
 
 
 class _Folder(NamedTuple):
@@ -122,7 +124,9 @@ def run(
     leave a round without effect; an update longer than ``max_norm`` is refused; ``evaluate_every`` so many rounds;
     ``callbacks`` see every round and may stop the run; ``faults`` is a plan of clients that vanish or misbehave;
     ``measures`` adds numbers to each round's record, such as `hansa.measures.compression`; ``keep_params`` keeps the
-    model after each round.
+    model after each round. Where test rows have owners, clients are evaluated one by one with each evaluation, or every
+    ``per_client`` rounds, as they are and, with ``personalise={"steps": 5, "lr": 0.01}``, after such steps on their own
+    rows; `Run.clients` has what came of it.
     """
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
@@ -347,7 +351,9 @@ def _maker(algorithm: Algorithm, task: TaskLike, options: Options) -> Maker:
 
 def _described(algorithm: Algorithm, task: TaskLike, rounds: int, seed: int, kept: _Folder, options: Options) -> Config:
     """What a folder says of a run that was made in Python."""
-    watching = ("workers", "callbacks", "evaluate_every", "keep_params", "measures", "device")
+    watching = (
+        "workers", "callbacks", "evaluate_every", "keep_params", "measures", "device", "per_client", "personalise",
+    )  # fmt: skip
     told = {key: _printed(value) for key, value in options.items() if key not in watching}
     where = devices(options.get("device") or getattr(task, "device", None) or "cpu")
     return Config(

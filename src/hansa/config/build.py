@@ -15,7 +15,7 @@ from hansa.config import parts
 from hansa.config.sections import Config
 from hansa.errors import HansaError, near, shown
 from hansa.registry import user_code
-from hansa.tasks import Task
+from hansa.tasks import Task, personalise
 
 CLIENTS = 50
 ALPHA = 0.3
@@ -32,6 +32,13 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 
 def federated(config: Config, split: data.Split | None = None) -> data.FederatedData:
     """The data of a run, dealt as it says, or as an earlier run's ``split`` has it."""
+    held, how = _dealt(config, split), config.data.test_clients
+    if how is None:
+        return held
+    return data.with_test_clients(held, how, config.seed if config.data.seed is None else config.data.seed)
+
+
+def _dealt(config: Config, split: data.Split | None) -> data.FederatedData:
     asked = config.data
     how = parts.PARTITION.build(asked.partition)
     seed = config.seed if asked.seed is None else asked.seed
@@ -129,6 +136,14 @@ def _loss(asked: str | None, held: data.FederatedData) -> Callable[..., torch.Te
     if asked not in LOSSES:
         raise HansaError(f"model.loss: no loss {shown(asked)}. {near(asked, LOSSES)} Or MODULE:FUNCTION of yours.")
     return LOSSES[asked]
+
+
+def personalised(config: Config) -> personalise | None:
+    """What clients do before they are tested."""
+    asked = config.evaluate.personalise
+    if asked is None:
+        return None
+    return personalise(asked.steps, asked.lr, None if asked.batch_size == "all" else asked.batch_size)
 
 
 def dtype(config: Config) -> torch.dtype:

@@ -42,6 +42,9 @@ class DataSection(Section):
     """Who gets which samples; by default Dirichlet(0.3), or the data's own."""
     seed: CountOrNone | None = None
     """Of the partition; by default the run's seed."""
+    test_clients: Literal["labels"] | Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Whose the test rows are, to evaluate every client on its own: labels deals them as the training labels are, a
+    share, such as 0.2, of each client's own rows is held out and is the test set; by default the data's own owners."""
     folder: str | None = None
     """Where the files are; by default HANSA_DATA, or the platform's cache folder."""
     augment: Annotated[Any, parts.AUGMENT] = None
@@ -231,6 +234,17 @@ class EngineSection(Section):
     """Sites whose answers suffice to close a round; by default all are waited for."""
 
 
+class PersonaliseSection(Section):
+    """What a client does before it is tested, and the run never hears of: steps of SGD on its own training rows."""
+
+    steps: Count = 5
+    """How many."""
+    lr: Annotated[float, Field(ge=0)] = 0.01
+    """Their rate."""
+    batch_size: Count | Literal["all"] = 32
+    """Samples a step; `all` takes all that a client has."""
+
+
 class EvaluateSection(Section):
     """When and what to measure."""
 
@@ -246,6 +260,11 @@ class EvaluateSection(Section):
     """Also measure how much compression loses: q, and the dissimilarity gamma."""
     heterogeneity: bool = False
     """Also measure how far apart the clients' problems are, from full gradients: sigma_l, sigma_g, zeta."""
+    per_client: bool | Count | None = None
+    """Also evaluate every client on its own test rows: with each evaluation, or every so many rounds; by default with
+    each evaluation if test rows have owners (data.test_clients)."""
+    personalise: PersonaliseSection | None = None
+    """Evaluate every client also after some steps on its own training rows: {steps: 5, lr: 0.01}."""
     target: float | None = None
     """A test accuracy; the summary says after how many rounds it was reached."""
 

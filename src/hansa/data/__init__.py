@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hansa.data.hub import from_hub
     from hansa.data.loading import FileState, check, federate, load, names, present
     from hansa.data.location import data_folder
+    from hansa.data.own_tests import with_test_clients
     from hansa.data.partitions import Partition, dirichlet, iid, kept, natural, quantity_skew, shards
     from hansa.data.sources import SOURCES, Source, source
     from hansa.data.split import Split, load_split, save_split, saved
@@ -62,6 +63,7 @@ __all__ = [
     "synthetic",
     "two_gaussians",
     "with_clients",
+    "with_test_clients",
 ]
 
 HOMES = {
@@ -106,6 +108,7 @@ HOMES = {
     "synthetic": "hansa.data.generate",
     "two_gaussians": "hansa.data.generate",
     "with_clients": "hansa.data.federated",
+    "with_test_clients": "hansa.data.own_tests",
 }
 """The modules that are imported when one of these names is first asked for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hansa.data.federated import Dataset, FederatedData, partition, with_clients
+from hansa.data.own_tests import named_test_clients
 from hansa.data.owners import split_of
 from hansa.data.partitions import Partition, iid, natural
 from hansa.data.split import Split
@@ -29,6 +31,7 @@ def from_arrays(
     how: Partition | None = None,
     seed: int = 0,
     test: tuple[Any, Any] | None = None,
+    test_clients: Any = None,
     classes: int | None = None,
     dtype: torch.dtype = torch.float32,
     name: str = "arrays",
@@ -40,11 +43,16 @@ def from_arrays(
     ``dtype`` / 255, floats ``dtype``, other integers int64. Targets are class numbers, or any numbers: floats for
     regression, several a row for several labels or a sequence; there -100 marks what a loss is to ignore.
 
+    ``test_clients`` is the owner of every test row, as ``clients`` names them (-1 for nobody's): then each client is
+    also evaluated on its own. Or ``"labels"``, which deals the test rows as the training labels are, or a share, such
+    as 0.2, of each client's rows that is held out to be the test set.
+
     >>> from_arrays(np.zeros((6, 2)), np.array([0, 1, 0, 1, 0, 1]), clients=[[0, 1], [2, 3, 4]]).sizes.tolist()
     [2, 3]
     """
     data = dataset(x, y, test=test, classes=classes, dtype=dtype, name=name)
-    return _dealt(data, clients, how, seed)
+    held = _dealt(data, clients, how, seed)
+    return held if test_clients is None else named_test_clients(held, clients, test_clients, seed)
 
 
 def dataset(
@@ -107,7 +115,8 @@ def from_hf(
     """Federated data from a Hugging Face dataset, or anything with named columns.
 
     A dict of splits gives its ``train`` and, unless ``test`` is given, its ``test``. With ``client_column`` each value
-    of that column is a client. Inputs are numbers, arrays or images of one shape: tokenize and pad text first.
+    of that column is a client, and owns the test rows that have it too. Inputs are numbers, arrays or images of one
+    shape: tokenize and pad text first.
     """
     if hasattr(data, "keys") and "train" in data:
         held = data["test"] if test is None and "test" in data else test
@@ -127,14 +136,24 @@ def from_hf(
         )
     feature = getattr(data, "features", None) or {}
     classes = classes if classes is not None else getattr(feature.get(label_column), "num_classes", None)
-    groups = None
+    groups = test_groups = None
     if client_column is not None:
-        _, groups = np.unique(np.asarray(_hf_column(name, data, client_column)), return_inverse=True)
+        owners, groups = np.unique(np.asarray(_hf_column(name, data, client_column)), return_inverse=True)
         how = natural() if how is None else how
+        if held is not None and client_column in (getattr(held, "column_names", None) or ()):
+            test_groups = _known_owners(owners, np.asarray(_hf_column(name, held, client_column)))
     elif clients is None:
         raise HansaError("from_hf: expected clients=, or client_column= where a column says who owns a row.")
     found = dataset(_stack(name, x), y, test=pair, groups=groups, classes=classes, dtype=dtype, name=name)
+    if test_groups is not None:
+        found = replace(found, test_groups=torch.from_numpy(test_groups))
     return partition(found, natural(), None, seed) if clients is None else _dealt(found, clients, how, seed)
+
+
+def _known_owners(owners: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The place of each value among sorted owners; -1 of those who are none."""
+    place = np.minimum(np.searchsorted(owners, found), len(owners) - 1)
+    return np.where(owners[place] == found, place, -1).astype(np.int64)
 
 
 def _dealt(data: Dataset, clients: Clients, how: Partition | None, seed: int) -> FederatedData:

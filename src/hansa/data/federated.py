@@ -16,7 +16,8 @@ from hansa.keys import Key
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """A data set before anyone owns it. ``groups`` are the natural owners of the rows, -1 for rows that are nobody's.
+    """A data set before anyone owns it. ``groups`` are the natural owners of the rows, -1 for rows that are nobody's;
+    ``test_groups`` those of the test rows.
 
     Images are float32 of logical shape [n, C, H, W] that lie channels-last in memory; windows of characters are bytes.
     """
@@ -30,10 +31,12 @@ class Dataset:
     groups: torch.Tensor | None = None
     group_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    test_groups: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
+        _check_owners(self.name, self.test_groups, self.test_targets, None)
         if self.groups is not None and self.groups.shape != self.targets.shape[:1]:
             raise HansaError(f"{self.name}: {len(self.groups)} owners for {len(self.targets)} rows.")
 
@@ -45,7 +48,8 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FederatedData:
-    """What a task trains on. Client i holds the rows ``index[offsets[i]:offsets[i + 1]]`` of inputs and targets.
+    """What a task trains on. Client i holds the rows ``index[offsets[i]:offsets[i + 1]]`` of inputs and targets. Where
+    ``test_owners`` says whose each test row is (-1 for nobody's), clients are also evaluated one by one.
 
     >>> data = FederatedData(torch.randn(4, 2), torch.tensor([0, 1, 1, 0]), torch.tensor([3, 0, 1]),
     ...                      torch.tensor([0, 2, 3]), classes=2, name="tiny")
@@ -61,10 +65,12 @@ class FederatedData:
     test_targets: torch.Tensor | None = None
     classes: int | None = None
     name: str = "data"
+    test_owners: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
+        _check_owners(self.name, self.test_owners, self.test_targets, self.population)
         rows = self.split.index
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(self.inputs)):
             raise HansaError(
@@ -148,7 +154,23 @@ def with_clients(data: Dataset, split: Split) -> FederatedData:
         test_targets=data.test_targets,
         classes=data.classes,
         name=data.name,
+        test_owners=_natural_owners(data, split),
     )
+
+
+def _natural_owners(data: Dataset, split: Split) -> torch.Tensor | None:
+    """Whose each test row is where every client is one natural owner; None where rows were dealt otherwise."""
+    if data.groups is None or data.test_groups is None:
+        return None
+    groups, there = data.groups[split.index], torch.nonzero(split.sizes).squeeze(1)
+    first = groups[split.offsets[there]]
+    alone = bool((groups == torch.repeat_interleave(first, split.sizes[there])).all())
+    if not alone or len(torch.unique(first)) < len(first) or int(first.min()) < 0:
+        return None
+    most = max(int(first.max()), int(data.test_groups.max()))
+    client_of = torch.full((most + 2,), -1)  # the last entry is where -1 looks
+    client_of[first] = there
+    return client_of[data.test_groups]
 
 
 def _check_pair(
@@ -163,6 +185,22 @@ def _check_pair(
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:
             raise HansaError(f"{name}: {targets_are} run from {low} to {high}: expected 0 to {classes - 1}.")
+
+
+def _check_owners(name: str, owners: torch.Tensor | None, targets: torch.Tensor | None, population: int | None) -> None:
+    """Refuse owners of test rows that do not fit them, or that are no clients."""
+    if owners is None:
+        return
+    rows = 0 if targets is None else len(targets)
+    if owners.dtype != torch.int64 or owners.shape != (rows,):
+        raise HansaError(
+            f"{name}: owners of test rows are {owners.dtype} of shape {tuple(owners.shape)}: expected int64, one for "
+            f"each of {rows} test rows."
+        )
+    low, high = (int(owners.min()), int(owners.max())) if rows else (-1, -1)
+    if low < -1 or (population is not None and high >= population):
+        known = "" if population is None else f" to {population - 1}"
+        raise HansaError(f"{name}: test rows belong to {low} to {high}: expected clients 0{known}, -1 for nobody's.")
 
 
 def _check_test(

@@ -229,6 +229,7 @@ def _femnist(root: Path, entry: Source) -> Dataset:
         groups=torch.from_numpy(found.groups),
         group_names=found.names,
         class_names=entry.class_names,
+        test_groups=torch.from_numpy(found.test_groups) if tested else None,
     )
 
 
@@ -246,6 +247,7 @@ def _shakespeare(root: Path, entry: Source, options: dict[str, Any]) -> Dataset:
         classes=entry.classes,
         groups=found.groups,
         group_names=found.names,
+        test_groups=found.test_groups if len(found.test_targets) else None,
     )
 
 

@@ -33,13 +33,13 @@ def split_of(name: str, clients: Any, rows: int) -> Split:
     return Split.of_rows([_row_numbers(name, client, part) for client, part in enumerate(clients)])
 
 
-def _flat(name: str, clients: Any) -> bool:
+def _flat(name: str, clients: Any, argument: str = "clients") -> bool:
     """Whether one value a row is given, not one sequence a client."""
     if hasattr(clients, "__array__") or hasattr(clients, "to_numpy"):  # NumPy, torch, pandas: a column of owners
         return True
     if isinstance(clients, (*_WORDS, dict, set, frozenset)) or not isinstance(clients, Sequence):
         raise HansaError(
-            f"{name}: clients={reprlib.repr(clients)}: expected a number of clients, the owner of every row, or one "
+            f"{name}: {argument}={reprlib.repr(clients)}: expected a number of clients, the owner of every row, or one "
             "list of row numbers a client."
         )
     single = [isinstance(item, (*_WORDS, *_NUMBERS, float, np.floating)) or item is None for item in clients]
@@ -52,10 +52,20 @@ def _flat(name: str, clients: Any) -> bool:
     return bool(single) and all(single)
 
 
-def _of_owners(name: str, clients: Any, rows: int) -> Split:
+def owners_of(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | None:
+    """One owner a row as NumPy has it, numbers or names; None where that is not what was given."""
+    if isinstance(clients, (int, Split)):
+        return None
+    if not _flat(name, clients, argument):
+        return None
     if isinstance(clients, torch.Tensor):
         clients = clients.detach().cpu().numpy()
-    owners = _column(clients.to_numpy() if hasattr(clients, "to_numpy") else clients)
+    return _column(clients.to_numpy() if hasattr(clients, "to_numpy") else clients)
+
+
+def _of_owners(name: str, clients: Any, rows: int) -> Split:
+    owners = owners_of(name, clients, "clients")
+    assert owners is not None
     if owners.shape != (rows,) or owners.dtype.kind not in "iuU":
         raise HansaError(
             f"{name}: owners are {owners.dtype} of shape {owners.shape}: "

@@ -5,11 +5,12 @@ from hansa.engine.cluster import RayPool
 from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
 from hansa.engine.processes import Processes
-from hansa.engine.serial import Engine, Metered, Networked, Serial
+from hansa.engine.serial import Engine, Examining, Metered, Networked, Serial
 from hansa.engine.staff import keep_workers, workers
 
 __all__ = [
     "Engine",
+    "Examining",
     "Loopback",
     "Metered",
     "Networked",

@@ -16,7 +16,7 @@ from hansa.algorithm import Algorithm
 from hansa.engine.job import NotShareable, StartError
 from hansa.engine.pool import Kind, Pool, refuse_inside_worker
 from hansa.engine.processes import Processes
-from hansa.engine.request import Recall, as_it_is, cost
+from hansa.engine.request import Recall, RecallExam, as_it_is, cost
 from hansa.engine.serial import Engine, Serial
 from hansa.engine.staff import here
 from hansa.engine.threads import trial
@@ -25,6 +25,7 @@ from hansa.local import Shell
 from hansa.protocols import declared
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
+from hansa.tasks.exams import Exam, Marks
 from hansa.types import Vectors
 
 log = logging.getLogger("hansa")
@@ -105,6 +106,11 @@ class Auto:
         engine = self._pool if self._at_work() else self._serial
         assert engine is not None
         return engine.evaluate(vectors)
+
+    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
+        engine = self._pool if self._at_work() else self._serial
+        assert engine is not None
+        return engine.examine(exams, recall)
 
     def close(self) -> None:
         if self._open:

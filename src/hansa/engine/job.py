@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hansa.engine.request import Recall, Request
+from hansa.engine.request import EvaluationRequest, Recall, RecallExam, Request
 from hansa.errors import HansaError
-from hansa.rounds.messages import Order
 from hansa.types import Vector
 
 
@@ -29,16 +28,16 @@ class Job:
     request: Request
     cost: float
     home: deque[Job]
-    recall: Recall | None = None
+    recall: Recall | RecallExam | None = None
     block: int = 0
     deaths: int = 0
     answer: Any = field(default=None, repr=False)
 
     def recalled(self) -> Request:
         """The request with what clients remember, for whoever does it now; it is not kept here."""
-        if self.recall is None or not isinstance(self.request, Order):
+        if self.recall is None or isinstance(self.request, EvaluationRequest):
             return self.request
-        return self.recall(self.request)
+        return self.recall(self.request)  # type: ignore[arg-type]
 
 
 class Member(Protocol):

@@ -17,11 +17,12 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Crew, Event, Gone, Job, StartError
 from hansa.engine.processes import Processes
-from hansa.engine.request import Divisible, EvaluationRequest, Failure, Recall, as_it_is, cost, describe
+from hansa.engine.request import Divisible, EvaluationRequest, Failure, Recall, RecallExam, as_it_is, cost, describe
 from hansa.engine.threads import Threads
 from hansa.errors import HansaError, refuse, whole
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
+from hansa.tasks.exams import Exam, Marks
 from hansa.types import Vector, Vectors
 
 log = logging.getLogger("hansa")
@@ -86,7 +87,7 @@ class Pool:
 
     def evaluate_later(self, vectors: Vectors) -> Evaluation:
         """An evaluation of the vectors as they are now; the next round may run meanwhile."""
-        self._drain(EvaluationRequest)
+        self._drain((EvaluationRequest, Exam))
         vectors = {name: vector.detach().clone() for name, vector in vectors.items()}
         self._crew.publish(EvaluationRequest, vectors.values())
         exams = [EvaluationRequest(vectors)]
@@ -96,6 +97,17 @@ class Pool:
         jobs = [Job(exam, cost(exam), home) for exam in exams]
         self._submit(jobs)
         return Evaluation(self, jobs, home)
+
+    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
+        """Clients' marks, exam by exam, shared out to all workers."""
+        self._drain((EvaluationRequest, Exam))
+        self._crew.publish(Exam, exams[0].vectors.values() if exams else ())
+        home: deque[Job] = deque()
+        jobs = [Job(exam, cost(exam), home, recall) for exam in exams]
+        self._submit(jobs)
+        for _ in jobs:
+            self._next(home)
+        yield from (job.answer for job in jobs)
 
     @property
     def workers(self) -> int:
@@ -153,7 +165,7 @@ class Pool:
             raise answer.error()
         return answer
 
-    def _drain(self, kind: type) -> None:
+    def _drain(self, kind: type | tuple[type, ...]) -> None:
         """Wait until nothing of a kind is under way, so that what it reads may be overwritten."""
         while any(isinstance(job.request, kind) for job in self._unanswered()):
             self._take(self._crew.wait())

@@ -21,9 +21,10 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.devices import CPU
 from hansa.engine.job import Answered, Event, Gone, Job, NotShareable, Ready
-from hansa.engine.request import Arithmetic, EvaluationRequest
+from hansa.engine.request import Arithmetic
 from hansa.engine.shared import CodePacker, Memory, PackedObject, Packer, TensorPlace, unpack
 from hansa.engine.worker import BOOT, ENVIRONMENT, FORGET, MESSAGE, SETUP, WorkerSetup
+from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike
 from hansa.types import Vector
 
@@ -162,8 +163,8 @@ class Processes:
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
         """Write what all workers are sent, once; no request of this kind may be under way."""
-        number = 2 if kind is EvaluationRequest else 1
-        packer = Packer(self._exam if kind is EvaluationRequest else self._round)
+        number = 1 if kind is Order else 2
+        packer = Packer(self._round if kind is Order else self._exam)
         self._placed[kind.__name__] = {id(vector): packer.lay(vector, number) for vector in _distinct(vectors)}
 
     def give(self, worker: Process, job: Job) -> None:

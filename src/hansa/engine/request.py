@@ -14,6 +14,7 @@ from hansa.errors import HansaError
 from hansa.rounds import client_round
 from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike
+from hansa.tasks.exams import Exam, marks
 from hansa.types import Vectors
 
 
@@ -37,8 +38,9 @@ class EvaluationRequest:
     piece: tuple[int, int] | None = None
 
 
-Request: TypeAlias = Order | EvaluationRequest
+Request: TypeAlias = Order | EvaluationRequest | Exam
 Recall: TypeAlias = Callable[[Order], Order]
+RecallExam: TypeAlias = Callable[[Exam], Exam]
 _LOOPS = ("hansa.rounds", "hansa.local", "hansa.gossip")  # where `client` and `t` name the client and the step
 
 
@@ -103,10 +105,12 @@ def as_it_is(order: Order) -> Order:
 
 
 def perform(request: Request, algorithm: Algorithm, task: TaskLike, shell: Any) -> Any:
-    """A report for an order, a part of an evaluation for an exam; an error becomes a `Failure`."""
+    """A report for an order, a part of an evaluation, clients' marks for an exam; an error becomes a `Failure`."""
     try:
         if isinstance(request, Order):
             return client_round(algorithm, request, shell, task.population)
+        if isinstance(request, Exam):
+            return marks(algorithm, task, shell, request)
         if request.piece is None:
             return task.evaluate(shell, request.vectors)
         return shell.evaluate(request.vectors, *request.piece)
@@ -128,6 +132,8 @@ def describe(request: Request) -> str:
     if isinstance(request, Order):
         who = ", ".join(map(str, request.clients[:5])) + (", ..." if len(request.clients) > 5 else "")
         return f"round {request.round}, client{'s' if len(request.clients) > 1 else ''} {who}"
+    if isinstance(request, Exam):
+        return f"the evaluation of clients {request.clients[0]} to {request.clients[-1]}"
     if request.piece is None:
         return "the evaluation"
     return f"the evaluation of test rows {request.piece[0]} to {request.piece[1] - 1}"
@@ -137,6 +143,9 @@ def cost(request: Request) -> float:
     """Samples passed forward and backward: what work items are ordered by. A forward pass is a third."""
     if isinstance(request, Order):
         return float(request.work.steps * request.work.batch_size * len(request.clients))
+    if isinstance(request, Exam):
+        steps = 0 if request.tuned is None else request.tuned.steps * (request.tuned.batch_size or 32)
+        return float(len(request.clients) * (10 + steps))
     return 0.0 if request.piece is None else (request.piece[1] - request.piece[0]) / 3
 
 

@@ -8,10 +8,11 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.request import Recall, as_it_is, blamed
+from hansa.engine.request import Recall, RecallExam, as_it_is, blamed
 from hansa.rounds import Opened, client_round
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
+from hansa.tasks.exams import Exam, Marks, marks
 from hansa.types import Vectors
 
 
@@ -27,6 +28,15 @@ class Engine(Protocol):
     def evaluate(self, vectors: Vectors) -> dict[str, float]: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Examining(Protocol):
+    """An engine that tests clients one by one; for others the run does so itself."""
+
+    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
+        """The marks of each exam's clients, in the order of the exams."""
+        ...
 
 
 @runtime_checkable
@@ -61,6 +71,14 @@ class Serial:
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self.task.evaluate(self.shell, vectors)
+
+    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
+        for exam in exams:
+            try:
+                found = marks(self.algorithm, self.task, self.shell, recall(exam))
+            except Exception as error:
+                raise blamed(exam, error) from error
+            yield found
 
     def close(self) -> None:
         return None

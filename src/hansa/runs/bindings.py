@@ -54,7 +54,9 @@ def bindings(run: Run) -> Bindings:
     if held is not None:
         rows = [getattr(held, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
         found["data"] = digest(rows)
-        found["partition"] = digest([getattr(held, name, None) for name in ("index", "offsets")])
+        owners = getattr(held, "test_owners", None)
+        split = [getattr(held, name, None) for name in ("index", "offsets")]
+        found["partition"] = digest(split if owners is None else [*split, owners])
     if augment := getattr(task, "augment", None):
         found["augment"] = sha256("\n".join(map(source, augment.parts)).encode())
     if hasattr(task, "module"):

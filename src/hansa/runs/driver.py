@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -29,24 +28,22 @@ from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohor
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.messages import Lost, Order
-from hansa.runs.client_columns import ClientColumns
+from hansa.runs.absence import refuse_nothing_done, say_who_was_lost
+from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.client_record import ClientRecord
 from hansa.runs.participation import participation
+from hansa.runs.served import PerClient, served, tested
 from hansa.runs.table import text_table
 from hansa.store import ClientStore, DiskStore, RamStore
-from hansa.tasks import TaskLike, generators
+from hansa.tasks import TaskLike, generators, personalise
+from hansa.tasks.exams import Exam
 from hansa.types import BUFFERS, MODEL, State, Vector
 
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger("hansa")
-
 NEWEST_LOST = 100
 """So many lost clients are named in a checkpoint, each with its reason; how many there were is in the history."""
-
-ABSENT = {"lost", "silent", "quorum"}
-"""Reasons of clients that sent nothing, or too few of them: nobody was refused."""
 
 Record: TypeAlias = dict[str, Any]
 Callback: TypeAlias = Callable[["Run", Record], bool | None]
@@ -71,6 +68,8 @@ class Run:
         faults: faults | None = None,
         max_norm: float = 1e12,
         measures: Sequence[Measure] = (),
+        per_client: bool | int | None = None,
+        personalise: personalise | Mapping[str, Any] | None = None,
         engine: Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine] = Serial,
     ) -> None:
         whole("run", "quorum", quorum)
@@ -93,6 +92,7 @@ class Run:
         self.ledger = Ledger()
         self.quorum, self.evaluate_every = quorum, evaluate_every
         self.faults, self.max_norm, self.measures = faults, max_norm, tuple(measures)
+        self.per_client = PerClient.of(task, per_client, personalise, evaluate_every)
         self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
         self.history: list[Record] = []
         self.client_record = ClientRecord()
@@ -179,8 +179,8 @@ class Run:
                         break
             finally:
                 engine.close()
-        self._refuse_to_have_done_nothing()
-        self._say_who_was_lost()
+        refuse_nothing_done(self.history, self.lost)
+        say_who_was_lost(self.history, self.lost)
         return self
 
     def _round(self, engine: Engine, final: bool) -> Record:
@@ -224,13 +224,22 @@ class Run:
         record = {**self._record(opened, closed), **seen}
         if final or (self.evaluate_every and self.state.round % self.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
-        self.client_record.add(self.state.round, work=participation(opened.down_bytes, closed.outcome))
+        marks = self._tested(engine) if self.per_client.due(self.state.round, final) else {}
+        record.update(served(marks))
+        self.client_record.add(self.state.round, work=participation(opened.down_bytes, closed.outcome), test=marks)
         if isinstance(engine, Metered):
             record["sites"] = engine.site_bytes()
             self.ledger.record_sites(record["sites"])
         record["seconds"] = time.perf_counter() - began
         self.history.append(record)
         return record
+
+    def _tested(self, engine: Engine) -> dict[str, Array]:
+        """Every client that owns test rows, tested with its own model; sites keep theirs to themselves."""
+        if isinstance(engine, Metered):
+            return {}
+        exam = Exam(self.state.vectors, (), self.state.round, self.key, self.per_client.tuned)
+        return tested(engine, self.algorithm, self.task, exam, self.store)
 
     def _recalled(self, order: Order) -> Order:
         """The order with what its reporters remember, read when somebody is about to do it."""
@@ -304,34 +313,6 @@ class Run:
             **outcome.info,
         }
 
-    def _refuse_to_have_done_nothing(self) -> None:
-        """A run of which no update was ever admitted, all for one reason, did not succeed: it says that reason."""
-        reasons = {reason for record in self.history for reason in record.get("reasons") or ()}
-        if not self.lost or len(reasons) != 1 or reasons <= ABSENT or any(r["participants"] for r in self.history):
-            return
-        round, example = self.lost[-1]
-        raise HansaError(
-            f"every update of all {len(self.history)} rounds was refused, so the model never moved ({reasons.pop()}; "
-            f"client {example.client} in round {round}: {example.detail})."
-        )
-
-    def _say_who_was_lost(self) -> None:
-        if not self.lost:
-            return
-        reasons: Counter[str] = Counter()
-        for record in self.history:
-            reasons.update(record.get("reasons") or {})
-        round, example = self.lost[-1]
-        log.warning(
-            "%d client updates were left out of %d rounds (%s); the last: client %d in round %d, %s",
-            reasons.total(),
-            sum(bool(record.get("lost")) for record in self.history),
-            ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())),
-            example.client,
-            round,
-            example.detail,
-        )
-
 
 def run(
     algorithm: Algorithm,
@@ -350,6 +331,8 @@ def run(
     faults: faults | None = None,
     max_norm: float = 1e12,
     measures: Sequence[Measure] = (),
+    per_client: bool | int | None = None,
+    personalise: personalise | Mapping[str, Any] | None = None,
 ) -> Run:
     """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
 
@@ -357,7 +340,9 @@ def run(
     ``dtype`` float64 or float32 runs through everything; clients train on ``device``, or on several in turn. Fewer
     than ``quorum`` surviving updates leave a round without effect, an update longer than ``max_norm`` is refused.
     ``faults`` is a plan of clients that vanish or misbehave. ``measures`` adds numbers to each round's record, such as
-    `hansa.measures.compression`.
+    `hansa.measures.compression`. Where test rows have owners, clients are evaluated one by one with each evaluation, or
+    every ``per_client`` rounds, as they are and, with ``personalise={"steps": 5, "lr": 0.01}``, after such steps on
+    their own rows.
     """
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
@@ -375,6 +360,8 @@ def run(
         faults=faults,
         max_norm=max_norm,
         measures=measures,
+        per_client=per_client,
+        personalise=personalise,
         engine=choose(workers, rounds, devices=_devices(task, device)),
     )
     return living.advance(rounds, callbacks)

@@ -343,6 +343,8 @@ def living_run(
         faults=parts.FAULTS.build(config.faults),
         max_norm=config.max_norm,
         measures=observed,
+        per_client=config.evaluate.per_client,
+        personalise=build.personalised(config),
         engine=_engine(config, done) if engine is None else engine,
     )
     run.ledger = Ledger(parts.LINKS.build(config.links))

@@ -43,11 +43,15 @@ _SECONDS = ("seconds", "simulated_seconds")
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Losses, costs and distances fall; the rest rises.
+    """Losses, costs and distances fall, and how far apart clients are; the rest rises.
 
-    >>> smaller_is_better("test_loss"), smaller_is_better("test_accuracy")
-    (True, False)
+    >>> smaller_is_better("test_loss"), smaller_is_better("test_accuracy"), smaller_is_better("client_loss_worst")
+    (True, False, True)
     """
+    if metric.startswith(("client_", "personal_")):
+        if metric.endswith("_std"):
+            return True
+        metric = metric.removesuffix("_worst")
     return metric.endswith(("loss", "bits", "bytes", "seconds", "consensus", "lost"))
 
 

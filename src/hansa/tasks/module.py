@@ -18,6 +18,7 @@ from hansa.keys import Key
 from hansa.native.recognise import Unfit
 from hansa.native.stack import Stack
 from hansa.tasks import generators
+from hansa.tasks.exams import owned_rows
 from hansa.tasks.forms import Loss, fitting_layout, native_form
 from hansa.tasks.probe import Seen, look, same_bits
 from hansa.tasks.purity import warn_of_memory
@@ -33,6 +34,7 @@ from hansa.tasks.scores import (
     Score,
     check_names,
     default_metric,
+    of_one_client,
     plain,
     summed,
     total,
@@ -116,6 +118,7 @@ class Task:
         self.metric = metric if metric is not None else default_metric(loss, seen, getattr(data, "targets", targets))
         self.summed = summed(loss, self._reduction(seen))
         self.stack = self._native_form(inputs, targets, wanted=native)
+        self._owned = owned_rows(getattr(data, "test_owners", None))
         self._compared = False
 
     def _some(self) -> Batch:
@@ -202,10 +205,21 @@ class Task:
         with generators.kept():
             return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
 
+    @property
+    def examinees(self) -> dict[int, int]:
+        """How many test rows each client has that owns some."""
+        return {client: len(rows) for client, rows in self._owned.items()}
+
+    def examine(self, shell: ModuleShell, client: int) -> dict[str, float]:
+        """Loss, accuracy and metrics of the model that the shell holds, on a client's own test rows."""
+        rows = self._owned[client]
+        return of_one_client(shell.score(rows), len(rows), self.metric, self.metrics)
+
     def on_training_data(self) -> Task:
         """The same task evaluated on all clients' own samples: ``test_loss`` is then the global training loss."""
         whole = copy.copy(self)
         whole.data = _Everything(self.data)
+        whole._owned = {}
         return whole
 
     def module(self, vectors: Vectors) -> nn.Module:

@@ -80,6 +80,20 @@ def total(scores: Sequence[Score], rows: int, metric: Metric | None, metrics: Ma
     return {**found, **_of_all_rows(scores, metrics)}
 
 
+def of_one_client(score: Score, rows: int, metric: Metric | None, metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Loss, accuracy and further metrics of one client's test rows, each of all of them at once. A metric that these
+    rows do not allow (ValueError: an AUC where there is one class alone) is NaN."""
+    found = {name.removeprefix("test_"): value for name, value in total([score], rows, metric, {}).items()}
+    for name, function in metrics.items():
+        try:
+            found[name] = _of_all_rows([score], {name: function})[f"test_{name}"]
+        except HansaError:
+            raise
+        except ValueError:
+            found[name] = math.nan
+    return found
+
+
 def _of_all_rows(scores: Sequence[Score], metrics: Mapping[str, Metric]) -> dict[str, float]:
     if not metrics:
         return {}

@@ -200,6 +200,19 @@ class ModuleShell:
         return loss.detach(), gradients
 
     @torch.no_grad()
+    def score(self, own: torch.Tensor) -> Score:
+        """The score of some test rows by the model as it is."""
+        task, source = self.task, self._test_rows()
+        if self.stack is not None and task.metric is accuracy_hits and not task.metrics and source.one is not None:
+            loss, hits = self.stack.evaluate(self.y, *source.batch(None, own.to(self.device)))
+            return Score(loss, len(own), hits)
+        self.seed(Key(0).child("evaluation", int(own[0])))
+        self.module.eval()
+        found = together([self._score(source, rows) for rows in torch.split(own, EVALUATION_BATCH)])
+        self.module.train()
+        return found
+
+    @torch.no_grad()
     def evaluate(self, vectors: Vectors, start: int, stop: int) -> Score:
         """The score of a range of test rows."""
         task, source = self.task, self._test_rows()

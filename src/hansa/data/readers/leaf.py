@@ -23,7 +23,7 @@ _EMPTY = "LEAF's preprocess.sh leaves out users of few samples with -k."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owned:
-    """Rows with their owners; the test rows' owners are not asked for."""
+    """Rows with their owners; -1 owns the test rows of somebody who has none to train on."""
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[np.int64]
@@ -31,6 +31,7 @@ class Owned:
     names: tuple[str, ...]
     test_inputs: npt.NDArray[Any]
     test_targets: npt.NDArray[np.int64]
+    test_groups: npt.NDArray[np.int64]
 
 
 def leaf_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -153,7 +154,7 @@ def _femnist_json(train: list[Path], test: list[Path]) -> Owned:
     for path in test:
         for user, x, y in read_users(path, empty=True):
             each_file_its_own(path, user, homes)
-            held.append((*_writer(path, user, x, y), -1))
+            held.append((*_writer(path, user, x, y), names.get(user, -1)))
     return Owned(
         inputs=np.concatenate([images for images, _, _ in kept]),
         targets=np.concatenate([labels for _, labels, _ in kept]),
@@ -161,6 +162,7 @@ def _femnist_json(train: list[Path], test: list[Path]) -> Owned:
         names=tuple(names),
         test_inputs=np.concatenate([images for images, _, _ in held]),
         test_targets=np.concatenate([labels for _, labels, _ in held]),
+        test_groups=np.concatenate([np.full(len(labels), place, np.int64) for _, labels, place in held]),
     )
 
 
@@ -220,4 +222,5 @@ def _femnist_npz(path: Path) -> Owned:
         names=tuple(map(str, arrays["writers"])),
         test_inputs=arrays["x_test"].reshape(-1, 1, _SIDE, _SIDE),
         test_targets=arrays["y_test"],
+        test_groups=arrays["w_test"].astype(np.int64),
     )

@@ -37,6 +37,7 @@ class Windows:
     names: tuple[str, ...]
     test_inputs: torch.Tensor
     test_targets: torch.Tensor
+    test_groups: torch.Tensor
 
 
 def encode(text: str, path: Path | str = "text", role: str = "") -> npt.NDArray[np.uint8]:
@@ -106,7 +107,8 @@ def _from_texts(path: Path, roles: dict[str, str], stride: int, test_stride: int
     groups = torch.full((len(targets),), -1)
     groups[torch.from_numpy(np.concatenate(starts))] = torch.from_numpy(np.concatenate(owners))
     tests = torch.from_numpy(np.concatenate(held))
-    return Windows(inputs, targets, groups, tuple(names), inputs[tests], targets[tests])
+    whose = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(part) for part in held]))
+    return Windows(inputs, targets, groups, tuple(names), inputs[tests], targets[tests], whose)
 
 
 def _from_leaf(train: list[Path], test: list[Path]) -> Windows:
@@ -119,14 +121,14 @@ def _from_leaf(train: list[Path], test: list[Path]) -> Windows:
         for path in files:
             for role, x, y in read_users(path, empty=not training):
                 each_file_its_own(path, role, homes)
-                place = names.setdefault(role, len(names)) if training else -1
+                place = names.setdefault(role, len(names)) if training else names.get(role, -1)
                 parts[training].append((*_windows(path, role, x, y), place))
     if not sum(len(y) for _, y, _ in parts[True]):
         raise damaged(train[0], "at least one window", "none")
     inputs, targets = (torch.from_numpy(np.concatenate([part[i] for part in parts[True]])) for i in (0, 1))
     test_inputs, test_targets = (torch.from_numpy(np.concatenate([part[i] for part in parts[False]])) for i in (0, 1))
-    groups = torch.cat([torch.full((len(y),), place) for _, y, place in parts[True]])
-    return Windows(inputs, targets, groups, tuple(names), test_inputs, test_targets)
+    groups, test_groups = (torch.cat([torch.full((len(y),), at) for _, y, at in parts[t]]) for t in (True, False))
+    return Windows(inputs, targets, groups, tuple(names), test_inputs, test_targets, test_groups)
 
 
 def _windows(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

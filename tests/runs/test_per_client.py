@@ -1,0 +1,191 @@
+"""Clients evaluated one by one: against torch by hand, with their own models, and never to the run's harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import Key, presets
+from hansa.config import from_text
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
+from hansa.tasks.shell import batch_stream
+from runs.people import Moody, Net, gini, owned_task
+
+TUNED = {"steps": 3, "lr": 0.2, "batch_size": 4}
+
+
+def method(**words: object) -> hansa.Algorithm:
+    return presets.fedavg(**{"local_lr": 0.1, "steps": 3, "batch_size": 4, "participation": 0.5, **words})
+
+
+def by_hand(task: hansa.Task, model: torch.nn.Module, client: int) -> tuple[float, float]:
+    rows = task.data.test_owners == client
+    with torch.no_grad():
+        output, target = model.eval()(task.data.test_inputs[rows]), task.data.test_targets[rows]
+    return float(cross_entropy(output, target)), float((output.argmax(1) == target).double().mean())
+
+
+def tuned_by_hand(run: hansa.Run, task: hansa.Task, client: int, round: int) -> torch.nn.Module:
+    model = run.model.train()
+    own = task.data.rows(client)
+    key = Key(0).child("personalise", round, client).child("batch")
+    order = batch_stream(len(own), TUNED["steps"] * 4, key).reshape(3, 4)
+    for batch in order:
+        rows = own[torch.from_numpy(batch)]
+        loss = cross_entropy(model(task.data.inputs[rows]), task.data.targets[rows])
+        for value, slope in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            value.data.sub_(slope, alpha=TUNED["lr"])
+    return model
+
+
+def test_marks_are_those_of_the_model_on_each_clients_rows() -> None:
+    task = owned_task(7, metrics={"gini": gini})
+    run = hansa.run(method(), task, rounds=4, evaluate_every=2, personalise=TUNED)
+    found = run.clients().at(4)
+    tested = ~np.isnan(found["test_loss"])
+    assert found["client"][tested].tolist() == [0, 1, 2, 3, 4, 5]
+    for row in np.flatnonzero(tested):
+        client = int(found["client"][row])
+        assert (found["test_loss"][row], found["test_accuracy"][row]) == pytest.approx(
+            by_hand(task, run.model, client), rel=1e-5
+        )
+        personal = by_hand(task, tuned_by_hand(run, task, client, 4), client)
+        assert (found["personal_loss"][row], found["personal_accuracy"][row]) == pytest.approx(personal, rel=1e-5)
+        own = task.data.test_owners == client
+        targets = task.data.test_targets[own]
+        if {0} == set(targets.tolist()) or 0 not in targets.tolist():
+            assert np.isnan(found["test_gini"][row])
+        else:
+            with torch.no_grad():
+                assert found["test_gini"][row] == pytest.approx(
+                    gini(run.model.eval()(task.data.test_inputs[own]), targets)
+                )
+    assert not np.allclose(found["test_loss"][tested], found["personal_loss"][tested])
+
+
+def test_the_history_has_mean_deviation_and_worst_tenth() -> None:
+    run = hansa.run(method(), owned_task(13), rounds=5, evaluate_every=0, per_client=2, personalise=TUNED)
+    assert ["client_accuracy" in record for record in run.history] == [False, True, False, True, True]
+    last, marks = run.history[-1], run.clients().at(5)
+    accuracy, loss = marks["test_accuracy"][:12].astype(float), marks["personal_loss"][:12].astype(float)
+    assert last["client_accuracy"] == pytest.approx(accuracy.mean())
+    assert last["client_accuracy_std"] == pytest.approx(accuracy.std())
+    assert last["client_accuracy_worst"] == pytest.approx(np.sort(accuracy)[:2].mean())  # 12 clients: two of them
+    assert last["personal_loss_worst"] == pytest.approx(np.sort(loss)[-2:].mean())
+    assert hansa.runs.metrics.best(run.history, "client_loss_worst") == min(
+        record["client_loss_worst"] for record in run.history if "client_loss_worst" in record
+    )
+
+
+METHODS = [
+    method(),
+    method().with_local(private=hansa.local.blocks("head*", "norm*")),
+    presets.dsgd(local_lr=0.1, steps=2, batch_size=4),
+    presets.cafga(clusters=2, steps=3, batch_size=4, local_lr=0.05),
+]
+
+
+def test_it_never_changes_the_run_and_is_the_same_for_any_workers() -> None:
+    with hansa.workers(2):
+        for made in METHODS:
+            check_harmless(made)
+
+
+def check_harmless(made: hansa.Algorithm) -> None:
+    plain = hansa.run(made, owned_task(8, Moody), rounds=3, per_client=False, workers=1)
+    runs = [hansa.run(made, owned_task(8, Moody), rounds=3, personalise=TUNED, workers=n) for n in (1, 2)]
+    for run in runs:
+        assert all(torch.equal(run.state.vectors[name], value) for name, value in plain.state.vectors.items())
+        assert run.store.digest() == plain.store.digest()
+        assert [record["train_loss"] for record in run.history] == [record["train_loss"] for record in plain.history]
+    one, two = (run.clients() for run in runs)
+    assert all(np.array_equal(one[name], two[name], equal_nan=one[name].dtype.kind == "f") for name in one)
+    assert "personal_accuracy" in one
+    assert "test_loss" not in plain.clients()
+
+
+def test_a_client_is_tested_with_its_own_head() -> None:
+    task = owned_task(6)
+    run = hansa.run(method(participation=1.0).with_local(private=hansa.local.blocks("head*")), task, rounds=3)
+    marks = run.clients().at(3)
+    for client in range(5):
+        model = run.model
+        own = run.store.read(client)["local/private"]
+        model.head.weight.data.copy_(own[:18].view(3, 6))
+        model.head.bias.data.copy_(own[18:])
+        assert marks["test_loss"][client] == pytest.approx(by_hand(task, model, client)[0], rel=1e-5)
+        assert marks["test_loss"][client] != pytest.approx(by_hand(task, run.model, client)[0], rel=1e-5)
+
+
+def test_a_client_without_a_server_is_tested_with_its_own_model() -> None:
+    task = owned_task(6)
+    run = hansa.run(presets.dsgd(local_lr=0.2, steps=2, batch_size=4), task, rounds=3)
+    marks = run.clients().at(3)
+    for client in range(5):
+        model = task.module({"model": run.store.read(client)["local/row"]})
+        assert marks["test_loss"][client] == pytest.approx(by_hand(task, model, client)[0], rel=1e-5)
+
+
+def test_a_resumed_run_has_the_same_marks(tmp_path: Path) -> None:
+    words = {"personalise": TUNED, "per_client": 2}
+    whole = hansa.run(method(), owned_task(7, Moody), rounds=6, out=tmp_path / "whole", **words)
+    hansa.run(method(), owned_task(7, Moody), rounds=4, out=tmp_path / "cut", checkpoint_every=3, **words)
+    hansa.resume(tmp_path / "cut", method(), owned_task(7, Moody), rounds=6, **words)
+    assert whole.clients()["personal_loss"].size
+    files = [(tmp_path / name / "clients.columns").read_bytes() for name in ("cut", "whole")]
+    assert files[0] == files[1]
+
+
+def test_a_native_model_gives_the_marks_of_eager_torch() -> None:
+    held = hansa.data.with_test_clients(hansa.data.federate("fashion-mini", clients=20), "labels")
+    task = hansa.Task(lambda: hansa.models.build("logistic", classes=10, shape=(1, 28, 28)), cross_entropy, held)
+    run = hansa.run(presets.fedavg(steps=2, batch_size=8, local_lr=0.05), task, rounds=1, personalise=TUNED)
+    marks = run.clients().at(1)
+    for client in (0, 7, 19):
+        row = int(np.flatnonzero(marks["client"] == client)[0])
+        assert (marks["test_loss"][row], marks["test_accuracy"][row]) == pytest.approx(
+            by_hand(task, run.model, client), rel=1e-4
+        )
+        personal = by_hand(task, tuned_by_hand(run, task, client, 1), client)
+        assert (marks["personal_loss"][row], marks["personal_accuracy"][row]) == pytest.approx(personal, rel=1e-4)
+
+
+def test_a_file_says_all_of_it(tmp_path: Path) -> None:
+    text = """
+    rounds: 4
+    workers: 1
+    data: {name: fashion-mini, clients: 12, test_clients: 0.2}
+    model: logistic
+    local: {steps: 2, batch_size: 8}
+    sample: {count: 3}
+    evaluate: {every: 2, per_client: true, personalise: {steps: 2, lr: 0.05, batch_size: all}}
+    """
+    Experiment.new(from_text(text), tmp_path / "x").go()
+    found = RunFolder(tmp_path / "x")
+    assert {"client_accuracy_worst", "personal_accuracy_std"} <= set(found.numbers.names)
+    assert found.clients().at(4)["personal_accuracy"].shape == (12,)
+    assert np.isnan(found.clients().at(3)["test_loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"per_client": True}, r"test rows have no owners.*test_clients=OWNERS"),
+        ({"per_client": False, "personalise": TUNED}, "per_client=True beside it"),
+        ({"per_client": 0}, "per_client=0"),
+        ({"personalise": {"step": 3}}, "steps, lr and batch_size"),
+        ({"personalise": 5}, "personalise=5"),
+        ({"personalise": {"steps": 0}}, "steps=0"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: dict[str, object], message: str) -> None:
+    x, y = np.zeros((8, 5), np.float32), np.arange(8) % 3
+    task = hansa.Task(Net, cross_entropy, hansa.data.from_arrays(x, y, clients=2, test=(x, y)))
+    with pytest.raises(hansa.HansaError, match=message):
+        hansa.run(method(), task, rounds=1, **words)
