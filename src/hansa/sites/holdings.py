@@ -39,7 +39,7 @@ class SiteData(FederatedData):
         offsets = torch.tensor([0, *map(len, parts)]).cumsum(0)
         return cls(
             held.inputs, held.targets, torch.cat(parts), offsets, held.test_inputs, held.test_targets, held.classes,
-            held.name, frozenset(rows),
+            held.name, own=frozenset(rows),
         )  # fmt: skip
 
     def rows(self, client: int) -> torch.Tensor:
