@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,8 @@ from hansa.aggregate.min_norm import min_norm
 from hansa.errors import HansaError
 from hansa.keys import Key
 from oracle.minnorm import authors_weights
+
+solver: Any = importlib.import_module("hansa.aggregate.min_norm")  # the module, whose name the function hides
 
 Matrix = NDArray[np.float64]
 
@@ -218,3 +223,22 @@ def test_the_authors_solver_knows_no_bounds_and_an_unknown_one_is_refused() -> N
         min_norm(np.eye(3), solver="authors", upper=0.5)
     with pytest.raises(HansaError, match="solver='quick'"):
         min_norm(np.eye(2), solver="quick")
+
+
+def test_among_many_rows_the_few_that_matter_give_the_answer_of_all(monkeypatch) -> None:
+    draw = np.random.default_rng(5)
+    rows = draw.standard_normal((400, 30))
+    rows[:, 0] += 4
+    gram = torch.from_numpy(rows @ rows.T)
+    factored = []
+    interior = solver._Problem.interior_point
+    monkeypatch.setattr(solver._Problem, "interior_point", lambda self: factored.append(self.size) or interior(self))
+    few = min_norm(gram)
+    assert max(factored, default=0) < 400  # the interior point never saw all rows
+    monkeypatch.setattr(solver, "MANY", 10**9)
+    all_at_once = min_norm(gram)
+    assert max(factored) == 400
+    for found in (few, all_at_once):
+        assert found.certificate.relative_gap < 1e-10
+    x, y = few.weights.numpy() @ rows, all_at_once.weights.numpy() @ rows
+    assert np.allclose(x, y, atol=1e-6 * np.linalg.norm(x))

@@ -128,3 +128,13 @@ def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -
     decode(sign().encode(x, Key(0)))
     top_k(0.1).encode(x, Key(0))
     assert set(asked) == {"squared_norm", "weighted_sum", "server_step", "sign_pack", "sign_put", "reaching"}
+
+
+def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch) -> None:
+    rows, vectors = torch.randn(13, 4001), torch.randn(3, 4001)
+    one = arithmetic.inner_products(rows, vectors)
+    monkeypatch.setattr(arithmetic, "PAYS", 1)
+    monkeypatch.setattr(arithmetic, "cores", lambda: 2)
+    assert torch.equal(arithmetic.inner_products(rows, vectors), one)
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    assert torch.allclose(arithmetic.inner_products(rows, vectors), one, rtol=1e-12, atol=1e-9)

@@ -292,3 +292,20 @@ def test_mixing_refuses_what_does_not_fit():
     bad.indices[1] = 9
     with pytest.raises(HansaError, match=r"to 9, expected 0\.\.2"):
         kernels.Links.of(bad)
+
+
+def test_inner_products_are_those_of_the_two_vectors_alone_on_every_instruction_set() -> None:
+    for d in (1, 8, 9, 1023, 1025, 5003):
+        rows = torch.from_numpy(draw(9 * d, d).astype(np.float32)).view(9, d)
+        vectors = torch.from_numpy(draw(7 * d, d + 1).astype(np.float32)).view(7, d)
+        found = [kernels.inner_products(rows, vectors, isa) for isa in RUN]
+        assert all(torch.equal(found[0], other) for other in found)
+        assert torch.allclose(found[0], rows.double() @ vectors.double().T, rtol=1e-12, atol=1e-12)
+        alone = kernels.inner_products(rows[4:5], vectors[6:7])
+        assert torch.equal(alone[0, 0], found[0][4, 6])
+        assert torch.equal(kernels.inner_products(vectors, rows), found[0].T)
+
+
+def test_inner_products_keep_what_float32_sums_lose() -> None:
+    rows = torch.tensor([[1e8, 1.0, -1e8]] * 3)
+    assert kernels.inner_products(rows, torch.ones(2, 3)).tolist() == [[1.0, 1.0]] * 3

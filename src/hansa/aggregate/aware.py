@@ -15,6 +15,7 @@ from hansa.errors import HansaError, decay, near, refuse
 from hansa.server import ServerTransform
 from hansa.server.base import check_server
 from hansa.types import RoundContext, RowReader, State, Update, Vector, in_client_order
+from hansa.vectors import arithmetic
 
 MOMENTUM = "server/aware/momentum"
 _STORAGE = ("float32", "float64", "bfloat16")
@@ -152,8 +153,7 @@ def _refresh(
     now = sorted(fresh)
     at = torch.tensor([place[client] for client in now])
     vectors = torch.stack([fresh[client] for client in now])
-    among = _inner(vectors)
-    grown[at[:, None], at[None, :]] = among
+    grown[at[:, None], at[None, :]] = arithmetic.inner_products(vectors, vectors)
     others = [client for client in clients if client not in fresh]
     if others:
         cross = rows.dot(others, MOMENTUM, vectors)
@@ -161,14 +161,6 @@ def _refresh(
         grown[there[:, None], at[None, :]] = cross
         grown[at[:, None], there[None, :]] = cross.T
     return seen, grown
-
-
-def _inner(vectors: torch.Tensor, block: int = 1 << 16) -> torch.Tensor:
-    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for start in range(0, vectors.shape[1], block):
-        part = vectors[:, start : start + block].to(torch.float64)
-        total.addmm_(part, part.T)
-    return total
 
 
 def _projected(step: Vector, direction: Vector) -> Vector:

@@ -15,7 +15,7 @@ from ctypes import (
     c_void_p,
 )
 
-ABI = 4
+ABI = 5
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE = range(5)
@@ -133,7 +133,7 @@ class Kernels(Structure):
         ("mean64", _mean),
         ("mix32", _mix),
         ("mix64", _mix),
-        ("products32", CFUNCTYPE(c_double, _pointer, _pointer, _whole)),
+        ("gram32", CFUNCTYPE(_whole, _pointer, _whole, _pointer, _whole, _whole, _pointer)),
         ("squares32", _squares),
         ("squares64", _squares),
         ("digest", CFUNCTYPE(None, _pointer, _whole, _pointer, _pointer)),

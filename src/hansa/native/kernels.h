@@ -1,6 +1,7 @@
 /* The table of one instruction set; included last by each isa_*.c. */
 #include "crc.h"
 #include "digest.h"
+#include "gram.h"
 #include "planes.h"
 #include "stack.h"
 #include "wire.h"
@@ -21,7 +22,7 @@ const hansa_kernels HANSA_KERNELS = {
     .mean64 = mean64,
     .mix32 = mix32,
     .mix64 = mix64,
-    .products32 = products32,
+    .gram32 = gram32,
     .squares32 = squares32,
     .squares64 = squares64,
     .digest = digest,

@@ -10,7 +10,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 4
+#define HANSA_ABI 5
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -99,7 +99,7 @@ typedef struct {
                   int64_t d, float *out);
     void (*mix64)(const double *x, const int64_t *starts, const int64_t *links, const double *weights, int64_t n,
                   int64_t d, double *out);
-    double (*products32)(const float *a, const float *b, int64_t n);
+    int64_t (*gram32)(const float *rows, int64_t count, const float *vectors, int64_t many, int64_t n, double *out);
     double (*squares32)(const float *x, int64_t n, int64_t *finite);
     double (*squares64)(const double *x, int64_t n, int64_t *finite);
     void (*digest)(const uint32_t *words, int64_t count, const uint32_t *keys, uint64_t *out);

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.errors import HansaError, near, refuse
 from hansa.store.io import sha256
+from hansa.vectors import arithmetic
 
 T = TypeVar("T")
 Rows: TypeAlias = Mapping[int, Mapping[str, Tensor]]
@@ -152,20 +153,15 @@ def blocks(many: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def dot_blocks(streamed: Iterable[Tensor], count: int, vectors: Tensor) -> Tensor:
-    """<row_i, vector_j> over streamed blocks of rows."""
+    """<row_i, vector_j> over streamed blocks of rows, in float64."""
     if vectors.ndim != 2:
         raise refuse("dot", "vectors", tuple(vectors.shape), "a matrix, one vector a row")
-    wide = vectors.to(torch.float64)
     total = torch.zeros(count, len(vectors), dtype=torch.float64)
-    cached = torch.empty(min(BLOCK, count), SPAN, dtype=torch.float64)
     at = 0
     for rows in streamed:
-        if rows.shape[1] != wide.shape[1]:
+        if rows.shape[1] != vectors.shape[1]:
             raise refuse("dot", "vectors", tuple(vectors.shape), f"vectors of {rows.shape[1]} numbers, as the rows are")
-        part = total[at : at + len(rows)]
-        for start in range(0, rows.shape[1], SPAN):
-            span = rows[:, start : start + SPAN]
-            part.addmm_(cached[: span.shape[0], : span.shape[1]].copy_(span), wide[:, start : start + SPAN].T)
+        total[at : at + len(rows)] = arithmetic.inner_products(rows, vectors)
         at += len(rows)
     return total
 

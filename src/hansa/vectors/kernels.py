@@ -163,6 +163,21 @@ def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
     return float(total), bool(finite.value)
 
 
+def inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tensor:
+    """<row_i, vector_j> in float64, [n, m], of float32 [n, d] and [m, d].
+
+    Every product is exact; entry k joins lane k mod 8 of its pair's sum, in order, and the lanes are added in pairs. So
+    the bits are those of the two vectors alone: no matter the instruction set, or which other pairs are asked for.
+    """
+    count, many, d = len(rows), len(vectors), rows.shape[1]
+    out = torch.empty(count, many, dtype=torch.float64)
+    first = _pointer("inner_products", "rows", rows, torch.float32)
+    second = _pointer("inner_products", "vectors", vectors, torch.float32, many * d)
+    if native.load(isa).gram32(first, count, second, many, d, out.data_ptr()) != abi.OK:
+        raise MemoryError("inner_products: no memory for the sums")
+    return out
+
+
 def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint8]], float]:
     """The signs of a float32 vector as bits (1 where x >= 0, the lowest bit of a byte first) and ||x||_1, in one pass.
 
