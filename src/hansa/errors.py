@@ -43,6 +43,18 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def unquoted(value: object) -> str:
+    """A remedy where a number was expected and one stands in quotes.
+
+    >>> unquoted("0.1"), unquoted("fast"), unquoted(3)
+    (' Leave out the quotes.', '', '')
+    """
+    try:
+        return " Leave out the quotes." if isinstance(value, str) and math.isfinite(float(value)) else ""
+    except ValueError:
+        return ""
+
+
 class _Short(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()

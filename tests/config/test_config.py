@@ -236,3 +236,23 @@ def test_every_public_part_can_be_named_in_a_file(package, method, kind):
     public = {name for name in package.__all__ if name.islower() and hasattr(getattr(package, name), method)}
     assert public
     assert public <= set(KINDS[kind].names)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('rounds: "3"', "rounds"),
+        ('local: {lr: "0.1"}', "local.lr"),
+        ('local: {batch_size: "5"}', "local.batch_size"),
+        ('sample: {participation: "0.1"}', "sample.participation"),
+        ('data: {partition: {kind: dirichlet, alpha: "0.3"}}', "data.partition.alpha"),
+    ],
+)
+def test_a_number_in_quotes_is_told_to_leave_them(text, key):
+    with pytest.raises(ConfigError, match=rf"config:1: {key}: expected .*number.*, found '.*'. Leave out the quotes"):
+        from_text(text)
+
+
+def test_a_word_that_is_no_number_is_not():
+    with pytest.raises(ConfigError, match=r"no schedule 'fast'\. Known"):
+        from_text("local: {lr: fast}")

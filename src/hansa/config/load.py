@@ -15,7 +15,7 @@ from hansa.citations import citations
 from hansa.config import arguments, compose
 from hansa.config.sections import Config
 from hansa.config.text import ConfigError, Document, Problem, dump, holds, parse, read
-from hansa.errors import near, shown
+from hansa.errors import near, shown, unquoted
 from hansa.registry import Keys, Misfit
 from hansa.registry.slots import BUILDING
 
@@ -112,7 +112,8 @@ def _problems(document: Document, error: ValidationError) -> list[Problem]:
         expected = dict.fromkeys(text.removeprefix("expected ") for text in parts)
         sentences = [text for text in dict.fromkeys(texts) if text not in parts]
         if expected:
-            sentences.append(f"expected {' or '.join(expected)}, found {shown(inputs[keys])}.")
+            remedy = unquoted(inputs[keys]) if any("number" in word for word in expected) else ""
+            sentences.append(f"expected {' or '.join(expected)}, found {shown(inputs[keys])}.{remedy}")
         problems.append(document.problem(keys, " ".join(sentences)))
     return sorted(problems, key=lambda problem: problem.line)
 

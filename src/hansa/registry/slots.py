@@ -17,7 +17,7 @@ from typing import Any, Literal, Union
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-from hansa.errors import HansaError, near, shown
+from hansa.errors import HansaError, near, shown, unquoted
 from hansa.registry.kinds import KINDS, Factory, Kind, Misfit
 from hansa.registry.plugins import plain
 from hansa.registry.signatures import EMPTY, Argument, Signature, signature
@@ -62,7 +62,7 @@ class Slot:
             if isinstance(value, Mapping) and "kind" in value:
                 raise Misfit((), f"which kind of part is {shown(value['kind'])}? Annotate it, as in lr: Rate.")
             return value
-        raise Misfit((), f"expected {self.expected}, found {shown(value)}.")
+        raise Misfit((), f"expected {self.expected}, found {shown(value)}.{unquoted(value)}")
 
     def make(self, name: str, given: Mapping[str, Any]) -> Any:
         """The part of that name with the given arguments, each of them built as its annotation says."""
@@ -91,6 +91,8 @@ class Slot:
                 except Misfit as misfit:
                     raise misfit.under("kind") from misfit
         known = [each for kind in self.kinds for each in kind.names]
+        if unquoted(name) and {int, float} & set(self.plain):
+            raise Misfit((), f"expected {self.expected}, found {shown(name)}.{unquoted(name)}")
         raise Misfit(("kind",), f"no {self.title} {shown(name)}. {self._elsewhere(name) or near(plain(name), known)}")
 
     def _validated(self, value: Any, info: ValidationInfo) -> Any:
