@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = [
     "tests/native/test_stack.py",
     "tests/native/test_solo.py",
+    "tests/native/test_together.py",
     "tests/vectors/test_kernels.py",
     "tests/vectors/test_arithmetic.py",
     "tests/vectors/test_fingerprint.py",

@@ -16,6 +16,7 @@ import scipy
 import torch
 
 from hansa.gossip.topology import Topology, over_survivors
+from hansa.native.together import spread
 from hansa.types import Vector
 from hansa.vectors import kernels
 from hansa.vectors.arithmetic import fits
@@ -107,9 +108,17 @@ class DenseRows:
     """Every row in memory, in two buffers that swap."""
 
     def __init__(self, start: torch.Tensor) -> None:
-        self.rows, self.spare = start, torch.empty_like(start)
+        self.rows = start
+        self._spare: torch.Tensor | None = None
         self._weights: tuple[Mixer, int, torch.Tensor] | None = None
         self._sparse: tuple[Any, kernels.Links | None] | None = None
+
+    @property
+    def spare(self) -> torch.Tensor:
+        """The buffer that the next rows are made in, once one is needed."""
+        if self._spare is None:
+            self._spare = torch.empty_like(self.rows)
+        return self._spare
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
         return self.rows[list(positions)]
@@ -126,7 +135,7 @@ class DenseRows:
             self.apply(self.matrix(mixer), mixer)
             return
         kernels.mix(self.rows, links, self.spare)
-        self.rows, self.spare = self.spare, self.rows
+        self.rows, self._spare = self.spare, self.rows
 
     def _links(self, mixer: Mixer) -> kernels.Links | None:
         """W by its links, where nobody is lost, native code can take the rows, and few of the entries are links."""
@@ -146,6 +155,8 @@ class DenseRows:
         return self.rows[mixer.positions].mean(dim=0, dtype=torch.float64)
 
     def spread(self, mixer: Mixer, dim: int) -> float:
+        if self.rows.dtype == torch.float32 and fits(self.rows):
+            return math.sqrt(spread(self.rows, mixer.positions, dim) / len(mixer.positions))
         total = 0.0
         for first in range(0, dim, SPAN):  # in float64, a piece at a time that stays near
             models = self.rows[mixer.positions, first : min(first + SPAN, dim)].double()
@@ -155,7 +166,7 @@ class DenseRows:
     def apply(self, weights: torch.Tensor, mixer: Mixer) -> None:
         if len(mixer.positions) == len(self.rows):
             torch.mm(weights, self.rows, out=self.spare)
-            self.rows, self.spare = self.spare, self.rows
+            self.rows, self._spare = self.spare, self.rows
         else:
             self.rows[mixer.positions] = weights @ self.rows[mixer.positions]
 

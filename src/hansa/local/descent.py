@@ -11,6 +11,7 @@ from hansa.keys import Key
 from hansa.local.blocks import blocks
 from hansa.local.solvers import Ahead, Correction
 from hansa.local.work import Work
+from hansa.native.together import Together
 from hansa.server import ServerTransform
 from hansa.types import Population, RoundContext, State, Vector, Vectors
 from hansa.vectors import allocate
@@ -63,6 +64,11 @@ class Shell(Protocol):
         """A client's whole round from x, batches and all, where the shell knows a faster way, leaving the model in y;
         otherwise None."""
         ...
+
+    def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
+        """A cohort's models [n, d] to be stepped and mixed natively in place where the shell knows how; otherwise None.
+        The ``descent`` is everybody's, but for its velocity."""
+        return None
 
     def gradient(self, client: int, rows: Drawn | None) -> tuple[torch.Tensor, Tensors]: ...
 
@@ -146,6 +152,12 @@ class Descent:
         self.begin()
         step, self.state = self.optimizer.update(v.neg(), self.state, _ALONE)
         y.add_(step, alpha=self.lr)
+
+    def moving(self) -> Vector:
+        """The velocity, which starts from zero."""
+        if self.velocity is None:
+            self.velocity = allocate.like(self.anchor).zero_()
+        return self.velocity
 
     def begin(self) -> None:
         """The optimizer's first state, where there is none yet."""

@@ -18,7 +18,10 @@ from ctypes import (
 ABI = 5
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
-OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE = range(5)
+CUT = 1024
+OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE, BAD_SUM = range(6)
+REFUSALS = ("", "no memory", "a row that does not exist", "a label that does not exist", "a batch of another size")
+MIX, AVERAGE, SETTLE, PULL, SIGNS = -1, -2, -3, -4, -5
 SERVER_KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
 
 
@@ -80,6 +83,33 @@ class Client(Structure):
     ]
 
 
+class Turn(Structure):
+    _fields_ = [("row", c_int64), ("batch", c_int64), ("index", c_void_p)]
+
+
+class Cohort(Structure):
+    kept: object = None
+    _fields_ = [
+        ("x", c_void_p),
+        ("later", c_void_p),
+        ("open", c_void_p),
+        ("stepped", c_void_p),
+        ("rows", c_int64),
+        ("turns", c_void_p),
+        ("count", c_int64),
+        ("done", c_int64),
+        ("lost", c_int64),
+        ("losses", c_void_p),
+        ("momenta", c_void_p),
+        ("starts", c_void_p),
+        ("links", c_void_p),
+        ("weights", c_void_p),
+        ("scratch", c_void_p),
+        ("rate", c_double),
+        ("seconds", c_double),
+    ]
+
+
 class Score(Structure):
     _fields_ = [("loss", c_double), ("correct", c_int64)]
 
@@ -120,6 +150,8 @@ class Kernels(Structure):
             ),
         ),
         ("client", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Client))),
+        ("cohort", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Cohort))),
+        ("spread", CFUNCTYPE(c_double, _pointer, _pointer, _whole, _whole, _whole)),
         ("draw", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _pointer, _pointer)),
         (
             "gradient",
@@ -148,5 +180,5 @@ class Kernels(Structure):
     ]
 
 
-STRUCTURES: tuple[type[Structure], ...] = (Stage, Data, Batches, Update, Client, Score, Rule, Kernels)
+STRUCTURES: tuple[type[Structure], ...] = (Stage, Data, Batches, Update, Client, Turn, Cohort, Score, Rule, Kernels)
 """All of them, in the order in which the library tells their sizes."""

@@ -5,6 +5,7 @@
 #include "planes.h"
 #include "stack.h"
 #include "wire.h"
+#include "together.h"
 
 const hansa_kernels HANSA_KERNELS = {
     .name = HANSA_NAME,
@@ -12,6 +13,8 @@ const hansa_kernels HANSA_KERNELS = {
     .stack_free = stack_free,
     .train = train,
     .client = client,
+    .cohort = cohort,
+    .spread = spread,
     .draw = draw_batches,
     .gradient = gradient,
     .evaluate = evaluate,

@@ -58,12 +58,41 @@ typedef struct {
     int64_t done, finite;
 } hansa_client;
 
+/* What a cohort of clients that gossip does, one thing after the other: the step of a row on `batch` examples, or one of
+ * these with all rows: X <- W X, X <- the mean, the moves of combine-then-adapt, compressed gossip of what is public. */
+enum { HANSA_MIX = -1, HANSA_AVERAGE = -2, HANSA_SETTLE = -3, HANSA_PULL = -4, HANSA_SIGNS = -5 };
+
+typedef struct {
+    int64_t row, batch; /* row: whose step, or one of the above */
+    const int64_t *index;
+} hansa_turn;
+
+/* A cohort: its models are the rows of x. W is given by its links; a row without any is left alone. Steps are made in
+ * `later` where that is not null: the next thing with all rows then moves x by the change. `open` are the public copies
+ * of compressed gossip, X <- X + rate (W - I) open. A call ends after `seconds`, or after a step that left the numbers,
+ * with the row in `lost`; it is called again until `done` is `count`. */
+typedef struct {
+    float *x, *later, *open;
+    int64_t *stepped; /* a flag for each row: it has moved in `later` */
+    int64_t rows;
+    const hansa_turn *turns;
+    int64_t count, done, lost;
+    float *losses; /* of each turn */
+    float *const *momenta; /* of each row, or null */
+    const int64_t *starts, *links;
+    const double *weights;
+    float *scratch; /* of HANSA_CUT entries a row, and a row's bits and one scale a row behind them */
+    double rate, seconds;
+} hansa_cohort;
+
+#define HANSA_CUT 1024
+
 typedef struct {
     double loss;
     int64_t correct;
 } hansa_score;
 
-enum { HANSA_OK = 0, HANSA_NO_MEMORY = 1, HANSA_BAD_ROW = 2, HANSA_BAD_LABEL = 3, HANSA_BAD_SIZE = 4 };
+enum { HANSA_OK = 0, HANSA_NO_MEMORY = 1, HANSA_BAD_ROW = 2, HANSA_BAD_LABEL = 3, HANSA_BAD_SIZE = 4, HANSA_BAD_SUM = 5 };
 
 /* What a server step needs to know; `kind` is one of the six. Corrections are factors: 1 / (1 - beta^t), or 1. */
 enum { HANSA_MOMENTUM, HANSA_ADAGRAD, HANSA_ADAM, HANSA_YOGI, HANSA_AMSGRAD, HANSA_AMS };
@@ -83,6 +112,8 @@ typedef struct {
     int64_t (*train)(hansa_stack *, float *y, const hansa_data *, const hansa_batches *, const hansa_update *,
                      float *losses, int64_t *done, double seconds);
     int64_t (*client)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_client *);
+    int64_t (*cohort)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_cohort *);
+    double (*spread)(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride);
     void (*draw)(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
                  int64_t *out);
     int64_t (*gradient)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *g,

@@ -36,13 +36,13 @@ class Solo:
     def __init__(self, stack: Stack, inputs: Tensor, labels: Tensor) -> None:
         self.stack, self.stop = stack, False
         self.use(inputs, labels)
-        self._client, self._update = abi.Client(seconds=SLICE), abi.Update()
+        self._client, self.update = abi.Client(seconds=SLICE), abi.Update()
         self._space: Workspace | None = None
         self._losses = torch.empty(0)
 
     def use(self, inputs: Tensor, labels: Tensor) -> None:
         """Go on with other examples of the same shape."""
-        self._data, self._labels, self._rows = self.stack.examples(inputs, labels, None), labels, len(inputs)
+        self.data, self._labels, self._rows = self.stack.examples(inputs, labels, None), labels, len(inputs)
 
     def run(
         self, x: Tensor, y: Tensor, change: Tensor, own: Tensor, steps: int, batch: int, key: bytes, settings: Settings
@@ -54,18 +54,18 @@ class Solo:
             stack.expect(name, vector)
         if own.dtype != torch.int64 or not own.is_contiguous() or own.device.type != "cpu" or not own.numel():
             raise HansaError(f"Solo.run: own is {own.dtype} {list(own.shape)}: expected contiguous int64 row numbers.")
-        self._settle(settings, x)
-        if self._space is None or self._space.batch < batch:
-            self._space = Workspace(stack, batch)
+        _need_velocity(settings)
+        self.settle(settings, x)
+        space = self.space(batch)
         if self._losses.numel() < steps:
             self._losses = torch.empty(steps)
             client.losses = self._losses.data_ptr()
         client.x, client.y, client.change, client.own = x.data_ptr(), y.data_ptr(), change.data_ptr(), own.data_ptr()
         client.samples, client.steps, client.batch, client.done = own.numel(), steps, batch, 0
         client.key[0], client.key[1] = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
-        call, handle = self._space.kernels.client, self._space.handle
+        call, handle = space.kernels.client, space.handle
         while client.done < steps:
-            code = call(handle, self._data, self._update, client)
+            code = call(handle, self.data, self.update, client)
             if code:
                 check_code(code, "Solo.run", stack, own[None], None, self._labels, self._rows)
             if self.stop:
@@ -76,25 +76,30 @@ class Solo:
         """A step in place on each row of ``index`` [steps, batch]; gives the loss of each."""
         self.stack.expect("y", y)
         batches = batches_of(index, None, "train")
-        self._settle(settings, anchor)
-        if self._space is None or self._space.batch < batches.batch:
-            self._space = Workspace(self.stack, batches.batch)
+        _need_velocity(settings)
+        self.settle(settings, anchor)
+        space = self.space(batches.batch)
         losses, done = torch.empty(batches.steps), c_int64()
-        call, handle = self._space.kernels.train, self._space.handle
+        call, handle = space.kernels.train, space.handle
         while done.value < batches.steps:
-            code = call(handle, y.data_ptr(), self._data, batches, self._update, losses.data_ptr(), done, SLICE)
+            code = call(handle, y.data_ptr(), self.data, batches, self.update, losses.data_ptr(), done, SLICE)
             check_code(code, "Solo.steps", self.stack, index, None, self._labels, self._rows)
             if self.stop:
                 raise HansaError("Solo.steps: stopped.")
         return losses
 
-    def _settle(self, settings: Settings, x: Tensor | None) -> None:
-        update, s, velocity = self._update, settings.s, settings.velocity
+    def space(self, batch: int) -> Workspace:
+        """A workspace for batches of this size, kept."""
+        if self._space is None or self._space.batch < batch:
+            self._space = Workspace(self.stack, batch)
+        return self._space
+
+    def settle(self, settings: Settings, x: Tensor | None) -> None:
+        """Make the settings those of the calls to come."""
+        update, s, velocity = self.update, settings.s, settings.velocity
         for name, vector in (("s", s), ("velocity", velocity)):
             if vector is not None:
                 self.stack.expect(name, vector)
-        if settings.momentum and velocity is None:
-            raise HansaError("Solo.run: momentum needs a velocity to keep it in.")
         update.momentum = velocity.data_ptr() if velocity is not None else None
         if settings.a and x is None:
             raise HansaError("Solo: a pull needs the anchor that it pulls to.")
@@ -105,14 +110,26 @@ class Solo:
         update.clip = math.inf if settings.clip is None else settings.clip
 
 
-def draws(key: bytes, samples: int, length: int, isa: str = "") -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """``length`` positions: permutations of 0..samples-1 one after the other, as NumPy's Philox with this key shuffles.
+def _need_velocity(settings: Settings) -> None:
+    if settings.momentum and settings.velocity is None:
+        raise HansaError("Solo.run: momentum needs a velocity to keep it in.")
+
+
+def draws(
+    key: bytes, samples: int, length: int, isa: str = "", own: Tensor | None = None
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """``length`` positions: permutations of 0..samples-1 one after the other, as NumPy's Philox with this key shuffles;
+    or the entries of ``own``, int64 and as many as there are samples, at these positions.
 
     >>> sorted(draws(bytes(16), 3, 6)[:3].tolist())
     [0, 1, 2]
     """
+    if own is not None and (own.dtype != torch.int64 or own.shape != (samples,) or own.device.type != "cpu"):
+        raise HansaError(f"draws: own is {own.dtype} {list(own.shape)}, expected {samples} int64 on the CPU.")
+    own = None if own is None else own.contiguous()
     words, order, out = np.frombuffer(key, "<u8").copy(), np.empty(samples, np.int64), np.empty(length, np.int64)
-    native.load(isa).draw(words.ctypes.data, None, samples, length, order.ctypes.data, out.ctypes.data)
+    address = None if own is None else own.data_ptr()
+    native.load(isa).draw(words.ctypes.data, address, samples, length, order.ctypes.data, out.ctypes.data)
     return out
 
 

@@ -196,25 +196,35 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+/* One step on one batch, in place; gives the loss at the y before it. */
+static float step_once(const hansa_stack *stack, const hansa_data *data, const int64_t *index, ptrdiff_t size,
+                       const step_t *step, double clip) {
+    int clipped = isfinite(clip);
+    fill_batch(stack, data, index, size);
+    prepare(stack, step->y, 1);
+    forward(stack, step->y, size);
+    float loss = backward(stack, step->y, data, index, size, clipped ? stack->gradient : NULL, step);
+    if (clipped) { /* g times min(1, clip / |g|), for the gradient as a whole */
+        double scale = clip / (sqrt(squares32(stack->gradient, stack->parameters, NULL)) + 1e-12);
+        step_span(step, 0, stack->gradient, stack->parameters, scale < 1 ? (float)scale : 1.0f);
+    }
+    return loss;
+}
+
+INLINE step_t step_on(float *y, const hansa_update *update) {
+    return (step_t){y, update->momentum, update->anchor, update->shift, (float)update->lr, (float)update->pull,
+                    (float)update->decay, (float)update->mu};
+}
+
 /* Steps from `done` on, until all are done or `seconds` are over. */
 static void descend(hansa_stack *stack, float *y, const hansa_data *data, const hansa_batches *batches,
                     const hansa_update *update, float *losses, int64_t *done, double seconds) {
-    step_t step = {y, update->momentum, update->anchor, update->shift, (float)update->lr, (float)update->pull,
-                   (float)update->decay, (float)update->mu};
-    int clipped = isfinite(update->clip);
+    step_t step = step_on(y, update);
     double end = now() + seconds;
     do {
         int64_t t = *done;
-        const int64_t *index = batches->index + t * batches->batch;
-        ptrdiff_t size = batch_size(batches, t);
-        fill_batch(stack, data, index, size);
-        prepare(stack, y, 1);
-        forward(stack, y, size);
-        losses[t] = backward(stack, y, data, index, size, clipped ? stack->gradient : NULL, &step);
-        if (clipped) { /* g times min(1, clip / |g|), for the gradient as a whole */
-            double scale = update->clip / (sqrt(squares32(stack->gradient, stack->parameters, NULL)) + 1e-12);
-            step_span(&step, 0, stack->gradient, stack->parameters, scale < 1 ? (float)scale : 1.0f);
-        }
+        losses[t] = step_once(stack, data, batches->index + t * batches->batch, batch_size(batches, t), &step,
+                              update->clip);
     } while (++*done < batches->steps && now() < end);
 }
 

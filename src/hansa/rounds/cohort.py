@@ -6,19 +6,25 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from hansa.algorithm import LocalPhase, Mixing
-from hansa.compress import Packet, decode
+from hansa.compress import Packet, accumulate, sign
 from hansa.gossip.active import Activity, selected
 from hansa.gossip.rows import ApartRows, DenseRows, LazyRows, Mixer, Rows, lazy_pays
 from hansa.local.descent import Descent, Drawn, Shell, ahead_gradient
 from hansa.local.work import Work
+from hansa.native import abi
+from hansa.native.together import TURN, Together
 from hansa.protocols import declared
 from hansa.rounds.messages import Lost, Order, Trained, scoped
+from hansa.rounds.turns import Batches, Program, links_of, program
 from hansa.server import ServerTransform
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.vectors import allocate
 from hansa.vectors.arithmetic import all_finite
 
 
@@ -64,8 +70,9 @@ class _Cohort:
         rule = selected() if mixing.adapted else mixing.active
         self.active: Activity = declared(rule, Activity, "among")(order.reporters)
         self.rows = self._rows()
-        self.public = torch.stack(self._remembered("local/public")) if mixing.compressor is not None else None
+        self.public = _stacked(self._remembered("local/public")) if mixing.compressor is not None else None
         self.shared: tuple[str, ...] = declared(phase.optimizer, ServerTransform, "shared")
+        self.together: Together | None = None
         self.descents: dict[int, Descent] = {}
         self.batches: dict[int, Drawn | None] = {}
         self.steps: Counter[int] = Counter()
@@ -74,17 +81,122 @@ class _Cohort:
 
     def run(self) -> Mixed:
         self._pass_on()
+        if not self._march():
+            self._walk()
+        if self.mixer.positions:
+            self._finish()
+        return self.mixed
+
+    def _walk(self) -> None:
+        """Step after step, client after client."""
         for step in range(self.order.work.steps):
             moves = self._compute(step)
             if not self.mixer.positions:
-                return self.mixed
-            turn = self.order.round * self.order.work.steps + step + 1
-            if (turn if self.mixing.persistent else step + 1) % self.mixing.every == 0:
+                return
+            if (turn := self._gossips(step)) is not None:
                 self._gossip(turn)
             for position, before, after in moves:
                 self.rows.shift(position, before, after)
-        self._finish()
-        return self.mixed
+
+    def _march(self) -> bool:
+        """The same natively: all turns in one call, or a call a step where the gossip is not native. False where the
+        shell, the rows or the descent have no such form."""
+        rows, late = self.rows, self.mixing.order == "combine-then-adapt"
+        if not isinstance(rows, DenseRows) or rows.rows.shape[1] != self.dim or (late and not self._mixes_natively()):
+            return False
+        make = declared(self.shell, Shell, "together")
+        together = make(rows.rows, self._new_descent(self.clients[0]), later=late)
+        if together is None:
+            return False
+        self.together = together
+        batches = Batches(len(self.clients), lambda position: self._batches(self.clients[position]))
+        first, begun = 0, None
+        while first < self.order.work.steps and self.mixer.positions:
+            first, begun = self._march_on(together, batches, first, begun)
+        return True
+
+    def _march_on(
+        self, together: Together, batches: Batches, first: int, begun: list[int] | None
+    ) -> tuple[int, list[int] | None]:
+        """From a step on, of which the rows ``begun`` are still to come, to the end or to where a client is lost, or
+        one step where the gossip is not native; gives where to go on."""
+        assert isinstance(self.rows, DenseRows)
+        native = self._mixes_natively()
+        stop = self.order.work.steps if native else first + 1
+        survivors, taken = self._survivors(), batches.taken.copy()
+
+        def active(step: int) -> Any:
+            chosen = self._active(step, survivors) if step > first or begun is None else None
+            positions = begun if chosen is None else [self.position[client] for client in chosen]
+            assert positions is not None
+            return batches.turns(positions)
+
+        plan = program(range(first, stop), active, self._all_do if native else lambda step: None)
+        self._equip(together, plan)
+        together.rows = self.rows.rows
+        losses, done = together.run(plan.turns)
+        kept = plan.turns["row"][:done] >= 0
+        if together.lost is not None:
+            kept[-1] = False
+        self.losses += losses[:done][kept].tolist()
+        self._count(*plan.exchanges(done))
+        if together.lost is not None:
+            own = plan.turns["row"][:done]
+            batches.taken[:] = taken + np.bincount(own[own >= 0], minlength=len(taken))
+            first = int(plan.steps[done - 1])
+            self._lose(together.lost, first)
+            begun = plan.rest(done)
+            if native or begun:
+                return first, begun
+        if not native and self.mixer.positions and (turn := self._gossips(first)) is not None:
+            self._gossip(turn)
+        return stop, None
+
+    def _equip(self, together: Together, plan: Program) -> None:
+        """W as it is now, the public copies, and the velocities of those whose turn comes."""
+        together.weigh(*links_of(self.mixer, uniform=self.public is not None))
+        if self.public is not None:
+            together.publish(self.public, self.mixing.consensus_rate)
+        if self.phase.momentum:
+            positions = sorted({int(row) for row in plan.turns["row"] if row >= 0})
+            descents = {position: self._descent(self.clients[position]) for position in positions}
+            together.remember({position: descent.moving() for position, descent in descents.items()})
+
+    def _mixes_natively(self) -> bool:
+        """Whether W has few links, and what is sent a native form."""
+        return self._few_links() and (self.mixing.compressor is None or isinstance(self.mixing.compressor, sign))
+
+    def _few_links(self) -> bool:
+        """Whether folding over links beats a product of matrices; a mean of all rows is no product."""
+        n = len(self.clients)
+        if self.mixer.weights is None:
+            return self.public is None or n <= 4
+        return self.mixer.links <= max(4, n // 2) * n
+
+    def _all_do(self, step: int) -> tuple[int, bool] | None:
+        """What native code has all rows do after a step, and whether it is an exact average."""
+        turn = self._gossips(step)
+        if turn is None:
+            return (abi.SETTLE, False) if self.mixing.order == "combine-then-adapt" else None
+        if self._averages(turn):
+            return abi.AVERAGE, True
+        if self.mixing.compressor is not None:
+            return abi.SIGNS, False
+        return abi.AVERAGE if self.mixer.weights is None else abi.MIX, False
+
+    def _gossips(self, step: int) -> int | None:
+        """Which turn of the run a step is, where all gossip after it."""
+        turn = self.order.round * self.order.work.steps + step + 1
+        return turn if (turn if self.mixing.persistent else step + 1) % self.mixing.every == 0 else None
+
+    def _averages(self, turn: int) -> bool:
+        return self.mixing.average_every is not None and turn % self.mixing.average_every == 0
+
+    def _lose(self, position: int, step: int) -> None:
+        """A client's model is no longer finite; the rest go on."""
+        detail = f"its model left the numbers at step {step}; its cluster went on without it"
+        self.mixed.lost.append(Lost(self.clients[position], "non-finite", detail))
+        self.mixer.lose(position)
 
     def _survivors(self) -> list[int]:
         return [self.clients[i] for i in self.mixer.positions]
@@ -96,15 +208,15 @@ class _Cohort:
         """Rows that are kept, or never mixed; else dense ones, or lazy ones where the cost rule prefers them."""
         n, steps = len(self.clients), self.order.work.steps
         if self.mixing.persistent:
-            return DenseRows(torch.stack(self._remembered("local/row")))
+            return DenseRows(_stacked(self._remembered("local/row")))
         if self.mixing.compressor is not None:
-            return DenseRows(self.start.repeat(n, 1))
+            return DenseRows(_stacked([self.start] * n))
         if self.mixer.still:
             return ApartRows(self.start)
         active = [len(self._active(step, self.clients)) for step in range(steps)]
         if lazy_pays(n, active, self.mixing.every, self.mixer.links, self.start.numel()):
             return LazyRows(self.start, n, sum(active))
-        return DenseRows(self.start.repeat(n, 1))
+        return DenseRows(_stacked([self.start] * n))
 
     def _remembered(self, name: str) -> list[Vector]:
         """A row of every client that outlives the round; the model received where there is none, or none yet."""
@@ -123,9 +235,7 @@ class _Cohort:
         for client, position, row in zip(active, positions, rows, strict=True):
             loss, after = self._local_step(client, row, inside)
             if not all_finite(after):
-                detail = f"its model left the numbers at step {step}; its cluster went on without it"
-                self.mixed.lost.append(Lost(client, "non-finite", detail))
-                self.mixer.lose(position)
+                self._lose(position, step)
                 continue
             self.losses.append(loss)
             if self.mixing.order == "combine-then-adapt":
@@ -138,8 +248,7 @@ class _Cohort:
         """One step of one client, as the plain loop makes it; in the row itself where the shell can and it may."""
         shell, key = self.shell, self.order.key.child("local", self.order.round, client)
         if client not in self.batches:
-            work = Work(self.order.work.steps, min(self.order.work.batch_size, self.samples[client]))
-            self.batches[client] = shell.rows(client, work, key.child("batch"))
+            self.batches[client] = self._batches(client)
         rows, descent, taken = self.batches[client], self._descent(client), self.steps[client]
         self.steps[client] += 1
         one = None if rows is None else rows[taken : taken + 1]
@@ -156,15 +265,23 @@ class _Cohort:
         buffers = shell.read_buffers()
         return float(losses), shell.y.clone() if buffers is None else torch.cat([shell.y, buffers])
 
+    def _batches(self, client: int) -> Any:
+        """A client's batches of the round, each at most of its own samples."""
+        work = Work(self.order.work.steps, min(self.order.work.batch_size, self.samples[client]))
+        return self.shell.rows(client, work, self.order.key.child("local", self.order.round, client, "batch"))
+
     def _descent(self, client: int) -> Descent:
         if client not in self.descents:
-            memory = self.order.memory.get(client, {})
-            correction = self.phase.solver.correction(self.got, scoped(memory, "solver"))
-            descent = self.phase.descent(self.order.round, self.got[MODEL], correction)
-            if self.mixing.persistent:
-                descent.restore(scoped(memory, "local/optimizer"), self.got[MODEL])
-            self.descents[client] = descent
+            self.descents[client] = self._new_descent(client)
         return self.descents[client]
+
+    def _new_descent(self, client: int) -> Descent:
+        memory = self.order.memory.get(client, {})
+        correction = self.phase.solver.correction(self.got, scoped(memory, "solver"))
+        descent = self.phase.descent(self.order.round, self.got[MODEL], correction)
+        if self.mixing.persistent:
+            descent.restore(scoped(memory, "local/optimizer"), self.got[MODEL])
+        return descent
 
     def _pass_on(self) -> None:
         """The server sends the model to the reporters, who pass it on inside the cluster."""
@@ -180,20 +297,26 @@ class _Cohort:
 
     def _gossip(self, turn: int) -> None:
         """Everyone's exchange with its neighbours; ``turn`` counts the steps of the run."""
-        alive = self._survivors()
-        averaged = self.mixing.average_every is not None and turn % self.mixing.average_every == 0
-        self.mixed.exchanges += 1
+        averaged = self._averages(turn)
         if self.mixing.compressor is not None and not averaged:
             self._gossip_compressed(turn)
+            self.mixed.exchanges += 1
             return
         (self.rows.average if averaged else self.rows.mix)(self.mixer)
         for name in self.shared:
             self._share(name, averaged)
+        self._count(int(not averaged), int(averaged))
+
+    def _count(self, gossips: int, averages: int) -> None:
+        """So many exchanges, and so many exact averages, as bytes that the survivors sent."""
+        if not gossips + averages:
+            return
+        alive, self.mixed.exchanges = self._survivors(), self.mixed.exchanges + gossips + averages
         size = Packet.of(self.start).nbytes + len(self.shared) * Packet.of(self.got[MODEL]).nbytes
-        if averaged:
-            sent = [math.ceil(2 * (len(alive) - 1) / len(alive) * size)] * len(alive)
-        else:
-            sent = (self.mixer.degrees * size).tolist()
+        each = math.ceil(2 * (len(alive) - 1) / len(alive) * size) * averages if averages else 0
+        if gossips and self.mixing.compressor is not None:  # of signs, all packets are of one length
+            size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
+        sent = (self.mixer.degrees * size * gossips + each).tolist()
         self.mixed.peer.update(dict(zip(alive, sent, strict=True)))
 
     def _share(self, name: str, averaged: bool) -> None:
@@ -218,9 +341,11 @@ class _Cohort:
             client = self.clients[position]
             key = self.order.key.child("gossip", turn, client)
             packet = self.mixing.compressor.encode(self.rows.rows[position] - self.public[position], key)
-            heard = decode(packet, self.mixing.compressor, dim=self.start.numel())
-            self.public[position] += heard.to(self.public.device)
+            accumulate(packet, self.public[position], compressor=self.mixing.compressor)
             self.mixed.peer[client] += degree * packet.nbytes
+        if self.together is not None and self._few_links():
+            self.together.run(np.array([(abi.PULL, 1, 0)], TURN))
+            return
         alive = self.mixer.positions
         public = self.public[alive]
         self.rows.rows[alive] += self.mixing.consensus_rate * (self.rows.matrix(self.mixer) @ public - public)
@@ -228,15 +353,20 @@ class _Cohort:
     def _finish(self) -> None:
         reporters = [client for client in self.order.reporters if self.mixer.alive[self.position[client]]]
         loss = math.fsum(self.losses) / len(self.losses) if self.losses else None
-        finals = self.rows.read([self.position[client] for client in reporters]) if reporters else ()
-        for client, row in zip(reporters, finals, strict=True):
-            moved = row - self.start
+        for client, row in zip(reporters, self._finals(reporters), strict=True):
+            moved = torch.sub(row, self.start, out=allocate.like(self.start))
             buffers = moved[self.dim :] if row.numel() > self.dim else None
             self.mixed.trained[client] = Trained(moved[: self.dim], buffers, loss, self._memory(client, row))
         self.mixed.info["consensus"] = self.rows.spread(self.mixer, self.dim)
         if self.order.mean:
             self.mixed.mean = self.rows.mean(self.mixer).to(self.start)
             self.mixed.alive = len(self.mixer.positions)
+
+    def _finals(self, reporters: Sequence[int]) -> Sequence[Vector]:
+        positions = [self.position[client] for client in reporters]
+        if isinstance(self.rows, DenseRows):
+            return [self.rows.rows[position] for position in positions]
+        return tuple(self.rows.read(positions)) if positions else ()
 
     def _memory(self, client: int, row: Vector) -> Vectors:
         """What a client whose model lives on keeps: the model, its public copy, its optimizer."""
@@ -246,3 +376,14 @@ class _Cohort:
         public = {} if self.public is None else {"local/public": self.public[self.position[client]].clone()}
         optimizer = {f"local/optimizer/{name}": value.clone() for name, value in kept.items()}
         return {"local/row": row.clone(), **public, **optimizer}
+
+
+def _stacked(rows: Sequence[Vector]) -> torch.Tensor:
+    """The rows as a matrix of their own, in memory that is used again."""
+    first = rows[0]
+    if first.device.type != "cpu":
+        return torch.stack(list(rows))
+    held = allocate.empty(len(rows) * first.numel(), first.dtype).view(len(rows), -1)
+    for place, row in zip(held, rows, strict=True):
+        place.copy_(row)
+    return held

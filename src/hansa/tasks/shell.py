@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from hansa import native
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.local.descent import Descent, Moved
 from hansa.local.work import Work
-from hansa.native.solo import Settings, Solo, shuffles_like_numpy
+from hansa.native.solo import Settings, Solo, draws, shuffles_like_numpy
+from hansa.native.together import Together
 from hansa.tasks import generators
 from hansa.tasks.calling import caller
 from hansa.tasks.private import Private
@@ -31,6 +33,7 @@ from hansa.tasks.samples import (
 from hansa.tasks.scores import BUILT_IN, Score, accuracy_hits, on_the_cpu, own_hits, together
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.vectors import allocate
+from hansa.vectors.arithmetic import fits
 from hansa.vectors.layout import converted
 
 if TYPE_CHECKING:
@@ -100,9 +103,12 @@ class ModuleShell:
 
     def rows(self, client: int, work: Work, key: Key) -> torch.Tensor | Batches:
         """The batches of a round as a matrix [steps, batch]: pass after pass over the client's rows, each shuffled."""
-        own = self.task.data.rows(client)
-        stream = batch_stream(own.numel(), work.steps * work.batch_size, key)
-        found = own[torch.from_numpy(stream)].view(work.steps, work.batch_size).to(self.device)
+        own, length = self.task.data.rows(client), work.steps * work.batch_size
+        if native.available() and shuffles_like_numpy():
+            drawn = torch.from_numpy(draws(key.digest(16), own.numel(), length, own=own.to(torch.int64)))
+        else:
+            drawn = own[torch.from_numpy(batch_stream(own.numel(), length, key))]
+        found = drawn.view(work.steps, work.batch_size).to(self.device)
         return found if self._direct else Batches(client, found, key)
 
     def seed(self, key: Key) -> None:
@@ -165,9 +171,7 @@ class ModuleShell:
 
     def _settings(self, descent: Descent) -> Settings:
         a, s = descent.correction
-        if descent.momentum and descent.velocity is None:
-            descent.velocity = allocate.like(self.y).zero_()
-        velocity = descent.velocity if descent.momentum else None
+        velocity = descent.moving() if descent.momentum else None
         return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip, velocity)
 
     def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:
@@ -180,6 +184,14 @@ class ModuleShell:
             x, self.y, change, own, work.steps, work.batch_size, digest, self._settings(descent)
         )
         return Moved(change, losses, finite)
+
+    def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
+        """A cohort's rows for native code, or None where there is no such form of their steps."""
+        if self.solo is None or self.buffers is not None or not (self._direct and descent.plain and fits(rows)):
+            return None
+        a, s = descent.correction
+        settings = Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip)
+        return Together(self.solo, rows, settings, descent.anchor, later=later)
 
     def gradient(
         self, client: int, rows: torch.Tensor | Batches | None

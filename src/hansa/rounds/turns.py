@@ -1,0 +1,87 @@
+"""A cohort's round as turns of native code: whose step comes when, on which batch, and when all gossip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from hansa.gossip.rows import Mixer
+from hansa.native import abi
+from hansa.native.together import TURN
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Batches:
+    """Where each client's batches lie, and how many of them are used up. ``draw`` gives a client's [steps, batch]."""
+
+    def __init__(self, clients: int, draw: Callable[[int], torch.Tensor]) -> None:
+        self._draw = draw
+        self._held: dict[int, torch.Tensor] = {}
+        self._base, self._width = np.zeros(clients, np.uint64), np.zeros(clients, np.int64)
+        self.taken = np.zeros(clients, np.int64)
+
+    def turns(self, positions: Sequence[int]) -> Array:
+        """The next step of each of these."""
+        for position in positions:
+            if position not in self._held:
+                index = self._held[position] = self._draw(position)
+                self._base[position], self._width[position] = index.data_ptr(), index.shape[1]
+        made = np.empty(len(positions), TURN)
+        made["row"], made["batch"] = positions, self._width[positions]
+        made["index"] = self._base[positions] + (8 * self._width[positions] * self.taken[positions]).astype(np.uint64)
+        self.taken[positions] += 1
+        return made
+
+
+class Program(NamedTuple):
+    """Turns of several steps: the step that each belongs to, and which of them are exact averages."""
+
+    turns: Array
+    steps: Array
+    averages: Array
+
+    def exchanges(self, done: int) -> tuple[int, int]:
+        """How many gossips, and how many exact averages, the first ``done`` turns have."""
+        kinds, averages = self.turns["row"][:done], self.averages[:done]
+        return int(((kinds < 0) & (kinds != abi.SETTLE) & ~averages).sum()), int(averages.sum())
+
+    def rest(self, done: int) -> list[int]:
+        """The rows whose turn was still to come in the step of the last of ``done`` turns."""
+        same = self.steps[done:] == self.steps[done - 1]
+        return [int(row) for row in self.turns["row"][done:][same] if row >= 0]
+
+
+def program(
+    steps: Sequence[int], active: Callable[[int], Array], gossip: Callable[[int], tuple[int, bool] | None]
+) -> Program:
+    """For each step the turns of those who are active, then what all do: a kind, and whether that is an average."""
+    pieces: list[Array] = []
+    places: list[int] = []
+    exact: list[bool] = []
+    for step in steps:
+        after = gossip(step)
+        pieces.append(active(step))
+        exact += [False] * len(pieces[-1])
+        if after is not None:
+            pieces.append(np.array([(after[0], 1, 0)], TURN))
+            exact.append(after[1])
+        places += [step] * (len(exact) - len(places))
+    return Program(np.concatenate(pieces), np.array(places), np.array(exact, bool))
+
+
+def links_of(mixer: Mixer, *, uniform: bool) -> tuple[Array, Array, Array]:
+    """W over all positions by its links, none at those that are lost. Where W = 11'/n its links are wanted only if
+    ``uniform``; each row's link to itself stands for them otherwise."""
+    positions, n = np.array(mixer.positions, np.int64), len(mixer.positions)
+    if mixer.weights is not None:
+        matrix = mixer.weights.tocsr()
+    else:
+        matrix = sparse.csr_array(np.full((n, n), 1.0 / n)) if uniform else sparse.eye_array(n, format="csr")
+    counts = np.zeros(len(mixer.alive), np.int64)
+    counts[positions] = np.diff(matrix.indptr)
+    return np.concatenate([[0], np.cumsum(counts)]), positions[matrix.indices], np.asarray(matrix.data, np.float64)

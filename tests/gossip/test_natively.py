@@ -1,0 +1,134 @@
+"""Gossip by native turns is the loop over clients and steps: same rounds, same losses, same bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import native, presets
+from hansa.algorithm import Mixing
+from hansa.compress import identity, random_k, sign, top_k
+from hansa.data.federated import FederatedData
+from hansa.gossip import bernoulli, complete, isolated, resample, ring
+from hansa.tasks.shell import ModuleShell
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+
+SIZES = (5, 40, 17, 9, 23, 12, 31, 7)
+WORDS = {"local_lr": 0.1, "steps": 5, "batch_size": 8}
+SERVED = {**WORDS, "clusters": [[0, 1, 2, 3, 4], [5, 6, 7]], "reporters": 2, "server_lr": 0.05, "eps": 1e-2}
+LONE = {**WORDS, "clusters": [[0, 1, 2, 3, 4], [5, 6, 7]]}
+
+
+class Own(nn.Module):
+    """A class as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 9), nn.Linear(9, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x.view(len(x), -1))))
+
+
+def task(spoilt: int | None = None, **words) -> hansa.Task:
+    draw = torch.Generator().manual_seed(1)
+    offsets = torch.tensor([0, *torch.tensor(SIZES).cumsum(0).tolist()])
+    rows = int(offsets[-1])
+    inputs, targets = torch.randn(rows, 12, generator=draw), torch.randint(0, 3, (rows,), generator=draw)
+    if spoilt is not None:  # its very last row overflows the first time it is met
+        inputs[offsets[spoilt + 1] - 1] = 3e38
+    held = FederatedData(inputs, targets, torch.arange(rows), offsets, classes=3, name="own")
+    return hansa.Task(Own, cross_entropy, held, **words)
+
+
+def run(method, rounds=3, **words):
+    options = {key: words.pop(key) for key in ("workers",) if key in words}
+    return hansa.run(method, task(**words), rounds=rounds, keep_params=True, evaluate_every=0, **options)
+
+
+def step_by_step(monkeypatch):
+    monkeypatch.setattr(ModuleShell, "together", lambda *words, **named: None)
+
+
+METHODS = {
+    "ha_fed": lambda: presets.ha_fed(**SERVED),
+    "momentum, decay, clip": lambda: presets.ha_fed(**SERVED).with_local(momentum=0.8, weight_decay=0.1, clip=0.7),
+    "prox": lambda: presets.ha_fed(**SERVED).with_local(solver=hansa.local.prox(0.5)),
+    "every second step": lambda: presets.ha_fed(**{**SERVED, "every": 2}),
+    "bernoulli": lambda: presets.ha_fed(**{**SERVED, "active": bernoulli(0.5)}),
+    "complete": lambda: presets.ha_fed(**{**SERVED, "topology": complete()}),
+    "cafga": lambda: presets.cafga(**{**SERVED, "active": resample(2)}),
+    "adapted": lambda: presets.cafga(**{**SERVED, "adapted": True, "reporters": 3}),
+    "sign": lambda: presets.ha_fed(**SERVED, gossip_compressor=sign(), consensus_rate=0.3),
+    "sign, all hear all": lambda: presets.ha_fed(
+        **{**SERVED, "topology": complete()}, gossip_compressor=sign(), consensus_rate=0.3
+    ),
+    "top_k": lambda: presets.ha_fed(**SERVED, gossip_compressor=top_k(0.1), consensus_rate=0.2),
+    "random_k": lambda: presets.ha_fed(**SERVED, gossip_compressor=random_k(0.2), consensus_rate=0.2),
+    "dsgd": lambda: presets.dsgd(**LONE),
+    "dsgd, adapt first": lambda: presets.dsgd(**LONE, order="adapt-then-combine"),
+    "dsgd, momentum": lambda: presets.dsgd(**LONE).with_local(momentum=0.8),
+    "dsgd, every third": lambda: presets.dsgd(**LONE).with_local(
+        mixing=Mixing(ring(), [[0, 1, 2, 3, 4], [5, 6, 7]], persistent=True, every=3, order="combine-then-adapt")
+    ),
+    "gossip_pga": lambda: presets.gossip_pga(**LONE, period=3),
+    "gossip_pga, combine first": lambda: presets.gossip_pga(**LONE, period=3, order="combine-then-adapt"),
+    "choco_sgd": lambda: presets.choco_sgd(**LONE),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_native_turns_are_the_loop_over_clients_and_steps(name, monkeypatch):
+    marched = run(METHODS[name]())
+    step_by_step(monkeypatch)
+    monkeypatch.setattr("hansa.rounds.cohort.lazy_pays", lambda *_: False)
+    walked = run(METHODS[name]())
+    torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=2e-6)
+    assert not torch.equal(marched.trajectory[0], marched.trajectory[1])
+    for found, expected in zip(marched.history, walked.history, strict=True):
+        assert found["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6)
+        assert found["consensus"] == pytest.approx(expected["consensus"], rel=1e-4, abs=1e-6)
+        for exact in ("peer_bytes", "up_bytes", "clients", "lost"):
+            assert found[exact] == expected[exact], exact
+
+
+@pytest.mark.parametrize("name", ["ha_fed", "bernoulli", "sign", "dsgd, momentum", "choco_sgd"])
+def test_any_number_of_workers_gives_the_same_bits(name):
+    one, two = (run(METHODS[name](), workers=workers) for workers in (1, 2))
+    assert torch.equal(one.trajectory, two.trajectory)
+    assert [r["train_loss"] for r in one.history] == [r["train_loss"] for r in two.history]
+
+
+@pytest.mark.parametrize("name", ["ha_fed", "bernoulli", "sign", "top_k", "gossip_pga", "dsgd"])
+@pytest.mark.parametrize("spoilt", [1, 5])
+def test_a_client_that_leaves_the_numbers_is_lost_and_the_rest_go_on(name, spoilt, monkeypatch):
+    method = METHODS[name]().with_local(batch_size=4)
+    marched = run(method, spoilt=spoilt)
+    step_by_step(monkeypatch)
+    monkeypatch.setattr("hansa.rounds.cohort.lazy_pays", lambda *_: False)
+    walked = run(method, spoilt=spoilt)
+    assert sum(record["lost"] for record in walked.history) > 0
+    assert [(r, lost) for r, lost in marched.lost] == [(r, lost) for r, lost in walked.lost]
+    torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=2e-6)
+    for found, expected in zip(marched.history, walked.history, strict=True):
+        assert found["peer_bytes"] == expected["peer_bytes"]
+        assert found["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6, nan_ok=True)
+
+
+def test_gossip_over_oneself_is_training_alone_to_the_bit():
+    apart = presets.fedavg(**WORDS, participation=1.0)
+    expected = run(apart).trajectory
+    for mixing in (Mixing(isolated()), Mixing(ring(), [[i] for i in range(8)])):
+        assert torch.equal(run(apart.with_local(mixing=mixing)).trajectory, expected)
+
+
+def test_eager_gossip_agrees_to_rounding():
+    found = run(METHODS["ha_fed"]()).trajectory
+    eager = run(METHODS["ha_fed"](), native=False).trajectory
+    torch.testing.assert_close(found, eager, rtol=0, atol=1e-5)
+    whole = presets.ha_fed(**SERVED, gossip_compressor=identity())
+    torch.testing.assert_close(run(whole).trajectory, found, rtol=0, atol=1e-5)

@@ -1,0 +1,174 @@
+"""A cohort's turns in one native call: steps in place, gossip in place, and the loop's own bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hansa import native
+from hansa.compress import accumulate, sign
+from hansa.errors import HansaError
+from hansa.gossip import ring
+from hansa.keys import Key
+from hansa.native import abi
+from hansa.native.solo import Settings, Solo
+from hansa.native.together import TURN, Together, spread
+from native.sets import each_set
+from native.test_solo import made
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+
+N = 5
+
+
+def laboratory(isa="", name="CNN-29k"):
+    stack, x, inputs, labels = made(name, isa)
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.stack([x + 0.05 * torch.randn(x.shape, generator=draw) for _ in range(N)])
+    index = [torch.randint(0, 30, (4, 3 + client), generator=draw) for client in range(N)]
+    return Solo(stack, inputs, labels), rows, index
+
+
+def turns(*given):
+    return np.array(
+        [(row, 1, 0) if index is None else (row, len(index), index.data_ptr()) for row, index in given], TURN
+    )
+
+
+def csr(matrix):
+    places = [np.flatnonzero(row) for row in matrix]
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in places])])
+    return starts, np.concatenate(places), np.concatenate([matrix[i, row] for i, row in enumerate(places)])
+
+
+RING = np.asarray(ring().sparse(N).toarray())
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("seconds", [10.0, 0.0])
+def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(momentum, seconds, isa):
+    solo, rows, index = laboratory(isa)
+    anchor = rows.mean(dim=0)
+    settings = Settings(0.05, a=0.1, s=anchor * 1e-3, weight_decay=0.01, momentum=momentum, clip=0.5)
+    alone, velocities = rows.clone(), torch.zeros_like(rows)
+    expected = []
+    for t in range(4):
+        for client in range(N):
+            own = settings._replace(velocity=velocities[client] if momentum else None)
+            expected.append(float(solo.steps(alone[client], index[client][t : t + 1], own, anchor)))
+    together = Together(solo, rows, settings, anchor)
+    together._cohort.seconds = seconds  # a call that ends after every turn, so that Ctrl-C is heard
+    together.weigh(*csr(np.eye(N)))
+    kept = {client: torch.zeros_like(rows[0]) for client in range(N)} if momentum else {}
+    together.remember(kept)
+    plan = turns(*(turn for t in range(4) for turn in [*((c, index[c][t]) for c in range(N)), (abi.MIX, None)]))
+    losses, done = together.run(plan)
+    assert done == len(plan)
+    assert together.lost is None
+    assert losses[plan["row"] >= 0].tolist() == expected
+    assert torch.equal(rows, alone)
+    for client, velocity in kept.items():
+        assert torch.equal(velocity, velocities[client])
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("later", [False, True])
+def test_mixing_is_the_product_and_leaves_the_lost_alone(later, isa):
+    solo, rows, index = laboratory(isa, "single linear layer")
+    before = rows.clone()
+    weights = RING.copy()
+    weights[2] = 0.0
+    together = Together(solo, rows, Settings(0.05), rows[0].clone(), later=later)
+    together.weigh(*csr(weights))
+    together.run(turns((0, index[0][0]), (abi.MIX, None)))
+    stepped = before.clone()
+    solo.steps(stepped[0], index[0][:1], Settings(0.05), None)
+    start = before if later else stepped
+    expected = torch.from_numpy(weights).double() @ start.double()
+    expected[2] = start[2]
+    if later:
+        expected[0] += (stepped[0] - before[0]).double()
+    torch.testing.assert_close(rows.double(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(rows[2], before[2])
+    assert not torch.equal(rows[0], before[0])
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_averages_and_moves_without_gossip(isa):
+    solo, rows, index = laboratory(isa, "single linear layer")
+    together = Together(solo, rows, Settings(0.05), rows[0].clone(), later=True)
+    together.weigh(*csr(np.eye(N)))
+    alone = rows.clone()
+    solo.steps(alone[1], index[1][:1], Settings(0.05), None)
+    together.run(turns((1, index[1][0]), (abi.SETTLE, None)))
+    assert torch.equal(rows, alone)
+    together.run(turns((abi.AVERAGE, None)))
+    torch.testing.assert_close(rows.double(), alone.double().mean(dim=0).expand(N, -1), rtol=0, atol=1e-6)
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("name", ["single linear layer", "CNN-29k"])
+def test_signs_are_the_compressors_own_to_the_bit(name, isa):
+    solo, rows, _ = laboratory(isa, name)
+    draw = torch.Generator().manual_seed(9)
+    copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
+    copies[0, :7] = rows[0, :7]  # both zeros are +
+    expected_rows, expected = rows.double().clone(), copies.clone()
+    for client in range(N):
+        packet = sign().encode(rows[client] - copies[client], Key(0))
+        accumulate(packet, expected[client])
+        assert packet.nbytes == sign().max_nbytes(rows.shape[1], torch.float32)
+    together = Together(solo, rows, Settings(0.05), rows[0].clone())
+    together.weigh(*csr(RING))
+    together.publish(copies, 0.3)
+    together.run(turns((abi.SIGNS, None)))
+    assert torch.equal(copies, expected)
+    pulled = torch.from_numpy(RING) @ copies.double() - copies.double()
+    torch.testing.assert_close(rows.double(), expected_rows + 0.3 * pulled, rtol=0, atol=1e-6)
+    rows[3, 5] = torch.finfo(torch.float32).max
+    copies[3, 5] = -torch.finfo(torch.float32).max
+    with pytest.raises(HansaError, match="row 3 to its public copy: it overflows"):
+        together.run(turns((abi.SIGNS, None)))
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was(isa):
+    solo, rows, index = laboratory(isa, "single linear layer")
+    rows[1, 0] = torch.inf
+    together = Together(solo, rows, Settings(0.05), rows[0].clone())
+    together.weigh(*csr(RING))
+    before = rows.clone()
+    _, done = together.run(turns((0, index[0][0]), (1, index[1][0]), (2, index[2][0]), (abi.MIX, None)))
+    assert (done, together.lost) == (2, 1)
+    assert torch.equal(rows[2:], before[2:])
+
+
+def test_what_does_not_fit_is_refused_before_anything_moves():
+    solo, rows, index = laboratory("", "single linear layer")
+    together = Together(solo, rows, Settings(0.05), rows[0].clone())
+    with pytest.raises(HansaError, match="need the links"):
+        together.run(turns((abi.MIX, None)))
+    with pytest.raises(HansaError, match="links that are not those of 5 rows"):
+        together.weigh(np.arange(6), np.full(5, 7), np.ones(5))
+    with pytest.raises(HansaError, match="copies are"):
+        together.publish(rows[:2], 0.3)
+    with pytest.raises(HansaError, match="rows are"):
+        Together(solo, rows[0], Settings(0.05), rows[0])
+    before = rows.clone()
+    for wrong in ((N, index[0][0]), (0, torch.tensor([0, 30]))):
+        with pytest.raises(HansaError, match="a row that does not exist"):
+            together.run(turns((0, index[0][0]), wrong))
+    assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_the_spread_is_that_of_the_chosen_rows(isa):
+    rows = 100 + torch.randn(6, 2500, generator=torch.Generator().manual_seed(0))
+    chosen = rows[[0, 2, 5], :2300].double()
+    expected = float((chosen - chosen.mean(dim=0)).square().sum())
+    assert spread(rows, [0, 2, 5], 2300, isa) == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(HansaError, match="spread: 1 rows"):
+        spread(rows, [6], 2300)
