@@ -36,6 +36,9 @@ class Channel:
 
     ``follows`` names another channel: then this one is broadcast only. Nothing is reported on it; after each round its
     vector is what its server makes of the other's aggregate, as FedCM's momentum is of the model's.
+
+    >>> Channel().aggregate
+    mean(weights='uniform')
     """
 
     downlink: Downlink = field(default_factory=direct)
@@ -59,6 +62,9 @@ class LocalPhase:
     ``"kept"`` in the client's memory, or received: ``{"m": "momentum"}`` starts m from the channel momentum.
     ``decoupled`` takes the weight decay out of what the optimizer sees (AdamW). ``private`` blocks stay with their
     client: it never hears or reports them and goes on from its own (FedBN); ``frozen`` ones nobody trains.
+
+    >>> LocalPhase(lr=0.1, batch_size=None).lr
+    0.1
     """
 
     solver: Solver = field(default_factory=sgd_solver)
@@ -202,7 +208,13 @@ class LocalPhase:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm(Shown):
-    """A federated method as a composition of parts. `hansa.presets` has the famous ones."""
+    """A federated method as a composition of parts. `hansa.presets` has the famous ones.
+
+    >>> from hansa import presets
+    >>> method = presets.fedavg(steps=5)
+    >>> method.name, sorted(method.channels), method.with_local(lr=0.5).local.lr
+    ('fedavg', ['model'], 0.5)
+    """
 
     name: str = "custom"
     sampler: Sampler = field(default_factory=lambda: uniform(0.1))

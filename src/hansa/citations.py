@@ -59,7 +59,15 @@ def entries(found: Iterable[str]) -> str:
 
 
 def cite(algorithm: Composed) -> str:
-    """Print and return the BibTeX of exactly the parts an algorithm uses."""
+    """Print and return the BibTeX of exactly the parts an algorithm uses.
+
+    >>> import contextlib, io
+    >>> from hansa import presets
+    >>> with contextlib.redirect_stdout(io.StringIO()):
+    ...     text = cite(presets.fedavg())
+    >>> text.splitlines()[0]
+    '@inproceedings{mcmahan2017,'
+    """
     text = bibtex([algorithm])
     print(text)
     return text

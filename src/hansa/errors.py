@@ -9,7 +9,14 @@ from collections.abc import Iterable
 
 
 class HansaError(ValueError):
-    """Something the caller can mend: the message names the value and the remedy."""
+    """Something the caller can mend: the message names the value and the remedy.
+
+    >>> try:
+    ...     raise HansaError("steps=0: expected at least 1.")
+    ... except HansaError as error:
+    ...     str(error)
+    'steps=0: expected at least 1.'
+    """
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -127,6 +127,14 @@ def run(
     model after each round. Where test rows have owners, clients are evaluated one by one with each evaluation, or every
     ``per_client`` rounds, as they are and, with ``personalise={"steps": 5, "lr": 0.01}``, after such steps on their own
     rows; `Run.clients` has what came of it.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> method = hansa.presets.fedavg(local_lr=0.5, steps=2)
+    >>> one, two = (run(method, task, rounds=3, workers=workers) for workers in (1, 2))
+    >>> torch.equal(one.params, two.params), len(one.history)
+    (True, 3)
     """
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
@@ -157,6 +165,13 @@ def compare(
 
     ``hansa.compare({"FedAvg": presets.fedavg(), "FedAMS": presets.fedams()}, task, rounds=40, seeds=3)``. With ``out``
     each method has a folder there, and runs that are finished are not repeated; the rest is as in `hansa.run`.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> methods = {"FedAvg": hansa.presets.fedavg(steps=2), "FedAMS": hansa.presets.fedams(steps=2)}
+    >>> len(compare(methods, task, rounds=2, seeds=2)["FedAMS"])
+    2
     """
     if not isinstance(methods, Mapping) or not all(isinstance(made, Algorithm) for made in methods.values()):
         raise refuse("compare", "methods", methods, "names and algorithms", '{"FedAvg": hansa.presets.fedavg(...)}.')
@@ -234,6 +249,16 @@ def resume(
     A run that was begun in Python needs the ``algorithm`` and ``task`` that it was begun with, and the same options;
     one of the command line brings its own. Data, model and code that changed since are refused unless ``accept`` names
     them.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> import tempfile
+    >>> method = hansa.presets.fedavg(steps=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = run(method, task, rounds=2, out=f"{folder}/run")
+    ...     resume(f"{folder}/run", method, task, rounds=4).state.round
+    4
     """
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")

@@ -35,6 +35,10 @@ class aware(Aggregator):
     A zero row makes the direction zero, which then is the shortest vector: nobody can gain unless somebody loses.
     Only the Gram matrix is kept in the state; the momenta are rows of the run's store, in RAM or on disk, in the run's
     dtype or in ``storage``.
+
+    >>> rule = aware(alpha=0.5)
+    >>> rule.alpha, rule.rows
+    (0.5, 'ram')
     """
 
     alpha: float = 0.5

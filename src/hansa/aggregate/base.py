@@ -23,7 +23,12 @@ DECODED = 16  # updates decoded at once
 
 
 class Combined(NamedTuple):
-    """An aggregate, the state after it, what is worth reporting of it, and rows to keep of clients with the round."""
+    """An aggregate, the state after it, what is worth reporting of it, and rows to keep of clients with the round.
+
+    >>> import torch
+    >>> Combined(torch.ones(2), {}, {"weights": [0.5, 0.5]}).info
+    {'weights': [0.5, 0.5]}
+    """
 
     vector: Vector
     state: State
@@ -48,7 +53,13 @@ class Running(Protocol):
 
 
 class Aggregator(Protocol):
-    """Individual updates in, one vector out. Arrival order never matters."""
+    """Individual updates in, one vector out. Arrival order never matters.
+
+    >>> from hansa.protocols import lacking
+    >>> from hansa.aggregate import mean
+    >>> lacking(mean(), Aggregator), lacking(print, Aggregator)
+    ([], ['combine', 'init'])
+    """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
@@ -111,7 +122,12 @@ def check_weights(part: str, weights: object) -> Weights:
 
 
 def normalise(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> list[float]:
-    """The weight of each update, summing to one: the only place where weights are normalised."""
+    """The weight of each update, summing to one: the only place where weights are normalised.
+
+    >>> from hansa.types import Update
+    >>> normalise("samples", [Update(0, 0, None, 30, 1), Update(1, 1, None, 10, 1)])
+    [0.75, 0.25]
+    """
     raw = counts(weights, updates)
     total = math.fsum(raw)
     if not total > 0:
@@ -134,7 +150,11 @@ def counts(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> lis
 
 
 def shares(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
-    """The same of clients that need not have reported: their weights in the objective, summing to one over them."""
+    """The same of clients that need not have reported: their weights in the objective, summing to one over them.
+
+    >>> shares("samples", [0, 1], [30, 10])
+    [0.75, 0.25]
+    """
     return normalise(weights, [Share(client, 0, samples[client]) for client in clients])
 
 

@@ -25,7 +25,15 @@ from hansa.vectors import arithmetic
 
 @dataclass(frozen=True, slots=True)
 class mean(Aggregator):
-    """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017)."""
+    """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> mean().combine(updates, {}, ctx).vector
+    tensor([4.])
+    """
 
     weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("mcmahan2017",)
@@ -95,6 +103,13 @@ class nova(Aggregator):
 
     tau_i is the number of local steps, or its generalisation under local momentum or a proximal term.
     Public implementations differ by normalising p twice or nowhere; here p sums to one over the participants.
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> nova().combine(updates, {}, ctx).vector
+    tensor([4.])
     """
 
     weights: Weights = "uniform"

@@ -19,6 +19,13 @@ class mgda(Aggregator):
 
     epsilon = 1 is the free simplex, epsilon = 0 the plain mean of unit updates. Zero updates carry no direction and are
     left out.
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> mgda().combine(updates, {}, ctx).vector
+    tensor([1.])
     """
 
     epsilon: float = 1.0

@@ -35,6 +35,9 @@ INDEFINITE = "min_norm: not a Gram matrix: it has a negative eigenvalue. Expecte
 class Certificate:
     """What bounds the distance to the optimum: with x = sum lambda_i v_i and the shortest vector x*,
     ``|x - x*|^2 <= gap`` and ``|x|^2 - |x*|^2 <= 2 gap``; ``value`` is |x|^2.
+
+    >>> Certificate(value=1.0, gap=0.0, iterations=3).gap
+    0.0
     """
 
     value: float
@@ -48,7 +51,12 @@ class Certificate:
 
 
 class MinNorm(NamedTuple):
-    """Weights lambda on the simplex and their certificate: ``weights, certificate = min_norm(gram)``."""
+    """Weights lambda on the simplex and their certificate: ``weights, certificate = min_norm(gram)``.
+
+    >>> weights, certificate = min_norm(torch.eye(2, dtype=torch.float64))
+    >>> weights
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
 
     weights: Tensor
     certificate: Certificate

@@ -29,7 +29,15 @@ def _by_coordinate(updates: Sequence[Update], reduce: Callable[[torch.Tensor], t
 
 @dataclass(frozen=True, slots=True)
 class median(Aggregator):
-    """The median of each coordinate; of an even number, the mean of the two middle values (Yin 2018)."""
+    """The median of each coordinate; of an even number, the mean of the two middle values (Yin 2018).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> median().combine(updates, {}, ctx).vector
+    tensor([2.])
+    """
 
     cites: ClassVar[tuple[str, ...]] = ("yin2018",)
 
@@ -44,7 +52,15 @@ class median(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class trimmed_mean(Aggregator):
-    """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018)."""
+    """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> trimmed_mean(0.34).combine(updates, {}, ctx).vector
+    tensor([2.])
+    """
 
     trim: float = 0.1
     cites: ClassVar[tuple[str, ...]] = ("yin2018",)
@@ -65,7 +81,15 @@ class trimmed_mean(Aggregator):
 @dataclass(frozen=True, slots=True)
 class krum(Aggregator):
     """The mean of the ``keep`` updates with the smallest sums of squared distances to their M - f - 2 nearest others
-    (Krum with keep = 1, Multi-Krum above; Blanchard 2017)."""
+    (Krum with keep = 1, Multi-Krum above; Blanchard 2017).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> krum(byzantine=0).combine(updates, {}, ctx).vector
+    tensor([1.])
+    """
 
     byzantine: int = 1
     keep: int = 1
@@ -105,7 +129,16 @@ class krum(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class clipped(Aggregator):
-    """Every update is scaled down to at most ``norm`` before the wrapped aggregator sees it."""
+    """Every update is scaled down to at most ``norm`` before the wrapped aggregator sees it.
+
+    >>> from hansa.aggregate import mean
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> clipped(mean(), norm=3.0).combine(updates, {}, ctx).vector
+    tensor([2.])
+    """
 
     inner: Aggregator
     norm: float

@@ -41,6 +41,10 @@ class Compressor(Protocol):
 
     A packet decodes to C(x) exactly: whoever keeps x - C(x) computes it from the packet. This is what links ask of a
     compressor; `Coder` is the short way to be one.
+
+    >>> from hansa.compress import sign
+    >>> isinstance(sign(), Compressor)
+    True
     """
 
     __slots__ = ()

@@ -77,6 +77,11 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compresso
     """out += alpha * decode(data, compressor), in place and without a second vector; gives ``out``.
 
     ``accumulate(packet, x, -1.0)`` leaves exactly ``x - decode(packet)``. A refused packet leaves ``out`` as it was.
+
+    >>> from hansa.compress import sign
+    >>> from hansa.keys import Key
+    >>> accumulate(sign().encode(torch.tensor([1.0, -3.0]), Key(0)), torch.zeros(2), 0.5)
+    tensor([ 1., -1.])
     """
     packet = (data if isinstance(data, Packet) else Packet.parse(data)).expect(dim=out.numel(), dtype=out.dtype)
     if out.ndim != 1 or not out.is_contiguous() or out.requires_grad:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class identity(Coder):
-    """C(x) = x, q = 0: every entry as it is."""
+    """C(x) = x, q = 0: every entry as it is.
+
+    >>> from hansa.compress import decode
+    >>> from hansa.keys import Key
+    >>> decode(identity().encode(torch.tensor([1.0, 0.25]), Key(0)))
+    tensor([1.0000, 0.2500])
+    """
 
     finds_nonfinite: ClassVar[bool] = True
 
@@ -45,6 +51,11 @@ class cast(Coder):
     """Every entry in 16 bits, as 2^e (x / 2^e) with the largest magnitude below 1: none overflows, few fade.
 
     float16 keeps 11 significant bits, bfloat16 keeps 8: q is about 2^-11 or 2^-8.
+
+    >>> from hansa.compress import decode
+    >>> from hansa.keys import Key
+    >>> decode(cast("bfloat16").encode(torch.tensor([1.0, 0.333]), Key(0)))
+    tensor([1.0000, 0.3320])
     """
 
     to: str = "float16"

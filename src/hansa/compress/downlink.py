@@ -32,6 +32,9 @@ class Broadcast:
 
     ``bases`` says which version of the replica a client's packets build upon; None means upon nothing; ``version`` is
     the one they make.
+
+    >>> Broadcast(torch.ones(2), {0: ()}, {0: None}).version
+    0
     """
 
     vector: Tensor
@@ -54,7 +57,13 @@ class Broadcast:
 
 class Downlink(Protocol):
     """``broadcast`` and ``acknowledge`` are pure, the state is a plain tree; ``apply`` is what a client does: from what
-    it holds and the packets it is sent to the vector. A single packet of kind ``whole`` is the vector itself."""
+    it holds and the packets it is sent to the vector. A single packet of kind ``whole`` is the vector itself.
+
+    >>> from hansa.protocols import lacking
+    >>> from hansa.compress import sign
+    >>> lacking(replica(sign()), Downlink), lacking(print, Downlink)
+    ([], ['acknowledge', 'apply', 'broadcast', 'init'])
+    """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
@@ -101,6 +110,10 @@ class replica:
     Increments that are `Mergeable`, as those of `grid` are, reach a client as one packet with their sum. The replica
     then moves in multiples of 2^grain, so that no sum is rounded and all ways to the same version end at the same bits;
     a replica that outgrows its grain is sent whole. A client whose last report was lost adds to what it held before.
+
+    >>> from hansa.compress import sign
+    >>> replica(sign()).every
+    1
     """
 
     compressor: Compressor

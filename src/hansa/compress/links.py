@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 class Uplink(Protocol):
-    """``send`` is pure: it gives the memory that is to be kept once the server has accepted the packet."""
+    """``send`` is pure: it gives the memory that is to be kept once the server has accepted the packet.
+
+    >>> from hansa.protocols import lacking
+    >>> lacking(direct(), Uplink), lacking(print, Uplink)
+    ([], ['receive', 'send'])
+    """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
@@ -127,7 +132,13 @@ class error_feedback:
 
 @dataclass(frozen=True, slots=True)
 class memoryless:
-    """A compressor without error feedback: what it drops is lost. For ablations and for unbiased quantization."""
+    """A compressor without error feedback: what it drops is lost. For ablations and for unbiased quantization.
+
+    >>> from hansa.compress import top_k
+    >>> packet, memory = memoryless(top_k(0.5)).send(torch.tensor([1.0, 3.0]), {}, Key(0))
+    >>> decode(packet), memory
+    (tensor([0., 3.]), {})
+    """
 
     compressor: Compressor
     memory: ClassVar[tuple[str, ...]] = ()

@@ -59,7 +59,11 @@ def wire_formats() -> dict[torch.dtype, np.dtype[Any]]:
 
 
 class PacketError(HansaError):
-    """A packet that cannot be what its sender made: the message says what is wrong with it."""
+    """A packet that cannot be what its sender made: the message says what is wrong with it.
+
+    >>> issubclass(PacketError, HansaError)
+    True
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)

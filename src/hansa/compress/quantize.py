@@ -39,6 +39,12 @@ class quantize(Coder):
     - ``unbiased``: plain QSGD, E C(x) = x, q^2 = omega, for links without memory; may exceed 1.
 
     A code takes ceil(log2(2 s + 1)) bits, so 1, 3, 7, 15, 31, 63 and 127 levels fill theirs.
+
+    >>> import torch
+    >>> from hansa.compress import decode
+    >>> from hansa.keys import Key
+    >>> decode(quantize(levels=2, rounding="nearest").encode(torch.tensor([1.0, 0.4, -0.1]), Key(0)))
+    tensor([1.0000, 0.5000, 0.0000])
     """
 
     levels: int = 16

@@ -150,6 +150,9 @@ class random_k(Coder):
 
     The values are not scaled up: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction that error feedback needs, in the
     mean (Stich 2018). ``values`` as in `top_k`.
+
+    >>> random_k(0.25).contraction(8)
+    0.8660254037844386
     """
 
     ratio: float

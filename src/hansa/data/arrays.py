@@ -65,7 +65,11 @@ def dataset(
     dtype: torch.dtype = torch.float32,
     name: str = "arrays",
 ) -> Dataset:
-    """A data set from a pair of arrays, checked: equal lengths, finite numbers, labels from 0."""
+    """A data set from a pair of arrays, checked: equal lengths, finite numbers, labels from 0.
+
+    >>> dataset([[0.0], [1.0]], [0, 1]).classes
+    2
+    """
     inputs, targets = _inputs(name, "x", x, dtype), _targets(name, "y", y, dtype)
     held = (None, None) if test is None else test
     test_inputs = None if held[0] is None else _inputs(name, "test x", held[0], dtype)
@@ -91,6 +95,10 @@ def from_dataset(
     """Federated data from a ``torch.utils.data.Dataset`` of (input, target) pairs, read once and kept as tensors.
 
     Transforms are applied now, once: a random one is frozen. Images (PIL, or uint8 [H, W, C]) become [C, H, W] / 255.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> from_dataset(TensorDataset(torch.rand(6, 2), torch.arange(6) % 2), clients=3).population
+    3
     """
     title = name if name is not None else type(data).__name__
     x, y = _columns(title, data)
@@ -117,6 +125,10 @@ def from_hf(
     A dict of splits gives its ``train`` and, unless ``test`` is given, its ``test``. With ``client_column`` each value
     of that column is a client, and owns the test rows that have it too. Inputs are numbers, arrays or images of one
     shape: tokenize and pad text first.
+
+    >>> columns = {"x": [[0.0], [1.0], [2.0]], "y": [0, 1, 1], "who": ["a", "b", "b"]}
+    >>> from_hf(columns, "x", "y", client_column="who").population
+    2
     """
     if hasattr(data, "keys") and "train" in data:
         held = data["test"] if test is None and "test" in data else test

@@ -41,7 +41,12 @@ def download(
     timeout: float = 30.0,
     pause: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Get a data set from its official address into the data folder; files that are there and right are left alone."""
+    """Get a data set from its official address into the data folder; files that are there and right are left alone.
+
+    >>> from hansa.data import present
+    >>> present("fashion-mini")  # embedded: nothing to download
+    True
+    """
     entry = source(name) if isinstance(name, str) else name
     root = data_folder(folder)
     if entry.layout == "embedded" or all(state.state == "ok" for state in check(entry, root)):

@@ -10,11 +10,19 @@ _LONGEST = 400
 
 
 class DataError(HansaError):
-    """A data file, folder or array that is not what it should be."""
+    """A data file, folder or array that is not what it should be.
+
+    >>> issubclass(DataError, HansaError)
+    True
+    """
 
 
 class MissingError(DataError):
-    """A data file that is not there."""
+    """A data file that is not there.
+
+    >>> issubclass(MissingError, DataError)
+    True
+    """
 
 
 def damaged(path: Path | str, expected: object, found: object, remedy: str = "") -> DataError:

@@ -20,6 +20,8 @@ class Dataset:
     ``test_groups`` those of the test rows.
 
     Images are float32 of logical shape [n, C, H, W] that lie channels-last in memory; windows of characters are bytes.
+
+    >>> Dataset("mine", torch.rand(4, 2), torch.tensor([0, 1, 0, 1])).classes
     """
 
     name: str
@@ -132,7 +134,12 @@ class FederatedData:
 
 
 def partition(data: Dataset, how: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
-    """Deal a data set to clients. Nothing is copied: the clients share its tensors."""
+    """Deal a data set to clients. Nothing is copied: the clients share its tensors.
+
+    >>> from hansa.data import iid
+    >>> partition(Dataset("mine", torch.rand(6, 2), torch.arange(6) % 2), iid(), clients=3).population
+    3
+    """
     key = Key(seed).child("partition")
     if isinstance(how, saved) or data.groups is None or bool((data.groups >= 0).all()):
         split = how.split(data.targets, clients, key, data.groups)
@@ -144,7 +151,13 @@ def partition(data: Dataset, how: Partition, clients: int | None = None, seed: i
 
 
 def with_clients(data: Dataset, split: Split) -> FederatedData:
-    """A data set under a given split."""
+    """A data set under a given split.
+
+    >>> import numpy as np
+    >>> whole = Dataset("mine", torch.rand(4, 2), torch.arange(4) % 2)
+    >>> with_clients(whole, Split.of_owners(np.array([0, 0, 1, 1]), 2)).population
+    2
+    """
     return FederatedData(
         inputs=data.inputs,
         targets=data.targets,

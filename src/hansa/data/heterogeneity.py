@@ -13,7 +13,11 @@ from hansa.local import hybrid_plus
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A partition of the data over ``clients``, and the words for a preset: ``fedavg(**setting.words)``."""
+    """A partition of the data over ``clients``, and the words for a preset: ``fedavg(**setting.words)``.
+
+    >>> setting("hybrid").clients, sorted(setting("hybrid").words)
+    (100, ['batch_size', 'epochs', 'local_lr', 'participation'])
+    """
 
     name: str
     partition: Partition

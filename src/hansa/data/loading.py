@@ -38,7 +38,11 @@ OWNED = {
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What `check` found of one file: ``ok``, ``missing`` or ``damaged``, and why."""
+    """What `check` found of one file: ``ok``, ``missing`` or ``damaged``, and why.
+
+    >>> FileState("train.bin", "missing").state
+    'missing'
+    """
 
     path: str
     state: str
@@ -116,12 +120,20 @@ def federate(
 
 
 def names() -> list[str]:
-    """All data sets that `federate` knows."""
+    """All data sets that `federate` knows.
+
+    >>> "cifar10" in names()
+    True
+    """
     return [*SOURCES, *SYNTHETIC, *OWNED]
 
 
 def check(name: str | Source, folder: Path | str | None = None) -> tuple[FileState, ...]:
-    """The state of every file of a data set: read, and compared with its SHA-256 where one is known."""
+    """The state of every file of a data set: read, and compared with its SHA-256 where one is known.
+
+    >>> check("fashion-mini")[0].state
+    'ok'
+    """
     entry = source(name) if isinstance(name, str) else name
     root = data_folder(folder)
     if entry.layout == "embedded":
@@ -134,7 +146,11 @@ def check(name: str | Source, folder: Path | str | None = None) -> tuple[FileSta
 
 
 def present(name: str | Source, folder: Path | str | None = None) -> bool:
-    """Whether the files seem to be there, without reading them."""
+    """Whether the files seem to be there, without reading them.
+
+    >>> present("fashion-mini")
+    True
+    """
     entry = source(name) if isinstance(name, str) else name
     root = data_folder(folder)
     if entry.members:

@@ -12,7 +12,11 @@ from hansa.data.errors import DataError
 
 
 def data_folder(folder: Path | str | None = None) -> Path:
-    """The given folder, else ``HANSA_DATA``, else the platform's cache folder. It need not exist yet."""
+    """The given folder, else ``HANSA_DATA``, else the platform's cache folder. It need not exist yet.
+
+    >>> data_folder("my/data").name
+    'data'
+    """
     if folder is not None:
         return Path(folder).expanduser()
     named = os.environ.get("HANSA_DATA")

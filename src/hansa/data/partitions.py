@@ -18,7 +18,12 @@ Floats = npt.NDArray[np.float64]
 
 
 class Partition(Protocol):
-    """Deals rows to clients; ``labels`` are the targets of the rows, ``groups`` their natural owners."""
+    """Deals rows to clients; ``labels`` are the targets of the rows, ``groups`` their natural owners.
+
+    >>> from hansa.protocols import lacking
+    >>> lacking(iid(), Partition), lacking(print, Partition)
+    ([], [])
+    """
 
     def split(
         self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
@@ -181,7 +186,11 @@ class kept:
 
 @dataclass(frozen=True, slots=True)
 class natural:
-    """A client for each writer, role or user of at least ``min_size`` rows; asked for fewer, some chosen at random."""
+    """A client for each writer, role or user of at least ``min_size`` rows; asked for fewer, some chosen at random.
+
+    >>> natural(min_size=10).min_size
+    10
+    """
 
     min_size: int = 1
 

@@ -33,7 +33,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One data set."""
+    """One data set.
+
+    >>> from hansa.data.sources import SOURCES
+    >>> SOURCES["cifar10"].classes
+    10
+    """
 
     name: str
     title: str

@@ -95,7 +95,15 @@ def fingerprint(targets: torch.Tensor) -> str:
 
 
 def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: str = "") -> None:
-    """Write a split to one safetensors file, whole or not at all, bound to the targets it was made for."""
+    """Write a split to one safetensors file, whole or not at all, bound to the targets it was made for.
+
+    >>> import tempfile, torch
+    >>> split, labels = Split.of_owners(np.array([0, 1, 1]), 2), torch.tensor([0, 1, 0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_split(f"{folder}/split.safetensors", split, labels)
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['split.safetensors']
+    """
     path = Path(path)
     facts = {
         "format": _FORMAT,
@@ -118,7 +126,15 @@ def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: s
 
 def load_split(path: Path | str, targets: torch.Tensor | None) -> Split:
     """Read a split back; one made for other targets, or changed since it was written, is refused. None leaves it to the
-    caller to know that the targets are those."""
+    caller to know that the targets are those.
+
+    >>> import tempfile, torch
+    >>> split, labels = Split.of_owners(np.array([0, 1, 1]), 2), torch.tensor([0, 1, 0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_split(f"{folder}/split.safetensors", split, labels)
+    ...     load_split(f"{folder}/split.safetensors", labels).population
+    2
+    """
     path = Path(path)
     if not path.is_file():
         raise missing(path, "A partition file is written by save_split, or kept with every run.")
@@ -147,7 +163,11 @@ def load_split(path: Path | str, targets: torch.Tensor | None) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class saved:
-    """The partition kept in a file: exactly the split of an earlier run, whatever the seed."""
+    """The partition kept in a file: exactly the split of an earlier run, whatever the seed.
+
+    >>> saved("runs/first/partition.safetensors").path
+    'runs/first/partition.safetensors'
+    """
 
     path: str
 

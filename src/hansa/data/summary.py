@@ -17,6 +17,10 @@ class Summary:
     ``label_entropy`` is the mean over clients of H = -sum p log2 p over the labels a client holds: 0 is one label each,
     log2(classes) is even. ``effective_clients[c]`` is 2^H over the clients that hold label c: the number of equal
     holders that would be as spread.
+
+    >>> from hansa.data import federate
+    >>> federate("synthetic", clients=4).summary().clients
+    4
     """
 
     clients: int

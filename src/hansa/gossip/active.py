@@ -17,7 +17,11 @@ from hansa.protocols import expect, lacking
 
 @runtime_checkable
 class Activity(Protocol):
-    """A rule for who computes, as a function of (round, step, cohort, key)."""
+    """A rule for who computes, as a function of (round, step, cohort, key).
+
+    >>> isinstance(everyone(), Activity)
+    True
+    """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
@@ -74,7 +78,11 @@ def as_activity(active: float | Activity) -> Activity:
 
 @dataclass(frozen=True, slots=True)
 class everyone(Activity):
-    """All clients of the cohort at every step ([HAFED] Alg. 1 and 2)."""
+    """All clients of the cohort at every step ([HAFED] Alg. 1 and 2).
+
+    >>> everyone()
+    everyone()
+    """
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """The cohort itself."""
@@ -144,7 +152,11 @@ class resample(Activity):
 
 @dataclass(frozen=True, slots=True)
 class bernoulli(Activity):
-    """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3)."""
+    """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3).
+
+    >>> bernoulli(0.5).p
+    0.5
+    """
 
     p: float
     cites: ClassVar[tuple[str, ...]] = ("hafed2023",)

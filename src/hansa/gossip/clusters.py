@@ -26,7 +26,11 @@ ROUNDS = 50  # of k-means at most: it settles in a handful
 
 @runtime_checkable
 class Clustering(Protocol):
-    """A rule that gives every client of a population one cluster."""
+    """A rule that gives every client of a population one cluster.
+
+    >>> isinstance(random(2), Clustering)
+    True
+    """
 
     __slots__ = ()
 
@@ -63,7 +67,11 @@ def resolve(
 
 
 def common_size(groups: Sequence[Sequence[int]], part: str) -> int:
-    """The size that all clusters share, or an error naming the one that differs."""
+    """The size that all clusters share, or an error naming the one that differs.
+
+    >>> common_size([[0, 1], [2, 3]], "mine")
+    2
+    """
     for place, group in enumerate(groups):
         if len(group) != len(groups[0]):
             raise HansaError(
@@ -94,7 +102,11 @@ class equal:
 
 @dataclass(frozen=True, slots=True)
 class random:
-    """k clusters of random clients, as even as can be; ids ascend within a cluster."""
+    """k clusters of random clients, as even as can be; ids ascend within a cluster.
+
+    >>> sorted(len(group) for group in resolve(random(2), 5, Key(0)))
+    [2, 3]
+    """
 
     k: int
     needs_labels: ClassVar[bool] = False
@@ -136,6 +148,9 @@ class by_labels:
 
     ``diverse`` does the opposite: it spreads labels so that every cluster looks like the whole population. ``even``
     keeps sizes within one of each other (always so when diverse). No chance in it: equal labels give equal clusters.
+
+    >>> resolve(by_labels(2), 4, Key(0), np.array([[9, 0], [0, 9], [8, 1], [1, 8]]))
+    [[0, 2], [1, 3]]
     """
 
     k: int

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A topology over a clustered population, in numbers. Prints itself on a rich console."""
+    """A topology over a clustered population, in numbers. Prints itself on a rich console.
+
+    >>> from hansa.gossip import ring
+    >>> describe(ring(), clients=32, clusters=4).sizes
+    (8, 8, 8, 8)
+    """
 
     topology: Topology
     sizes: tuple[int, ...]

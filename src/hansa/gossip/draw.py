@@ -39,7 +39,12 @@ def text(W: Matrix, width: int = 48, *, ascii_only: bool = False) -> str:
 
 
 def svg(W: Matrix, size: int = 360) -> str:
-    """The graph as a picture of its own, ``size`` pixels wide; thicker lines carry more weight."""
+    """The graph as a picture of its own, ``size`` pixels wide; thicker lines carry more weight.
+
+    >>> from hansa.gossip import ring
+    >>> svg(ring().weights(4)).startswith("<svg")
+    True
+    """
     whole("svg", "size", size, least=32)
     S = as_sparse(W)
     n = S.shape[0]

@@ -32,7 +32,12 @@ RANDOM: dict[str, Callable[[float, int], Topology]] = {
 
 
 class Match(NamedTuple):
-    """A topology and its rho over the sizes asked for."""
+    """A topology and its rho over the sizes asked for.
+
+    >>> from hansa.gossip import ring
+    >>> Match(ring(), 0.805).rho
+    0.805
+    """
 
     topology: Topology
     rho: float

@@ -55,7 +55,12 @@ def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
 
 
 def edge_count(W: Matrix) -> int:
-    """Pairs of clients that talk, either way."""
+    """Pairs of clients that talk, either way.
+
+    >>> from hansa.gossip import ring
+    >>> edge_count(ring().weights(8))
+    8
+    """
     S = as_sparse(W)
     return int(scipy.sparse.triu(S + S.T, k=1).nnz)
 
@@ -72,7 +77,12 @@ def messages(W: Matrix) -> int:
 
 
 def step_bytes(W: Matrix, dim: int, itemsize: int = 4) -> int:
-    """Bytes between clients in one uncompressed gossip step of a model of ``dim`` floats."""
+    """Bytes between clients in one uncompressed gossip step of a model of ``dim`` floats.
+
+    >>> from hansa.gossip import ring
+    >>> step_bytes(ring().weights(8), dim=1000)
+    64000
+    """
     whole("step_bytes", "dim", dim)
     whole("step_bytes", "itemsize", itemsize)
     return messages(W) * dim * itemsize

@@ -31,7 +31,11 @@ def drift(rho: float, steps: int) -> float:
 @dataclass(frozen=True, slots=True)
 class Orders:
     """How many rounds a theorem asks for, how it scales both rates, and how fast it then is, in words and, where the
-    local steps and the rounds are known, in numbers up to constants."""
+    local steps and the rounds are known, in numbers up to constants.
+
+    >>> corollary(ring(), [8] * 4, 8).orders(steps=48).rate
+    'O(1/sqrt(T tau M))'
+    """
 
     rounds: str
     server_lr: str
@@ -53,6 +57,9 @@ class Corollary:
 
     It holds when rho_max <= 1/(2 sqrt(n - m)) and K < n; m = n leaves rho free. The paper has clusters of one size:
     where sizes differ, the tightest bound and the smallest cluster count.
+
+    >>> corollary(ring(), [8] * 4, 8).holds, corollary(ring(), [8] * 4, 2).holds
+    (True, False)
     """
 
     topology: Topology
@@ -120,7 +127,11 @@ class Corollary:
 @dataclass(frozen=True, slots=True)
 class AfgaTheorem:
     """[AFGA] Theorem 4.6, where all N clients gossip in one cluster: it holds when rho <= M/(M + N). Theorem D.3, for
-    clusters: when rho_max <= m/(m + n). Where sizes differ, the tightest bound counts."""
+    clusters: when rho_max <= m/(m + n). Where sizes differ, the tightest bound counts.
+
+    >>> afga_theorem(complete(), [10] * 5, 1).holds
+    True
+    """
 
     topology: Topology
     sizes: tuple[int, ...]
@@ -162,7 +173,11 @@ class AfgaTheorem:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting under which the corollary holds, and in words what is other than before."""
+    """A setting under which the corollary holds, and in words what is other than before.
+
+    >>> changes(corollary(ring(), [8] * 4, 2), 2)[0].words
+    '8 reporters a cluster instead of 2'
+    """
 
     kind: Literal["reporters", "graph", "clusters"]
     topology: Topology

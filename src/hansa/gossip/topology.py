@@ -32,6 +32,9 @@ class Topology(ABC):
     """A rule for the mixing matrix W of n clients: row i holds the weights with which client i hears the others.
 
     ``topology(n)`` is a float64 tensor; ``topology.sparse(n)`` the same matrix as CSR, never dense on the way.
+
+    >>> isinstance(ring(), Topology)
+    True
     """
 
     __slots__ = ()
@@ -92,7 +95,11 @@ class ring(Topology):
 
 @dataclass(frozen=True, slots=True)
 class complete(Topology):
-    """Everyone hears everyone: W = 11'/n, rho = 0. The sparse form holds n^2 weights."""
+    """Everyone hears everyone: W = 11'/n, rho = 0. The sparse form holds n^2 weights.
+
+    >>> complete().weights(8).toarray()[0].round(3).tolist()
+    [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
+    """
 
     averages: ClassVar[bool] = True
 
@@ -102,7 +109,11 @@ class complete(Topology):
 
 @dataclass(frozen=True, slots=True)
 class unbalanced_complete(Topology):
-    """Everyone hears everyone, with random weights: uniform on 1 -+ ``spread``, made doubly stochastic by Sinkhorn."""
+    """Everyone hears everyone, with random weights: uniform on 1 -+ ``spread``, made doubly stochastic by Sinkhorn.
+
+    >>> unbalanced_complete(spread=0.5).weights(4).toarray().sum(axis=1).round(6).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
 
     seed: int = 0
     spread: float = 1.0
@@ -118,7 +129,11 @@ class unbalanced_complete(Topology):
 
 @dataclass(frozen=True, slots=True)
 class erdos_renyi(Topology):
-    """Each pair is joined with probability p, re-drawn until connected; Metropolis-Hastings weights."""
+    """Each pair is joined with probability p, re-drawn until connected; Metropolis-Hastings weights.
+
+    >>> erdos_renyi(0.5, seed=1).weights(4).toarray().sum(axis=0).round(6).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
 
     p: float
     seed: int = 0
@@ -144,6 +159,9 @@ class torus(Topology):
     """A grid of ``rows`` x n/rows clients that wraps around: self and four neighbours, 1/5 each.
 
     By default the grid nearest to a square; a prime n leaves one row, which is a ring. A side of two has one neighbour.
+
+    >>> torus(rows=2).weights(8).toarray()[0].round(3).tolist()
+    [0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0, 0.0]
     """
 
     rows: int | None = None
@@ -163,7 +181,11 @@ class torus(Topology):
 
 @dataclass(frozen=True, slots=True)
 class star(Topology):
-    """Client 0 hears everyone, everyone hears client 0; Metropolis-Hastings weights, rho = 1 - 1/n."""
+    """Client 0 hears everyone, everyone hears client 0; Metropolis-Hastings weights, rho = 1 - 1/n.
+
+    >>> star().weights(8).toarray()[0].round(3).tolist()
+    [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
+    """
 
     def weights(self, n: int) -> Sparse:
         return metropolis(n, ((0, leaf) for leaf in range(1, n)))
@@ -174,6 +196,9 @@ class exponential(Topology):
     """Client i hears itself and clients i + 1, 2, 4, ... with weight 1/(1 + ceil(log2 n)). Directed.
 
     rho = 1 - 2/(1 + ceil(log2 n)) for even n. Ying et al. (2021), Exponential Graph is Provably Efficient.
+
+    >>> exponential().weights(8).toarray()[0].round(3).tolist()
+    [0.25, 0.25, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0]
     """
 
     def weights(self, n: int) -> Sparse:
@@ -182,7 +207,11 @@ class exponential(Topology):
 
 @dataclass(frozen=True, slots=True)
 class hypercube(Topology):
-    """Clients whose numbers differ in one bit hear each other, 1/(1 + log2 n) each; rho = 1 - 2/(1 + log2 n)."""
+    """Clients whose numbers differ in one bit hear each other, 1/(1 + log2 n) each; rho = 1 - 2/(1 + log2 n).
+
+    >>> hypercube().weights(8).toarray()[0].round(3).tolist()
+    [0.25, 0.25, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0]
+    """
 
     def weights(self, n: int) -> Sparse:
         if n & (n - 1):
@@ -197,7 +226,11 @@ class hypercube(Topology):
 
 @dataclass(frozen=True, slots=True)
 class isolated(Topology):
-    """Nobody talks: W = I. The one disconnected topology, for baselines and reductions."""
+    """Nobody talks: W = I. The one disconnected topology, for baselines and reductions.
+
+    >>> isolated().weights(8).toarray()[0].round(3).tolist()
+    [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    """
 
     connected: ClassVar[bool] = False
     isolates: ClassVar[bool] = True

@@ -45,7 +45,12 @@ def as_sparse(W: Matrix, name: str = "W") -> Sparse:
 
 
 def dense(W: Matrix) -> Tensor:
-    """The matrix as a float64 tensor."""
+    """The matrix as a float64 tensor.
+
+    >>> from hansa.gossip import ring
+    >>> dense(ring().weights(3))[0]
+    tensor([0.3333, 0.3333, 0.3333], dtype=torch.float64)
+    """
     return torch.from_numpy(as_sparse(W).toarray())
 
 

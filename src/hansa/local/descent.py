@@ -25,7 +25,11 @@ Drawn: TypeAlias = Any
 
 
 class Moved(NamedTuple):
-    """What a local phase came to: how far the model moved, the loss of each step, and whether the change is finite."""
+    """What a local phase came to: how far the model moved, the loss of each step, and whether the change is finite.
+
+    >>> Moved(torch.ones(2), [0.5], True).finite
+    True
+    """
 
     change: Vector
     losses: list[float]
@@ -33,7 +37,15 @@ class Moved(NamedTuple):
 
 
 class Shell(Protocol):
-    """A worker's own place to train one model at a time. ``parameters`` are views of ``y``: a step copies nothing."""
+    """A worker's own place to train one model at a time. ``parameters`` are views of ``y``: a step copies nothing.
+
+    >>> from hansa.protocols import lacking
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> lacking(task.shell(torch.float32, torch.device("cpu")), Shell), lacking(print, Shell)
+    ([], [])
+    """
 
     y: Vector
     buffers: Vector | None
@@ -79,7 +91,13 @@ class Descent:
     momentum d <- momentum d + that sum, from zero each round unless it is kept. The raw gradient is clipped first. A
     local ``optimizer`` is any server transform, applied to -d; with ``decoupled`` the decay stays out of d:
     y <- (1 - lr weight_decay) y first. ``ahead`` says where else the gradient is taken, ``frozen`` blocks stay as they
-    are."""
+    are.
+
+    >>> import torch
+    >>> from hansa.local.solvers import Correction
+    >>> Descent(0.1, torch.zeros(2), Correction()).lr
+    0.1
+    """
 
     lr: float
     anchor: Vector
@@ -214,7 +232,17 @@ def _merged(first: State, then: State) -> State:
 def train(
     shell: Shell, x: Vector, buffers: Vector | None, client: int, work: Work, descent: Descent, key: Key
 ) -> Moved:
-    """A client's round from the model it received. The shell's buffers are then those after it."""
+    """A client's round from the model it received. The shell's buffers are then those after it.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> shell = task.shell(torch.float32, torch.device("cpu"))
+    >>> from hansa.local import Correction, Work
+    >>> start = torch.zeros(2)
+    >>> train(shell, start, None, 0, Work(1, 2), Descent(0.5, start, Correction()), hansa.Key(0)).change
+    tensor([0.2500, 0.2500])
+    """
     moved = shell.phase(x, client, work, descent, key) if descent.plain else None
     if moved is not None:
         return moved
@@ -225,7 +253,17 @@ def train(
 
 
 def descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -> torch.Tensor:
-    """All local steps of one client, on the model the shell holds; returns the loss of each step."""
+    """All local steps of one client, on the model the shell holds; returns the loss of each step.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> shell = task.shell(torch.float32, torch.device("cpu"))
+    >>> from hansa.local import Correction, Work
+    >>> shell.load(torch.zeros(2), None)
+    >>> len(descend(shell, 0, Work(3, 2), Descent(0.1, torch.zeros(2), Correction()), hansa.Key(0)))
+    3
+    """
     with torch.no_grad():
         return _descend(shell, client, work, descent, key)
 

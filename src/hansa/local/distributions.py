@@ -13,7 +13,12 @@ from hansa.errors import HansaError, non_negative, positive, refuse, whole
 
 
 class Distribution(Protocol):
-    """A draw that may depend on how many samples the client holds."""
+    """A draw that may depend on how many samples the client holds.
+
+    >>> from hansa.protocols import lacking
+    >>> lacking(one_of([1, 2]), Distribution), lacking(print, Distribution)
+    ([], [])
+    """
 
     def draw(self, chance: np.random.Generator, samples: int) -> float: ...
 
@@ -57,7 +62,11 @@ class between:
 
 @dataclass(frozen=True, slots=True)
 class one_of:
-    """One of the given numbers, equally likely or with the given chances."""
+    """One of the given numbers, equally likely or with the given chances.
+
+    >>> one_of([1, 5], chances=[0.9, 0.1]).values
+    (1, 5)
+    """
 
     values: Sequence[float]
     chances: Sequence[float] | None = None
@@ -83,7 +92,11 @@ class one_of:
 
 @dataclass(frozen=True, slots=True)
 class lognormal:
-    """median * exp(sigma z), z standard normal: how device speeds are usually spread."""
+    """median * exp(sigma z), z standard normal: how device speeds are usually spread.
+
+    >>> lognormal(10.0).median
+    10.0
+    """
 
     median: float
     sigma: float = 0.5

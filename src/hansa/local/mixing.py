@@ -28,6 +28,10 @@ class Mixing:
     to public copies (CHOCO-Gossip, Koloskova 2019), with its ``consensus_rate``; the copies live as long as the models.
     ``order``: adapt-then-combine is x_i <- sum_j W_ij (x_j - eta g_j(x_j)); combine-then-adapt is
     x_i <- sum_j W_ij x_j - eta g_i(x_i), the gradient taken before the mixing, at the client's own point.
+
+    >>> from hansa.gossip import ring
+    >>> Mixing(ring(), clusters=4).every
+    1
     """
 
     topology: Topology

@@ -15,7 +15,11 @@ from hansa.types import CONTROL, Vector, Vectors
 
 
 class Correction(NamedTuple):
-    """The affine term a (y - x) + s, fixed for the round; ``s`` is None where it would be zero."""
+    """The affine term a (y - x) + s, fixed for the round; ``s`` is None where it would be zero.
+
+    >>> Correction(a=0.1).s is None
+    True
+    """
 
     a: float = 0.0
     s: Vector | None = None
@@ -26,7 +30,11 @@ Ahead: TypeAlias = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
 
 
 class Finished(NamedTuple):
-    """What a solver reports on its own channels, and what the client remembers."""
+    """What a solver reports on its own channels, and what the client remembers.
+
+    >>> Finished({}, {}).memory
+    {}
+    """
 
     reports: Vectors
     memory: Vectors
@@ -35,7 +43,12 @@ class Finished(NamedTuple):
 class Solver(Protocol):
     """``channels``: what it receives and reports beside the model; ``receives``: what it only receives, made by the
     server; ``memory``: rows each client keeps; ``uniform_only``: updates must count equally; ``pull``: the scalar a, a
-    fact of the method that the server knows too."""
+    fact of the method that the server knows too.
+
+    >>> from hansa.protocols import lacking
+    >>> lacking(sgd(), Solver), lacking(print, Solver)
+    ([], ['correction', 'finish'])
+    """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
@@ -66,13 +79,21 @@ def check_solver(owner: str, argument: str, value: object) -> None:
 
 
 def solver_receives(solver: Solver) -> tuple[str, ...]:
-    """The channels that a solver only receives; none where it does not say."""
+    """The channels that a solver only receives; none where it does not say.
+
+    >>> solver_receives(sgd())
+    ()
+    """
     return tuple(declared(solver, Solver, "receives"))
 
 
 @dataclass(frozen=True, slots=True)
 class sgd(Solver):
-    """a = 0, s = 0: plain stochastic gradient descent."""
+    """a = 0, s = 0: plain stochastic gradient descent.
+
+    >>> sgd().channels
+    ()
+    """
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()
@@ -83,7 +104,11 @@ class sgd(Solver):
 
 @dataclass(frozen=True, slots=True)
 class prox(Solver):
-    """a = mu: the proximal pull towards the received model (FedProx, Li 2020)."""
+    """a = mu: the proximal pull towards the received model (FedProx, Li 2020).
+
+    >>> prox(0.1).mu
+    0.1
+    """
 
     mu: float
     cites: ClassVar[tuple[str, ...]] = ("li2020",)
@@ -105,7 +130,11 @@ class prox(Solver):
 @dataclass(frozen=True, slots=True)
 class scaffold(Solver):
     """s = c - c_i; then c_i' = c_i - c + (x - y)/(tau lr), and c_i' - c_i is reported (SCAFFOLD option II,
-    Karimireddy 2020)."""
+    Karimireddy 2020).
+
+    >>> scaffold().channels
+    ('control',)
+    """
 
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
     channels: ClassVar[tuple[str, ...]] = (CONTROL,)
@@ -124,7 +153,11 @@ class scaffold(Solver):
 
 @dataclass(frozen=True, slots=True)
 class dyn(Solver):
-    """a = alpha, s = -h_i; then h_i <- h_i - alpha (y - x) (FedDyn, Acar 2021). Goes with `hansa.server.dyn`."""
+    """a = alpha, s = -h_i; then h_i <- h_i - alpha (y - x) (FedDyn, Acar 2021). Goes with `hansa.server.dyn`.
+
+    >>> dyn(0.1).alpha
+    0.1
+    """
 
     alpha: float
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
@@ -150,7 +183,11 @@ class dyn(Solver):
 
 @dataclass(frozen=True, slots=True)
 class sam(Solver):
-    """The gradient of each step is taken at y + rho g/||g||, on the same batch (FedSAM, Qu 2022; Foret 2021)."""
+    """The gradient of each step is taken at y + rho g/||g||, on the same batch (FedSAM, Qu 2022; Foret 2021).
+
+    >>> sam(0.1).rho
+    0.1
+    """
 
     rho: float = 0.05
     cites: ClassVar[tuple[str, ...]] = ("qu2022",)

@@ -15,14 +15,23 @@ from hansa.protocols import expect
 
 
 class Work(NamedTuple):
-    """A client's work of one round."""
+    """A client's work of one round.
+
+    >>> Work(steps=5, batch_size=32).steps
+    5
+    """
 
     steps: int
     batch_size: int
 
 
 class LocalWork(Protocol):
-    """A draw of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples."""
+    """A draw of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples.
+
+    >>> from hansa.protocols import lacking
+    >>> lacking(fixed(3), LocalWork), lacking(print, LocalWork)
+    ([], ['draw'])
+    """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()

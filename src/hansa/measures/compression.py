@@ -17,7 +17,15 @@ from hansa.types import MODEL
 
 def compression(probe: Probe) -> dict[str, float]:
     """gamma = ||C(mean(Delta_i+e_i)) - mean C(Delta_i+e_i)|| / ||mean Delta_i|| (Assumption 4.17 of the FedCAMS paper),
-    and q, the mean over clients of ||C(x)-x||/||x|| at x = Delta_i+e_i. Nothing for links without error feedback."""
+    and q, the mean over clients of ||C(x)-x||/||x|| at x = Delta_i+e_i. Nothing for links without error feedback.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> done = hansa.run(hansa.presets.fedcams(steps=2), task, rounds=2, measures=[compression])
+    >>> sorted({"gamma", "q"} & done.history[-1].keys())
+    ['gamma', 'q']
+    """
     link = probe.algorithm.channels[MODEL].uplink
     if not isinstance(link, error_feedback):
         return {}
@@ -51,6 +59,12 @@ def gamma(compressor: Compressor, deltas: Sequence[Tensor], residuals: Sequence[
     """Compression dissimilarity of a round ([CAMS] Assumption 4.17); infinite where only the mean update is zero.
 
     gamma = ||C(mean(Delta_i + e_i)) - mean C(Delta_i + e_i)|| / ||mean Delta_i||, e_i = 0 where a residual is None.
+
+    >>> import torch
+    >>> from hansa.compress import sign
+    >>> from hansa.keys import Key
+    >>> round(gamma(sign(), [torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])], [None, None], Key(0)), 3)
+    0.767
     """
     if not deltas or len(deltas) != len(residuals):
         raise HansaError(f"gamma: {len(deltas)} updates, {len(residuals)} residuals; expected as many, at least one.")

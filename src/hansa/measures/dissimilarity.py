@@ -44,6 +44,12 @@ class Heterogeneity:
       Assumption 5.4, the average of its sigma_k^2), ``sigma_between``: sqrt(mean_k ||g_k - mean_k g_k||^2), its sigma_g
       at alpha = 1; None without clusters;
     - ``gradient_norm``: ||g||, and ``diversity``: D of the g_i ([AWARE] Definition 3.1).
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> heterogeneity(task, torch.zeros(2)).sigma_g
+    0.0
     """
 
     zeta: tuple[float, ...]
@@ -130,6 +136,13 @@ def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[s
     clusters are those of the run's method, the weights those of its objective, unless ``options`` say otherwise.
 
     ``hansa.run(..., callbacks=[hansa.measures.track_heterogeneity(every=10)])``
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2, callbacks=[track_heterogeneity()])
+    >>> "sigma_g" in done.history[-1]
+    True
     """
     whole("track_heterogeneity", "every", every)
 

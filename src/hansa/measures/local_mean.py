@@ -16,6 +16,13 @@ class local_mean_loss:
     The mean is over all clients who trained, so over those of a cluster who do not report too, and before any
     compression; it is not the server's next model, whose training loss is ``global_loss``. Beside it ``train_loss`` is
     the paper's f_local. Every ``every``-th round: ``hansa.run(..., measures=[hansa.measures.local_mean_loss(task)])``.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2, measures=[local_mean_loss(task)])
+    >>> round(done.history[-1]["local_mean_loss"], 4)
+    0.4083
     """
 
     def __init__(self, task: Any, every: int = 1) -> None:

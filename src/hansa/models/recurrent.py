@@ -35,7 +35,11 @@ def lstm(
     layers: int = 2,
     dropout: float = 0.05,
 ) -> NextCharacter:
-    """The LSTM of [AFGA]: an embedding of 80, 2 layers of 256, dropout 0.05; 899,408 parameters at 80 characters."""
+    """The LSTM of [AFGA]: an embedding of 80, 2 layers of 256, dropout 0.05; 899,408 parameters at 80 characters.
+
+    >>> sum(p.numel() for p in lstm().parameters())
+    899408
+    """
     for argument, value in (("classes", classes), ("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         whole("lstm", argument, value)
     decay("lstm", "dropout", dropout)

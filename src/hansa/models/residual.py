@@ -51,6 +51,9 @@ def resnet18(
     """ResNet-18 with the CIFAR stem, a 3 x 3 convolution without pooling: 11,173,962 parameters at 10 classes.
 
     ``norm="group"`` puts GroupNorm in place of BatchNorm, with as many parameters and no running statistics.
+
+    >>> sum(p.numel() for p in resnet18().parameters())
+    11173962
     """
     whole("resnet18", "classes", classes)
     channels, _, _ = image_shape("resnet18", shape)
@@ -89,6 +92,9 @@ def convmixer(
     """ConvMixer (Trockman and Kolter 2022): patches, then depthwise and pointwise convolutions, GELU, normalisation.
 
     ConvMixer-256-8 with kernel 5 and patch 2 has 594,186 parameters at 3 channels and 10 classes.
+
+    >>> sum(p.numel() for p in convmixer().parameters())
+    594186
     """
     for argument, value in (
         ("classes", classes),

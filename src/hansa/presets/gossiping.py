@@ -32,7 +32,12 @@ def ha_fed(
     **words: Unpack[Rooted],
 ) -> Algorithm:
     """HA-Fed: all clients of a cluster step and gossip, ``reporters`` of each report; AMSGrad server, eps inside the
-    root (HA-Fed Alg. 1 and 2; ``active`` and ``every`` are its partially active form)."""
+    root (HA-Fed Alg. 1 and 2; ``active`` and ``every`` are its partially active form).
+
+    >>> method = ha_fed(clusters=4, reporters=2, steps=48)
+    >>> method.local.mixing.topology, method.sampler.reporters
+    (ring(), 2)
+    """
     mixing = Mixing(
         topology,
         clusters,
@@ -57,7 +62,11 @@ def cafga(
     **words: Unpack[Rooted],
 ) -> Algorithm:
     """CAFGA: at every step ``active`` clients of each cluster, drawn afresh and by default as many as report, compute;
-    all gossip (AFGA Alg. 2). ``adapted``: only the reporters train and gossip."""
+    all gossip (AFGA Alg. 2). ``adapted``: only the reporters train and gossip.
+
+    >>> cafga(clusters=5, reporters=1).local.mixing.active
+    resample(m=None)
+    """
     if active is None:
         active = everyone() if adapted else resample()
     mixing = Mixing(
@@ -84,7 +93,11 @@ def afga(
     **words: Unpack[Rooted],
 ) -> Algorithm:
     """AFGA: CAFGA with one cluster of all clients; ``participation`` is the share that reports, and at every step as
-    many, drawn afresh, compute (AFGA Alg. 1)."""
+    many, drawn afresh, compute (AFGA Alg. 1).
+
+    >>> afga(participation=0.1).local.mixing.clusters
+    1
+    """
     if reporters is not None and "participation" in words:
         raise HansaError(
             f"afga(participation={words['participation']!r}, reporters={reporters!r}): expected one of the two."
@@ -115,7 +128,11 @@ def dsgd(
 ) -> Algorithm:
     """DSGD: no server; every client keeps its own model, x_i <- sum_j W_ij x_j - eta g_i(x_i) (Lian 2017), evaluated at
     the mean. ``order="adapt-then-combine"``: x_i <- sum_j W_ij (x_j - eta g_j(x_j)). With a ``gossip_compressor`` it is
-    CHOCO-SGD, which adapts first."""
+    CHOCO-SGD, which adapts first.
+
+    >>> dsgd(local_lr=0.1).local.mixing.order, dsgd().local.mixing.persistent
+    ('combine-then-adapt', True)
+    """
     default: Order = "combine-then-adapt" if gossip_compressor is None else "adapt-then-combine"
     mixing = Mixing(
         topology,
@@ -138,7 +155,11 @@ def choco_sgd(
 ) -> Algorithm:
     """CHOCO-SGD: y_i = x_i - eta g_i(x_i); neighbours hear q_i = C(y_i - xhat_i), xhat_i <- xhat_i + q_i;
     x_i <- y_i + gamma sum_j W_ij (xhat_j - xhat_i) (Koloskova 2019). The public copies xhat start at the common first
-    model; gamma is the ``consensus_rate``: the coarser the compressor, the smaller."""
+    model; gamma is the ``consensus_rate``: the coarser the compressor, the smaller.
+
+    >>> choco_sgd(consensus_rate=0.2).local.mixing.compressor
+    sign()
+    """
     algorithm = dsgd(
         topology=topology,
         clusters=clusters,
@@ -157,7 +178,11 @@ def gossip_pga(
     order: Order = "adapt-then-combine",
     **common: Unpack[Common],
 ) -> Algorithm:
-    """Gossip-PGA: DSGD, adapt-then-combine as listed, with an exact average at every ``period``-th step (Chen 2021)."""
+    """Gossip-PGA: DSGD, adapt-then-combine as listed, with an exact average at every ``period``-th step (Chen 2021).
+
+    >>> gossip_pga(period=6).local.mixing.average_every
+    6
+    """
     mixing = Mixing(topology, clusters, persistent=True, average_every=period, order=order)
     return _decentralized("gossip_pga", mixing, common)
 
@@ -172,7 +197,11 @@ def dadam(
     eps: float = 1e-8,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """DAdam: DSGD with an Adam of its own at every client (Nazari 2022)."""
+    """DAdam: DSGD with an Adam of its own at every client (Nazari 2022).
+
+    >>> dadam(local_lr=0.001).local.optimizer
+    adam(b1=0.9, b2=0.99, eps=1e-08, bias_correction=False, v0=0.0, eps_inside=False)
+    """
     algorithm = _decentralized("dadam", Mixing(topology, clusters, persistent=True, order=order), common)
     return algorithm.with_local(optimizer=adam(b1, b2, eps))
 
@@ -189,7 +218,11 @@ def d_amsgrad(
     **common: Unpack[Common],
 ) -> Algorithm:
     """Decentralized AMSGrad: the second moment gossips with the model, so that all clients come to the same rates
-    (Chen 2023; `hansa.gossip.consensus_amsgrad`). ``second_moment="local"``: an AMSGrad of its own at every client."""
+    (Chen 2023; `hansa.gossip.consensus_amsgrad`). ``second_moment="local"``: an AMSGrad of its own at every client.
+
+    >>> d_amsgrad(local_lr=0.001, second_moment="local").local.optimizer
+    amsgrad(b1=0.9, b2=0.99, eps=0.0001, bias_correction=False, v0=0.0, eps_inside=False)
+    """
     if second_moment not in ("gossip", "local"):
         raise refuse("d_amsgrad", "second_moment", second_moment, "'gossip' or 'local'")
     algorithm = _decentralized("d_amsgrad", Mixing(topology, clusters, persistent=True, order=order), common)

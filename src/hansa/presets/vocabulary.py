@@ -23,7 +23,11 @@ from hansa.types import MODEL
 
 
 class Common(TypedDict, total=False):
-    """The words every preset understands."""
+    """The words every preset understands.
+
+    >>> sorted(Common.__annotations__)[:3]
+    ['batch_size', 'clip', 'compressor']
+    """
 
     local_lr: Rate
     steps: int | Sequence[int] | LocalWork
@@ -41,7 +45,11 @@ class Common(TypedDict, total=False):
 
 
 class Adaptive(Common, total=False):
-    """The words of the adaptive servers, on top of the common ones."""
+    """The words of the adaptive servers, on top of the common ones.
+
+    >>> "eps" in Adaptive.__annotations__
+    True
+    """
 
     b1: float
     b2: float
@@ -51,7 +59,11 @@ class Adaptive(Common, total=False):
 
 
 class Rooted(Adaptive, total=False):
-    """The words of the adaptive servers whose eps may stand inside the root."""
+    """The words of the adaptive servers whose eps may stand inside the root.
+
+    >>> "eps_inside" in Rooted.__annotations__
+    True
+    """
 
     eps_inside: bool
 

@@ -31,7 +31,11 @@ QUIET = ("peer_bits", "lost")
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Who holds how much of what: counts[client][label]."""
+    """Who holds how much of what: counts[client][label].
+
+    >>> Holdings([[3, 0], [1, 2]], ["cat", "dog"]).labels
+    ['cat', 'dog']
+    """
 
     counts: Sequence[Sequence[int]]
     labels: Sequence[str]
@@ -39,7 +43,14 @@ class Holdings:
 
 
 def write(path: Path | str, entries: Sequence[Entry], **options: Any) -> Path:
-    """Write the report of some runs; `page` has the options."""
+    """Write the report of some runs; `page` has the options.
+
+    >>> import tempfile
+    >>> from hansa.report import Entry
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(f"{folder}/page.html", [Entry("a", [{"round": 1, "test_accuracy": 0.5}])]).name
+    'page.html'
+    """
     path = Path(path)
     io.make_folder(path.parent.resolve())
     io.write_file(path, page(entries, **options).encode())
@@ -56,7 +67,12 @@ def page(
     holdings: Holdings | None = None,
     citations: str = "",
 ) -> str:
-    """The report as HTML. Without a target accuracy, one that tells the runs apart is chosen."""
+    """The report as HTML. Without a target accuracy, one that tells the runs apart is chosen.
+
+    >>> from hansa.report import Entry
+    >>> page([Entry("a", [{"round": 1, "test_accuracy": 0.5}])]).startswith("<!doctype html>")
+    True
+    """
     if target is None:
         target = common_target(entries)
     standings = rank(entries, target)

@@ -30,6 +30,12 @@ class Runs(Sequence[Run]):
     """One method over several seeds: a sequence of runs, and their means.
 
     ``deviation`` is everywhere the sample standard deviation over seeds, 0 for a single one.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> len(hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2, seeds=3))
+    3
     """
 
     def __init__(self, name: str, runs: Sequence[Run]) -> None:
@@ -128,7 +134,16 @@ class Runs(Sequence[Run]):
 
 
 class Comparison(Mapping[str, Runs]):
-    """Methods side by side, each over its seeds: ``comparison["fedavg"]`` is one of them."""
+    """Methods side by side, each over its seeds: ``comparison["fedavg"]`` is one of them.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> methods = {"FedAvg": hansa.presets.fedavg(steps=2), "FedAMS": hansa.presets.fedams(steps=2)}
+    >>> both = hansa.compare(methods, task, rounds=2)
+    >>> len(both["FedAvg"][0].history)
+    2
+    """
 
     def __init__(self, methods: Mapping[str, Runs]) -> None:
         if not methods:

@@ -33,6 +33,9 @@ class Entry:
     """One run in a report; or several seeds of a method, its ``members``, shown as their mean and deviation.
 
     ``made`` is the composition of a run that no configuration describes.
+
+    >>> Entry("a", [{"round": 1, "test_accuracy": 0.5}]).series()["test_accuracy"]
+    [0.5]
     """
 
     name: str
@@ -99,7 +102,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A run with the numbers it is ranked and shown by."""
+    """A run with the numbers it is ranked and shown by.
+
+    >>> entries = [Entry("a", [{"round": 1, "test_accuracy": 0.5}]), Entry("b", [{"round": 1, "test_accuracy": 0.7}])]
+    >>> rank(entries)[0].numbers["best_test_accuracy"]
+    0.7
+    """
 
     entry: Entry
     numbers: Mapping[str, Any]
@@ -112,6 +120,10 @@ def rank(entries: Sequence[Entry], target: float | None = None) -> list[Standing
     several seeds, by the mean over them.
 
     Colours follow the order given, so that a method keeps its own from report to report.
+
+    >>> entries = [Entry("a", [{"round": 1, "test_accuracy": 0.5}]), Entry("b", [{"round": 1, "test_accuracy": 0.7}])]
+    >>> [standing.entry.name for standing in rank(entries)]
+    ['b', 'a']
     """
     if not entries:
         raise HansaError("a report needs at least one run.")
@@ -143,7 +155,12 @@ def ranking_metric(standings: Sequence[Standing]) -> str:
 
 def common_target(entries: Sequence[Entry]) -> float | None:
     """A target accuracy that tells the runs apart: the highest multiple of 5% that at least half of them reached,
-    with every seed."""
+    with every seed.
+
+    >>> entries = [Entry("a", [{"round": 1, "test_accuracy": 0.5}]), Entry("b", [{"round": 1, "test_accuracy": 0.7}])]
+    >>> common_target(entries)
+    0.7
+    """
     able = [entry for entry in entries if all(map(_has_accuracy, entry.histories))]
     found = sorted((min(metrics.best(h) or 0.0 for h in entry.histories) for entry in able), reverse=True)
     if not found:
@@ -154,7 +171,12 @@ def common_target(entries: Sequence[Entry]) -> float | None:
 
 
 def by_seeds(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries whose configurations differ in the seed alone, put together: seeds are no methods of their own."""
+    """Entries whose configurations differ in the seed alone, put together: seeds are no methods of their own.
+
+    >>> entries = [Entry("a", [{"round": 1, "test_accuracy": 0.5}]), Entry("b", [{"round": 1, "test_accuracy": 0.7}])]
+    >>> [entry.name for entry in by_seeds(entries)]
+    ['a', 'b']
+    """
 
     def config(entry: Entry) -> Config | None:
         return from_text(entry.config, building=False) if entry.config and not entry.members else None

@@ -51,7 +51,15 @@ Callback: TypeAlias = Callable[["Run", Record], bool | None]
 
 
 class Run:
-    """A run, living or finished: the server's state, the clients' memory, and the record of every round."""
+    """A run, living or finished: the server's state, the clients' memory, and the record of every round.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=3)
+    >>> done.state.round, len(done.history)
+    (3, 3)
+    """
 
     def __init__(
         self,

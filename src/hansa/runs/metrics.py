@@ -187,7 +187,17 @@ def summarize(history: History, target: float | None = None) -> dict[str, Any]:
 
 
 def load_run(folder: Path | str) -> pandas.DataFrame:
-    """The history of a run folder as a pandas frame, one row a round, running totals included."""
+    """The history of a run folder as a pandas frame, one row a round, running totals included.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2, out=f"{folder}/run")
+    ...     list(load_run(f"{folder}/run")["round"])
+    [1, 2]
+    """
     try:
         import pandas
     except ImportError as error:

@@ -27,6 +27,16 @@ def load_model(folder: Path | str, model: Callable[[], nn.Module] | None = None)
 
     A run of a configuration says itself what its model is, and code that it names is imported; one that was begun in
     Python needs ``model``, the class or function that its task was made with.
+
+    >>> import tempfile
+    >>> import torch
+    >>> import hansa
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = hansa.data.from_arrays(torch.rand(12, 2), torch.rand(12, 1), clients=3)
+    ...     task = hansa.Task(lambda: torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, rows)
+    ...     done = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=f"{folder}/run")
+    ...     load_model(f"{folder}/run", lambda: torch.nn.Linear(2, 1))
+    Linear(in_features=2, out_features=1, bias=True)
     """
     found = _run_folder(folder)
     if model is None:
@@ -39,7 +49,12 @@ def load_model(folder: Path | str, model: Callable[[], nn.Module] | None = None)
 
 
 def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
-    """What a model says of some inputs, a row each."""
+    """What a model says of some inputs, a row each.
+
+    >>> import torch
+    >>> predict(torch.nn.Linear(2, 1), torch.zeros(3, 2)).shape
+    torch.Size([3, 1])
+    """
     whole("predict", "batch_size", batch_size)
     if len(inputs) == 0:
         raise refuse("predict", "inputs", tuple(inputs.shape), "at least one row")

@@ -25,7 +25,12 @@ Clusters: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Sampler(Protocol):
-    """Who takes part, as a function of (round, population, key)."""
+    """Who takes part, as a function of (round, population, key).
+
+    >>> from hansa.protocols import lacking
+    >>> lacking(uniform(0.5), Sampler), lacking(print, Sampler)
+    ([], ['select'])
+    """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
@@ -103,13 +108,21 @@ class uniform(Sampler):
 
 
 def everyone() -> uniform:
-    """Full participation."""
+    """Full participation.
+
+    >>> everyone()
+    uniform(participation=1.0, count=None)
+    """
     return uniform(1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class weighted(Sampler):
-    """M clients without replacement, drawn with chances proportional to sample counts or to given numbers."""
+    """M clients without replacement, drawn with chances proportional to sample counts or to given numbers.
+
+    >>> weighted("samples", count=2).count
+    2
+    """
 
     weights: Literal["samples"] | tuple[float, ...] = "samples"
     participation: float | None = None
@@ -146,7 +159,11 @@ class weighted(Sampler):
 @dataclass(frozen=True, slots=True)
 class explore(Sampler):
     """Every client once, M a round in a random order, before anybody is asked again; then a new order
-    (``then="again"``) or uniform sampling (``then="uniform"``)."""
+    (``then="again"``) or uniform sampling (``then="uniform"``).
+
+    >>> explore(0.1).then
+    'again'
+    """
 
     participation: float | None = None
     count: int | None = None
@@ -199,7 +216,11 @@ class startup(Sampler):
 @dataclass(frozen=True, slots=True)
 class availability(Sampler):
     """M clients uniformly among those a trace says are there in the round (the trace is cycled); all of them where
-    fewer than M are there."""
+    fewer than M are there.
+
+    >>> availability(((0, 1), (2, 3)), count=1).count
+    1
+    """
 
     trace: tuple[tuple[int, ...], ...]
     participation: float | None = None

@@ -22,7 +22,15 @@ _MOMENTS = ("m", "v", "vhat")
 
 @dataclass(frozen=True, slots=True)
 class momentum(ServerTransform):
-    """m <- beta m + Delta; step m (FedAvgM, Hsu 2019)."""
+    """m <- beta m + Delta; step m (FedAvgM, Hsu 2019).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> step, state = momentum().update(torch.ones(1), momentum().init(torch.zeros(1)), ctx)
+    >>> round(float(step), 4), sorted(state)
+    (1.0, ['m'])
+    """
 
     beta: float = 0.9
     cites: ClassVar[tuple[str, ...]] = ("hsu2019",)
@@ -124,7 +132,15 @@ class _Rooted(_Adaptive):
 
 @dataclass(frozen=True, slots=True)
 class adagrad(_Rooted):
-    """v <- v + Delta^2; step m/(sqrt v + eps), with b1 = 0 unless given (FedAdagrad, Reddi 2020)."""
+    """v <- v + Delta^2; step m/(sqrt v + eps), with b1 = 0 unless given (FedAdagrad, Reddi 2020).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> step, state = adagrad().update(torch.ones(1), adagrad().init(torch.zeros(1)), ctx)
+    >>> round(float(step), 4), sorted(state)
+    (0.999, ['m', 't', 'v'])
+    """
 
     b1: float = 0.0
     cites: ClassVar[tuple[str, ...]] = ("reddi2021",)
@@ -138,14 +154,30 @@ class adagrad(_Rooted):
 
 @dataclass(frozen=True, slots=True)
 class adam(_Rooted):
-    """v <- b2 v + (1-b2) Delta^2; step m/(sqrt v + eps) (FedAdam, Reddi 2020)."""
+    """v <- b2 v + (1-b2) Delta^2; step m/(sqrt v + eps) (FedAdam, Reddi 2020).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> step, state = adam().update(torch.ones(1), adam().init(torch.zeros(1)), ctx)
+    >>> round(float(step), 4), sorted(state)
+    (0.9901, ['m', 't', 'v'])
+    """
 
     cites: ClassVar[tuple[str, ...]] = ("reddi2021",)
 
 
 @dataclass(frozen=True, slots=True)
 class yogi(_Rooted):
-    """v <- v - (1-b2) Delta^2 sign(v - Delta^2); step m/(sqrt v + eps) (FedYogi, Reddi 2020)."""
+    """v <- v - (1-b2) Delta^2 sign(v - Delta^2); step m/(sqrt v + eps) (FedYogi, Reddi 2020).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> step, state = yogi().update(torch.ones(1), yogi().init(torch.zeros(1)), ctx)
+    >>> round(float(step), 4), sorted(state)
+    (0.9901, ['m', 't', 'v'])
+    """
 
     cites: ClassVar[tuple[str, ...]] = ("reddi2021",)
 
@@ -158,6 +190,13 @@ class amsgrad(_Rooted):
     """v as adam; vhat <- max(vhat, v); step m/(sqrt vhat + eps) (FedAMSGrad, Tong 2020).
 
     The maximum runs over the uncorrected v; with ``bias_correction`` m and vhat are corrected where the step is formed.
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> step, state = amsgrad().update(torch.ones(1), amsgrad().init(torch.zeros(1)), ctx)
+    >>> round(float(step), 4), sorted(state)
+    (0.9901, ['m', 't', 'v', 'vhat'])
     """
 
     cites: ClassVar[tuple[str, ...]] = ("tong2020",)
@@ -168,7 +207,15 @@ class amsgrad(_Rooted):
 
 @dataclass(frozen=True, slots=True)
 class ams(_Adaptive):
-    """v as adam; vhat <- max(vhat, v, eps) entry by entry; step m/sqrt vhat (FedAMS, Wang 2022, option 1)."""
+    """v as adam; vhat <- max(vhat, v, eps) entry by entry; step m/sqrt vhat (FedAMS, Wang 2022, option 1).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> step, state = ams().update(torch.ones(1), ams().init(torch.zeros(1)), ctx)
+    >>> round(float(step), 4), sorted(state)
+    (1.0, ['m', 't', 'v', 'vhat'])
+    """
 
     cites: ClassVar[tuple[str, ...]] = ("wang2022",)
 

@@ -20,6 +20,10 @@ class ServerTransform(Protocol):
 
     It may declare ``cites``: keys of our bibliography or whole BibTeX entries, as any part may; and for use as a local
     optimizer ``shared``: the rows of its state that gossip with the models.
+
+    >>> from hansa.protocols import lacking
+    >>> lacking(scale(0.1), ServerTransform), lacking(print, ServerTransform)
+    ([], ['init', 'update'])
     """
 
     __slots__ = ()
@@ -44,7 +48,14 @@ def check_server(owner: str, argument: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class scale(ServerTransform):
-    """step = lr * delta; with lr = 1 this is FedAvg's server (McMahan 2017)."""
+    """step = lr * delta; with lr = 1 this is FedAvg's server (McMahan 2017).
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> scale(0.1).update(torch.ones(2), {}, ctx)[0]
+    tensor([0.1000, 0.1000])
+    """
 
     lr: Rate = 1.0
     cites: ClassVar[tuple[str, ...]] = ()
@@ -61,13 +72,21 @@ class scale(ServerTransform):
 
 
 def sgd(lr: Rate = 1.0) -> scale:
-    """Another name for `scale`: the server's plain gradient step."""
+    """Another name for `scale`: the server's plain gradient step.
+
+    >>> sgd(0.1)
+    scale(lr=0.1)
+    """
     return scale(lr)
 
 
 @dataclass(frozen=True, slots=True)
 class participation_scale(ServerTransform):
-    """step = (M/N) delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020)."""
+    """step = (M/N) delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020).
+
+    >>> participation_scale()
+    participation_scale()
+    """
 
     cites: ClassVar[tuple[str, ...]] = ()
 
@@ -80,7 +99,15 @@ class participation_scale(ServerTransform):
 
 @dataclass(frozen=True, slots=True, init=False)
 class chain(ServerTransform):
-    """Transforms applied one after the other: ``chain(ams(), scale(0.1))``."""
+    """Transforms applied one after the other: ``chain(ams(), scale(0.1))``.
+
+    >>> import torch
+    >>> from hansa.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
+    >>> both = chain(scale(0.5), scale(0.5))
+    >>> both.update(torch.ones(2), both.init(torch.zeros(2)), ctx)[0]
+    tensor([0.2500, 0.2500])
+    """
 
     parts: tuple[ServerTransform, ...]
     cites: ClassVar[tuple[str, ...]] = ()
@@ -110,6 +137,9 @@ class dyn(ServerTransform):
     """FedDyn's server: h <- h - (alpha/N) sum_S Delta_i; step = Delta - h/alpha (Acar 2021).
 
     The server's h stays the mean of the clients' duals h_i.
+
+    >>> dyn(0.1).init(torch.zeros(2))
+    {'h': tensor([0., 0.])}
     """
 
     alpha: float

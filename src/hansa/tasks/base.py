@@ -12,7 +12,14 @@ from hansa.types import Population, Vectors
 
 
 class TaskLike(Protocol):
-    """A model plus a loss on federated data, or any function of a flat vector."""
+    """A model plus a loss on federated data, or any function of a flat vector.
+
+    >>> from hansa.protocols import lacking
+    >>> import torch
+    >>> from hansa.tasks import quadratic
+    >>> lacking(quadratic(torch.eye(2)[None], torch.ones(1, 2)), TaskLike), lacking(print, TaskLike)
+    ([], [])
+    """
 
     @property
     def name(self) -> str: ...

@@ -77,6 +77,12 @@ class Task:
     rounding. Any other is trained by eager PyTorch, and one line of the log says why; ``native=False`` keeps to eager,
     ``native=True`` refuses a model that has no native form. ``device`` is where clients train unless the run says
     another: native code is for the CPU, on any other device training is eager.
+
+    >>> from hansa import data, models
+    >>> clients = data.federate("fashion-mini", clients=5)
+    >>> task = Task(models.cnn_29k, nn.functional.cross_entropy, clients)
+    >>> task.population.count, task.layout.dim
+    (5, 28938)
     """
 
     def __init__(

@@ -16,7 +16,11 @@ from hansa.testing.promises import Broken, check_part, promise, twice
 
 
 def check_topology(part: Topology, sizes: Sequence[int] = (1, 2, 3, 4, 8, 16)) -> None:
-    """A topology: for every n one doubly stochastic matrix, connected unless it says otherwise."""
+    """A topology: for every n one doubly stochastic matrix, connected unless it says otherwise.
+
+    >>> from hansa.gossip import ring
+    >>> check_topology(ring())
+    """
     check_part(part, Topology)
     promise(isinstance(part, Topology), part, "does not inherit from hansa.gossip.Topology")
     for n in sizes:
@@ -39,7 +43,11 @@ def check_topology(part: Topology, sizes: Sequence[int] = (1, 2, 3, 4, 8, 16)) -
 def check_activity(
     part: Activity, cohorts: Sequence[Sequence[int]] = ((0, 1, 2, 3), (4, 5, 6, 7)), steps: int = 3
 ) -> None:
-    """An activity: clients of the cohort in ascending order, as a function of (round, step, cohort, key)."""
+    """An activity: clients of the cohort in ascending order, as a function of (round, step, cohort, key).
+
+    >>> from hansa.gossip import bernoulli
+    >>> check_activity(bernoulli(0.5))
+    """
     check_part(part, Activity)
     declared(part, Activity, "check")(cohorts, steps)
     for cohort in cohorts:
@@ -57,7 +65,11 @@ def check_activity(
 
 
 def check_clustering(part: Clustering, population: int = 12, classes: int = 4) -> None:
-    """A clustering: every client in one cluster, as a function of (population, key, labels)."""
+    """A clustering: every client in one cluster, as a function of (population, key, labels).
+
+    >>> from hansa.gossip import random
+    >>> check_clustering(random(3))
+    """
     check_part(part, Clustering)
     labels = np.random.default_rng(0).integers(0, 9, (population, classes)).astype(np.float64)
     given = None if declared(part, Clustering, "needs_labels") is False else labels

@@ -12,7 +12,11 @@ from hansa.types import MODEL
 
 
 def check_solver(part: Solver, dim: int = 23) -> None:
-    """A local solver: it reports on the channels and keeps the rows that it declares, and a is its pull."""
+    """A local solver: it reports on the channels and keeps the rows that it declares, and a is its pull.
+
+    >>> from hansa.local import prox
+    >>> check_solver(prox(0.1))
+    """
     check_part(part, Solver)
     channels, memory = declared(part, Solver, "channels"), declared(part, Solver, "memory")
     receives, pull = declared(part, Solver, "receives"), declared(part, Solver, "pull")
@@ -50,7 +54,11 @@ def _form(part: Solver, place: str, row: torch.Tensor, dim: int, dtype: torch.dt
 
 
 def check_work(part: LocalWork, population: int = 5) -> None:
-    """Local work: whole steps and a batch that the client's samples fill, as a function of its arguments."""
+    """Local work: whole steps and a batch that the client's samples fill, as a function of its arguments.
+
+    >>> from hansa.local import fixed
+    >>> check_work(fixed(3))
+    """
     check_part(part, LocalWork)
     declared(part, LocalWork, "check")(population)
     common = declared(part, LocalWork, "common")

@@ -20,7 +20,11 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class Broken(AssertionError):
-    """A promise that a part does not keep."""
+    """A promise that a part does not keep.
+
+    >>> issubclass(Broken, AssertionError)
+    True
+    """
 
 
 def promise(kept: object, part: object, text: str) -> None:

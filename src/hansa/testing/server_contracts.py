@@ -23,7 +23,11 @@ SAMPLES = (5, 60, 1, 17, 8, 33, 2, 9, 21, 4, 13, 6)
 
 def check_server(part: ServerTransform, dim: int = 33) -> None:
     """A server transform: pure, of the vector's own kind, with a state that a checkpoint can hold and that is all it
-    remembers."""
+    remembers.
+
+    >>> from hansa.server import adam
+    >>> check_server(adam())
+    """
     check_part(part, ServerTransform)
     for dtype in DTYPES:
         x = vector(dim, 0, dtype)
@@ -47,7 +51,11 @@ def check_server(part: ServerTransform, dim: int = 33) -> None:
 
 
 def check_aggregator(part: Aggregator, dim: int = 29) -> None:
-    """An aggregator: a function of who reported what and not of the order, with declarations that hold."""
+    """An aggregator: a function of who reported what and not of the order, with declarations that hold.
+
+    >>> from hansa.aggregate import mean
+    >>> check_aggregator(mean())
+    """
     check_part(part, Aggregator)
     least = declared(part, Aggregator, "least")
     promise(isinstance(least, int) and least >= 1, part, f"declares least = {least!r}, expected a whole number >= 1")
@@ -117,7 +125,11 @@ def check_sampler(
     population: int = 12,
     clusters: Sequence[Sequence[int]] = ((0, 2, 4, 6), (1, 3, 5, 7), (8, 9, 10, 11)),
 ) -> None:
-    """A sampler: a function of (round, population, key) that gives clients of the population in ascending order."""
+    """A sampler: a function of (round, population, key) that gives clients of the population in ascending order.
+
+    >>> from hansa.sample import uniform
+    >>> check_sampler(uniform(0.5))
+    """
     check_part(part, Sampler)
     groups = tuple(tuple(group) for group in clusters)
     bound = declared(part, Sampler, "bind")(groups)

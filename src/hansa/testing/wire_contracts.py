@@ -37,7 +37,11 @@ class _Stranger(Coder):
 
 def check_compressor(part: Compressor, sizes: Sequence[int] = (1, 2, 7, 8, 64, 500)) -> None:
     """A compressor: packets of their declared kind and size that decode to one C(x), C(0) = 0, an error for what is
-    not finite, its contraction, and nothing but a `PacketError` for bytes that it did not write."""
+    not finite, its contraction, and nothing but a `PacketError` for bytes that it did not write.
+
+    >>> from hansa.compress import sign
+    >>> check_compressor(sign())
+    """
     check_part(part, Compressor)
     for dtype in DTYPES:
         for dim in sizes:
@@ -114,7 +118,11 @@ def _error(part: Compressor, x: Tensor, key: Key) -> float:
 
 def check_uplink(part: Uplink, dim: int = 97) -> None:
     """An uplink: ``send`` is pure and keeps the rows that it declares; ``receive`` reads what ``send`` made, and no
-    packet of another size or kind."""
+    packet of another size or kind.
+
+    >>> from hansa.compress import error_feedback, sign
+    >>> check_uplink(error_feedback(sign()))
+    """
     check_part(part, Uplink)
     names = declared(part, Uplink, "memory")
     for dtype in DTYPES:
@@ -162,7 +170,11 @@ class _Listener:
 
 def check_downlink(part: Downlink, dim: int = 64, clients: int = 4, rounds: int = 14) -> None:
     """A downlink: everybody who is sent a round's message holds the round's vector to the bit, whatever was missed or
-    lost before; ``broadcast`` and ``acknowledge`` are pure and the state is plain."""
+    lost before; ``broadcast`` and ``acknowledge`` are pure and the state is plain.
+
+    >>> from hansa.compress import replica, sign
+    >>> check_downlink(replica(sign()))
+    """
     check_part(part, Downlink)
     for dtype in DTYPES:
         x = vector(dim, 0, dtype)
