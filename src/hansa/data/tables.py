@@ -51,6 +51,14 @@ def from_csv_folder(
     says otherwise, "number" for a loss such as BCE. ``drop`` leaves columns out. Of each client a share of ``test``
     rows, chosen by ``seed``, is for testing. ``standardize`` brings columns of numbers to mean 0 and deviation 1, by
     the training rows of all clients.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as sites:
+    ...     for site in ("north", "south"):
+    ...         _ = Path(sites, f"{site}.csv").write_text(chr(10).join(["age,sex,y", "40,f,1", "50,m,0", "60,f,1"]))
+    ...     clients = from_csv_folder(sites, target="y", test=0)
+    >>> clients.population, tuple(clients.inputs.shape)
+    (2, (6, 3))
     """
     folder = Path(folder)
     if not isinstance(test, (int, float)) or isinstance(test, bool) or not 0 <= test < 1:
