@@ -28,6 +28,9 @@ class personalise:
     """Before a client is tested, ``steps`` of plain SGD on its own training rows, from the model that it has.
 
     The run goes on as if they had never been taken. ``batch_size`` None takes all of a client's rows at each step.
+
+    >>> personalise(steps=5, lr=0.01).steps
+    5
     """
 
     steps: int = 5
