@@ -42,6 +42,7 @@ format: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/python tests/fuzz/fuzz_decode.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_frames.py
 
 # what needs other people's engines: a Ray cluster in a network of its own, where that can be made
 e2e: $(VENV)/.ready

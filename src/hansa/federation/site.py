@@ -217,7 +217,10 @@ class Site:
             self._check_fit(name, sent)
             if len(sent.packets) != 1:
                 raise NotOurs("model", f"channel {name!r}: {len(sent.packets)} packets, an exam has one whole vector")
-            vectors[name] = decode(sent.packets[0], dim=self._dims[name], dtype=self.dtype, kind="whole")
+            try:
+                vectors[name] = decode(sent.packets[0], dim=self._dims[name], dtype=self.dtype, kind="whole")
+            except PacketError as error:
+                raise NotOurs("model", f"channel {name!r}: {error}") from error
         if fingerprint(vectors[MODEL]) != exam.digest:
             raise NotOurs("model", "the mail does not make the model that is to be examined")
         marks = Marks(exam.run, exam.round, exam.digest)
