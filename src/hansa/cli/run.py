@@ -68,6 +68,10 @@ def run(
     engine: Annotated[
         str | None, typer.Option("--engine", help="Short for --set engine=...: pool, or ray for a cluster.")
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Of a Ray cluster, HOST:PORT or auto; by default one is started here."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run's folder; by default a new one below runs/.")
     ] = None,
@@ -86,7 +90,12 @@ def run(
     from hansa.runs.trackers import check
 
     check(track or [])
-    asked = [*changes(sets, rounds, seed, workers, seeds, device), *([f"engine.kind={engine}"] if engine else [])]
+    carrier = [f"engine.kind={engine}"] if engine else ["engine.kind=ray"] if address else []
+    asked = [
+        *changes(sets, rounds, seed, workers, seeds, device),
+        *carrier,
+        *([f"engine.address={address}"] if address else []),
+    ]
     if resume and overwrite:
         raise HansaError("--resume and --overwrite: expected one of the two.")
     if resume and folder is not None and RunFolder(folder).exists:

@@ -15,7 +15,7 @@ import torch
 
 from hansa import native
 from hansa.types import Vector
-from hansa.vectors import kernels
+from hansa.vectors import allocate, kernels
 
 SPAN = 1 << 14  # coordinates turned to float64 at a time
 PAYS = 1 << 24  # products that are worth a thread of their own
@@ -80,6 +80,49 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_LARGE = 1 << 20  # entries from which a sum is worth dividing
+_ALIGNED = 64  # entries: ranges begin where vector instructions do
+
+
+class Division:
+    """Sums of large vectors are divided by coordinates among so many threads, until it is closed. Each entry is summed
+    over all rows in their order, whoever does it: the bits do not depend on the number."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        flushes = float(torch.full((1,), 1e-310, dtype=torch.float64).mul(1.0).sum()) == 0.0  # as this thread does
+        self._pool = (
+            ThreadPoolExecutor(threads, "hansa-sum", torch.set_flush_denormal, (flushes,)) if threads > 1 else None
+        )
+
+    def sum(self, rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
+        assert self._pool is not None
+        out = allocate.like(rows[0])
+        size = -(-len(out) // self.threads // _ALIGNED) * _ALIGNED + _ALIGNED
+        parts = [slice(start, min(start + size, len(out))) for start in range(0, len(out), size)]
+        done = [
+            self._pool.submit(kernels.weighted_sum, [row[part] for row in rows], weights, out[part]) for part in parts
+        ]
+        for part in done:
+            part.result()
+        return out
+
+    def close(self) -> None:
+        if self in _divisions:
+            _divisions.remove(self)
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+_divisions: list[Division] = []
+
+
+def split_among(threads: int) -> Division:
+    """Have large sums done by so many threads, for a run whose other work is elsewhere."""
+    _divisions.append(Division(threads))
+    return _divisions[-1]
+
+
 def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
     """sum w_i row_i, folded left to right entry by entry.
 
@@ -87,6 +130,8 @@ def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
     tensor([2.])
     """
     if fits(*rows):
+        if _divisions and _divisions[-1].threads > 1 and rows[0].ndim == 1 and len(rows[0]) >= _LARGE:
+            return _divisions[-1].sum(rows, weights)
         return kernels.weighted_sum(rows, weights)
     total = rows[0] * weights[0]
     for row, weight in zip(rows[1:], weights[1:], strict=True):
