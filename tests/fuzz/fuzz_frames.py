@@ -32,6 +32,7 @@ from hansa import presets
 from hansa.compress import sign, top_k
 from hansa.errors import HansaError
 from hansa.federation import Exam, Federation, Marks, RamVersions, RoundOrders, RoundReports, Site
+from hansa.federation.charge import Charge, Hello, Refused
 from hansa.federation.exchange import NotOurs
 from hansa.rounds import frames
 from hansa.rounds.frames import DIGEST, FrameError, pack, unpack
@@ -54,6 +55,9 @@ READERS: dict[str, Callable[..., Any]] = {
     "reports": RoundReports.from_bytes,
     "exam": Exam.from_bytes,
     "marks": Marks.from_bytes,
+    "charge": Charge.from_bytes,
+    "hello": Hello.from_bytes,
+    "refused": Refused.from_bytes,
 }
 METHODS = (
     presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5)),
@@ -109,6 +113,11 @@ def _place(method: Any) -> Place:
     first = next(data for kind, data in found if kind == "report")
     report = Report.from_bytes(first)
     found.append(("report", Report(0, report.uploads, memory, mean=torch.ones(4), trained=1).to_bytes()))
+    found += [
+        ("charge", Charge("north", "1.0", "rounds: 3\n", (0, 2, 4), 5, "run", ((0, 2, 4), (1, 3))).to_bytes()),
+        ("hello", Hello("0" * 32, "1.0", {0: 4, 2: 9}, "f" * 32, {0: (1, 3), 2: (9, 0)}).to_bytes()),
+        ("refused", Refused("run", "orders of another run").to_bytes()),
+    ]
     last = {site: sent for site, sent, _ in seen if frames.kind_of(sent) == "orders"}
     exam = Exam.from_bytes(next(sent for _, sent, _ in seen if frames.kind_of(sent) == "exam"))
     told = {site: RoundOrders.from_bytes(sent) for site, sent in last.items()}
