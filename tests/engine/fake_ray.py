@@ -1,0 +1,138 @@
+"""As much of Ray's interface as the engine uses, in this process and in turn; actors die when they are told to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class RayError(Exception):
+    """What Ray raises for an actor that is gone."""
+
+
+class RayTaskError(RayError):
+    """What Ray raises for an error inside an actor."""
+
+
+class _Errors:
+    RayError, RayTaskError = RayError, RayTaskError
+
+
+class Ref:
+    """A value in the object store, or the reason why there is none."""
+
+    def __init__(self, made: Callable[[], Any]) -> None:
+        self._made, self._value, self._error = made, None, None
+        self._done = False
+
+    def get(self) -> Any:
+        if not self._done:
+            self._done = True
+            try:
+                self._value = self._made()
+            except RayError as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class FakeRay:
+    """``deaths`` says of each call of an actor, in their order, whether the actor dies at it; ``room`` how many actors
+    there is room for, the others never come to work."""
+
+    exceptions = _Errors
+
+    def __init__(self, deaths: Sequence[bool] = (), room: int = 100, cpus: int = 2) -> None:
+        self.deaths, self.room, self.cpus = iter(deaths), room, cpus
+        self.puts, self.hired, self.killed, self.ended = 0, 0, 0, False
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def init(self, **words: Any) -> None: ...
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.cpus)}
+
+    available_resources = cluster_resources
+
+    def put(self, value: Any) -> Ref:
+        self.puts += 1
+        kept = _frozen(value)
+        return Ref(lambda: kept)
+
+    def get(self, ref: Any) -> Any:
+        return [self.get(one) for one in ref] if isinstance(ref, list) else ref.get()
+
+    def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+        """The last that was asked for comes first: order of completion means nothing."""
+        able = [ref for ref in refs if not getattr(ref, "never", False)]
+        return (able[-1:], []) if able else ([], list(refs))
+
+    def kill(self, handle: Any) -> None:
+        self.killed += 1
+
+    def remote(self, **words: Any) -> Callable[[type], Any]:
+        return lambda kind: _Remote(self, kind)
+
+
+class _Remote:
+    def __init__(self, ray: FakeRay, kind: type) -> None:
+        self.ray, self.kind = ray, kind
+
+    def remote(self, *args: Any) -> _Handle:
+        self.ray.hired += 1
+        return _Handle(self.ray, self.kind, args, comes=self.ray.hired <= self.ray.room)
+
+
+class _Handle:
+    def __init__(self, ray: FakeRay, kind: type, args: Any, *, comes: bool) -> None:
+        self._ray, self._kind, self._args, self._comes = ray, kind, args, comes
+        self._living: Any = None
+        self._dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(self, name)
+
+    def call(self, name: str, args: Sequence[Any]) -> Ref:
+        sent = [_frozen(arg) for arg in args]  # as they are now
+
+        def made() -> Any:
+            if self._dead or (name == "do" and next(self._ray.deaths, False)):
+                self._dead = True
+                raise RayError("the actor died")
+            if self._living is None:
+                self._living = self._kind(*(_looked_up(arg) for arg in self._args))
+            return _frozen(getattr(self._living, name)(*(_looked_up(arg) for arg in sent)))
+
+        ref = Ref(made)
+        ref.never = not self._comes  # type: ignore[attr-defined]
+        return ref
+
+
+class _Method:
+    def __init__(self, handle: _Handle, name: str) -> None:
+        self._handle, self._name = handle, name
+
+    def remote(self, *args: Any) -> Ref:
+        return self._handle.call(self._name, args)
+
+
+def _looked_up(value: Any) -> Any:
+    return value.get() if isinstance(value, Ref) else value
+
+
+def _frozen(value: Any) -> Any:
+    """A copy whose arrays are read-only, as what lies in an object store is."""
+    if isinstance(value, Ref):
+        return value
+    copied = copy.deepcopy(value)
+    for array in copied if isinstance(copied, tuple) else (copied,):
+        if hasattr(array, "setflags"):
+            array.setflags(write=False)
+    return copied
