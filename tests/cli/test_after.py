@@ -97,3 +97,26 @@ def test_what_has_no_model_says_so(cli, folder):
         hansa.load_model(folder / "g")
     (folder / "g" / "seed-1" / "model.safetensors").unlink()
     assert cli("predict", "g/seed-1").exit_code == 2
+
+
+def test_a_client_predicts_with_its_own_model_on_its_own_rows(cli, folder):
+    (folder / "sites").mkdir()
+    for site, shift in (("a", 0.0), ("b", 3.0), ("c", -2.0)):
+        rows = [f"{at % 7},{at % 5 + shift},{int(at % 7 > 3)}" for at in range(30 + int(shift))]
+        (folder / "sites" / f"{site}.csv").write_text("p,q,y\n" + "\n".join(rows))
+    (folder / "own.yaml").write_text(
+        "rounds: 2\nworkers: 1\nmodel: logistic\nalgorithm: dsgd\nlocal: {lr: 0.05, steps: 2, batch_size: 4}\n"
+        "data: {name: csv-folder, folder: sites, options: {target: y, test: 0.2}}\n"
+    )
+    assert cli("run", "own.yaml", "-o", "x", "-q").exit_code == 0
+    found = cli("predict", "x", "--client", "1", "-o", "one.npy")
+    assert found.exit_code == 0, found.output
+    held = build.federated(RunFolder(folder / "x").config)
+    outputs = torch.from_numpy(np.load(folder / "one.npy"))
+    assert len(outputs) == 6  # a fifth of 33
+    mine = hansa.load_model(folder / "x", client=1)
+    assert torch.equal(outputs, hansa.predict(mine, held.test_inputs[held.test_owners == 1]))
+    assert not torch.equal(
+        outputs, hansa.predict(hansa.load_model(folder / "x"), held.test_inputs[held.test_owners == 1])
+    )
+    assert "from 0 to 2" in cli("predict", "x", "--client", "7").output

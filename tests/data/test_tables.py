@@ -37,6 +37,7 @@ def test_a_share_of_every_client_is_for_testing_by_the_seed(sites):
     held = from_csv_folder(sites, "y", test=0.5, seed=3)
     assert held.sizes.tolist() == [3, 1]
     assert len(held.test_targets) == 3
+    assert held.test_owners.tolist() == [0, 0, 1]
     everything = sorted(map(tuple, torch.cat([held.inputs, held.test_inputs]).tolist()))
     assert everything == sorted(map(tuple, from_csv_folder(sites, "y", test=0).inputs.tolist()))
     again = from_csv_folder(sites, "y", test=0.5, seed=3)

@@ -18,6 +18,9 @@ def predict(
     inputs: Annotated[
         Path | None, typer.Argument(help="A .npy, .npz, .safetensors or .csv of rows; by default the run's test data.")
     ] = None,
+    client: Annotated[
+        int | None, typer.Option("--client", help="By the model that this client has, on its own test rows.", min=0)
+    ] = None,
     to: Annotated[
         Path, typer.Option("--out", "-o", help="Where the predictions go: .csv, or .npy of the raw outputs.")
     ] = Path("predictions.csv"),
@@ -29,7 +32,7 @@ def predict(
 
     if to.suffix not in (".csv", ".npy"):
         raise HansaError(f"{to}: expected a name that ends in .csv or .npy.")
-    found = predicted(folder, inputs)
+    found = predicted(folder, inputs, client)
     _write(to, found)
     told = f"{len(found.outputs)} rows: {to}"
     if found.classes is not None and found.targets is not None and found.targets.ndim == 1:

@@ -80,6 +80,7 @@ def from_hub(
         test_targets=y[tested] if bool(held.any()) else None,
         classes=entry.classes,
         groups=torch.from_numpy(groups[~held]),
+        test_groups=torch.from_numpy(groups[held]) if bool(held.any()) else None,
         group_names=tuple(map(str, names)),
         class_names=entry.class_names,
     )

@@ -49,8 +49,8 @@ def from_csv_folder(
     Columns of numbers are inputs as they are, columns of words become one 0/1 input a word (of all files, sorted). The
     column ``target`` is what is learnt: words and whole numbers from 0 are classes, other numbers are numbers; ``kind``
     says otherwise, "number" for a loss such as BCE. ``drop`` leaves columns out. Of each client a share of ``test``
-    rows, chosen by ``seed``, is for testing. ``standardize`` brings columns of numbers to mean 0 and deviation 1, by
-    the training rows of all clients.
+    rows, chosen by ``seed``, is for testing and stays its own. ``standardize`` brings columns of numbers to mean 0 and
+    deviation 1, by the training rows of all clients.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as sites:
@@ -87,6 +87,7 @@ def from_csv_folder(
         test_targets=y[torch.from_numpy(held)] if tested else None,
         classes=None if classes is None else max(len(classes), 1),
         groups=torch.from_numpy(owners[~held]),
+        test_groups=torch.from_numpy(owners[held]) if tested else None,
         group_names=tuple(path.stem for path in paths),
         class_names=classes or (),
     )

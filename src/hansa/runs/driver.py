@@ -31,6 +31,7 @@ from hansa.rounds.messages import Lost, Order
 from hansa.runs.absence import refuse_nothing_done, say_who_was_lost
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.client_record import ClientRecord
+from hansa.runs.own_models import own_vectors
 from hansa.runs.participation import participation
 from hansa.runs.served import PerClient, served, tested
 from hansa.runs.table import text_table
@@ -138,6 +139,14 @@ class Run:
         if not hasattr(self.task, "module"):
             raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.params.")
         module: nn.Module = self.task.module(self.state.vectors)
+        return module
+
+    def model_of(self, client: int) -> nn.Module:
+        """The model that a client has: its own in decentralized runs, otherwise the server's with the client's private
+        blocks in it."""
+        if not hasattr(self.task, "module"):
+            raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.store.read.")
+        module: nn.Module = self.task.module(own_vectors(self.algorithm, self.state.vectors, self.store, client))
         return module
 
     def table(self, *columns: str, last: int = 5) -> str:

@@ -13,20 +13,36 @@ import torch
 from torch import Tensor, nn
 
 from hansa import data
+from hansa.algorithm import Algorithm
 from hansa.config import build
 from hansa.errors import HansaError, refuse, whole
-from hansa.runs.folder import MODEL, RunFolder
+from hansa.runs.driver import Run
+from hansa.runs.experiment import living_run
+from hansa.runs.folder import CLIENTS, RunFolder
+from hansa.runs.folder import MODEL as MODEL_FILE
 from hansa.runs.group import GroupFolder
-from hansa.store import io
+from hansa.runs.own_models import check_client, keeps_own, own_vectors
+from hansa.store import DiskStore, io
+from hansa.tasks import Task
+from hansa.types import BUFFERS, MODEL
 
 FORMATS = (".safetensors", ".pt", ".onnx")
 
 
-def load_model(folder: Path | str, model: Callable[[], nn.Module] | None = None) -> nn.Module:
-    """The trained model of a run's folder, in evaluation mode.
+def load_model(
+    folder: Path | str,
+    model: Callable[[], nn.Module] | None = None,
+    *,
+    client: int | None = None,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
+) -> nn.Module:
+    """The trained model of a run's folder, in evaluation mode; with ``client`` the one that this client has: its own in
+    decentralized runs, otherwise the server's with the client's private blocks in it.
 
     A run of a configuration says itself what its model is, and code that it names is imported; one that was begun in
-    Python needs ``model``, the class or function that its task was made with.
+    Python needs ``model``, the class or function that its task was made with, and for a client's the ``algorithm`` and
+    the ``task``.
 
     >>> import tempfile
     >>> import torch
@@ -39,6 +55,8 @@ def load_model(folder: Path | str, model: Callable[[], nn.Module] | None = None)
     Linear(in_features=2, out_features=1, bias=True)
     """
     found = _run_folder(folder)
+    if client is not None:
+        return _of_client(found, client, algorithm, task)
     if model is None:
         if found.config.python is not None:
             raise HansaError(
@@ -46,6 +64,31 @@ def load_model(folder: Path | str, model: Callable[[], nn.Module] | None = None)
             )
         model = build.task(found.config, build.federated(found.config)).model
     return _filled(found, model)
+
+
+def _of_client(found: RunFolder, client: int, method: Algorithm | None, task: Task | None) -> nn.Module:
+    config = found.config
+    if config.python is None:
+        run = living_run(config, build.federated(config))
+    elif method is None or task is None:
+        raise HansaError(
+            f"{found}: begun in Python: load_model(..., client={client}, algorithm=YOURS, task=YOURS), as it was begun."
+        )
+    else:
+        run = Run(method, task, seed=config.seed)
+    made = run.task
+    assert isinstance(made, Task)
+    check_client(client, made.population.count)
+    state, buffers = made.layout.pack(_filled(found, made.model), run.dtype)
+    vectors = {MODEL: state, BUFFERS: buffers} if made.layout.buffer_dim else {MODEL: state}
+    if not keeps_own(run.algorithm):  # told before a folder is looked for that such a run does not need
+        own_vectors(run.algorithm, vectors, run.store, client)
+    if not (found / CLIENTS).is_dir():
+        raise HansaError(f"{found}: kept no rows of clients, for checkpoint.every is 0.")
+    with DiskStore.open(found / CLIENTS) as store:
+        if store.generation != int(found.summary["rounds"]):
+            raise HansaError(f"{found}: the clients' rows are of round {store.generation}: resume the run first.")
+        return made.module(own_vectors(run.algorithm, vectors, store, client)).eval()
 
 
 def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
@@ -75,19 +118,29 @@ class Predicted(NamedTuple):
     targets: Tensor | None
 
 
-def predicted(folder: Path | str, inputs: Path | str | None = None) -> Predicted:
-    """What a run's model says of the rows of a file, or of the run's own test data."""
+def predicted(folder: Path | str, inputs: Path | str | None = None, client: int | None = None) -> Predicted:
+    """What a run's model, or that of a client, says of the rows of a file, or of the run's own test data: with a client
+    of the test rows that are its own, where these have owners."""
     found = _run_folder(folder)
     if found.config.python is not None:
         raise HansaError(f"{found}: begun in Python: hansa.load_model(..., model=YOURS) and hansa.predict.")
     held = build.federated(found.config)
-    model = _filled(found, build.task(found.config, held).model)
+    if client is None:
+        model = _filled(found, build.task(found.config, held).model)
+    else:
+        model = _of_client(found, client, None, None)
     if inputs is not None:
         rows, targets = _fitting(read_inputs(inputs), held, model), None
-    elif held.test_inputs is None:
+    elif held.test_inputs is None or held.test_targets is None:
         raise HansaError(f"{found}: its data has no test rows: name a file of inputs.")
     else:
-        rows, targets = _fitting(held.test_inputs, held, model), held.test_targets
+        rows, targets = held.test_inputs, held.test_targets
+        if client is not None and held.test_owners is not None:
+            mine = held.test_owners == client
+            if not bool(mine.any()):
+                raise HansaError(f"{found}: client {client} owns no test rows: name a file of inputs.")
+            rows, targets = rows[mine], targets[mine]
+        rows = _fitting(rows, held, model)
     outputs = predict(model, rows)
     labelled = held.classes is not None and outputs.ndim == 2 and outputs.shape[1] == held.classes
     return Predicted(outputs, outputs.argmax(1) if labelled else None, targets)
@@ -163,8 +216,10 @@ def _run_folder(path: Path | str) -> RunFolder:
     if group.exists:
         raise HansaError(f"{group}: holds several seeds; name one of them: {group.runs[0] if group.runs else group}.")
     found = RunFolder.holding(path)
-    if not (found / MODEL).is_file():
-        raise HansaError(f"{found}: no model here, for there is no {MODEL}: it is written when a run ends or stops.")
+    if not (found / MODEL_FILE).is_file():
+        raise HansaError(
+            f"{found}: no model here, for there is no {MODEL_FILE}: it is written when a run ends or stops."
+        )
     return found
 
 

@@ -119,6 +119,7 @@ def _tune(
     phase: LocalPhase, task: Any, shell: Any, client: int, model: Vector, buffers: Vector | None, exam: Exam
 ) -> None:
     assert exam.tuned is not None
+    model = model.to(shell.y.device)
     descent = Descent(exam.tuned.lr, model, Correction(), clip=phase.clip, frozen=phase.frozen)
     work = exam.tuned.work(task.population.samples[client])
     train(shell, model, buffers, client, work, descent, exam.key.child("personalise", exam.round, client))
