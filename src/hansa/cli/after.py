@@ -43,9 +43,23 @@ def predict(
 @guarded
 def export(
     folder: Folder,
-    to: Annotated[Path, typer.Option("--out", "-o", help="model.safetensors, model.pt or model.onnx.")],
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="model.safetensors, .pt or .onnx; clients.csv or .npz for the record of clients.",
+        ),
+    ],
 ) -> None:
-    """The trained model in another format."""
+    """The trained model in another format, or the record of what every client did in every round."""
+    if to.suffix in (".csv", ".npz"):
+        from hansa.runs.folder import RunFolder
+
+        rows = RunFolder.holding(folder).clients()
+        written = rows.write_csv(to) if to.suffix == ".csv" else rows.write_npz(to)
+        out().print(f"{rows.rows} rows: {written}", markup=False, soft_wrap=True)
+        return
     from hansa.runs import trained
 
     out().print(f"model: {trained.export(folder, to)}", markup=False, soft_wrap=True)

@@ -156,7 +156,10 @@ def ranked_table(standings: Sequence[Standing], target: float | None, console: C
     return table
 
 
-_DISPENSABLE = ("wall_seconds", "last5_test_loss", "down_bits", "best_test_accuracy", "peer_bits", "lost")
+_DISPENSABLE = (
+    "wall_seconds", "last5_test_loss", "down_bits", "best_test_accuracy", "peer_bits", "lost", "last5_client_accuracy",
+    "last5_client_loss",
+)  # fmt: skip
 """What a narrow terminal does without, first to last."""
 
 

@@ -45,6 +45,9 @@ evaluate: {every: 1, target: 0.8}
 @guarded
 def show(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    clients: Annotated[
+        bool, typer.Option("--clients", help="Who was served how: a row a client, the worst first.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """How a run stands: its numbers, its curve, its last rounds; or the seeds of one."""
@@ -60,6 +63,11 @@ def show(
         show_group(group, Entry.of_group(folder), as_json)
         return
     found = RunFolder.holding(folder)
+    if clients:
+        from hansa.cli.clients import show_clients
+
+        show_clients(found.clients(), str(found), as_json)
+        return
     read, history = found.config, found.numbers
     summary = found.summary_of(history)
     if as_json:
@@ -76,7 +84,10 @@ def show(
             f"\n{escape(metric.replace('_', ' '))} [cyan]{sparkline(curve, 60, console.options.ascii_only)}[/]"
         )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = ("round", metrics.ACCURACY, "test_loss", "train_loss", "diversity", "participants", "lost")
+    columns = (
+        "round", metrics.ACCURACY, "test_loss", "client_accuracy", "client_accuracy_worst", "personal_accuracy",
+        "train_loss", "diversity", "participants", "lost",
+    )  # fmt: skip
     shown = [name for name in columns if _known(history, name)]
     for name in shown:
         table.add_column(name.replace("_", " "), justify="right")
@@ -343,6 +354,6 @@ def _known(history: Columns, name: str) -> bool:
 def _cell(name: str, value: Any, formats: Any) -> str:
     if value is None:
         return "–"
-    if name.endswith("accuracy"):
+    if name.endswith(("accuracy", "accuracy_worst")):
         return str(formats.percent(value))
     return str(value) if isinstance(value, int) else str(formats.number(value))

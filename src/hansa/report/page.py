@@ -109,12 +109,18 @@ def columns(standings: Sequence[Standing], target: float | None) -> list[tuple[s
     accuracy: list[tuple[str, str, Any, bool]] = [
         ("accuracy", "last5_test_accuracy", formats.percent, False),
         ("best", "best_test_accuracy", formats.percent, False),
+        ("over clients", "last5_client_accuracy", formats.percent, False),
+        ("worst tenth", "last5_client_accuracy_worst", formats.percent, False),
+        ("personal", "last5_personal_accuracy", formats.percent, False),
         (reach, "rounds_to_target", formats.count, True),
         ("test loss", "last5_test_loss", formats.number, True),
         ("global loss", "last5_global_loss", formats.number, True),
     ]
     loss: list[tuple[str, str, Any, bool]] = [
         ("test loss", "last5_test_loss", formats.number, True),
+        ("over clients", "last5_client_loss", formats.number, True),
+        ("worst tenth", "last5_client_loss_worst", formats.number, True),
+        ("personal", "last5_personal_loss", formats.number, True),
         ("global loss", "last5_global_loss", formats.number, True),
         ("loss", "last5_loss", formats.number, True),
         ("local loss", "last5_train_loss", formats.number, True),

@@ -40,6 +40,8 @@ COSTS = {
 }
 """Running totals in bits, and the bytes of a round that they add up."""
 _SECONDS = ("seconds", "simulated_seconds")
+EVALUATED = ("test_", "client_", "personal_")
+"""How the names of what evaluations measure begin: on all test rows, over clients, over clients after own steps."""
 
 
 def smaller_is_better(metric: str) -> bool:
@@ -152,9 +154,12 @@ class _Seen:
 
 
 def summarize(history: History, target: float | None = None) -> dict[str, Any]:
-    """A run in a few numbers, in one pass. Without a target accuracy there is no rounds-to-target."""
+    """A run in a few numbers, in one pass: of every evaluated metric the last, the best, the mean of the last five, of
+    all test rows and over clients. Without a target accuracy there is no rounds-to-target."""
     losses = ("test_loss", "global_loss", "local_mean_loss", "loss", "train_loss")
-    seen = {metric: _Seen(metric) for metric in (ACCURACY, *losses)}
+    if not isinstance(history, Columns):
+        history = _records(history)
+    seen = {metric: _Seen(metric) for metric in (ACCURACY, *losses, *_evaluated(history))}
     if isinstance(history, Columns):
         history = history.only({"round", "lost", "moved", *seen, *COSTS.values(), *_SECONDS})
     reached: int | None = None
@@ -184,6 +189,12 @@ def summarize(history: History, target: float | None = None) -> dict[str, Any]:
     found["lost"] = lost
     found["unmoved_rounds"] = unmoved
     return found
+
+
+def _evaluated(history: Sequence[Record]) -> list[str]:
+    """What evaluations measured besides the loss and the accuracy."""
+    names = history.names if isinstance(history, Columns) else {name for record in history for name in record}
+    return sorted({name for name in names if name.startswith(EVALUATED)} - {ACCURACY, "test_loss"})
 
 
 def load_run(folder: Path | str) -> pandas.DataFrame:

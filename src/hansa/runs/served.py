@@ -12,11 +12,11 @@ from hansa.algorithm import Algorithm
 from hansa.engine import Engine, Examining
 from hansa.engine.serial import Serial
 from hansa.errors import HansaError, refuse, whole
-from hansa.runs.client_columns import Array
+from hansa.runs.client_columns import Array, spread
 from hansa.runs.metrics import smaller_is_better
 from hansa.store import ClientStore
 from hansa.tasks import TaskLike, personalise
-from hansa.tasks.exams import Exam, Examinable, Marks, exams, spread
+from hansa.tasks.exams import Exam, Examinable, Marks, exams
 
 OWN_MODEL = ("local/private", "local/private_buffers", "local/row")
 """The rows of a client's memory that its own model is made of."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -137,20 +136,3 @@ def owned_rows(owners: torch.Tensor | None) -> dict[int, torch.Tensor]:
     clients, counts = torch.unique_consecutive(owners[order], return_counts=True)
     parts = zip(clients.tolist(), torch.split(order, counts.tolist()), strict=True)
     return {client: rows for client, rows in parts if client >= 0}
-
-
-def spread(values: Sequence[float], smaller_is_better: bool) -> tuple[float, float, float]:
-    """Over clients: the mean, the standard deviation (of all of them), and the mean of the worst tenth, rounded up.
-
-    Clients whose value is not a number, such as an AUC of one class, are left out; of none at all it is NaN.
-
-    >>> spread([0.75, 0.25, 0.5, math.nan], smaller_is_better=False)
-    (0.5, 0.2041241452319315, 0.25)
-    """
-    known = sorted((value for value in values if not math.isnan(value)), reverse=smaller_is_better)
-    if not known:
-        return math.nan, math.nan, math.nan
-    mean = math.fsum(known) / len(known)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))
-    worst = known[: -(-len(known) // 10)]
-    return mean, deviation, math.fsum(worst) / len(worst)
