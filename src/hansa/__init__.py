@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hansa.runs.driver import Run
     from hansa.runs.metrics import load_run
     from hansa.runs.proposals import between
-    from hansa.runs.trained import load_model, predict
+    from hansa.runs.trained import export, load_model, predict
     from hansa.study import compare, resume, run, search
     from hansa.tasks import Task
     from hansa.vectors.layout import Layout
@@ -52,6 +52,7 @@ _HOMES = {
     "between": "hansa.runs.proposals",
     "cite": "hansa.citations",
     "compare": "hansa.study",
+    "export": "hansa.runs.trained",
     "faults": "hansa.rounds.faults",
     "load_model": "hansa.runs.trained",
     "load_run": "hansa.runs.metrics",
@@ -82,6 +83,7 @@ __all__ = [
     "compare",
     "compress",
     "data",
+    "export",
     "faults",
     "gossip",
     "load_model",

@@ -67,12 +67,13 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
     run = Run(METHODS[name], task)
     opened = protocol.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
-    monkeypatch.setattr(hansa.tasks.generators, "_seed_device", lambda device, seed: None)
+    monkeypatch.setattr("hansa.tasks.generators._seed_device", lambda device, seed: None)
     monkeypatch.setattr(Private, "refuse_change", lambda private: None)  # compares bits, of which there are none
     got = {name: sent.packets[0].content for name, sent in order.mail.items()}
     with Pretended():
         shell = task.shell(torch.float32, META)
-        assert (shell.y.device, shell.inputs.values.device, shell.targets.device) == (META, META, META)
+        held = shell.source
+        assert (shell.y.device, held.one.values.device, held.labels.device) == (META, META, META)
         assert {part.device for part in (*shell.module.parameters(), *shell.module.buffers())} == {META}
         there = away(META, order, got)
         assert {vector.device for vector in there[1].values()} == {META}

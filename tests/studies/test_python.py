@@ -190,6 +190,7 @@ def test_reports_and_short_forms(task, tmp_path, capsys):
     for thing in (run, task.data, hansa.gossip.ring(), run.algorithm):
         assert len(repr(thing)) < 1200
         assert "<" in thing._repr_html_()
+    assert repr(task) == "Task(Net, 5 clients, 75 parameters)"
     assert repr(run).startswith("Run(scaffold on Net, seed 0, 2 rounds")
     assert repr(task.data).startswith("FederatedData('arrays', 5 clients, 150 samples of shape (5,), 3 classes")
 
@@ -198,3 +199,15 @@ def test_a_pool_gives_the_same_bits_in_a_folder(task, tmp_path):
     one = hansa.run(method(), task, rounds=3, out=tmp_path / "one", workers=1)
     two = hansa.run(method(), task, rounds=3, out=tmp_path / "two", workers=2)
     assert torch.equal(one.params, two.params)
+
+
+def test_a_notebook_gets_a_bar_where_it_can_live_and_lines_otherwise(monkeypatch):
+    from rich.console import Console
+
+    from hansa.report import progress as shown
+
+    console = Console(force_jupyter=True)
+    monkeypatch.setattr(shown, "find_spec", lambda name: object())
+    assert isinstance(shown.progress(console, quiet=False), shown.Bars)
+    monkeypatch.setattr(shown, "find_spec", lambda name: None)
+    assert isinstance(shown.progress(console, quiet=False), shown.Lines)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -122,3 +124,15 @@ def test_vectors_larger_than_all_that_usually_lies_idle_are_kept_all_the_same(mo
     del lent
     again = [memory.empty(5000, torch.float32) for _ in range(8)]
     assert {vector.data_ptr() for vector in again} <= places
+
+
+def test_memory_that_is_lent_when_the_interpreter_ends_is_no_matter():
+    script = """
+import sys, torch
+from hansa.vectors import allocate
+held = [allocate.like(torch.zeros(1 << 20)) for _ in range(3)]
+torch.held = held  # whoever is taken apart last
+sys.modules["torch.held"] = held
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

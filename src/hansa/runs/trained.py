@@ -168,7 +168,18 @@ def read_inputs(path: Path | str) -> Tensor:
 
 
 def export(folder: Path | str, path: Path | str, model: Callable[[], nn.Module] | None = None) -> Path:
-    """Write a run's model as .safetensors (its state), .pt (the same for ``torch.load``) or .onnx (``hansa[onnx]``)."""
+    """Write a run's model as .safetensors (its state), .pt (the same for ``torch.load``) or .onnx (``hansa[onnx]``).
+
+    >>> import tempfile
+    >>> import torch
+    >>> import hansa
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = hansa.data.from_arrays(torch.rand(12, 2), torch.rand(12, 1), clients=3)
+    ...     task = hansa.Task(lambda: torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, rows)
+    ...     done = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=f"{folder}/run")
+    ...     export(f"{folder}/run", f"{folder}/model.pt").name
+    'model.pt'
+    """
     found, path = _run_folder(folder), Path(path)
     if path.suffix not in FORMATS:
         raise HansaError(f"{path}: expected a name that ends in {', '.join(FORMATS)}.")

@@ -136,6 +136,10 @@ class Task:
                 inputs = self.augment(inputs, Key(0), torch.Generator())
         return Batch(inputs, targets)
 
+    def __repr__(self) -> str:
+        told = [f"{self.layout.dim:,} parameters", *([f"{len(self.metrics)} metrics"] if self.metrics else [])]
+        return f"Task({self.name}, {self.population.count} clients, {', '.join(told)})"
+
     def _example(self) -> nn.Module:
         return fresh(self.model, Key(0))
 

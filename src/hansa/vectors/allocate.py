@@ -80,6 +80,8 @@ class _Lent(np.ndarray[Any, Any]):
     owner: Allocator | None = None
 
     def __del__(self) -> None:
+        if np is None:  # the interpreter ends, and has taken its modules apart
+            return
         if self.owner is not None and isinstance(self.base, np.ndarray):
             self.owner.give(self.base)
 
