@@ -1,7 +1,7 @@
 """The benchmark: Hansa against its peers, against plain PyTorch, and against the limit of the machine.
 
-    python benchmarks/bench.py            everything, about 25 minutes; writes docs/benchmarks.md
-    python benchmarks/bench.py --quick    without peers, under 3 minutes; only prints its page
+    python benchmarks/bench.py            everything, about 20 minutes; writes docs/benchmarks.md
+    python benchmarks/bench.py --quick    without peers, about 3 minutes; only prints its page
 
 Environments of the peers, logs and all results are kept below .bench/. A peer that cannot be installed or fails is
 reported as such and does not stop the rest.
@@ -27,6 +27,7 @@ from harness.points import Points
 from harness.workloads import WORKLOADS, Workload, accuracy, fashion, write
 
 ROOT = Path(__file__).parents[1]
+QUICK = ("hansa-own-2", "hansa-catalogue-2", "hansa-own-avx2-2", "plain-2")
 
 
 def arguments() -> argparse.Namespace:
@@ -34,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="without peers and with few rounds")
     parser.add_argument("--only", nargs="*", help="names of the contenders", choices=[c.name for c in CONTENDERS])
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, help="rounds in all (default: 20, or 3 if quick)")
+    parser.add_argument("--rounds", type=int, help="rounds in all (default: 15, or 4 if quick)")
     parser.add_argument("--repeats", type=int, help="parts the rounds are run in (default: 3, or 1 if quick)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--no-scaling", action="store_true", help="only the table of contenders")
@@ -56,7 +57,7 @@ class Bench:
         self.options, self.began = options, time.monotonic()
         self.root: Path = options.work
         self.root.mkdir(parents=True, exist_ok=True)
-        names = options.only or [c.name for c in CONTENDERS if not options.quick or c.hansa or c.name == "plain"]
+        names = options.only or [c.name for c in CONTENDERS if not options.quick or c.name in QUICK]
         self.contenders = [c for c in CONTENDERS if c.name in names]
         self.workloads = [WORKLOADS[name] for name in options.workloads]
         self.results: dict[str, Any] = {
@@ -106,7 +107,7 @@ class Bench:
         """All contenders in turn, as many times as there are repeats."""
         pythons, self.results["missing"] = interpreters(self.root, self.contenders, self.say)
         able = [c for c in self.contenders if c.peer is None or c.peer in pythons]
-        rounds = self.options.rounds or (3 if self.options.quick else 20)
+        rounds = self.options.rounds or (4 if self.options.quick else 15)
         repeats = self.options.repeats or (1 if self.options.quick else 3)
         for repeat in range(1, repeats + 1):
             share = rounds * repeat // repeats - rounds * (repeat - 1) // repeats

@@ -1,4 +1,7 @@
-"""Hansa as a contender: the job of ``peers/job.py``, its variant "workers=2 native" or "workers=1 eager".
+"""Hansa as a contender: the job of ``peers/job.py``, its variant "workers=2 catalogue", "workers=2 own" or "... eager".
+
+"own" is the model as users write theirs, a class with forward(); "catalogue" is `hansa.models`; "eager" is without
+native code.
 
 With "bare" in the variant each round is followed by its own steps once more, without the engine around them: what a
 round takes beyond that is the engine's.
@@ -17,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
 
 import hansa
@@ -30,11 +34,47 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from job import Clock, Job, finish
 
 
-def first_model(name: str, start: str) -> nn.Module:
-    """The model with the weights it starts from."""
-    module = models.build(name, classes=10, shape=(1, 28, 28))
-    with np.load(start) as held:
-        module.load_state_dict({name: torch.from_numpy(held[name]) for name in held.files})
+class OwnMLP(nn.Module):
+    """W2's model as users write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(784, 200)
+        self.out = nn.Linear(200, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.view(x.size(0), -1)
+        x = F.relu(self.hidden(x))
+        logits: torch.Tensor = self.out(x)
+        return logits
+
+
+class OwnCNN(nn.Module):
+    """W1's model as users write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 5, padding=2)
+        self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
+        self.pool = nn.MaxPool2d(2)
+        self.out = nn.Linear(1568, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        logits: torch.Tensor = self.out(torch.flatten(x, 1))
+        return logits
+
+
+OWN = {"mlp": OwnMLP, "cnn_29k": OwnCNN}
+
+
+def first_model(name: str, start: str, own: bool) -> nn.Module:
+    """The model with the weights it starts from; a class of one's own has them in the same order under other names."""
+    module = OWN[name]() if own else models.build(name, classes=10, shape=(1, 28, 28))
+    with np.load(start) as held, torch.no_grad():
+        for parameter, stored in zip(module.parameters(), held.files, strict=True):
+            parameter.copy_(torch.from_numpy(held[stored]))
     return module
 
 
@@ -45,8 +85,8 @@ def main() -> None:
     with np.load(job.data) as held:
         arrays = {name: torch.from_numpy(held[name]) for name in held.files}
     dealt = data.FederatedData(**arrays, classes=10, name="fashion")
-    factory = partial(first_model, job.model, job.start)
-    task = hansa.Task(factory, cross_entropy, dealt, native="native" in words)
+    factory = partial(first_model, job.model, job.start, "own" in words)
+    task = hansa.Task(factory, cross_entropy, dealt, native="eager" not in words)
     algorithm = hansa.presets.fedavg(
         local_lr=job.lr, steps=job.steps, batch_size=job.batch, participation=job.cohort / job.clients
     )
@@ -67,7 +107,8 @@ def main() -> None:
         evaluate_every=0,
         callbacks=[round_ended],
     )
-    named = {name: value.detach().numpy() for name, value in run.model.named_parameters()}
+    with np.load(job.start) as held:  # under the names of the workload
+        named = {name: v.detach().numpy() for name, v in zip(held.files, run.model.parameters(), strict=True)}
     more = {} if bare is None else {"bare": bare.seconds, "round": bare.rounds}
     finish(job, clock, named, **more)
 

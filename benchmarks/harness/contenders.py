@@ -1,4 +1,4 @@
-"""Who takes part: Hansa in four forms, plain PyTorch in three, and five peers."""
+"""Who takes part: Hansa with a model of the catalogue and with the user's own class, plain PyTorch, and five peers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hansa import native
 from harness import processes
 from harness.environments import RECIPES, Unavailable, environment
 from harness.workloads import Workload
@@ -38,21 +39,32 @@ class Contender:
         return self.name.startswith("hansa")
 
 
-def _hansa(workers: int, steps: str) -> Contender:
+FORMS = {
+    "own": "own class with forward()",
+    "catalogue": "model of the catalogue",
+    "own eager": "own class, no native code",
+}
+
+
+def _hansa(form: str, workers: int, isa: str = "") -> Contender:
     threads = "1 worker" if workers == 1 else f"{workers} workers"
     return Contender(
-        f"hansa-{steps}-{workers}",
-        f"**Hansa**, {steps}, {threads}",
+        "-".join(["hansa", *form.split(), *([isa] if isa else []), str(workers)]),
+        f"**Hansa**, {FORMS[form]}, {threads}" + (f", {isa} forced" if isa else ""),
         HERE / "hansa_run.py",
-        f"workers={workers} {steps}",
+        f"workers={workers} {form}",
+        settings={"HANSA_NATIVE": isa} if isa else {},
     )
 
 
+NARROWER = native.instruction_set() == "avx512" and "avx2" in native.instruction_sets()
+
 CONTENDERS = (
-    _hansa(2, "native"),
-    _hansa(1, "native"),
-    _hansa(2, "eager"),
-    _hansa(1, "eager"),
+    _hansa("own", 2),
+    _hansa("catalogue", 2),
+    *((_hansa("own", 2, "avx2"), _hansa("catalogue", 2, "avx2")) if NARROWER else ()),
+    _hansa("own", 1),
+    _hansa("own eager", 2),
     Contender("fedlab", "FedLab 1.3", PEERS / "with_fedlab.py", peer="fedlab"),
     Contender("flower", "Flower 1.42 (Ray)", PEERS / "with_flower.py", peer="flower"),
     Contender(

@@ -27,6 +27,8 @@ class Points:
 
     def all(self, only: Sequence[str] = ()) -> dict[str, list[Row]]:
         tables: dict[str, Callable[[], Iterable[Row]]] = {
+            "startup": self.startup,
+            "eager": self.eager,
             "overhead": self.overhead,
             "population": self.population,
             "participants": self.participants,
@@ -36,7 +38,7 @@ class Points:
             "vectors": self.vectors,
         }
         if self.quick:
-            tables = {name: tables[name] for name in ("overhead", "population", "gossip", "vectors")}
+            tables = {name: tables[name] for name in ("startup", "eager", "overhead", "vectors")}
         if unknown := set(only) - set(tables):
             raise SystemExit(f"no table {', '.join(unknown)}: there are {', '.join(tables)}")
         found = {}
@@ -47,10 +49,22 @@ class Points:
             found[name] = list(table())
         return found
 
+    def startup(self) -> Iterable[Row]:
+        """Processor time until something happens."""
+        found, reason = self._told("startup.py", [1 if self.quick else 3])
+        for name, row in (found or {"all": {}}).items():
+            yield {"what": name, "reason": reason, **row}
+
+    def eager(self) -> Iterable[Row]:
+        """Models without a native form against the loop of a PyTorch user."""
+        found, reason = self._told("eager.py", [2 if self.quick else 5])
+        for name, row in (found or {"all": {}}).items():
+            yield {"model": name, "reason": reason, **row}
+
     def overhead(self) -> Iterable[Row]:
         """Each round followed by its own steps without the engine, in one run."""
-        cases = [("W1", "hansa-native-2")] if self.quick else [
-            ("W1", "hansa-native-1"), ("W1", "hansa-native-2"), ("W2", "hansa-native-1"), ("W2", "hansa-native-2"),
+        cases = [("W2", "hansa-own-2")] if self.quick else [
+            ("W1", "hansa-own-1"), ("W1", "hansa-own-2"), ("W2", "hansa-own-1"), ("W2", "hansa-own-2"),
         ]  # fmt: skip
         for workload, name in cases:
             contender = next(one for one in CONTENDERS if one.name == name)
@@ -110,14 +124,13 @@ class Points:
         """AFGA with 5 of N clients computing at a step; the dense loop where its rows fit."""
         cases = [(100, "lazy", 3), (10_000, "lazy", 3)]
         if not self.quick:
-            cases += [(100, "dense", 3), (1000, "lazy", 3), (1000, "dense", 1)]
+            cases += [(100, "dense", 3), (1000, "lazy", 3)]
         arrays = self.root / "data" / "W1.npz"
         found: list[list[Row]] = [[] for _ in cases]
-        for turn in range(1 if self.quick else 3):
+        for _ in range(1 if self.quick else 3):
             for place, (clients, how, rounds) in enumerate(cases):
-                if not turn or (clients, how) != (1000, "dense"):  # that one takes long, and once is enough
-                    words = [clients, rounds, how, arrays]
-                    found[place].append(self._point("gossip.py", f"gossip-{how}-{clients}", words))
+                words = [clients, rounds, how, arrays]
+                found[place].append(self._point("gossip.py", f"gossip-{how}-{clients}", words))
         for (clients, how, _), rows in zip(cases, found, strict=True):
             good = [row for row in rows if not row["reason"]]
             yield {"clients": clients, "rows": how, **(_together(good) if good else rows[0])}
@@ -135,22 +148,33 @@ class Points:
 
     def vectors(self) -> Iterable[Row]:
         """What the server and the wire do with eleven million numbers, against a copy of them."""
-        answer = self.root / "answers" / "vectors.json"
-        answer.unlink(missing_ok=True)
-        ended = processes.run(
-            [sys.executable, HERE / "vectors.py", "--repeats", "5" if self.quick else "15", "--out", answer],
-            self.root / "logs" / "vectors.log",
-            timeout=self.timeout,
-            environment=CLEAN,
-        )
-        if ended.reason or not answer.is_file():
-            yield {"operation": "all", "reason": ended.reason or "ended without an answer"}
+        found, reason = self._told("vectors.py", ["--repeats", 5 if self.quick else 15, "--out"])
+        if reason:
+            yield {"operation": "all", "reason": reason}
             return
-        found = json.loads(answer.read_text())
         copy = found["seconds"]["copy"]
         for name, seconds in found["seconds"].items():
             target = found["targets"].get(name)
             yield {"operation": name, "reason": "", "seconds": seconds, "copies": seconds / copy, "target": target}
+
+    def _told(self, script: str, words: list[Any]) -> tuple[dict[str, Any], str]:
+        """What a script answers, or why it did not."""
+        stem = script.removesuffix(".py")
+        answer = self.root / "answers" / f"{stem}.json"
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        answer.unlink(missing_ok=True)
+        ended = processes.run(
+            [sys.executable, HERE / script, *map(str, words), answer],
+            self.root / "logs" / f"{stem}.log",
+            timeout=self.timeout,
+            environment={**CLEAN, "OMP_NUM_THREADS": "1"},
+        )
+        reason = ended.reason or ("" if answer.is_file() else "ended without an answer")
+        if reason:
+            self.say(f"  {stem}: {reason}")
+            return {}, reason
+        self.say(f"  {stem}: {ended.seconds:.0f} s")
+        return json.loads(answer.read_text()), ""
 
     def _scaled(self, points: list[Row], passes: int = 1) -> Iterable[Row]:
         """Points of `scaling.py`, taken in turn as often as asked."""

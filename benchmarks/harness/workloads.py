@@ -29,7 +29,7 @@ class Workload:
     steps: int
     batch: int
     lr: float = 0.05
-    rounds: int = 20
+    rounds: int = 15
 
     @property
     def steps_a_round(self) -> int:
