@@ -410,3 +410,15 @@ def test_gossip_steps_native_rows_in_place_and_agrees_with_eager(preset):
     assert torch.allclose(ours.params, eager.params, atol=2e-5)
     assert torch.equal(ours.params, two.params)
     assert ours.history[-1]["consensus"] == pytest.approx(eager.history[-1]["consensus"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("norm", "last"), [("batch", True), ("group", False)])
+def test_group_normalisation_keeps_the_layout_in_which_it_is_fast(norm, last) -> None:
+    images, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % 3
+    dealt = hansa.data.FederatedData(images, labels, torch.arange(8), torch.tensor([0, 3, 8]), classes=3, name="noise")
+    task = hansa.Task(
+        lambda: hansa.models.build("convmixer", classes=3, shape=(3, 8, 8), width=8, depth=1, norm=norm, groups=4),
+        F.cross_entropy,
+        dealt,
+    )
+    assert task.layout.channels_last is last
