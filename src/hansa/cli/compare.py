@@ -19,7 +19,7 @@ from hansa.cli.run import Device, Quiet, Rounds, Seed, Seeds, Sets, Workers, cha
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.report import Entry, Holdings, Standing
+    from hansa.report import Entry, Grid, Holdings, Section, Standing
 
 Report = Annotated[Path, typer.Option("--report", help="Where the page of curves goes.")]
 
@@ -46,16 +46,19 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run what has not been run yet, rank all by accuracy, and write a page with their curves."""
+    from hansa.report.following import fresh_name
+
     asked = changes(sets, rounds, seed, workers, seeds, device)
     folders = [word for word in runs if is_made(word)]
-    found: dict[str, Config | Entry] = dict(named(folders))
+    made, problems = readable(folders, alone=len(folders) == len(runs))
+    found: dict[str, Config | Entry] = dict(made)
     for place, word in enumerate(runs):
         if word not in folders:
             config = _config(word, base, asked)
             name = config.title if Path(word).is_file() else word
-            found[_fresh_name(name, f"{name} {place + 1}", found)] = config
+            found[fresh_name(name, f"{name} {place + 1}", found)] = config
     entries = entries_of(found, folder, quiet)
-    show(entries, report, title="Federated runs compared")
+    show(entries, report, title="Federated runs compared", problems=problems)
 
 
 @guarded
@@ -65,7 +68,8 @@ def report(
     title: Annotated[str, typer.Option(help="Its heading.")] = "Federated runs",
 ) -> None:
     """Write a page with the curves, numbers and configurations of finished or unfinished runs, seeds put together."""
-    show(list(named(runs).values()), page, title=title)
+    found, problems = readable(runs)
+    show(list(found.values()), page, title=title, problems=problems)
 
 
 @guarded
@@ -96,6 +100,7 @@ def show(
     facts: Sequence[str] = (),
     held: Holdings | None = None,
     cited: Sequence[Config] = (),
+    problems: Sequence[str] = (),
 ) -> None:
     """Print the ranked table and write the page."""
     from hansa import report
@@ -103,7 +108,7 @@ def show(
     target = report.common_target(entries)
     console = out()
     console.print(ranked_table(report.rank(entries, target), target, console))
-    write_page(entries, page, title=title, lead=lead, facts=facts, held=held, cited=cited)
+    write_page(entries, page, title=title, lead=lead, facts=facts, held=held, cited=cited, problems=problems)
     out().print(f"\nreport: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
 
 
@@ -116,15 +121,19 @@ def write_page(
     facts: Sequence[str] = (),
     held: Holdings | None = None,
     cited: Sequence[Config] = (),
+    problems: Sequence[str] = (),
+    published: Sequence[Grid] = (),
+    sections: Sequence[Section] = (),
 ) -> None:
-    """The page of some entries, with the citations of all parts in use."""
+    """The page of some entries, with the citations of all parts in use; `hansa.report.page` has the words."""
     from hansa import report
     from hansa.citations import entries as bibtex
     from hansa.config import cited_by
 
     keys = [key for config in cited for key in cited_by(config)] if cited else _cited(entries)
     citations = bibtex(keys)
-    report.write(page, entries, title=title, lead=lead, facts=facts, holdings=held, citations=citations)
+    words = {"title": title, "lead": lead, "facts": facts, "holdings": held, "citations": citations}
+    report.write(page, entries, **words, problems=problems, published=published, sections=sections)
 
 
 def _cited(entries: Sequence[Entry]) -> list[str]:
@@ -144,7 +153,7 @@ def _cited(entries: Sequence[Entry]) -> list[str]:
 
 def ranked_table(standings: Sequence[Standing], target: float | None, console: Console) -> Table:
     """The ranking for the terminal, the best of each column in green; columns that do not fit are left to the page."""
-    from hansa.report.page import columns
+    from hansa.report.ranking import columns
 
     shown = columns(standings, target)
     unbounded = console.options.update(width=10_000)
@@ -164,7 +173,7 @@ _DISPENSABLE = (
 
 
 def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str, Any, bool]]) -> Table:
-    from hansa.report.page import QUIET, cell
+    from hansa.report.ranking import QUIET, cell
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", style="dim", no_wrap=True)
@@ -187,29 +196,23 @@ def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str,
 
 def is_made(path: Path | str) -> bool:
     """Whether this is the folder of a run, or of several seeds."""
-    from hansa.runs.folder import RunFolder
-    from hansa.runs.group import GroupFolder
+    from hansa.report.following import is_run
 
-    return RunFolder.holding(path).exists or GroupFolder(path).exists
+    return is_run(Path(path))
 
 
-def named(folders: Sequence[Path | str]) -> dict[str, Entry]:
-    """The entries of some folders by names of their own; runs that differ in the seed alone are one entry."""
-    from dataclasses import replace
+def readable(folders: Sequence[Path | str], alone: bool = True) -> tuple[dict[str, Entry], list[str]]:
+    """The entries of the folders that can be read, and what is wrong with the others, which is also told here. An
+    error if none can be and they are ``alone``."""
+    from hansa.errors import HansaError
+    from hansa.report import following
 
-    from hansa.report import Entry, by_seeds
-    from hansa.runs.group import GroupFolder
-
-    entries: list[tuple[Entry, str]] = []
-    for folder in folders:
-        made = Entry.of_group(folder) if GroupFolder(folder).exists else Entry.of_folder(folder)
-        entries.append((made, Path(folder).name))
-    place = {id(entry): name for entry, name in entries}
-    found: dict[str, Entry] = {}
-    for entry in by_seeds([entry for entry, _ in entries]):
-        name = _fresh_name(entry.name, place.get(id(entry), entry.name), found)
-        found[name] = replace(entry, name=name)
-    return found
+    found, problems = following.read([Path(folder) for folder in folders])
+    if problems and not found and alone:
+        raise HansaError(problems[0])
+    for problem in problems:
+        err().print(f"[yellow]left out:[/] {escape(problem)}", soft_wrap=True)
+    return {entry.name: entry for entry in found}, problems
 
 
 def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:
@@ -229,13 +232,3 @@ def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:
     if dropped := put_method(document, word):
         err().print(f"{word}: not taken from {base}: {', '.join(dropped)}", style="dim", markup=False, soft_wrap=True)
     return check(document, asked)
-
-
-def _fresh_name(name: str, other: str, taken: dict[str, Any]) -> str:
-    if name not in taken:
-        return name
-    number = 2
-    while other in taken:
-        other = f"{name} {number}"
-        number += 1
-    return other

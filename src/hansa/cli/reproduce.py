@@ -110,8 +110,8 @@ def _carried_out(
     from hansa.cli.run import changes
     from hansa.config import from_text
     from hansa.recipes import compare
-    from hansa.recipes.outcome import Result
-    from hansa.report import Entry
+    from hansa.recipes.outcome import HEADINGS, Result, tables
+    from hansa.report import Entry, Grid
     from hansa.report.progress import Stopper, progress
     from hansa.runs.reuse import each_made_or_begun
 
@@ -126,9 +126,11 @@ def _carried_out(
             runs = carry_out_each(made, config.seeds is not None, shown, stopper)
             entries.append(Entry.of_seeds(cell.label, [Entry.of_folder(run.path) for run in runs]))
     page = place / f"{recipe.name}.html"
-    write_page(entries, page, title=f"{recipe.name}: {recipe.where}", lead=recipe.says)
     histories = {(cell.row, cell.column): entry.histories for cell, entry in zip(cells, entries, strict=True)}
-    return Result(recipe, scale, *compare(recipe, scale, histories), page=page.name)
+    result = Result(recipe, scale, *compare(recipe, scale, histories), page=page.name)
+    grids = [Grid(f"Beside the paper: {title}", HEADINGS, rows, result.verdict) for title, rows in tables(result)]
+    write_page(entries, page, title=f"{recipe.name}: {recipe.where}", lead=recipe.says, published=grids)
+    return result
 
 
 def _keep(results: Sequence[Result], place: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hansa.errors import HansaError
 from hansa.keys import Key
 
 _FORMAT = "hansa partition 1"
+_HEAD = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +96,15 @@ def fingerprint(targets: torch.Tensor) -> str:
     return state.hexdigest()
 
 
-def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: str = "") -> None:
-    """Write a split to one safetensors file, whole or not at all, bound to the targets it was made for.
+def save_split(
+    path: Path | str,
+    split: Split,
+    targets: torch.Tensor,
+    made_by: str = "",
+    counts: Sequence[Sequence[int]] | None = None,
+) -> None:
+    """Write a split to one safetensors file, whole or not at all, bound to the targets it was made for. ``counts`` of
+    labels, a row a client, or the first so many of them, go with it for whoever draws it.
 
     >>> import tempfile, torch
     >>> split, labels = Split.of_owners(np.array([0, 1, 1]), 2), torch.tensor([0, 1, 0])
@@ -112,6 +121,8 @@ def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: s
         "rows": str(len(targets)),
         "made_by": made_by,
     }
+    if counts is not None:
+        facts["label_counts"] = json.dumps([list(map(int, row)) for row in counts], separators=(",", ":"))
     from safetensors.torch import save
 
     payload = save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()}, facts)
@@ -122,6 +133,22 @@ def save_split(path: Path | str, split: Split, targets: torch.Tensor, made_by: s
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+
+
+def label_facts(path: Path | str) -> tuple[int, list[list[int]]] | None:
+    """How many clients a saved split has, and the counts of labels that were written with it; None without such. Only
+    the head of the file is read, and torch is not needed."""
+    try:
+        with open(path, "rb") as file:
+            head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEAD)))
+        counts = json.loads(head["__metadata__"]["label_counts"])
+        clients = int(head["offsets"]["shape"][0]) - 1
+        plain = [[int(count) for count in row] for row in counts]
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    if clients < len(plain) or len({len(row) for row in plain}) != 1 or min(map(min, plain), default=0) < 0:
+        return None
+    return clients, plain
 
 
 def load_split(path: Path | str, targets: torch.Tensor | None) -> Split:

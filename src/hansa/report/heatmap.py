@@ -9,8 +9,9 @@ WIDEST = 400
 """More clients than this are not told apart by eye: the first so many are drawn."""
 
 
-def heat_map(counts: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
-    """Counts[client][label] as an SVG: a column a client, a row a label, the darker the more.
+def heat_map(counts: Sequence[Sequence[int]], labels: Sequence[str], population: int | None = None) -> str:
+    """Counts[client][label] as an SVG: a column a client, a row a label, the darker the more; ``population`` if counts
+    are those of the first clients only.
 
     >>> heat_map([[4, 0], [1, 3]], ["cat", "dog"]).count("<rect")
     3
@@ -37,7 +38,8 @@ def heat_map(counts: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
                     f"<title>client {client}: {count} of {escape(labels[row])}</title></rect>"
                 )
     height = top + len(labels) * high + 22
-    more = f", the first {WIDEST} of {len(counts)}" if len(counts) > WIDEST else ""
+    total = population or len(counts)
+    more = f", the first {len(shown)} of {total}" if total > len(shown) else ""
     body.append(f'<text x="{left}" y="{height - 5:.1f}">clients 0 to {len(shown) - 1}{more}</text>')
     return (
         f'<svg class="heat" viewBox="0 0 {width} {height:.0f}" role="img"><title>samples of each label a client</title>'

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 from hansa.citations import bibtex
 from hansa.errors import HansaError, near
 from hansa.report import figure, formats
-from hansa.report.page import cell, columns, table_html, write
+from hansa.report.page import write
+from hansa.report.ranking import cell, columns, table_html
 from hansa.report.standings import Entry, Standing, common_target, rank
 from hansa.runs import metrics
 from hansa.runs.driver import Run

@@ -17,14 +17,16 @@ from hansa.runs.journal import Columns
 from hansa.runs.spread import Spread, combined
 
 COLOURS = (
-    "#2f6fd0", "#e06c1b", "#12936f", "#9b4fc4", "#c9930a", "#d64550", "#1797ad", "#7a8390", "#8a5a2b", "#5c9e1f",
+    "#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#45a5db", "#7a4fbf", "#8a5a2b", "#767d86", "#93a01a",
 )  # fmt: skip
+"""Told apart by people who do not see red or green, on white and on dark: after Okabe and Ito."""
 POINTS = 1500
 """More rounds than this are thinned out for drawing; tables use them all."""
 
 DRAWN = (
-    "round", "server_bits", "bits", "simulated_total_seconds", "wall_seconds", "test_accuracy", "test_loss",
-    "global_loss", "local_mean_loss", "loss", "train_loss", "diversity", "update_norm", "consensus", "sigma_g", "lost",
+    "round", "up_bits", "server_bits", "bits", "simulated_total_seconds", "wall_seconds", "test_accuracy", "test_loss",
+    "global_loss", "local_mean_loss", "loss", "train_loss", "diversity", "surrogate_diversity", "gamma", "q",
+    "consensus", "update_norm", "aggregate_norm", "sigma_g", "lost",
 )  # fmt: skip
 
 
@@ -32,7 +34,8 @@ DRAWN = (
 class Entry:
     """One run in a report; or several seeds of a method, its ``members``, shown as their mean and deviation.
 
-    ``made`` is the composition of a run that no configuration describes.
+    ``made`` is the composition of a run that no configuration describes, ``folder`` where a run lies, ``planned`` how
+    many rounds it is to have.
 
     >>> Entry("a", [{"round": 1, "test_accuracy": 0.5}]).series()["test_accuracy"]
     [0.5]
@@ -46,6 +49,8 @@ class Entry:
     seed: int | None = None
     members: tuple[Entry, ...] = ()
     made: str = ""
+    folder: str = ""
+    planned: int | None = None
 
     @classmethod
     def of_folder(cls, folder: Path | str, name: str | None = None) -> Entry:
@@ -55,7 +60,9 @@ class Entry:
         title = name if name is not None else config.title
         text = (found / CONFIG).read_text(encoding="utf-8")
         history = found.numbers
-        return cls(title, history, text, found.environment, found.summary_of(history), config.seed)
+        summary = found.summary_of(history)
+        place, planned = str(found.path), config.rounds
+        return cls(title, history, text, found.environment, summary, config.seed, folder=place, planned=planned)
 
     @classmethod
     def of_group(cls, folder: Path | str, name: str | None = None) -> Entry:
@@ -84,11 +91,19 @@ class Entry:
         """The history of every seed."""
         return [run.history for run in self.runs]
 
-    def curves(self) -> list[dict[str, list[float | None]]]:
-        """The columns that curves are drawn from, a table a seed, of the rounds that all seeds have, at most `POINTS`
+    @property
+    def standing(self) -> str:
+        """How far it is, if it has not finished: unfinished, 12 of 40 rounds."""
+        told = dict.fromkeys(str(run.summary.get("status", "")) for run in self.runs)
+        words = ", ".join(word for word in told if word not in ("", "finished"))
+        done, planned = min(map(len, self.histories)), max((run.planned or 0 for run in self.runs), default=0)
+        return f"{words}, {done} of {planned} rounds" if words and planned > done else words
+
+    def curves(self, most: int = POINTS) -> list[dict[str, list[float | None]]]:
+        """The columns that curves are drawn from, a table a seed, of the rounds that all seeds have, at most ``most``
         long; what was not measured is None."""
         common = min(len(history) for history in self.histories)
-        stride = max(1, math.ceil(common / POINTS))
+        stride = max(1, math.ceil(common / most))
         return [_columns(history, common, stride) for history in self.histories]
 
     def series(self) -> dict[str, list[float | None]]:

@@ -213,7 +213,7 @@ class RunFolder:
         self.bind(run, bindings(run))
         _write_json(self / ENVIRONMENT, environment())
         if isinstance(held, data.FederatedData):
-            data.save_split(self / PARTITION, held.split, held.targets, str(config.data.partition))
+            data.save_split(self / PARTITION, held.split, held.targets, str(config.data.partition), _drawable(held))
 
     def bind(self, run: Run, bound: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
         """Mark the folder as this run's, with what it depends on and the changes of that which were accepted."""
@@ -330,6 +330,13 @@ def slug(title: str) -> str:
     'local.lr-0.1-fedams'
     """
     return re.sub(r"[^a-z0-9._]+", "-", title.lower())[:100].strip("-.") or "run"
+
+
+def _drawable(held: data.FederatedData) -> list[list[int]] | None:
+    """The labels of the first clients, for a picture of who holds what; None of data that has none."""
+    if held.classes is None or held.targets.ndim != 1 or held.classes > 200:
+        return None
+    return held.label_counts()[:400].tolist()  # type: ignore[no-any-return]
 
 
 def _tensors(run: Run) -> dict[str, torch.Tensor]:
