@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +21,7 @@ def find():
     """The browser's program, or a skipped test that says so; with HANSA_BROWSER=1 a missing one is a failure."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
-        told = f"no browser: none of {', '.join(NAMES)} is installed (apt-get install chromium), so pages are NOT tested"
+        told = f"no browser, none of {', '.join(NAMES)}: pages are NOT tested (apt-get install chromium)"
         (pytest.fail if os.environ.get("HANSA_BROWSER") == "1" else pytest.skip)(told)
     return found
 
@@ -134,6 +135,8 @@ class Browser:
         return found["result"]
 
     def _pump(self):
+        ready, _, _ = select.select([self._from], [], [], 20)
+        assert ready, "the browser does not answer: a script that never ends?"
         chunk = os.read(self._from, 1 << 20)
         assert chunk, "the browser has gone"
         *messages, self._buffer = (self._buffer + chunk).split(b"\0")
@@ -153,4 +156,3 @@ class Browser:
                 self.console.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
             elif method == "Network.requestWillBeSent":
                 self.requests.append(told["request"]["url"])
-        return None

@@ -26,7 +26,7 @@ FAST = report.Entry("fast", history([0.5, 0.7, 0.72, 0.74, 0.74, 0.75], up=10, s
 
 
 class Reader(HTMLParser):
-    """Collects the rows of the ranking, other tables by their id, attributes that point elsewhere, the embedded data."""
+    """Collects the rows of the ranking, other tables by their id, what points elsewhere, the embedded data."""
 
     def __init__(self, text):
         super().__init__()
@@ -183,3 +183,89 @@ def test_the_page_gets_every_seed_and_their_mean_on_the_rounds_all_have():
 
 def test_the_target_is_one_that_every_seed_of_half_the_methods_reached():
     assert report.common_target([seeds("one", [0.9], [0.42])]) == 0.4
+
+
+def test_what_could_not_be_read_is_named_on_the_page():
+    text = report.page([SLOW], problems=["runs/<broken>: cut short"])
+    assert "<li>runs/&lt;broken&gt;: cut short</li>" in text
+
+
+def test_mixed_data_and_metrics_are_said():
+    one = report.Entry("one", history([0.5]), "data: {name: mnist}")
+    other = report.Entry("other", [{"round": 1, "test_loss": 0.5}], "data: {name: cifar10}")
+    text = report.page([one, other])
+    assert "different data (mnist: one; cifar10: other)" in text
+    assert "other measured no test accuracy: it is ranked after those that did." in text
+    assert "different data" not in report.page([SLOW, FAST])
+
+
+def test_seeds_that_did_not_measure_the_same_are_not_averaged():
+    members = [report.Entry("x", history([0.5]), seed=0), report.Entry("x", [{"round": 1, "test_loss": 2.0}], seed=1)]
+    page = Reader(text := report.page([report.Entry.of_seeds("x", members)]))
+    assert "what only some measured is not averaged" in text
+    assert "0.5" not in page.rows[1]
+
+
+def test_rounds_to_several_targets_stand_with_what_was_sent():
+    page = Reader(report.page([SLOW, FAST], target=0.6))
+    header, *rows = page.tables["targets"]
+    assert header == ["method", "50%", "55%", "60%", "65%", "70%"]
+    told = {row[0]: row[1:] for row in rows}
+    assert told["slow"] == ["324 kbit up", "432 kbit up", "432 kbit up", "never", "never"]
+    assert told["fast"][0] == "180 bit up"
+
+
+def test_configurations_that_differ_stand_side_by_side():
+    page = Reader(report.page([SLOW, FAST]))
+    assert page.tables["differences"] == [["what differs", "fast", "slow"], ["algorithm", "fedams", "fedavg"]]
+    assert "differences" not in Reader(report.page([SLOW])).tables
+
+
+def test_a_method_that_gossips_has_its_graph_with_rho():
+    config = "data: {clients: 10}\nalgorithm: ha_fed\ngossip: {clusters: 1, topology: ring}\n"
+    text = report.page([report.Entry("ha", history([0.5]), config)])
+    assert "Who talks to whom" in text
+    assert "ring(), 1 cluster of 10, \u03c1 = 0.873" in text
+    assert "Who talks to whom" not in report.page([SLOW])
+    foreign = report.Entry("own", history([0.5]), config.replace("ring", "'not_here:graph'"))
+    assert "Who talks to whom" not in report.page([foreign])
+
+
+def test_published_numbers_come_as_data():
+    grid = report.Grid("Beside the paper", ["", "ours", "verdict"], [["a<b", "1", "agrees"], ["c", None, "differs"]])
+    text = report.page([SLOW], published=[grid])
+    assert "a&lt;b" in text
+    assert '<span class="verdict good">agrees</span>' in text
+    assert '<span class="verdict bad">differs</span>' in text
+
+
+def test_a_section_of_somebody_else_has_its_place():
+    assert "<h2>Clients</h2></div><p>x</p>" in report.page([SLOW], sections=[report.Section("Clients", "<p>x</p>")])
+
+
+def test_twenty_runs_of_five_hundred_rounds_stay_below_two_megabytes():
+    def record(round, run):
+        noise = (7919 * round + 104_729 * run) % 10_007 / 10_007
+        drawn = (
+            "test_loss",
+            "train_loss",
+            "diversity",
+            "surrogate_diversity",
+            "gamma",
+            "q",
+            "consensus",
+            "update_norm",
+        )
+        numbers = {name: noise * (place + 1) for place, name in enumerate((*drawn, "aggregate_norm", "seconds"))}
+        return {"round": round, "test_accuracy": noise, "up_bytes": 1000, "down_bytes": 10, "lost": 0, **numbers}
+
+    entries = [report.Entry(f"run {run}", [record(r, run) for r in range(1, 501)]) for run in range(20)]
+    text = report.page(entries)
+    assert len(text.encode()) < 2_000_000
+    data = json.loads(Reader(text).data)
+    assert data["stride"] == 1
+    assert len(data["runs"][0]["series"]["test_loss"]) == 500
+    longer = [report.Entry(f"run {run}", [record(r, run) for r in range(1, 1601)]) for run in range(20)]
+    text = report.page(longer)
+    assert len(text.encode()) < 2_000_000
+    assert json.loads(Reader(text).data)["stride"] > 1

@@ -26,7 +26,7 @@ def graphs_section(standings: Sequence[Standing], populations: Sequence[int | No
     ``populations`` are how many clients each has, None where that is not known. A method that names code of
     somebody's own is left out: looking at a run does not run it.
     """
-    found = []
+    found: list[str] = []
     for standing, population in zip(standings, populations, strict=True):
         mixing = _mixing(standing.entry.config)
         if mixing is not None and population is not None and len(found) < MOST:

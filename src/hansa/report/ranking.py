@@ -125,7 +125,7 @@ class Reached(NamedTuple):
 
     spent: Mapping[str, float]
     deviation: float
-    count: int
+    runs: int
 
 
 def reached(entry: Entry, targets: Sequence[float]) -> list[Reached]:
@@ -193,7 +193,7 @@ def ladder_table(standings: Sequence[Standing], targets: Sequence[float]) -> str
     spent = [reached(standing.entry, targets) for standing in standings]
     rows = []
     least = [
-        min((s[place].spent["round"] for s in spent if s[place].count), default=math.inf)
+        min((s[place].spent["round"] for s in spent if s[place].runs), default=math.inf)
         for place in range(len(targets))
     ]
     for standing, found in zip(standings, spent, strict=True):
@@ -208,11 +208,11 @@ def ladder_table(standings: Sequence[Standing], targets: Sequence[float]) -> str
 
 
 def _reach_cell(found: Reached, runs: int, fewest: float) -> str:
-    if not found.count:
+    if not found.runs:
         return '<td class="never">never</td>'
     rounds = found.spent["round"]
-    told = formats.give_or_take(formats.count, rounds, found.deviation if found.count > 1 else None)
-    some = f" in {found.count} of {runs}" if found.count < runs else ""
+    told = formats.give_or_take(formats.count, rounds, found.deviation if found.runs > 1 else None)
+    some = f" in {found.runs} of {runs}" if found.runs < runs else ""
     sent = f'<span class="sub">{escape(formats.bits(found.spent["up_bits"]))} up{some}</span>'
     mark = ' class="best"' if rounds == fewest and not some else ""
     return f"<td><span{mark}>{escape(told)}</span>{sent}</td>"
@@ -235,7 +235,7 @@ def tiles(standings: Sequence[Standing], target: float | None) -> list[str]:
     if target is None or metric != metrics.ACCURACY:
         return found
     spent = [(standing, reached(standing.entry, [target])[0]) for standing in standings]
-    able = [(standing, each) for standing, each in spent if each.count == len(standing.entry.runs)]
+    able = [(standing, each) for standing, each in spent if each.runs == len(standing.entry.runs)]
     kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         ("fewest rounds", "round", lambda n: f"{formats.count(n)} rounds"),
         ("fewest bits with the server", "server_bits", formats.bits),

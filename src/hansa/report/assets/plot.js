@@ -47,6 +47,7 @@ const plots = (() => {
     const rough = span / count, power = Math.max(10 ** Math.floor(Math.log10(rough)), integers ? 1 : 0);
     const step = (integers ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((m) => m * power).find((s) => span / s <= count + 0.5) * base;
     const found = [];
+    if (!(Math.abs(low / step) < 1e9)) return found; // steps that are lost in rounding would never end
     for (let t = Math.ceil(low / step - 1e-9); t * step <= high + step * 1e-9; t += 1) found.push(+(t * step).toPrecision(12));
     return found;
   }
@@ -127,7 +128,7 @@ const plots = (() => {
     const cut = raws.length > 30 ? 0.02 : 0, ranked = raws.map((p) => p.y).sort((a, b) => a - b);
     let y0 = Math.min(values[Math.floor(cut * values.length)], ranked[Math.floor(cut * ranked.length)] ?? Infinity);
     let y1 = Math.max(values[Math.ceil((1 - cut) * values.length) - 1], ranked[Math.ceil((1 - cut) * ranked.length) - 1] ?? -Infinity);
-    if (y1 <= y0) { y0 -= 0.05 * Math.abs(y0) + 1e-9; y1 += 0.05 * Math.abs(y1) + 1e-9; }
+    if (y1 - y0 <= 1e-9 * Math.max(Math.abs(y0), Math.abs(y1))) { y0 -= 0.05 * Math.abs(y0) + 1e-9; y1 += 0.05 * Math.abs(y1) + 1e-9; }
     if (state.log && y0 <= 0) y0 = y1 / 1000;
     const f = state.log ? Math.log10 : (v) => v, pad = 0.05 * (f(y1) - f(y0));
     let low = f(y0) - pad, high = f(y1) + pad;
