@@ -124,8 +124,7 @@ def test_a_node_that_is_lost_in_mid_round_costs_time_only(caplog):
         pools = []
 
         def engine(*parts):
-            pools.append(RayPool(*parts, workers=3))
-            ray.get([actor.begun for actor in pools[0]._actors])
+            pools.append(RayPool(*parts, workers=3).ready())
             return pools[0]
 
         def after_the_first_round(run, record):

@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hansa
-from contracts.small import NAMES, bowls, small
-from federation.inprocess import ServerDied, Wire
-from federation.small import CLUSTERS, GOSSIP, ONE_CLUSTER, SITES, federated, method, same, serial, task
+from contracts.small import NAMES, small
+from federation.inprocess import Wire
+from federation.small import CLUSTERS, ONE_CLUSTER, SITES, federated, method, same, serial, task
+from federation.survival import SETTINGS, expected, survive
 from hansa import presets
 from hansa.compress import grid, sign
 from hansa.errors import HansaError
@@ -49,55 +50,6 @@ def test_lost_doubled_delayed_damaged_frames_and_crashed_sites_change_nothing(na
     if name not in EXPECTED:
         EXPECTED[name] = serial(TROUBLED[name], 4)
     same(run, EXPECTED[name])
-
-
-CLUSTERED = {name: {"clusters": CLUSTERS, "reporters": 1} for name in GOSSIP}
-SETTINGS = {name: (name, CLUSTERED.get(name, {})) for name in NAMES} | {
-    f"{name}, compressed both ways": (name, {**CLUSTERED.get(name, {}), "compressor": sign(), "two_way": True})
-    for name in ("fedavg", "scaffold", "feddyn", "fedaware", "cafga")
-}
-"""Every preset as it is, and some with residuals at the sites and a replica to keep up with."""
-
-
-def survive(setting, rounds, words, backs=(), keep=3):
-    """A run over the protocol that goes as ``words`` say. The server saves every round and keeps the ``keep`` newest;
-    each time that it dies it is taken up from the newest but so many."""
-    name, more = SETTINGS[setting]
-    algorithm, held = small(name, **more), bowls()
-    places = {"all": range(5)} if name in ONE_CLUSTER else SITES
-    bound, kept = Run(algorithm, held).algorithm, {site: RamVersions() for site in places}
-    queue, back = iter(words), iter(backs)
-    wire = Wire(lambda site: Site(bound, held, places[site], held.dtype, versions=kept[site]))
-    wire.plan = lambda: next(queue, "deliver")
-    saved = []
-
-    def save(run, record=None):
-        saved.append((run.tree(), list(run.history), run.store.tree()))
-        del saved[:-keep]
-        run.oldest = saved[0][0]["server"]["round"]
-
-    def engine(*parts):
-        return Federation(*parts, transport=wire, sites=places, attempts=60)
-
-    run = Run(algorithm, held, engine=engine, evaluate_every=0)
-    save(run)
-    while True:
-        try:
-            return run.advance(rounds - run.state.round, [save]), kept
-        except ServerDied:
-            del saved[max(1, len(saved) - next(back, 0)) :]
-            tree, history, rows = saved[-1]
-            store = hansa.store.RamStore.restore(rows)
-            run = Run(algorithm, held, engine=engine, evaluate_every=0, store=store)
-            run.restore(tree, history)
-            run.oldest = saved[0][0]["server"]["round"]
-
-
-def expected(setting, rounds):
-    if (setting, rounds) not in EXPECTED:
-        name, more = SETTINGS[setting]
-        EXPECTED[setting, rounds] = Run(small(name, **more), bowls(), evaluate_every=0).advance(rounds)
-    return EXPECTED[setting, rounds]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

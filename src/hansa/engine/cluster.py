@@ -172,6 +172,11 @@ class RayPool:
         handle = self._remote.remote(*self._setup)
         return _Actor(handle, handle.pid.remote())
 
+    def ready(self) -> RayPool:
+        """Wait until every actor has begun; a run needs no such wait, a clock does."""
+        self.ray.get([actor.begun for actor in self._actors if actor.begun is not None])
+        return self
+
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         """The reports, in order of completion."""
         if not orders:
@@ -186,6 +191,8 @@ class RayPool:
         pieces: Sequence[tuple[int, int] | None] = [None]
         if isinstance(self.task, Divisible):
             pieces = list(self.task.pieces())
+            if not pieces:
+                return self.task.total([])
         kept = {name: vector.detach() for name, vector in vectors.items()}
         jobs = [_Job(EvaluationRequest(kept, piece)) for piece in pieces]
         found: dict[tuple[int, int] | None, Any] = {}
