@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
 
-.PHONY: docs dist demo e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: docs dist demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -13,7 +13,8 @@ help:
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  speed against peers  make bench-quick  without peers"
 	@echo "make fuzz   packets, readers     make torture      kills, corruptions, losses: the long forms"
-	@echo "make e2e    engines of others: Ray"
+	@echo "make demo-federation  a server and three sites on this machine, with TLS: four minutes"
+	@echo "make e2e    engines of others: Ray, Flower"
 	@echo "make docs   the site, into build/site    make dist  wheel and sdist, tried in a fresh environment"
 	@echo "make sanitize  the native kernels under address and undefined-behaviour sanitizers"
 
@@ -27,8 +28,23 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready
 	$(BIN)/hansa demo
 
+# Flower has pins of its own: it gets an environment on top of ours, which stays as it is
+$(VENV)/flower/.ready: $(VENV)/.ready
+	$(BIN)/python -m venv $(VENV)/flower
+	$(BIN)/python -c "import pathlib, site; (place,) = pathlib.Path('$(VENV)/flower').glob('lib/python*/site-packages'); \
+	  (place / 'above.pth').write_text(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')"
+	$(VENV)/flower/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'hansa[flower]'
+	@touch $@
+
+demo-federation: $(VENV)/flower/.ready
+	$(VENV)/flower/bin/python examples/federation/demo.py runs/federation
+
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# the one test over Flower that is worth its minute in every check
+test-flower: $(VENV)/flower/.ready
+	$(VENV)/flower/bin/python -m pytest -q tests/e2e/test_flower.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -44,10 +60,11 @@ fuzz: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_frames.py
 
-# what needs other people's engines: a Ray cluster in a network of its own, where that can be made
-e2e: $(VENV)/.ready
+# what needs other people's engines: Flower's programs, and a Ray cluster in a network of its own, where that can be made
+e2e: $(VENV)/flower/.ready
+	HANSA_E2E=1 $(VENV)/flower/bin/python -m pytest -q tests/e2e/test_flower.py
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	HANSA_E2E=1 $$(unshare -n true 2>/dev/null && echo unshare -n) sh -c 'ip link set lo up 2>/dev/null; $(BIN)/python -m pytest -q tests/e2e'
+	HANSA_E2E=1 $$(unshare -n true 2>/dev/null && echo unshare -n) sh -c 'ip link set lo up 2>/dev/null; $(BIN)/python -m pytest -q tests/e2e/test_ray.py'
 
 torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture

@@ -13,7 +13,10 @@ from hansa.cli.console import err, guarded
 from hansa.cli.run import Quiet, Rounds, Sets, Track, carry_out, changes, read_config
 
 if TYPE_CHECKING:
+    from hansa.config import Config
+    from hansa.runs.experiment import Experiment
     from hansa.sites.agent import Source
+    from hansa.sites.superlink import SuperLink
 
 INSECURE = (
     "without TLS and without keys: whoever reaches the port can read and change everything that travels, and claim to "
@@ -25,7 +28,9 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: tri
 
 @guarded
 def serve(
-    config: Annotated[Path, typer.Argument(help="A YAML file with engine: {kind: flower, sites: ...}.")],
+    configs: Annotated[
+        list[Path], typer.Argument(metavar="CONFIG...", help="YAML files with engine: {kind: flower, sites: ...}.")
+    ],
     keys: Keys = None,
     insecure: Insecure = False,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 listens on all.")] = "127.0.0.1",
@@ -33,35 +38,61 @@ def serve(
     sets: Sets = None,
     rounds: Rounds = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run's folder; by default a new one below runs/.")
+        Path | None, typer.Option("--out", "-o", help="The run's folder, or of several runs the one above theirs.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in --out, if there is one.")] = False,
+    forget: Annotated[
+        list[int] | None,
+        typer.Option("--forget", metavar="CLIENT", help="Let a client whose site lost its memory begin anew."),
+    ] = None,
+    report: Annotated[Path, typer.Option("--report", help="Of several runs: the page of curves.")] = Path(
+        "report.html"
+    ),
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
-    """Be the server of a federation: wait for the sites, then run the configuration on their data."""
-    from hansa.runs.folder import RunFolder, slug
+    """Be the server of a federation: wait for the sites, then run the configurations on their data, one by one."""
+    from hansa.cli.compare import named, show
+    from hansa.errors import HansaError
+    from hansa.runs.folder import slug
     from hansa.runs.trackers import check
     from hansa.sites.certificates import ServerKeys
-    from hansa.sites.serve import Server, placed
+    from hansa.sites.serve import placed
     from hansa.sites.superlink import SuperLink
 
     check(track or [])
-    asked = read_config(config, None, changes(sets, rounds))
+    asked = [read_config(path, None, changes(sets, rounds)) for path in configs]
+    sites = [placed(config.engine) for config in asked]
+    if any(other != sites[0] for other in sites):
+        raise HansaError("serve: the configurations have different engine.sites: expected the same federation for all.")
     held = None if _chosen(keys, insecure) is None else ServerKeys(Path(str(keys)))
-    link = SuperLink(list(placed(asked.engine)), held, host=host, port=port)
+    home = Path("runs") if folder is None else folder
+    several = len(asked) > 1
+    where = [home if folder is not None and not several else home / slug(config.title) for config in asked]
+    link = SuperLink(list(sites[0]), held, host=host, port=port)
     try:
-        server = Server(asked, link)
-        if resume and folder is not None and RunFolder(folder).exists:
-            experiment = server.resumed(folder, rounds=rounds)
-        else:
-            err().print(f"waiting on {link.address} for {', '.join(server.sites)}", markup=False, soft_wrap=True)
-            numbered = folder is None
-            where = Path("runs") / slug(asked.title) if folder is None else folder
-            experiment = server.new(where, numbered=numbered)
-        carry_out(experiment, quiet, track or [])
+        for config, place in zip(asked, where, strict=True):
+            experiment = _begun(config, link, place, folder is None, resume, rounds)
+            experiment.run.forget(*(forget or []))
+            carry_out(experiment, quiet, track or [])
     finally:
         link.close()
+    if several:
+        show(list(named(where).values()), report, title="A federation's runs compared")
+
+
+def _begun(
+    config: Config, link: SuperLink, place: Path, numbered: bool, resume: bool, rounds: int | None
+) -> Experiment:
+    """The run of a configuration, new or taken up."""
+    from hansa.runs.folder import RunFolder
+    from hansa.sites.serve import Server
+
+    server = Server(config, link)
+    if resume and RunFolder(place).exists:
+        return server.resumed(place, rounds=rounds)
+    err().print(f"waiting on {link.address} for {', '.join(server.sites)}", markup=False, soft_wrap=True)
+    return server.new(place, numbered=numbered)
 
 
 @guarded

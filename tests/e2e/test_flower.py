@@ -1,0 +1,181 @@
+"""Sites over stock SuperLink and SuperNodes, with TLS and keys: equal to the serial engine, killed or not. One of these
+runs wherever Flower is installed; `make e2e` runs all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import threading
+
+import pytest
+import torch
+
+from e2e.real_sites import TEXT, Process, alive, children, history, join, node_of, rounds, until
+from hansa.config import build, from_text
+from hansa.engine import Serial
+from hansa.runs import checkpoint
+from hansa.runs.experiment import living_run
+
+sys.path.append(os.path.dirname(__file__))  # where flower_mine is, which the configuration names
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("flwr") is None,
+        reason="a federation over Flower is not exercised: flwr is not installed (pip install 'hansa[flower]')",
+    ),
+]
+whole = pytest.mark.skipif(os.environ.get("HANSA_E2E") != "1", reason="exercised by make e2e")
+
+GROUPS = "gossip.clusters=[[0, 1, 2, 3], [4, 5, 6, 7]]"
+METHODS = {
+    "fedavg": ["sample.participation=0.6"],
+    "two-way fedcams": ["algorithm=fedcams", "compress.two_way=true", "sample.participation=0.6"],
+    "scaffold": ["algorithm=scaffold", "sample.participation=0.6"],
+    "cafga": ["algorithm=cafga", GROUPS],
+    "fedaware": ["algorithm=fedaware", "sample.participation=0.6"],
+}
+
+
+def simulated(*words):
+    config = from_text(TEXT, [*words, "engine=pool"])
+    return living_run(config, build.federated(config), engine=Serial).advance(config.rounds)
+
+
+def same(vectors, records, expected):
+    for name, vector in expected.state.vectors.items():
+        assert torch.equal(vectors[name], vector), name
+    for mine, theirs in zip(records, expected.history, strict=True):
+        assert mine["clients"] == theirs["clients"]
+        assert (mine["up_bytes"], mine["peer_bytes"]) == (theirs["up_bytes"], theirs["peer_bytes"])
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    from hansa.sites import certificates
+
+    folder = tmp_path_factory.mktemp("trust") / "keys"
+    certificates.make(folder, ["north", "south"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def link(keys, tmp_path_factory):
+    """A SuperLink of this process, and two sites that are processes of their own."""
+    from hansa.sites.certificates import ServerKeys
+    from hansa.sites.superlink import SuperLink
+
+    folder = tmp_path_factory.mktemp("sites")
+    made = SuperLink(["north", "south"], ServerKeys(keys / "server"))
+    made.processes = {}
+    try:
+        for site in ("north", "south"):
+            made.processes[site] = join(folder, site, made.address, "--keys", str(keys / site))
+        yield made
+    finally:
+        numbers = [number for site in made.processes.values() for number in children(site.process.pid)]
+        for site in made.processes.values():
+            site.stop()
+        made.close()
+        assert not alive(numbers), "the sites left processes behind"
+
+
+def federated(link, folder, *words, callbacks=()):
+    from hansa.sites import Server
+
+    experiment = Server(from_text(TEXT, words), link).new(folder)
+    experiment.go(list(callbacks))
+    return experiment.run
+
+
+def test_fedavg_over_tls_is_the_serial_run(link, tmp_path):
+    words = [*METHODS["fedavg"], "rounds=2"]
+    run = federated(link, tmp_path / "run", *words)
+    same(run.state.vectors, run.history, simulated(*words))
+    assert set(run.history[-1]["sites"]) == {"north", "south"}
+
+
+@whole
+@pytest.mark.parametrize("name", METHODS)
+def test_every_family_over_tls_is_the_serial_run(name, link, tmp_path):
+    run = federated(link, tmp_path / "run", *METHODS[name])
+    same(run.state.vectors, run.history, simulated(*METHODS[name]))
+    if name == "cafga":
+        ledger = run.history[-1]
+        assert sum(site["peer_bytes"] for site in ledger["sites"].values()) == ledger["peer_bytes"] > 0
+
+
+@whole
+def test_a_node_that_is_killed_in_mid_round_and_one_between_rounds_cost_time_only(link, tmp_path):
+    """kill -9: it is refused for a while as it comes back, then let in; the memory is the agent's, so none is lost."""
+    words = ["algorithm=scaffold", "rounds=4"]
+
+    def strike(run, record):
+        if record["round"] == 1:
+            os.kill(node_of(link.processes["north"]), signal.SIGKILL)
+        if record["round"] == 2:
+            victim = node_of(link.processes["south"])
+            threading.Timer(2.0, os.kill, (victim, signal.SIGKILL)).start()
+
+    run = federated(link, tmp_path / "run", *words, callbacks=[strike])
+    same(run.state.vectors, run.history, simulated(*words))
+
+
+@whole
+def test_the_superlink_that_is_killed_costs_time_only(link, tmp_path):
+    words = [*METHODS["two-way fedcams"]]
+
+    def strike(run, record):
+        if record["round"] == 1:
+            link._link.process.kill()
+
+    run = federated(link, tmp_path / "run", *words, callbacks=[strike])
+    same(run.state.vectors, run.history, simulated(*words))
+
+
+@whole
+def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys, tmp_path):
+    """kill -9 of a whole site in mid-round, then of the server, then of both at once; no process stays behind."""
+    from hansa.sites.programs import free_port
+
+    words = ["algorithm=scaffold", "rounds=5"]
+    (tmp_path / "config.yaml").write_text(TEXT)
+    port = free_port()
+    sets = [word for pair in words for word in ("--set", pair)]
+    run = tmp_path / "run"
+    trust = {site: ["--keys", str(keys / site)] for site in ("north", "south", "server")}
+
+    def serve():
+        return Process(tmp_path, "server", "serve", "config.yaml", *trust["server"], "--port", str(port), *sets, "-o",
+                       "run", "--resume")  # fmt: skip
+
+    def site(name):
+        return join(tmp_path, name, f"127.0.0.1:{port}", *trust[name])
+
+    living = {"server": serve(), "north": site("north"), "south": site("south")}
+    numbers = []
+    try:
+        until(lambda: rounds(run) >= 1, 180, *living.values())
+        numbers += children(living["north"].process.pid)
+        living["north"].kill()
+        living["north"] = site("north")
+        until(lambda: rounds(run) >= 2, 240, *living.values())
+        numbers += children(living["server"].process.pid)
+        living["server"].kill()
+        living["server"] = serve()
+        until(lambda: rounds(run) >= 3, 240, *living.values())
+        numbers += children(living["server"].process.pid) + children(living["south"].process.pid)
+        living["server"].kill()
+        living["south"].kill()
+        living["server"], living["south"] = serve(), site("south")
+        until(lambda: living["server"].process.poll() is not None, 300, *living.values())
+        assert living["server"].process.returncode == 0, living["server"].told
+    finally:
+        for process in living.values():
+            numbers += children(process.process.pid)
+            process.stop()
+    state, _ = checkpoint.load(run / "checkpoint")
+    same(state["server"]["vectors"], history(run), simulated(*words))
+    until(lambda: not alive(numbers), 30)
