@@ -179,3 +179,50 @@ def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys,
     state, _ = checkpoint.load(run / "checkpoint")
     same(state["server"]["vectors"], history(run), simulated(*words))
     until(lambda: not alive(numbers), 30)
+
+
+@whole
+def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
+    """Another authority, a key that nobody registered, no keys at all: none of them is ever asked for anything."""
+    from hansa.sites import certificates
+
+    certificates.make(tmp_path / "other", ["north", "south"])
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    for name, source in (("ca.crt", keys), ("node.key", tmp_path / "other")):
+        (stranger / name).write_bytes((source / "north" / name).read_bytes())
+        (stranger / name).chmod(0o600)
+    trust = {
+        "authority": ["--keys", str(tmp_path / "other" / "north")],
+        "unregistered": ["--keys", str(stranger)],
+        "plain": ["--insecure"],
+    }
+    here = [join(tmp_path, "north", link.address, *words, called=name) for name, words in trust.items()]
+    try:
+        run = federated(link, tmp_path / "run", *METHODS["fedavg"])
+        until(lambda: all("is started again" in process.told for process in here), 120, *here)
+    finally:
+        for process in here:
+            process.stop()
+    same(run.state.vectors, run.history, simulated(*METHODS["fedavg"]))
+    for process in here:
+        assert "has left after 0 answers" in process.told
+    assert link.online() == {"north", "south"}
+
+
+@whole
+def test_a_site_that_claims_to_be_another_is_known_by_its_key(keys, tmp_path):
+    from hansa.errors import HansaError
+    from hansa.sites import Server
+    from hansa.sites.certificates import ServerKeys
+    from hansa.sites.superlink import SuperLink
+
+    link = SuperLink(["north", "south"], ServerKeys(keys / "server"))
+    impostor = join(tmp_path, "south", link.address, "--keys", str(keys / "north"))
+    try:
+        with pytest.raises(HansaError, match="site north does not take part: site: a charge for site 'north'"):
+            Server(from_text(TEXT), link).meet()
+        assert link.online() == {"north"}
+    finally:
+        impostor.stop()
+        link.close()

@@ -274,3 +274,18 @@ def test_a_policy_file_is_checked(tmp_path):
     path.write_text("rounds: 20\nfactory: [mine:net]\n")
     with pytest.raises(HansaError, match=r"policy.yaml:2: factory: .*Known: factories"):
         Policy.load(path)
+
+
+def test_one_bit_an_entry_is_a_25th_of_the_uplink(tmp_path):
+    """Whole frames, not packets alone, of a model of 29 thousand parameters; in one site of two clients."""
+    words = ["data=fashion-mini", "data.clients=2", "model=cnn_29k", "sample=null", "rounds=1", "local.steps=1"]
+    words += ["engine.sites={north: 2}", "evaluate.every=0"]
+    up = {}
+    for method in ("fedams", "fedcams"):
+        compress = ["compress.compressor=sign"] if method == "fedcams" else []
+        experiment = server(Village(tmp_path / method / "sites"), *words, f"algorithm={method}", *compress).new(
+            tmp_path / method / "run"
+        )
+        experiment.go()
+        up[method] = experiment.run.history[-1]["sites"]["north"]["up_bytes"]
+    assert 25 * up["fedcams"] <= up["fedams"]
