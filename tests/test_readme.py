@@ -61,12 +61,18 @@ def test_every_command_and_block_of_the_page_runs(page, quick):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
     from typer.testing import CliRunner
 
+    from hansa.sites import Policy
+
     for command in commands(page):
         call(CliRunner(), app, command)
     for block in blocks(page, "yaml"):
         Path("block.yaml").write_text(block, encoding="utf-8")
+        if block.startswith("# policy.yaml"):
+            Policy.load("block.yaml")
+            continue
+        simulated = " --engine pool" if "kind: flower" in block else ""
         recipes = "\nrecipes:" in block
-        words = "reproduce block.yaml --quiet" if recipes else "run block.yaml --out runs/block"
+        words = "reproduce block.yaml --quiet" if recipes else f"run block.yaml --out runs/block --overwrite{simulated}"
         call(CliRunner(), app, f"hansa {words}")
     programs = [checked(block) for block in blocks(page, "python")]
     if programs:
