@@ -110,6 +110,11 @@ class FederatedData:
         """The shape of one input."""
         return tuple(self.inputs.shape[1:])
 
+    @property
+    def labelled(self) -> bool:
+        """Whether it is known how many samples of each label each client holds."""
+        return self.classes is not None and self.targets.ndim == 1
+
     def rows(self, client: int) -> torch.Tensor:
         """The row numbers of one client: a view, never a copy."""
         if not 0 <= client < self.offsets.shape[0] - 1:
@@ -129,8 +134,7 @@ class FederatedData:
 
     def summary(self) -> Summary:
         """Sizes, label entropy, effective number of clients a label."""
-        labelled = self.classes is not None and self.targets.ndim == 1
-        return summarize(self.split, self.label_counts() if labelled else None)
+        return summarize(self.split, self.label_counts() if self.labelled else None)
 
 
 def partition(data: Dataset, how: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:

@@ -334,7 +334,7 @@ def slug(title: str) -> str:
 
 def _drawable(held: data.FederatedData) -> list[list[int]] | None:
     """The labels of the first clients, for a picture of who holds what; None of data that has none."""
-    if held.classes is None or held.targets.ndim != 1 or held.classes > 200:
+    if not held.labelled or held.classes is None or held.classes > 200:
         return None
     return held.label_counts()[:400].tolist()
 

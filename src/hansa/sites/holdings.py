@@ -79,6 +79,10 @@ class ServerData(FederatedData):
     def samples(self, client: int) -> int:
         return int(self.sizes[client])
 
+    @property
+    def labelled(self) -> bool:
+        return self.labels is not None
+
     def label_counts(self) -> torch.Tensor:
         if self.labels is None:
             raise HansaError(
