@@ -3,6 +3,7 @@ with those of the CPU as real ones do; what needs the hardware is skipped where 
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import hansa
 from engine import laboratory as lab
 from hansa import devices as places
 from hansa.engine import choose
+from hansa.engine.processes import Processes
 from hansa.rounds import protocol
 from hansa.rounds.crossing import away, home
 from hansa.rounds.messages import Report
@@ -63,7 +65,8 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
-    task = lab.task(Residual, native=False)
+    seen = (hansa.augment.crop(1), hansa.augment.flip()) if name == "momentum" else ()
+    task = hansa.Task(Residual, nn.functional.cross_entropy, lab.data(), native=False, augment=seen)
     run = Run(METHODS[name], task)
     opened = protocol.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
@@ -129,6 +132,30 @@ def test_workers_take_the_devices_in_turn(kind, caplog):
         found = Run(method, task, device=["cpu", "cpu"], engine=choose(None, 2, kind, several)).advance(2)
     assert f"2 workers: {'threads' if kind == 'thread' else 'processes'}" in caplog.text
     assert torch.equal(found.params, expected.params)
+
+
+class Idle:
+    """A process that is none."""
+
+    pid, returncode, told = 0, 0, list[int]()
+
+    def __init__(self, command, **options) -> None:
+        Idle.told.append(json.loads(command[-1])["number"])
+
+    def terminate(self) -> None: ...
+
+    def wait(self, timeout=None) -> int:
+        return 0
+
+
+def test_a_worker_that_is_replaced_leaves_its_place_among_the_devices(monkeypatch):
+    monkeypatch.setattr("hansa.engine.processes.subprocess.Popen", Idle)
+    Idle.told.clear()
+    with Processes(3) as crew:
+        crew.dismiss(crew.members[1])
+        crew.hire()
+        crew.hire()
+    assert Idle.told == [0, 1, 2, 1, 3]
 
 
 def test_the_task_says_a_device_and_the_run_another(monkeypatch):

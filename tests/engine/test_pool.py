@@ -167,11 +167,6 @@ def test_wrong_arguments_are_refused(wrong, message):
         Pool(presets.fedavg(), lab.bowls(), torch.float64, CPU, **wrong)
 
 
-def test_processes_are_for_the_cpu():
-    with pytest.raises(hansa.HansaError, match="'thread' on cuda"):
-        Pool(presets.fedavg(), lab.bowls(), torch.float64, torch.device("cuda"))
-
-
 def test_a_worker_does_not_start_workers_of_its_own(monkeypatch):
     monkeypatch.setenv("HANSA_WORKER", "1")
     with pytest.raises(hansa.HansaError, match="if __name__"):
