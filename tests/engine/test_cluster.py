@@ -80,6 +80,22 @@ def test_three_actors_lost_at_one_order_end_the_run(monkeypatch):
         on(FakeRay([True] * 20), METHOD, workers=1, monkeypatch=monkeypatch)
 
 
+def test_clients_are_examined_on_actors_as_they_are_serially(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
+    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
+    test = (inputs[:20], targets[:20])
+    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=test, test_clients=[n % 5 for n in range(20)])
+    monkeypatch.setattr(cluster, "_ray", FakeRay)
+    runs = []
+    for engine in (Serial, partial(RayPool, workers=2)):
+        mine = hansa.Task(Net, nn.functional.cross_entropy, held)
+        method = presets.scaffold(steps=1, batch_size=3)
+        runs.append(Run(method, mine, engine=engine, per_client=True, personalise={"steps": 2}).advance(2))
+    same(runs[1], runs[0])
+    assert any(name.startswith("client_") for name in runs[0].history[-1])
+
+
 def test_actors_for_whom_there_is_no_room_are_not_waited_for(monkeypatch):
     ray = FakeRay(room=1)
     same(on(ray, METHOD, workers=3, monkeypatch=monkeypatch), Run(METHOD, task(), engine=Serial).advance(3))

@@ -28,6 +28,7 @@ from hansa.engine.request import (
     EvaluationRequest,
     Failure,
     Recall,
+    RecallExam,
     Request,
     as_it_is,
     cost,
@@ -38,6 +39,7 @@ from hansa.engine.shared import CodePacker, Memory, PackedObject, Packer, Tensor
 from hansa.errors import HansaError, whole
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
+from hansa.tasks.exams import Exam, Marks
 from hansa.types import Vector, Vectors
 from hansa.vectors import arithmetic
 
@@ -106,11 +108,14 @@ class _Worker:
 @dataclass(slots=True, eq=False)
 class _Job:
     request: Request
-    recall: Recall = as_it_is
+    recall: Recall | RecallExam | None = None
     deaths: int = 0
 
     def recalled(self) -> Request:
-        return self.recall(self.request) if isinstance(self.request, Order) else self.request
+        """The request with what clients remember, read now."""
+        recall: Any = self.recall
+        found: Request = self.request if recall is None else recall(self.request)
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -201,6 +206,14 @@ class RayPool:
             found[job.request.piece] = answer
         parts = [found[piece] for piece in pieces]
         return self.task.total(parts) if isinstance(self.task, Divisible) else dict(parts[0])
+
+    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
+        """Clients' marks, exam by exam, shared out to all actors."""
+        if not exams:
+            return
+        round = self._publish(exams[0].vectors.values())
+        found = {id(job.request): marks for job, marks in self._answers([_Job(exam, recall) for exam in exams], round)}
+        yield from (found[id(exam)] for exam in exams)
 
     def _publish(self, content: Any) -> _Round:
         """Put what all are sent into the object store, once."""
