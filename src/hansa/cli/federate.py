@@ -52,7 +52,7 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Be the server of a federation: wait for the sites, then run the configurations on their data, one by one."""
-    from hansa.cli.compare import named, show
+    from hansa.cli.compare import readable, show
     from hansa.errors import HansaError
     from hansa.runs.folder import slug
     from hansa.runs.trackers import check
@@ -78,7 +78,7 @@ def serve(
     finally:
         link.close()
     if several:
-        show(list(named(where).values()), report, title="A federation's runs compared")
+        show(list(readable(where)[0].values()), report, title="Runs of a federation compared")
 
 
 def _begun(
