@@ -16,7 +16,7 @@ SOURCE = Path(hansa.__file__).parent
 LAYERS = (
     ("errors", "later"),
     ("types",),
-    ("keys", "schedule", "protocols", "citations", "notebook", "devices"),
+    ("keys", "schedule", "protocols", "citations", "losses", "notebook", "devices"),
     ("native",),
     ("vectors",),
     ("server", "compress", "gossip", "augment"),

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils import _pytree as trees
 
 from hansa import data, models
 from hansa.config import parts
 from hansa.config.sections import Config
 from hansa.errors import HansaError, near, shown
-from hansa.registry import user_code
+from hansa.losses import unweighted
+from hansa.registry import Misfit, user_code
 from hansa.tasks import Task, personalise
 
 CLIENTS = 50
@@ -43,12 +45,13 @@ def _dealt(config: Config, split: data.Split | None) -> data.FederatedData:
     how = parts.PARTITION.build(asked.partition)
     seed = config.seed if asked.seed is None else asked.seed
     if asked.factory is not None:
-        made = _own_data(asked.factory, asked.options)
-        if isinstance(made, data.FederatedData):
+        made: Any = _own_data(asked.factory, asked.options)
+        if not isinstance(made, data.Dataset):
             if how is not None or asked.clients is not None:
                 raise data.DataError(f"data.factory: {asked.factory} gives data that has its clients: leave out "
                                      "partition and clients.")  # fmt: skip
-            return made
+            whole: data.FederatedData = made
+            return whole
         found = made
     elif asked.name in set(data.names()) - set(data.SOURCES):  # synthetic: it brings its own clients
         return data.federate(asked.name, how, asked.clients, seed, asked.folder, **asked.options)
@@ -67,13 +70,13 @@ def _dealt(config: Config, split: data.Split | None) -> data.FederatedData:
     return data.partition(found, how, clients, seed)
 
 
-def _own_data(place: str, options: Mapping[str, Any]) -> data.Dataset | data.FederatedData:
+def _own_data(place: str, options: Mapping[str, Any]) -> Any:
     """What a function of the user's gives, called with the options."""
     try:
         made = own_function("data.factory", place)(**options)
     except TypeError as error:
         raise data.DataError(f"data.factory: {place}: {error}.") from error
-    if not isinstance(made, (data.Dataset, data.FederatedData)):
+    if not isinstance(made, (data.Dataset, data.FederatedData, data.Made, data.Collated)):
         raise data.DataError(
             f"data.factory: {place} gives {shown(made)}: expected data, as from hansa.data.from_arrays(...)."
         )
@@ -128,14 +131,26 @@ def own_function(key: str, place: str) -> Callable[..., Any]:
     return made  # type: ignore[no-any-return]
 
 
-def _loss(asked: str | None, held: data.FederatedData) -> Callable[..., torch.Tensor]:
+def _loss(asked: str | Mapping[str, Any] | None, held: data.FederatedData) -> Callable[..., torch.Tensor]:
     if asked is None:
-        return functional.mse_loss if held.targets.is_floating_point() else functional.cross_entropy
-    if user_code.is_place(asked):
-        return own_function("model.loss", asked)
-    if asked not in LOSSES:
-        raise HansaError(f"model.loss: no loss {shown(asked)}. {near(asked, LOSSES)} Or MODULE:FUNCTION of yours.")
-    return LOSSES[asked]
+        leaf = trees.tree_leaves(unweighted(held.targets))[0]
+        return functional.mse_loss if leaf.is_floating_point() else functional.cross_entropy
+    if isinstance(asked, str):
+        if user_code.is_place(asked):
+            return own_function("model.loss", asked)
+        if asked not in LOSSES:
+            raise HansaError(f"model.loss: no loss {shown(asked)}. {near(asked, LOSSES)} Or MODULE:FUNCTION of yours.")
+        return LOSSES[asked]
+    name = asked.get("kind")
+    if isinstance(name, str) and user_code.is_place(name):
+        return partial(
+            own_function("model.loss.kind", name), **{key: value for key, value in asked.items() if key != "kind"}
+        )
+    try:
+        made: Callable[..., torch.Tensor] = parts.LOSS.build(asked)
+    except Misfit as misfit:
+        raise misfit.under("model", "loss") from misfit
+    return made
 
 
 def personalised(config: Config) -> personalise | None:

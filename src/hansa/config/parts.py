@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from hansa.augment import Augmentation
 from hansa.data import Partition
+from hansa.losses import Loss
 from hansa.registry import slot
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import LinkModel
 
 AUGMENT = slot(Augmentation | Sequence[Augmentation])
 FAULTS = slot(faults)
+LOSS = slot(Loss)
 LINKS = slot(LinkModel)
 PARTITION = slot(Partition)

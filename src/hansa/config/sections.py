@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
@@ -15,6 +15,8 @@ from hansa.gossip import Activity, Topology
 from hansa.local import LocalWork, Solver, blocks
 from hansa.presets import Clusters
 from hansa.registry import slot
+from hansa.registry.slots import BUILDING
+from hansa.registry.user_code import is_place
 from hansa.sample import Sampler
 from hansa.schedule import Rate
 from hansa.server import ServerTransform
@@ -72,13 +74,21 @@ class ModelSection(Section):
     """MODULE:FUNCTION that makes your nn.Module, in place of a name. Reading such a file runs that module's code."""
     options: dict[str, Any] = {}
     """Arguments of the model."""
-    loss: str | None = None
+    loss: str | dict[str, Any] | None = None
     """Of (output, target): cross_entropy, mse, l1, huber, bce, nll, or MODULE:FUNCTION of yours; by default
-    cross_entropy on class numbers, mse on others."""
+    cross_entropy on class numbers, mse on others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
     metric: str | None = None
     """MODULE:FUNCTION of (output, target) to hits, reported as test_accuracy."""
     metrics: dict[str, str] = {}
     """Names to MODULE:FUNCTION of all test outputs and targets, reported as test_NAME."""
+
+    @field_validator("loss")
+    @classmethod
+    def _loss_of_ours(cls, value: Any, info: ValidationInfo) -> Any:
+        building = info.context is None or info.context.get(BUILDING, True)
+        if building and isinstance(value, dict) and not is_place(value.get("kind")):
+            parts.LOSS.build(value)
+        return value
 
     @model_validator(mode="after")
     def _one_of_two(self) -> ModelSection:

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from hansa.data.downloading import download
     from hansa.data.errors import DataError, MissingError
     from hansa.data.federated import Dataset, FederatedData, partition, with_clients
+    from hansa.data.fetched import Collated, Made, by_function, collated
     from hansa.data.generate import synthetic, two_gaussians
     from hansa.data.heterogeneity import SETTINGS, Setting, setting
     from hansa.data.hub import from_hub
     from hansa.data.loading import FileState, check, federate, load, names, present
     from hansa.data.location import data_folder
+    from hansa.data.mapped import Mapped, from_mapped
     from hansa.data.own_tests import with_test_clients
     from hansa.data.partitions import Partition, dirichlet, iid, kept, natural, quantity_skew, shards
     from hansa.data.sources import SOURCES, Source, source
@@ -24,17 +26,22 @@ if TYPE_CHECKING:
 __all__ = [
     "SETTINGS",
     "SOURCES",
+    "Collated",
     "DataError",
     "Dataset",
     "FederatedData",
     "FileState",
+    "Made",
+    "Mapped",
     "MissingError",
     "Partition",
     "Setting",
     "Source",
     "Split",
     "Summary",
+    "by_function",
     "check",
+    "collated",
     "data_folder",
     "dataset",
     "dirichlet",
@@ -45,6 +52,7 @@ __all__ = [
     "from_dataset",
     "from_hf",
     "from_hub",
+    "from_mapped",
     "iid",
     "kept",
     "label_counts",
@@ -67,6 +75,12 @@ __all__ = [
 ]
 
 HOMES = {
+    "Collated": "hansa.data.fetched",
+    "Made": "hansa.data.fetched",
+    "Mapped": "hansa.data.mapped",
+    "by_function": "hansa.data.fetched",
+    "collated": "hansa.data.fetched",
+    "from_mapped": "hansa.data.mapped",
     "DataError": "hansa.data.errors",
     "Dataset": "hansa.data.federated",
     "FederatedData": "hansa.data.federated",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from hansa.data.owners import split_of
 from hansa.data.partitions import Partition, iid, natural
 from hansa.data.split import Split
 from hansa.errors import HansaError, near
+from hansa.losses import Weighted
 
 IGNORED = -100
 """The label that torch's losses ignore by default; allowed where a row has several targets."""
@@ -30,8 +31,9 @@ def from_arrays(
     clients: Clients,
     how: Partition | None = None,
     seed: int = 0,
-    test: tuple[Any, Any] | None = None,
+    test: tuple[Any, ...] | None = None,
     test_clients: Any = None,
+    weights: Any = None,
     classes: int | None = None,
     dtype: torch.dtype = torch.float32,
     name: str = "arrays",
@@ -41,7 +43,9 @@ def from_arrays(
     ``clients`` is a number of clients dealt to by ``how`` (iid by default), the owner of every row (numbers from 0, or
     names, as an array, a list, a tuple or a pandas Series), or one list of row numbers a client. uint8 becomes
     ``dtype`` / 255, floats ``dtype``, other integers int64. Targets are class numbers, or any numbers: floats for
-    regression, several a row for several labels or a sequence; there -100 marks what a loss is to ignore.
+    regression, several a row for several labels or a sequence; there -100 marks what a loss is to ignore. ``x`` and
+    ``y`` may be dicts or tuples of arrays of equal length, as a tokenizer gives them: see `hansa.tasks.calling`.
+    ``weights`` says how much each row counts in the loss; ``test`` is (x, y), or (x, y, weights).
 
     ``test_clients`` is the owner of every test row, as ``clients`` names them (-1 for nobody's): then each client is
     also evaluated on its own. Or ``"labels"``, which deals the test rows as the training labels are, or a share, such
@@ -50,8 +54,8 @@ def from_arrays(
     >>> from_arrays(np.zeros((6, 2)), np.array([0, 1, 0, 1, 0, 1]), clients=[[0, 1], [2, 3, 4]]).sizes.tolist()
     [2, 3]
     """
-    data = dataset(x, y, test=test, classes=classes, dtype=dtype, name=name)
-    held = _dealt(data, clients, how, seed)
+    data = dataset(x, y, test=test, weights=weights, classes=classes, dtype=dtype, name=name)
+    held = dealt(data, clients, how, seed)
     return held if test_clients is None else named_test_clients(held, clients, test_clients, seed)
 
 
@@ -59,7 +63,8 @@ def dataset(
     x: Any,
     y: Any,
     *,
-    test: tuple[Any, Any] | None = None,
+    test: tuple[Any, ...] | None = None,
+    weights: Any = None,
     groups: Any = None,
     classes: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -70,13 +75,27 @@ def dataset(
     >>> dataset([[0.0], [1.0]], [0, 1]).classes
     2
     """
-    inputs, targets = _inputs(name, "x", x, dtype), _targets(name, "y", y, dtype)
+    inputs, targets = as_inputs(name, "x", x, dtype), as_targets(name, "y", y, dtype)
     held = (None, None) if test is None else test
-    test_inputs = None if held[0] is None else _inputs(name, "test x", held[0], dtype)
-    test_targets = None if held[1] is None else _targets(name, "test y", held[1], dtype)
-    if classes is None and targets.ndim == 1 and not targets.is_floating_point() and len(targets):
+    if len(held) not in (2, 3):
+        raise HansaError(f"{name}: test has {len(held)} entries: expected (x, y), or (x, y, weights).")
+    test_inputs = None if held[0] is None else as_inputs(name, "test x", held[0], dtype)
+    test_targets = None if held[1] is None else as_targets(name, "test y", held[1], dtype)
+    if (
+        classes is None
+        and isinstance(targets, torch.Tensor)
+        and targets.ndim == 1
+        and not targets.is_floating_point()
+        and len(targets)
+    ):
         both = [targets] if test_targets is None else [targets, test_targets]
         classes = max(int(found.max()) for found in both) + 1
+    if weights is not None:
+        targets = Weighted(targets, _weights(name, weights, dtype))
+    if len(held) == 3:
+        test_targets = Weighted(test_targets, _weights(name, held[2], dtype))
+    elif weights is not None and test_targets is not None:
+        test_targets = Weighted(test_targets, torch.ones(len(held[1]), dtype=dtype))
     owners = None if groups is None else torch.as_tensor(np.asarray(groups), dtype=torch.int64)
     return Dataset(name, inputs, targets, test_inputs, test_targets, classes, owners)
 
@@ -159,7 +178,7 @@ def from_hf(
     found = dataset(_stack(name, x), y, test=pair, groups=groups, classes=classes, dtype=dtype, name=name)
     if test_groups is not None:
         found = replace(found, test_groups=torch.from_numpy(test_groups))
-    return partition(found, natural(), None, seed) if clients is None else _dealt(found, clients, how, seed)
+    return partition(found, natural(), None, seed) if clients is None else dealt(found, clients, how, seed)
 
 
 def _known_owners(owners: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -168,7 +187,8 @@ def _known_owners(owners: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> 
     return np.where(owners[place] == found, place, -1).astype(np.int64)
 
 
-def _dealt(data: Dataset, clients: Clients, how: Partition | None, seed: int) -> FederatedData:
+def dealt(data: Dataset, clients: Clients, how: Partition | None, seed: int) -> FederatedData:
+    """A data set under its clients, however these are said."""
     if isinstance(clients, (int, np.integer)) and not isinstance(clients, bool):
         clients = int(clients)
         return partition(data, iid() if how is None else how, clients, seed)
@@ -176,7 +196,32 @@ def _dealt(data: Dataset, clients: Clients, how: Partition | None, seed: int) ->
         raise HansaError(f"{data.name}: clients already say who holds what; give their number to deal by {how!r}.")
     if isinstance(clients, Split):
         return with_clients(data, clients)
-    return with_clients(data, split_of(data.name, clients, len(data.targets)))
+    return with_clients(data, split_of(data.name, clients, data.rows))
+
+
+def _weights(name: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
+    found = _finite(name, "weights", _tensor(name, "weights", values).to(dtype))
+    if found.ndim != 1 or bool((found < 0).any()) or not bool((found > 0).any()):
+        raise HansaError(f"{name}: weights: expected one number of at least 0 a row, some above 0.")
+    return found
+
+
+def as_inputs(name: str, which: str, values: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """Arrays, or dicts and tuples of arrays, as tensors that a model takes."""
+    return _each(name, which, values, lambda at, value: _inputs(name, at, value, dtype))
+
+
+def as_targets(name: str, which: str, values: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """Arrays, or dicts and tuples of arrays, as tensors that a loss takes."""
+    return _each(name, which, values, lambda at, value: _targets(name, at, value, dtype))
+
+
+def _each(name: str, which: str, values: Any, make: Callable[[str, Any], torch.Tensor]) -> Any:
+    if isinstance(values, Mapping):
+        return {str(key): _each(name, f"{which}[{key!r}]", value, make) for key, value in values.items()}
+    if isinstance(values, tuple) and values and all(hasattr(value, "shape") for value in values):
+        return tuple(_each(name, f"{which}[{place}]", value, make) for place, value in enumerate(values))
+    return make(which, values)
 
 
 def _inputs(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:

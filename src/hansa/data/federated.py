@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import torch
+from torch.utils import _pytree as trees
 
 from hansa.data.partitions import Partition
 from hansa.data.split import Split, saved
 from hansa.data.summary import Summary, label_counts, summarize
 from hansa.errors import HansaError
 from hansa.keys import Key
+from hansa.losses import unweighted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +28,10 @@ class Dataset:
     """
 
     name: str
-    inputs: torch.Tensor
-    targets: torch.Tensor
-    test_inputs: torch.Tensor | None = None
-    test_targets: torch.Tensor | None = None
+    inputs: Any
+    targets: Any
+    test_inputs: Any = None
+    test_targets: Any = None
     classes: int | None = None
     groups: torch.Tensor | None = None
     group_names: tuple[str, ...] = ()
@@ -39,18 +42,24 @@ class Dataset:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         _check_owners(self.name, self.test_groups, self.test_targets, None)
-        if self.groups is not None and self.groups.shape != self.targets.shape[:1]:
-            raise HansaError(f"{self.name}: {len(self.groups)} owners for {len(self.targets)} rows.")
+        if self.groups is not None and self.groups.shape != (_rows(self.targets),):
+            raise HansaError(f"{self.name}: {len(self.groups)} owners for {_rows(self.targets)} rows.")
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return _rows(self.targets)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
-        return tuple(self.inputs.shape[1:])
+        return _shape(self.name, self.inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FederatedData:
-    """What a task trains on. Client i holds the rows ``index[offsets[i]:offsets[i + 1]]`` of inputs and targets. Where
+    """What a task trains on. Client i holds the rows ``index[offsets[i]:offsets[i + 1]]`` of inputs and targets, which
+    are tensors, or dicts and tuples of them; in place of a tensor may stand a `hansa.data.Mapped` file. Where
     ``test_owners`` says whose each test row is (-1 for nobody's), clients are also evaluated one by one.
 
     >>> data = FederatedData(torch.randn(4, 2), torch.tensor([0, 1, 1, 0]), torch.tensor([3, 0, 1]),
@@ -59,12 +68,12 @@ class FederatedData:
     (2, 2, [1], [[2, 0], [0, 1]])
     """
 
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    inputs: Any
+    targets: Any
     index: torch.Tensor
     offsets: torch.Tensor
-    test_inputs: torch.Tensor | None = None
-    test_targets: torch.Tensor | None = None
+    test_inputs: Any = None
+    test_targets: Any = None
     classes: int | None = None
     name: str = "data"
     test_owners: torch.Tensor | None = None
@@ -74,16 +83,17 @@ class FederatedData:
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         _check_owners(self.name, self.test_owners, self.test_targets, self.population)
         rows = self.split.index
-        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(self.inputs)):
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < _rows(self.inputs)):
             raise HansaError(
                 f"{self.name}: clients hold rows {int(rows.min())} to {int(rows.max())}, "
-                f"but the data has rows 0 to {len(self.inputs) - 1}."
+                f"but the data has rows 0 to {_rows(self.inputs) - 1}."
             )
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {self.classes} classes"
-        test = 0 if self.test_targets is None else len(self.test_targets)
-        rows = f"{len(self.index)} samples of shape {tuple(self.inputs.shape[1:])}"
+        test = 0 if self.test_targets is None else _rows(self.test_targets)
+        shapes = trees.tree_map(lambda leaf: tuple(leaf.shape[1:]), self.inputs)
+        rows = f"{len(self.index)} samples of shape {shapes}"
         return f"FederatedData({self.name!r}, {self.population} clients, {rows}{classes}, {test} to test with)"
 
     def _repr_html_(self) -> str:
@@ -108,12 +118,12 @@ class FederatedData:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
-        return tuple(self.inputs.shape[1:])
+        return _shape(self.name, self.inputs)
 
     @property
     def labelled(self) -> bool:
         """Whether it is known how many samples of each label each client holds."""
-        return self.classes is not None and self.targets.ndim == 1
+        return self.classes is not None and getattr(unweighted(self.targets), "ndim", 0) == 1
 
     def rows(self, client: int) -> torch.Tensor:
         """The row numbers of one client: a view, never a copy."""
@@ -130,7 +140,7 @@ class FederatedData:
         """How many samples of each label each client holds, [population, classes]."""
         if self.classes is None:
             raise HansaError(f"{self.name}: has no classes to count.")
-        return label_counts(self.split, self.targets, self.classes)
+        return label_counts(self.split, unweighted(self.targets), self.classes)
 
     def summary(self) -> Summary:
         """Sizes, label entropy, effective number of clients a label."""
@@ -144,12 +154,14 @@ def partition(data: Dataset, how: Partition, clients: int | None = None, seed: i
     >>> partition(Dataset("mine", torch.rand(6, 2), torch.arange(6) % 2), iid(), clients=3).population
     3
     """
-    key = Key(seed).child("partition")
+    key, labels = Key(seed).child("partition"), unweighted(data.targets)
+    if not isinstance(labels, torch.Tensor):  # only how many rows there are is known
+        labels = torch.zeros(_rows(labels))
     if isinstance(how, saved) or data.groups is None or bool((data.groups >= 0).all()):
-        split = how.split(data.targets, clients, key, data.groups)
+        split = how.split(labels, clients, key, data.groups)
     else:
         rows = torch.nonzero(data.groups >= 0).squeeze(1)
-        dealt = how.split(data.targets[rows], clients, key, data.groups[rows])
+        dealt = how.split(labels[rows], clients, key, data.groups[rows])
         split = Split(rows[dealt.index], dealt.offsets)
     return with_clients(data, split)
 
@@ -190,25 +202,36 @@ def _natural_owners(data: Dataset, split: Split) -> torch.Tensor | None:
     return client_of[data.test_groups]
 
 
-def _check_pair(
-    name: str, inputs_are: str, inputs: torch.Tensor, targets_are: str, targets: torch.Tensor, classes: int | None
-) -> None:
-    if inputs.ndim < 1 or targets.ndim < 1 or len(inputs) != len(targets) or not len(inputs):
-        raise HansaError(
-            f"{name}: {inputs_are} of shape {tuple(inputs.shape)} and {targets_are} of shape {tuple(targets.shape)}: "
-            "expected one target a row, and at least one row."
-        )
-    if classes is not None and not targets.is_floating_point():
+def _rows(tree: Any) -> int:
+    return len(trees.tree_leaves(tree)[0])
+
+
+def _shape(name: str, inputs: Any) -> tuple[int, ...]:
+    if isinstance(inputs, (dict, tuple, list)):
+        raise HansaError(f"{name}: its inputs are several tensors, which no model of Hansa's takes: name your own.")
+    return tuple(inputs.shape[1:])
+
+
+def _check_pair(name: str, inputs_are: str, inputs: Any, targets_are: str, targets: Any, classes: int | None) -> None:
+    leaves = [(inputs_are, leaf) for leaf in trees.tree_leaves(inputs)]
+    leaves += [(targets_are, leaf) for leaf in trees.tree_leaves(targets)]
+    shapes = [(what, getattr(leaf, "shape", None)) for what, leaf in leaves]
+    lengths = {shape[0] if shape else 0 for _, shape in shapes}
+    if len(lengths) != 1 or lengths == {0}:
+        told = " and ".join(f"{what} of shape {None if shape is None else tuple(shape)}" for what, shape in shapes)
+        raise HansaError(f"{name}: {told}: expected one target a row, and at least one row.")
+    targets = unweighted(targets)
+    if classes is not None and isinstance(targets, torch.Tensor) and not targets.is_floating_point():
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:
             raise HansaError(f"{name}: {targets_are} run from {low} to {high}: expected 0 to {classes - 1}.")
 
 
-def _check_owners(name: str, owners: torch.Tensor | None, targets: torch.Tensor | None, population: int | None) -> None:
+def _check_owners(name: str, owners: torch.Tensor | None, targets: Any, population: int | None) -> None:
     """Refuse owners of test rows that do not fit them, or that are no clients."""
     if owners is None:
         return
-    rows = 0 if targets is None else len(targets)
+    rows = 0 if targets is None else _rows(targets)
     if owners.dtype != torch.int64 or owners.shape != (rows,):
         raise HansaError(
             f"{name}: owners of test rows are {owners.dtype} of shape {tuple(owners.shape)}: expected int64, one for "
@@ -220,19 +243,14 @@ def _check_owners(name: str, owners: torch.Tensor | None, targets: torch.Tensor 
         raise HansaError(f"{name}: test rows belong to {low} to {high}: expected clients 0{known}, -1 for nobody's.")
 
 
-def _check_test(
-    name: str,
-    inputs: torch.Tensor,
-    test_inputs: torch.Tensor | None,
-    test_targets: torch.Tensor | None,
-    classes: int | None,
-) -> None:
+def _check_test(name: str, inputs: Any, test_inputs: Any, test_targets: Any, classes: int | None) -> None:
     if test_inputs is None and test_targets is None:
         return
     if test_inputs is None or test_targets is None:
         raise HansaError(f"{name}: a test set needs both inputs and targets.")
     _check_pair(name, "test inputs", test_inputs, "test targets", test_targets, classes)
-    if test_inputs.shape[1:] != inputs.shape[1:]:
-        raise HansaError(
-            f"{name}: test inputs are {tuple(test_inputs.shape[1:])} each, training inputs {tuple(inputs.shape[1:])}."
-        )
+    form, other = (trees.tree_structure(each) for each in (inputs, test_inputs))
+    shapes = [[tuple(leaf.shape[1:]) for leaf in trees.tree_leaves(each)] for each in (inputs, test_inputs)]
+    if form != other or shapes[0] != shapes[1]:
+        train, test = (each[0] if len(each) == 1 else each for each in shapes)
+        raise HansaError(f"{name}: test inputs are {test} each, training inputs {train}.")

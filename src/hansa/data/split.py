@@ -89,8 +89,12 @@ class Split:
         return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(ends.astype(np.int64)))
 
 
-def fingerprint(targets: torch.Tensor) -> str:
+def fingerprint(targets: Any) -> str:
     """SHA-256 of a data set's targets: what a saved partition belongs to."""
+    if not isinstance(targets, torch.Tensor):
+        leaves, form = torch.utils._pytree.tree_flatten(targets)
+        parts = [leaf.identity() if hasattr(leaf, "identity") else fingerprint(leaf) for leaf in leaves]
+        return hashlib.sha256(f"{form} {parts}".encode()).hexdigest()
     state = hashlib.sha256(f"{targets.dtype} {tuple(targets.shape)}".encode())
     state.update(targets.detach().cpu().contiguous().view(torch.uint8).numpy().data if targets.numel() else b"")
     return state.hexdigest()
@@ -99,7 +103,7 @@ def fingerprint(targets: torch.Tensor) -> str:
 def save_split(
     path: Path | str,
     split: Split,
-    targets: torch.Tensor,
+    targets: Any,
     made_by: str = "",
     counts: Sequence[Sequence[int]] | None = None,
 ) -> None:
@@ -118,7 +122,7 @@ def save_split(
         "format": _FORMAT,
         "targets_sha256": fingerprint(targets),
         "split_sha256": _digest(split),
-        "rows": str(len(targets)),
+        "rows": str(len(torch.utils._pytree.tree_leaves(targets)[0])),
         "made_by": made_by,
     }
     if counts is not None:
@@ -151,7 +155,7 @@ def label_facts(path: Path | str) -> tuple[int, list[list[int]]] | None:
     return clients, plain
 
 
-def load_split(path: Path | str, targets: torch.Tensor | None) -> Split:
+def load_split(path: Path | str, targets: Any | None) -> Split:
     """Read a split back; one made for other targets, or changed since it was written, is refused. None leaves it to the
     caller to know that the targets are those.
 
@@ -179,9 +183,10 @@ def load_split(path: Path | str, targets: torch.Tensor | None) -> Split:
     if _digest(split) != facts.get("split_sha256"):
         raise damaged(path, f"rows of SHA-256 {facts.get('split_sha256')}", _digest(split))
     if targets is not None and fingerprint(targets) != facts.get("targets_sha256"):
+        rows = len(torch.utils._pytree.tree_leaves(targets)[0])
         raise damaged(
             path,
-            f"a partition of these {len(targets)} targets (SHA-256 {fingerprint(targets)})",
+            f"a partition of these {rows} targets (SHA-256 {fingerprint(targets)})",
             f"one of {facts.get('rows')} others (SHA-256 {facts.get('targets_sha256')})",
             "Load the data set it was made for, or partition anew.",
         )

@@ -13,7 +13,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from hansa import aggregate, augment, compress, data, gossip, local, presets, sample, schedule, server
+from hansa import aggregate, augment, compress, data, gossip, local, losses, presets, sample, schedule, server
 from hansa.algorithm import Algorithm
 from hansa.errors import HansaError, near, shown
 from hansa.registry import plugins, user_code
@@ -247,6 +247,7 @@ BLOCKS = add(
     "blocks", local.blocks, {"blocks": local.blocks}, word="choice of blocks", default="blocks", listed=local.blocks
 )
 AUGMENT = add("augment", augment.Augmentation, augment, word="augmentation", function="generator")
+LOSS = add("loss", losses.Loss, losses, ("sums",))
 PARTITION = add("partition", data.Partition, data, ("split",), homes=("hansa.data.partitions", "hansa.data.split"))
 LINK_MODEL = add(
     "link_model",

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hansa import aggregate, augment, compress, data, gossip, local, presets, sample, server
+from hansa import aggregate, augment, compress, data, gossip, local, losses, presets, sample, server
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
 
-ROOMS = (server, aggregate, compress, local, gossip, sample, data, augment, presets)
+ROOMS = (server, aggregate, compress, local, gossip, sample, data, augment, losses, presets)
 TOP = (Algorithm, Channel, LocalPhase, Mixing)
 
 

@@ -53,7 +53,7 @@ def bindings(run: Run) -> Bindings:
     found = {"method": _codes(run.algorithm.parts()), "version": hansa_version()}
     if held is not None:
         rows = [getattr(held, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
-        found["data"] = digest(rows)
+        found["data"] = digest(held.identity() if hasattr(held, "identity") else rows)
         owners = getattr(held, "test_owners", None)
         split = [getattr(held, name, None) for name in ("index", "offsets")]
         found["partition"] = digest(split if owners is None else [*split, owners])
@@ -130,6 +130,8 @@ def _leaves(value: object) -> Iterator[str]:
         yield f"[{len(value)}"
         for item in value:
             yield from _leaves(item)
+    elif hasattr(value, "identity"):
+        yield f"{value.identity()};"
     elif callable(value):
         yield source(value) + ";"
     else:

@@ -386,6 +386,8 @@ def global_loss(task: Task, every: int = 1) -> Callback:
 def _same_data(config: Config, folder: RunFolder) -> data.FederatedData:
     """The data of a run that was begun: dealt as it was then, whatever has changed since."""
     again = build.federated(config)
+    if not isinstance(again, data.FederatedData):  # its clients are a function of their numbers, or given with it
+        return again
     split = data.load_split(folder / PARTITION, again.targets if folder.marker is None else None)
     try:
         return replace(again, index=split.index, offsets=split.offsets)

@@ -15,6 +15,7 @@ from hansa.augment.base import Augment, pipeline
 from hansa.devices import Device, devices
 from hansa.errors import HansaError
 from hansa.keys import Key
+from hansa.losses import Weighted, weighing
 from hansa.native.recognise import Unfit
 from hansa.native.stack import Stack
 from hansa.tasks import generators
@@ -32,6 +33,7 @@ from hansa.tasks.samples import (
 from hansa.tasks.scores import (
     Metric,
     Score,
+    check_classes,
     check_names,
     default_metric,
     of_one_client,
@@ -113,12 +115,15 @@ class Task:
         example = fresh(model, Key(0))
         self.name = name if name is not None else type(example).__name__
         self.example = inputs, targets = self._some()
+        if isinstance(targets, Weighted):
+            self.loss = loss = weighing(loss)
         self.layout = Layout.of(example, channels_last=False)
         if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor):
             self.layout = fitting_layout(self.name, self._example, loss, inputs, targets)
         double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
         self.dtype = torch.float64 if double else torch.float32
         seen = look(self._example, loss, self.layout, self.dtype, inputs, targets)
+        check_classes(seen, loss, getattr(data, "targets", None))
         self.still = self._constant(example, seen)
         self.layout = self.layout.without(self.still)
         self.metric = metric if metric is not None else default_metric(loss, seen, getattr(data, "targets", targets))
@@ -152,7 +157,7 @@ class Task:
         return {name for name in still if same_bits(here[name], other.get(name))}
 
     def _reduction(self, seen: Seen | None) -> str:
-        if seen is None:
+        if seen is None or hasattr(self.loss, "sums"):
             return "mean"
         if seen.value.ndim:
             raise HansaError(

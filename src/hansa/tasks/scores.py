@@ -13,7 +13,9 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.utils import _pytree as trees
 
 from hansa.errors import HansaError, shown
+from hansa.losses import unweighted
 from hansa.tasks.probe import Seen, of_rows
+from hansa.tasks.samples import rows_of
 
 Loss: TypeAlias = Callable[[Any, torch.Tensor], torch.Tensor]
 Metric: TypeAlias = Callable[[Any, torch.Tensor], Any]
@@ -29,12 +31,14 @@ class Hits(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What one range of the test rows came to. ``outputs`` are there where a metric asks for all rows at once."""
+    """What one range of the test rows came to: ``hits`` among the ``counted`` labels that are not ignored.
+    ``outputs`` are there where a metric asks for all rows at once."""
 
     loss: float
     weight: float
     hits: float | None = None
     own: Hits | None = None
+    counted: float = 0.0
     outputs: tuple[tuple[Any, torch.Tensor], ...] = ()
 
 
@@ -54,6 +58,7 @@ def together(scores: Sequence[Score]) -> Score:
         )
         if own
         else None,
+        math.fsum(score.counted for score in scores),
         tuple(piece for score in scores for piece in score.outputs),
     )
 
@@ -65,7 +70,7 @@ def total(scores: Sequence[Score], rows: int, metric: Metric | None, metrics: Ma
     hits = [score.hits for score in scores if score.hits is not None]
     own = [score.own for score in scores if score.own is not None]
     if hits:
-        found["test_accuracy"] = math.fsum(hits) / rows
+        found["test_accuracy"] = math.fsum(hits) / max(1.0, math.fsum(score.counted for score in scores))
     elif own and all(part.adds for part in own):
         found["test_accuracy"] = math.fsum(part.added for part in own) / rows
     elif own and all(part.averages for part in own):
@@ -176,20 +181,39 @@ def default_metric(loss: Loss, seen: Seen | None, targets: Any) -> Metric | None
 
     Nothing for other targets, nor where the outputs do not say which axis has the classes.
     """
-    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+    targets = unweighted(targets)
+    if not hasattr(targets, "is_floating_point") or targets.is_floating_point():
         return None
     if seen is None:
         return accuracy_hits
-    output, target = seen.output, seen.target
+    output, target = getattr(seen.output, "logits", seen.output), unweighted(seen.target)
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
         return None
     if output.shape in (target.shape, (*target.shape, 1)):
         return _threshold(loss, output, targets) if target.ndim == 1 else None
     second = output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]
     last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
-    if second and (not last or output.ndim == 2 or plain(loss) is not None):
+    if second and (not last or output.ndim == 2 or plain(loss) is not None or _second(loss)):
         return accuracy_hits
-    return accuracy_hits_last if last and not second else None
+    return accuracy_hits_last if last and (not second or getattr(loss, "classes", "") == "last") else None
+
+
+def check_classes(seen: Seen | None, loss: Loss, targets: Any) -> None:
+    """Refuse class numbers that the model has no output for, where the loss is cross-entropy as torch has it."""
+    targets = unweighted(targets)
+    if seen is None or plain(loss) is None or not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+        return
+    if not isinstance(seen.output, torch.Tensor) or seen.output.ndim < 2:
+        return
+    outputs, most = seen.output.shape[1], int(targets.max())
+    if most >= outputs:
+        raise HansaError(
+            f"targets go up to {most}, the model has {outputs} outputs: give it {most + 1}, or number classes from 0."
+        )
+
+
+def _second(loss: Loss) -> bool:
+    return getattr(loss, "classes", "") in ("auto", "second")
 
 
 def _threshold(loss: Loss, output: torch.Tensor, targets: torch.Tensor) -> Metric | None:
@@ -206,13 +230,13 @@ def _threshold(loss: Loss, output: torch.Tensor, targets: torch.Tensor) -> Metri
 
 
 def accuracy_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """How many rows have their target as the largest output; for targets with more axes, a mean over a row's own."""
-    return _rows_hit(output.argmax(dim=1), target)
+    """How many rows have their target as the largest output; for targets with more axes, how many places."""
+    return _rows_hit(getattr(output, "logits", output).argmax(dim=1), target)
 
 
 def accuracy_hits_last(output: Any, target: torch.Tensor) -> torch.Tensor:
     """The same with the classes on the last axis, as language models have them."""
-    return _rows_hit(output.argmax(dim=-1), target)
+    return _rows_hit(getattr(output, "logits", output).argmax(dim=-1), target)
 
 
 def logit_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
@@ -230,12 +254,13 @@ def probability_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
 BUILT_IN = (accuracy_hits, accuracy_hits_last, logit_hits, probability_hits)
 
 
+def counted(target: torch.Tensor) -> float:
+    """How many rows, or places of rows, have a label that is not ignored."""
+    return float((target >= 0).sum())
+
+
 def _rows_hit(guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    hit = (guess == target).double()
-    if hit.ndim == 1:
-        return hit.sum()
-    counts = (target >= 0).flatten(1).double()  # what is ignored is neither hit nor missed
-    return ((hit.flatten(1) * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)).sum()
+    return ((guess == target) & (target >= 0)).double().sum()  # what is ignored is neither hit nor missed
 
 
 def plain(loss: Loss) -> tuple[Callable[..., torch.Tensor], dict[str, Any]] | None:
@@ -255,9 +280,12 @@ def summed(loss: Loss, reduction: str) -> Callable[[Any, torch.Tensor], tuple[fl
     """A loss as a sum and the weight that it is to be divided by, for one batch.
 
     A mean of n rows counts n times; a sum is divided by the rows too, so that test losses compare. Cross-entropy with
-    class weights or ignored labels is sum w_i l_i / sum w_i over all test rows, as torch has it for one batch. Any
+    class weights or ignored labels is sum w_i l_i / sum w_i over all test rows, as torch has it for one batch, and so
+    are the losses of `hansa.losses`. Any
     other loss that is neither a mean nor a sum over rows counts by the rows of each batch of 500.
     """
+    if hasattr(loss, "sums"):
+        return partial(_of_sums, loss.sums)
     known = plain(loss)
     if known is None or known[1].get("reduction", "mean") != "mean":
         return partial(_scaled, loss, reduction == "sum")
@@ -268,9 +296,14 @@ def summed(loss: Loss, reduction: str) -> Callable[[Any, torch.Tensor], tuple[fl
     return partial(_weighted, function, settings, int(settings.get("ignore_index", -100)))
 
 
-def _scaled(loss: Loss, is_sum: bool, output: Any, target: torch.Tensor) -> tuple[float, float]:
-    value = float(loss(output, target))
-    return (value if is_sum else value * len(target)), float(len(target))
+def _of_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
+    total, weight = sums(output, target)
+    return float(total), float(weight)
+
+
+def _scaled(loss: Loss, is_sum: bool, output: Any, target: Any) -> tuple[float, float]:
+    value, rows = float(loss(output, target)), rows_of(target)
+    return (value if is_sum else value * rows), float(rows)
 
 
 def _counted(

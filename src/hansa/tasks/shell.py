@@ -14,6 +14,7 @@ from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.local.descent import Descent, Moved
 from hansa.local.work import Work
+from hansa.losses import unweighted
 from hansa.native.solo import Settings, Solo, draws, shuffles_like_numpy
 from hansa.native.together import Together
 from hansa.tasks import generators
@@ -30,7 +31,7 @@ from hansa.tasks.samples import (
     take_rows,
     train_source,
 )
-from hansa.tasks.scores import BUILT_IN, Score, accuracy_hits, on_the_cpu, own_hits, together
+from hansa.tasks.scores import BUILT_IN, Score, accuracy_hits, counted, on_the_cpu, own_hits, together
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.vectors import allocate
 from hansa.vectors.arithmetic import fits
@@ -232,7 +233,7 @@ class ModuleShell:
         if self.stack is not None and task.metric is accuracy_hits and not task.metrics and source.one is not None:
             assert isinstance(source, Held)
             loss, hits = self.stack.evaluate(self.y, source.one.logical, source.labels, start, stop)
-            return Score(loss, stop - start, hits)
+            return Score(loss, stop - start, hits, counted=stop - start)
         self.seed(Key(0).child("evaluation", start))
         self.module.eval()
         parts = []
@@ -246,13 +247,14 @@ class ModuleShell:
         inputs, target = source.batch(None, rows.to(self.device))
         output = self._ask(inputs)
         loss, weight = task.summed(output, target)
-        hits, own = None, None
+        target = unweighted(target)
+        hits, own, count = None, None, 0.0
         if task.metric in BUILT_IN:
-            hits = float(task.metric(output, target))
+            hits, count = float(task.metric(output, target)), counted(target)
         elif task.metric is not None:
             own = own_hits(task.metric, output, target, lambda some: self._ask(take_rows(inputs, some)))
-        outputs = ((on_the_cpu(output), target.cpu()),) if task.metrics else ()
-        return Score(loss, weight, hits, own, outputs)
+        outputs = ((on_the_cpu(output), on_the_cpu(target)),) if task.metrics else ()
+        return Score(loss, weight, hits, own, count, outputs)
 
     def _test_rows(self) -> Source:
         """The test rows, through what they go through; where they are one tensor, once and for all."""
