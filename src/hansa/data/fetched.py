@@ -22,7 +22,11 @@ Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 
 
 class Made:
-    """Clients whose rows a function of their number makes, when they take part and not before."""
+    """Clients whose rows a function of their number makes, when they take part and not before; `by_function` gives it.
+
+    >>> Made(lambda client: (np.ones((2, 3)), np.zeros(2)), torch.full((9,), 2), None, "tiny").rows(8).tolist()
+    [0, 1]
+    """
 
     def __init__(self, make: Make, sizes: torch.Tensor, test: tuple[Any, Any] | None, name: str) -> None:
         self.make, self.sizes, self.name = make, sizes, name
@@ -112,7 +116,12 @@ def by_function(
 
 
 class Collated:
-    """The items of a map-style dataset, put together to batches by a function."""
+    """The items of a map-style dataset, put together to batches by a function; `collated` gives it.
+
+    >>> pairs = [(1.0, 0), (2.0, 1), (3.0, 0)]
+    >>> collated(pairs, lambda some: tuple(map(torch.tensor, zip(*some))), clients=[0, 0, 1]).samples(0)
+    2
+    """
 
     def __init__(self, items: Any, collate: Collate, split: Split, test: Any, name: str) -> None:
         self.items, self.collate, self.split, self.test, self.name = items, collate, split, test, name

@@ -24,6 +24,12 @@ class Mapped:
     """The rows of a .npy file, or of a tensor ``name`` in a .safetensors file, read when they are asked for.
 
     It goes to workers as its path: none of them copies the file. Bytes become float32 / 255, as everywhere.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/x.npy", np.arange(6.0).reshape(3, 2))
+    ...     Mapped(f"{folder}/x.npy").gather(torch.tensor([2])).tolist()
+    [[4.0, 5.0]]
     """
 
     def __init__(self, path: Path | str, name: str | None = None) -> None:
@@ -93,6 +99,13 @@ def from_mapped(
 
     Inputs, and targets of several numbers a row, are read batch by batch; who owns what is in memory. ``clients`` is as
     in `from_arrays`; without it the owners are those in the file. Numbers are not looked through beforehand.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/inputs.npy", np.zeros((6, 2), np.float32))
+    ...     np.save(f"{folder}/targets.npy", np.arange(6) % 2)
+    ...     from_mapped(folder, clients=3).population
+    3
     """
     from hansa.data.arrays import dealt
 

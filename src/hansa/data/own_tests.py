@@ -12,6 +12,7 @@ from hansa.data.federated import FederatedData
 from hansa.data.owners import owners_of
 from hansa.errors import HansaError, near, refuse
 from hansa.keys import Key
+from hansa.losses import unweighted
 
 TestClients: TypeAlias = "Literal['labels'] | float"
 """How test rows get owners: ``"labels"`` deals them, a share holds some of each client's own rows out."""
@@ -48,7 +49,7 @@ def named_test_clients(data: FederatedData, clients: Any, test_clients: Any, see
     """The same data with the owner of every test row given as the training rows' were: by number, or by name."""
     if isinstance(test_clients, (str, float, int)):
         return with_test_clients(data, test_clients, seed)  # type: ignore[arg-type]
-    rows = 0 if data.test_targets is None else len(data.test_targets)
+    rows = 0 if data.test_targets is None else len(torch.utils._pytree.tree_leaves(data.test_targets)[0])
     if not rows:
         raise HansaError(f"{data.name}: test_clients says whose test rows are, but there are none: give test=(x, y).")
     known, found = owners_of(data.name, clients, "clients"), owners_of(data.name, test_clients, "test_clients")
@@ -73,9 +74,10 @@ def named_test_clients(data: FederatedData, clients: Any, test_clients: Any, see
 def _by_label(data: FederatedData, key: Key) -> FederatedData:
     if data.test_targets is None:
         raise HansaError(f"{data.name}: there are no test rows to deal. {_SHARE}")
-    if data.classes is None or data.targets.ndim != 1:
+    targets, tested = unweighted(data.targets), unweighted(data.test_targets)
+    if data.classes is None or targets.ndim != 1:
         raise HansaError(f"{data.name}: has no labels to deal test rows by. {_SHARE}")
-    counts, labels = data.label_counts().numpy().astype(np.float64), data.test_targets.numpy()
+    counts, labels = data.label_counts().numpy().astype(np.float64), tested.numpy()
     owners = np.full(len(labels), -1, np.int64)
     for label in np.unique(labels):
         if not (total := counts[:, label].sum()):
@@ -108,7 +110,12 @@ def _held_out(data: FederatedData, share: float, key: Key) -> FederatedData:
         data,
         index=torch.cat(kept),
         offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in kept]).tolist()]),
-        test_inputs=data.inputs[tests],
-        test_targets=data.targets[tests],
+        test_inputs=_taken(data.inputs, tests),
+        test_targets=_taken(data.targets, tests),
         test_owners=torch.tensor(owners),
     )
+
+
+def _taken(tree: Any, rows: torch.Tensor) -> Any:
+    """Some rows of every tensor; of files that are mapped, in memory."""
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.gather(rows) if hasattr(leaf, "path") else leaf[rows], tree)

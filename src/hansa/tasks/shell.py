@@ -218,7 +218,7 @@ class ModuleShell:
         task, source = self.task, self._test_rows()
         if self.stack is not None and task.metric is accuracy_hits and not task.metrics and source.one is not None:
             loss, hits = self.stack.evaluate(self.y, *source.batch(None, own.to(self.device)))
-            return Score(loss, len(own), hits)
+            return Score(loss, len(own), hits, counted=len(own))
         self.seed(Key(0).child("evaluation", int(own[0])))
         self.module.eval()
         found = together([self._score(source, rows) for rows in torch.split(own, EVALUATION_BATCH)])
