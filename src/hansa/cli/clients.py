@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 _MOST = 12  # rows of the table: the worst and, where there are more, the best
 
 
-def show_clients(rows: ClientColumns, title: str, as_json: bool) -> None:
+def show_clients(by: ClientColumns, title: str, as_json: bool) -> None:
     """A row a client, the worst served first; as JSON all of them."""
     from hansa.errors import HansaError
     from hansa.report import formats
     from hansa.runs.metrics import plain, smaller_is_better
 
-    if not rows.rows:
+    if not by.rows:
         raise HansaError(f"{title}: has no record of clients: no round has closed, or hansa 0.1 made it.")
-    by = rows.by_client()
     if as_json:
         out().print_json(json.dumps(plain({name: values.tolist() for name, values in by.items()}), allow_nan=False))
         return

@@ -66,7 +66,7 @@ def show(
     if clients:
         from hansa.cli.clients import show_clients
 
-        show_clients(found.clients(), str(found), as_json)
+        show_clients(found.by_client(), str(found), as_json)
         return
     read, history = found.config, found.numbers
     summary = found.summary_of(history)

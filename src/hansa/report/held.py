@@ -28,7 +28,7 @@ def held_by(entries: Sequence[Entry]) -> tuple[list[Holdings], list[int | None]]
                 continue
             clients, labels = facts
             populations[-1] = clients
-            held = Holdings(labels, _labels(run.config, len(labels[0]) if labels else 0), population=clients)
+            held = Holdings(labels, label_names(run.config, len(labels[0]) if labels else 0), population=clients)
             found.setdefault(repr((clients, labels)), (held, []))[1].append(entry.name)
     several = len(found) > 1
     drawn = [
@@ -44,7 +44,7 @@ def _words(entries: Sequence[Entry], names: Sequence[str]) -> str:
     return f"of seed {several[0].members[0].seed}; every seed deals anew" if several else ""
 
 
-def _labels(config: str, count: int) -> list[str]:
+def label_names(config: str, count: int) -> list[str]:
     """The names of the classes, or their numbers."""
     try:
         said = parse(config).data.get("data") or {}

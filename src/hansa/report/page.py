@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from hansa.report.client_view import client_view, served
 from hansa.report.cluster_graphs import graphs_section
 from hansa.report.held import held_by
 from hansa.report.payload import payload, written
@@ -118,7 +119,7 @@ def rendered(
         "targets": str(Section("Rounds to a target", reach, "test accuracy; below, what had been sent up", "reach")),
         "sections": "".join(map(str, sections)),
         "graphs": str(graphs_section(standings, populations)),
-        "partition": str(holdings_section(drawn)),
+        "partition": str(holdings_section(drawn)) + client_view(served(standings)),
         "configs": str(configs_section(standings)),
         "environment": str(environment_section(entries)),
     }

@@ -22,9 +22,23 @@ if TYPE_CHECKING:
     import pandas
 
 
+MOST_HOLDINGS = 20_000
+"""Of more clients than this the page does not say what each holds."""
+
+
 def entry_of(run: Run, name: str) -> Entry:
     """A living run as an entry of a report."""
-    return Entry(name, run.history, environment=environment(), seed=run.key.seed, made=repr(run.algorithm))
+    clients, held = run.clients().by_client(), getattr(run.task, "data", None)
+    labelled = getattr(held, "classes", None) is not None and getattr(held.targets, "ndim", 0) == 1
+    return Entry(
+        name,
+        run.history,
+        environment=environment(),
+        seed=run.key.seed,
+        made=repr(run.algorithm),
+        clients=clients if clients.rows else None,
+        holds=held.label_counts().tolist() if labelled and held.population <= MOST_HOLDINGS else (),
+    )
 
 
 class Runs(Sequence[Run]):

@@ -12,6 +12,7 @@ from typing import Any
 from hansa.config import Config, from_text, to_text
 from hansa.errors import HansaError
 from hansa.runs import group, metrics
+from hansa.runs.client_columns import ClientColumns
 from hansa.runs.folder import CONFIG, RunFolder
 from hansa.runs.journal import Columns
 from hansa.runs.spread import Spread, combined
@@ -51,6 +52,11 @@ class Entry:
     made: str = ""
     folder: str = ""
     planned: int | None = None
+    clients: ClientColumns | None = field(default=None, compare=False, repr=False)
+    """What each client did, one row each; of a run that lies in a folder it is read there."""
+    holds: Sequence[Sequence[int]] = field(default=(), compare=False, repr=False)
+    """How many samples of each label each client holds."""
+    labels: Sequence[str] = ()
 
     @classmethod
     def of_folder(cls, folder: Path | str, name: str | None = None) -> Entry:

@@ -30,7 +30,11 @@ KINDS: dict[str, npt.DTypeLike] = {
 }
 """The columns of every record; those of tests come after them, each in single precision."""
 
-BYTES = ("up_bytes", "down_bytes", "peer_bytes")
+SUMMED = {
+    "asked": "asked", "admitted": "participations", "up_bytes": "up_bytes", "down_bytes": "down_bytes",
+    "peer_bytes": "peer_bytes",
+}  # fmt: skip
+"""The columns that add up over rounds, and what their sums are called; of the others the last value counts."""
 
 
 class ClientColumns(dict[str, Array]):
@@ -66,7 +70,7 @@ class ClientColumns(dict[str, Array]):
     @property
     def tests(self) -> list[str]:
         """The columns that evaluations made."""
-        return [name for name in self if name not in KINDS]
+        return [name for name in self if name not in KINDS and name != "participations"]
 
     def at(self, round: int) -> ClientColumns:
         """The rows of one round."""
@@ -78,23 +82,14 @@ class ClientColumns(dict[str, Array]):
         the sums of its bytes.
 
         >>> made = {"round": [1, 1, 2], "client": [0, 2, 2], "asked": [1, 1, 1], "admitted": [1, 1, 1],
-        ...         "loss": [0.5, 0.75, 0.25], "norm": [1.0, 1.0, 2.0], **dict.fromkeys(BYTES, [8, 8, 8])}
+        ...         "loss": [0.5, 0.75, 0.25], "norm": [1.0, 1.0, 2.0], "up_bytes": [8, 8, 8]}
         >>> found = ClientColumns({name: np.array(values) for name, values in made.items()}).by_client()
         >>> found["client"].tolist(), found["participations"].tolist(), found["loss"].tolist()
         ([0, 2], [1, 2], [0.5, 0.25])
         """
-        clients, place = np.unique(self["client"], return_inverse=True)
-        found = ClientColumns(client=clients)
-        for name, source in (("asked", "asked"), ("participations", "admitted")):
-            if source in self:
-                found[name] = np.bincount(place, self[source], len(clients)).astype(np.int64)
-        for name in BYTES:
-            if name in self:
-                found[name] = _sums(place, self[name], len(clients))
-        for name in ("loss", "norm", *self.tests):
-            if name in self:
-                found[name] = _last(place, self[name], len(clients))
-        return found
+        tally = Tally()
+        tally.take(self)
+        return tally.found()
 
     def write_csv(self, path: Path | str) -> Path:
         """Write the rows as CSV; what was not measured is empty."""
@@ -134,8 +129,8 @@ def joined(blocks: Iterable[tuple[int, Mapping[str, Mapping[str, Array]]]], name
     held: dict[str, int] = {}
     total = 0
     for round, tables in blocks:
-        clients = _union([table["client"] for table in tables.values()])
-        for name, values in _filled(round, clients, tables).items():
+        clients = union([table["client"] for table in tables.values()])
+        for name, values in filled(round, clients, tables).items():
             if name in names or not names:
                 parts.setdefault(name, []).extend([*_missing(total - held.get(name, 0)), values])
                 held[name] = total + len(values)
@@ -155,13 +150,15 @@ def _missing(rows: int) -> list[Array]:
     return [np.full(rows, np.nan, np.float32)] if rows else []
 
 
-def _union(clients: Sequence[Array]) -> Array:
+def union(clients: Sequence[Array]) -> Array:
+    """All clients of some tables, in ascending order."""
     if not clients:
         return np.empty(0, np.int64)
     return clients[0] if len(clients) == 1 else np.unique(np.concatenate(clients))
 
 
-def _filled(round: int, clients: Array, tables: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+def filled(round: int, clients: Array, tables: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """The tables of a round as columns of these clients."""
     found: dict[str, Array] = {"round": np.full(len(clients), round, np.int32), "client": clients.astype(np.int32)}
     for name, kind in KINDS.items():
         if name not in found:
@@ -177,19 +174,44 @@ def _filled(round: int, clients: Array, tables: Mapping[str, Mapping[str, Array]
     return found
 
 
-def _sums(place: Array, values: Array, clients: int) -> Array:
-    """Sums of whole numbers, exact where doubles would round."""
-    total = np.zeros(clients, np.int64)
-    np.add.at(total, place, values)
-    return total
+class Tally:
+    """One row a client, from columns that come one after the other: as much memory as there are clients."""
+
+    def __init__(self) -> None:
+        self._there = np.zeros(0, np.bool_)
+        self._sums: dict[str, Array] = {}
+        self._last: dict[str, Array] = {}
+
+    def take(self, columns: Mapping[str, Array]) -> None:
+        """Add rows, which are later than those before."""
+        clients = columns["client"]
+        if not len(clients):
+            return
+        if (most := int(clients.max()) + 1) > len(self._there):
+            self._there = _longer(self._there, most, 0)
+            self._sums = {name: _longer(values, most, 0) for name, values in self._sums.items()}
+            self._last = {name: _longer(values, most, np.nan) for name, values in self._last.items()}
+        self._there[clients] = True
+        for name, values in columns.items():
+            if name in SUMMED:
+                total = self._sums.setdefault(SUMMED[name], np.zeros(len(self._there), np.int64))
+                np.add.at(total, clients, values.astype(np.int64))  # exact where doubles would round
+            elif name not in ("round", "client"):
+                kept = self._last.setdefault(name, np.full(len(self._there), np.nan, np.float32))
+                known = ~np.isnan(values)
+                kept[clients[known]] = values[known]  # of equal places the last one stays
+
+    def found(self) -> ClientColumns:
+        """The rows of all clients that were there."""
+        order = [SUMMED[name] for name in SUMMED if SUMMED[name] in self._sums]
+        found = ClientColumns(client=np.flatnonzero(self._there))
+        found.update({name: self._sums[name][self._there] for name in order})
+        found.update({name: values[self._there] for name, values in self._last.items()})
+        return found
 
 
-def _last(place: Array, values: Array, clients: int) -> Array:
-    """The last value that each client has, in the order of the rows."""
-    found = np.full(clients, np.nan, np.float32)
-    there = ~np.isnan(values)
-    found[place[there]] = values[there]  # of equal places the last one stays
-    return found
+def _longer(values: Array, length: int, fill: float) -> Array:
+    return np.concatenate([values, np.full(length - len(values), fill, values.dtype)])
 
 
 def _words(values: Array) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hansa.runs.client_columns import Array, ClientColumns, joined
+from hansa.runs.client_columns import Array, ClientColumns, Tally, filled, joined, union
 from hansa.store import Damaged, io
 
 Table: TypeAlias = Mapping[str, Array]
@@ -101,6 +101,15 @@ class ClientRecord:
 def read(path: Path | str, *names: str) -> ClientColumns:
     """The columns of a file. A last block that a crash cut short is left out; any other damage is an error."""
     return joined(((block.round, block.tables) for block in _of_file(Path(path))), names)
+
+
+def read_by_client(path: Path | str) -> ClientColumns:
+    """One row a client of the record in a file, however long that is: it is read round by round."""
+    tally = Tally()
+    for block in _of_file(Path(path)):
+        clients = union([table["client"] for table in block.tables.values()])
+        tally.take(filled(block.round, clients, block.tables))
+    return tally.found()
 
 
 def sound(path: Path, round: int, seal: str | None) -> bool:
