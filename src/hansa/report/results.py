@@ -28,8 +28,7 @@ MOST_HOLDINGS = 20_000
 
 def entry_of(run: Run, name: str) -> Entry:
     """A living run as an entry of a report."""
-    clients, held = run.clients().by_client(), getattr(run.task, "data", None)
-    labelled = getattr(held, "classes", None) is not None and getattr(held.targets, "ndim", 0) == 1
+    clients = run.clients().by_client()
     return Entry(
         name,
         run.history,
@@ -37,8 +36,17 @@ def entry_of(run: Run, name: str) -> Entry:
         seed=run.key.seed,
         made=repr(run.algorithm),
         clients=clients if clients.rows else None,
-        holds=held.label_counts().tolist() if labelled and held.population <= MOST_HOLDINGS else (),
+        holds=_holdings(getattr(run.task, "data", None)),
     )
+
+
+def _holdings(held: Any) -> Sequence[Sequence[int]]:
+    """How many samples of each label each client holds; nothing of data that has no labels, or of very many clients."""
+    labelled = getattr(held, "classes", None) is not None and getattr(held.targets, "ndim", 0) == 1
+    if not labelled or held.population > MOST_HOLDINGS:
+        return ()
+    found: list[list[int]] = held.label_counts().tolist()
+    return found
 
 
 class Runs(Sequence[Run]):
