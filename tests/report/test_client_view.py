@@ -87,7 +87,7 @@ def test_a_run_a_folder_and_seeds_have_it_on_their_page(tmp_path) -> None:
     for page in (living, folder):
         assert 'id="clients"' in page
         assert f"client {lowest}</td>" in page
-    assert "labels held" in living
+        assert "labels held" in page
     several = hansa.run(made, owned_task(7), rounds=2, seeds=2).report(tmp_path / "b.html").read_text()
     assert "seed 0, the first of 2" in several
 
