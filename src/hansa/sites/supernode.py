@@ -29,6 +29,7 @@ class SuperNode:
     def __init__(
         self, site: str, address: str, keys: SiteKeys | None, handle: Callable[[bytes], bytes], *, limit: int
     ) -> None:
+        programs.find("flower-supernode")  # here, where somebody hears it
         self.site, self.address, self.keys, self.handle, self.limit = site, address, keys, handle, limit
         self._folder = tempfile.TemporaryDirectory(prefix="hansa-node-")
         self._home = Path(self._folder.name)
