@@ -28,6 +28,7 @@ SHORTER_PYTHON = {"rounds=40": "rounds=1", "steps=10": "steps=1"}
 INSTEAD = {
     "make demo": ["demo", "--tiny", "--workers", "1", "--quiet"],
     "make test": None,  # this is it
+    "hansa watch runs": None,  # it goes on until Ctrl-C: tests/report/test_watch.py
 }
 """Commands that are run in another form, or not at all."""
 

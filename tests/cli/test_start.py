@@ -50,6 +50,7 @@ def made(tmp_path_factory):
         "--version",
         "run --help",
         "data --help",
+        "watch --help",
         "presets",
         "presets fedaware --json",
         "parts",

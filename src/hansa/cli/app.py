@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hansa.cli import advise, after, compare, data, federate, inspect, reproduce, run, sweep
+from hansa.cli import advise, after, compare, data, federate, inspect, reproduce, run, sweep, watch
 from hansa.cli.console import Naming
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("predict")(after.predict)
 app.command("export")(after.export)
 app.command("show")(inspect.show)
 app.command("report")(compare.report)
+app.command("watch")(watch.watch)
 app.command("presets", cls=Naming)(inspect.presets)
 app.command("parts", cls=Naming)(inspect.parts)
 app.command("topology", cls=Naming)(inspect.topology)

@@ -19,8 +19,13 @@ DEEPEST = 4
 def read(folders: Sequence[Path]) -> tuple[list[Entry], list[str]]:
     """An entry for each folder of a run or of several seeds, runs that differ in the seed alone put together, each by a
     name of its own; and a sentence for each that cannot be read or has no round yet."""
+    entries, problems = gathered(folders)
+    return put_together(entries), problems
+
+
+def gathered(folders: Sequence[Path]) -> tuple[list[Entry], list[str]]:
+    """An entry for each folder that can be read and has a round, and what is to be said of the others."""
     entries: list[Entry] = []
-    places: dict[int, str] = {}
     problems: list[str] = []
     for folder in folders:
         try:
@@ -37,12 +42,18 @@ def read(folders: Sequence[Path]) -> tuple[list[Entry], list[str]]:
         if begun:
             made = made if len(begun) == len(made.runs) else Entry.of_seeds(made.name, begun)
             entries.append(made)
-            places[id(made)] = folder.name
+    return entries, problems
+
+
+def put_together(entries: Sequence[Entry]) -> list[Entry]:
+    """Runs that differ in the seed alone as one, each by a name of its own: its title, else that of its folder."""
     found: dict[str, Entry] = {}
     for entry in by_seeds(entries):
-        name = fresh_name(entry.name, places.get(id(entry), entry.name), found)
+        folder = Path(entry.runs[0].folder)
+        place = folder.parent.name if entry.members and folder.name.startswith("seed-") else folder.name
+        name = fresh_name(entry.name, place or entry.name, found)
         found[name] = replace(entry, name=name)
-    return list(found.values()), problems
+    return list(found.values())
 
 
 def runs_below(place: Path) -> list[Path]:

@@ -79,7 +79,7 @@ def page(
     )
     return template().substitute(
         **parts,
-        version=escape(_version()),
+        version=escape(product_version()),
         title=escape(title),
         mark=MARK,
         lead=escape(lead),
@@ -142,7 +142,8 @@ def _kept(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _version() -> str:
+def product_version() -> str:
+    """The version that is installed, or nothing."""
     try:
         return version("hansa")
     except PackageNotFoundError:
