@@ -112,7 +112,12 @@ def holdings_section(held: Sequence[Holdings]) -> Section:
         parts.append(f"{who}{heat_map(each.counts, each.labels, each.population)}{words}")
     if len(held) > MOST_HELD:
         parts.append(f'<p class="note">and {len(held) - MOST_HELD} other partitions</p>')
-    return Section("Who holds what", "".join(parts), "a column a client, a row a label; the stronger the colour, the more", "partition")
+    return Section(
+        "Who holds what",
+        "".join(parts),
+        "a column a client, a row a label; the stronger the colour, the more",
+        "partition",
+    )
 
 
 def configs_section(standings: Sequence[Standing]) -> Section:
