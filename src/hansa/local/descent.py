@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -11,11 +11,13 @@ from hansa.keys import Key
 from hansa.local.blocks import blocks
 from hansa.local.solvers import Ahead, Correction
 from hansa.local.work import Work
-from hansa.native.together import Together
 from hansa.server import ServerTransform
 from hansa.types import Population, RoundContext, State, Vector, Vectors
 from hansa.vectors import allocate
 from hansa.vectors.arithmetic import all_finite
+
+if TYPE_CHECKING:
+    from hansa.native.together import Together
 
 _ALONE = RoundContext(0, Population(()), ())
 
