@@ -24,7 +24,7 @@ from hansa.sites.transport import Arrival
 log = logging.getLogger("hansa")
 
 WHO = b"hansa: who is there?"  # as in hansa_relay.siteside
-START = 90.0  # seconds for the SuperLink and its app to be at work
+START = 180.0  # seconds for the SuperLink and its app to be at work
 _NAME = "hansa"
 _LARGEST = 1 << 40
 
