@@ -124,6 +124,8 @@ class Columns(Sequence[dict[str, Any]]):
         self._columns: dict[str, array[float]] = {}
         self._kinds: dict[str, type] = {}
         self._length = 0
+        self.notes: dict[str, Any] = {}
+        """What was worked out of these numbers and may be asked for again; a new round empties it."""
         for record in records:
             self.add(record)
 
@@ -139,6 +141,7 @@ class Columns(Sequence[dict[str, Any]]):
     def add(self, record: Mapping[str, Any]) -> None:
         """Note a round; what is no number is left out, but for the reasons why clients were lost, which are counted."""
         columns, kinds = self._columns, self._kinds
+        self.notes.clear()
         taken = 0
         for name, value in record.items():
             kind = type(value)

@@ -156,9 +156,21 @@ class _Seen:
 def summarize(history: History, target: float | None = None) -> dict[str, Any]:
     """A run in a few numbers, in one pass: of every evaluated metric the last, the best, the mean of the last five, of
     all test rows and over clients. Without a target accuracy there is no rounds-to-target."""
-    losses = ("test_loss", "global_loss", "local_mean_loss", "loss", "train_loss")
     if not isinstance(history, Columns):
-        history = _records(history)
+        return _summarized(_records(history), target)
+    if "summary" not in history.notes:
+        history.notes["summary"] = _summarized(history, None)
+    found: dict[str, Any] = {}
+    for name, value in history.notes["summary"].items():
+        if target is not None and "target" not in found and name in ("up_bits", "lost"):
+            known = ACCURACY in history.names
+            found |= {"target": target, "rounds_to_target": rounds_to(history, target) if known else None}
+        found[name] = value
+    return found
+
+
+def _summarized(history: Sequence[Record], target: float | None) -> dict[str, Any]:
+    losses = ("test_loss", "global_loss", "local_mean_loss", "loss", "train_loss")
     seen = {metric: _Seen(metric) for metric in (ACCURACY, *losses, *_evaluated(history))}
     if isinstance(history, Columns):
         history = history.only({"round", "lost", "moved", *seen, *COSTS.values(), *_SECONDS})
