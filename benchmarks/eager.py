@@ -61,10 +61,10 @@ def _catalogue(name: str, shape: tuple[int, ...], **words: Any) -> Callable[[], 
 
 IMAGE = (3, 32, 32)
 CASES = {
-    "ResNet-18, BatchNorm": Case(_catalogue("resnet18", IMAGE), IMAGE, 16, 2),
-    "ResNet-18, GroupNorm": Case(_catalogue("resnet18", IMAGE, norm="group"), IMAGE, 16, 2),
-    "ConvMixer-256-8": Case(_catalogue("convmixer", IMAGE), IMAGE, 16, 2),
-    "LSTM 2x256, length 80": Case(_catalogue("lstm", (80,), dropout=0.0), (80,), 20, 4),
+    "ResNet-18, BatchNorm": Case(_catalogue("resnet18", IMAGE), IMAGE, 16, 6),
+    "ResNet-18, GroupNorm": Case(_catalogue("resnet18", IMAGE, norm="group"), IMAGE, 16, 6),
+    "ConvMixer-256-8": Case(_catalogue("convmixer", IMAGE), IMAGE, 16, 6),
+    "LSTM 2x256, length 80": Case(_catalogue("lstm", (80,), dropout=0.0), (80,), 20, 6),
     "Transformer, 2 layers of 128": Case(Transformer, (64,), 20, 10),
 }
 

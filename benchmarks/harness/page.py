@@ -332,6 +332,35 @@ def _gossip(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["## Gossip among many", text, _table(["clients", "rows", "ms a round", "x first", "MB"], body)]
 
 
+def _ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    body = [
+        [
+            row["what"],
+            row["reason"] or _cell(row, "step", ".0f", 1e-6),
+            _cell(row, "ratio", ".2f"),
+            f"at most {row['target']:g}" if row.get("target") and row.get("ratio") != 1 else "",
+        ]
+        for row in rows
+    ]
+    text = (
+        "20 clients in 4 rings of 5; a step is one computing client's, mixing included: all rows are mixed, "
+        "also for few. Processor time, one thread, turn by turn; medians."
+    )
+    return ["## A gossiping step", text, _table(["", "us a client-step", "x FedAvg", "wanted"], body)]
+
+
+def _scale(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    body = [
+        [
+            row["what"],
+            row["reason"] or _cell(row, "value", ".3g"),
+            f"at most {row['target']:g}" if row.get("target") else "",
+        ]
+        for row in rows
+    ]
+    return ["## Scale", "Processor time, one thread; medians.", _table(["", "", "wanted"], body)]
+
+
 def _aware(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     base = next((row.get("round") for row in rows if row["form"] == "naive"), None)
     names = list(dict.fromkeys(name for row in rows for name in row.get("split", {})))
@@ -388,7 +417,9 @@ _TABLES = {
         "Two workers; noise of CIFAR's shape for cifar_cnn and resnet18, which trains eagerly.",
         ratio=False,
     ),
+    "ratios": _ratios,
     "gossip": _gossip,
+    "scale": _scale,
     "aware": _aware,
     "vectors": _vectors,
 }

@@ -34,11 +34,13 @@ class Points:
             "participants": self.participants,
             "dimension": self.dimension,
             "gossip": self.gossip,
+            "ratios": self.ratios,
+            "scale": self.scale,
             "aware": self.aware,
             "vectors": self.vectors,
         }
         if self.quick:
-            tables = {name: tables[name] for name in ("startup", "eager", "overhead", "vectors")}
+            tables = {name: tables[name] for name in ("startup", "eager", "overhead", "ratios", "vectors")}
         if unknown := set(only) - set(tables):
             raise SystemExit(f"no table {', '.join(unknown)}: there are {', '.join(tables)}")
         found = {}
@@ -57,7 +59,7 @@ class Points:
 
     def eager(self) -> Iterable[Row]:
         """Models without a native form against the loop of a PyTorch user."""
-        found, reason = self._told("eager.py", [2 if self.quick else 5])
+        found, reason = self._told("eager.py", [1 if self.quick else 4])
         for name, row in (found or {"all": {}}).items():
             yield {"model": name, "reason": reason, **row}
 
@@ -135,6 +137,18 @@ class Points:
             good = [row for row in rows if not row["reason"]]
             yield {"clients": clients, "rows": how, **(_together(good) if good else rows[0])}
 
+    def ratios(self) -> Iterable[Row]:
+        """A gossiping client-step against one of FedAvg."""
+        found, reason = self._told("ratios.py", ["gossip", 2 if self.quick else 8])
+        for name, row in (found or {"all": {}}).items():
+            yield {"what": name, "reason": reason, **row}
+
+    def scale(self) -> Iterable[Row]:
+        """A million clients, ten thousand participants, tens of millions of parameters."""
+        found, reason = self._told("ratios.py", ["scale", 5])
+        for name, row in (found or {"all": {}}).items():
+            yield {"what": name, "reason": reason, **row}
+
     def aware(self) -> Iterable[Row]:
         """Momentum rows on disk; the naive form that holds all of them beside it, where they fit."""
         large = 2000
@@ -159,7 +173,7 @@ class Points:
 
     def _told(self, script: str, words: list[Any]) -> tuple[dict[str, Any], str]:
         """What a script answers, or why it did not."""
-        stem = script.removesuffix(".py")
+        stem = "-".join([script.removesuffix(".py"), *(word for word in words[:1] if str(word).isalpha())])
         answer = self.root / "answers" / f"{stem}.json"
         answer.parent.mkdir(parents=True, exist_ok=True)
         answer.unlink(missing_ok=True)

@@ -1,0 +1,169 @@
+"""Two tables of ratios in processor time, measured turn by turn in one process on one thread.
+
+    python ratios.py gossip TURNS ANSWER.json    a gossiping client-step against one of FedAvg on the same model
+    python ratios.py scale TURNS ANSWER.json     many clients, many participants, many parameters
+
+The data are noise of Fashion-MNIST's shape: what a step costs does not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import compress, data, models
+from hansa.engine.serial import Serial
+from hansa.runs.driver import Run
+
+CLIENTS, CLUSTERS, REPORTERS, HELD = 20, 4, 2, 100
+SHAPE = (1, 28, 28)
+
+
+class Kept(Serial):
+    """Stays from turn to turn."""
+
+    def close(self) -> None:
+        """Nothing ends yet."""
+
+
+class Turns:
+    """A run that goes on a round at a time, with its engine kept; ``steps`` are the client-steps of a round."""
+
+    def __init__(self, algorithm: hansa.Algorithm, task: hansa.Task, steps: int) -> None:
+        self.steps, self.seconds = steps, list[float]()
+        held: list[Kept] = []
+
+        def engine(*given: Any) -> Kept:
+            if not held:
+                held.append(Kept(*given))
+            return held[0]
+
+        self.run = Run(algorithm, task, evaluate_every=0, engine=engine)
+
+    def turn(self) -> None:
+        began = time.process_time()
+        self.run.advance(1)
+        self.seconds.append((time.process_time() - began) / self.steps)
+
+    @property
+    def step(self) -> float:
+        return statistics.median(self.seconds[1:])
+
+
+def noise(clients: int, held: int, shape: tuple[int, ...] = SHAPE, rows: int = 2000) -> data.FederatedData:
+    draw = hansa.Key(0).child("noise").numpy()
+    inputs = torch.from_numpy(draw.standard_normal((rows, *shape), dtype="float32"))
+    targets = torch.from_numpy(draw.integers(0, 10, rows))
+    index = torch.arange(clients * held) % rows
+    return data.FederatedData(inputs, targets, index, torch.arange(clients + 1) * held, classes=10, name="noise")
+
+
+def gossip(turns: int) -> dict[str, Any]:
+    """Microseconds of a client-step, and in those of FedAvg's."""
+    found: dict[str, Any] = {}
+    for model, steps, batch in (("mlp", 10, 20), ("cnn_29k", 6, 50)):
+        task = hansa.Task(partial(models.build, model, classes=10, shape=SHAPE), cross_entropy, noise(CLIENTS, HELD))
+        words: dict[str, Any] = {"steps": steps, "batch_size": batch, "local_lr": 0.05}
+        grouped = {**words, "clusters": CLUSTERS, "reporters": REPORTERS, "server_lr": 0.01}
+        everyone, few = CLIENTS * steps, CLUSTERS * REPORTERS * steps
+        runs = {
+            "FedAvg": Turns(hansa.presets.fedavg(participation=1.0, **words), task, everyone),
+            "HA-Fed, all step": Turns(hansa.presets.ha_fed(**grouped), task, everyone),
+            "CAFGA, 2 of 5 step": Turns(hansa.presets.cafga(**grouped), task, few),
+            "HA-Fed, gossip by sign": Turns(
+                hansa.presets.ha_fed(gossip_compressor=compress.sign(), consensus_rate=0.1, **grouped), task, everyone
+            ),
+        }
+        for _ in range(turns + 1):
+            for run in runs.values():
+                run.turn()
+        for name, run in runs.items():
+            pairs = zip(run.seconds[1:], runs["FedAvg"].seconds[1:], strict=True)
+            ratio = statistics.median(own / plain for own, plain in pairs)
+            found[f"{model}, {name}"] = {"step": run.step, "ratio": ratio, "target": 1.3 if model == "mlp" else 1.05}
+    return found
+
+
+class Tiny(nn.Module):
+    """A model whose steps cost next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(x)
+        return logits
+
+
+class Wide(nn.Module):
+    """A model of about 32 parameters an output, and one row of work for each."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.inside = nn.Linear(16, outputs)
+        self.out = nn.Linear(outputs, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(torch.relu(self.inside(x)))
+        return logits
+
+
+def resident() -> float:
+    """Megabytes of this process in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / (1 << 20)
+
+
+def scale(turns: int) -> dict[str, Any]:
+    """Seconds, and what is asked of them."""
+    found: dict[str, Any] = {}
+    before, began = resident(), time.process_time()
+    dealt = noise(1_000_000, 4, (16,))
+    task = hansa.Task(Tiny, cross_entropy, dealt)
+    few = Turns(hansa.presets.fedavg(participation=1e-5, steps=2, batch_size=2, local_lr=0.1), task, 1)
+    found["1,000,000 clients: built, s"] = {"value": time.process_time() - began, "target": 2.0}
+    found["1,000,000 clients: memory, MB"] = {"value": resident() - before, "target": 300.0}
+    small = hansa.Task(Tiny, cross_entropy, noise(1000, 4, (16,)))
+    same = Turns(hansa.presets.fedavg(participation=1e-2, steps=2, batch_size=2, local_lr=0.1), small, 1)
+    many = Turns(hansa.presets.fedavg(participation=1e-2, steps=2, batch_size=2, local_lr=0.1), task, 10_000)
+    for _ in range(turns + 1):
+        few.turn()
+        same.turn()
+    for _ in range(min(turns, 2) + 1):
+        many.turn()
+    found["1,000,000 clients, 10 a round: x a round of 1,000"] = {"value": few.step / same.step, "target": 1.1}
+    found["10,000 participants of a tiny model, us each"] = {"value": many.step * 1e6, "target": None}
+    del task, dealt, few, many
+    cost = []
+    for outputs in (1000, 10_000, 100_000, 1_000_000):
+        wide = hansa.Task(partial(Wide, outputs), cross_entropy, noise(4, 8, (16,), 64))
+        run = Turns(hansa.presets.fedavg(participation=1.0, steps=1, batch_size=4, local_lr=0.01), wide, 1)
+        for _ in range(4 if outputs < 1_000_000 else 3):
+            run.turn()
+        cost.append(run.step / run.run.params.numel())
+        name = f"a round of 4 clients at {run.run.params.numel():,} parameters, ns a parameter"
+        found[name] = {"value": cost[-1] * 1e9, "target": None}
+        del run, wide
+    found["the same at the largest, x the one before"] = {"value": cost[-1] / cost[-2], "target": 1.2}
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    what, turns, answer = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    answer.write_text(json.dumps({"gossip": gossip, "scale": scale}[what](turns)))
+
+
+if __name__ == "__main__":
+    main()
