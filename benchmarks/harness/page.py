@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch
 from hansa import __version__, native
 from harness.contenders import CONTENDERS, NARROWER, Contender
 from harness.environments import RECIPES
+from harness.tables import MEGABYTE, TABLES, table
 from harness.workloads import W1, W2, WORKLOADS
 
 Results = Mapping[str, Any]
 AGREE = 0.05  # accuracies may differ by this much: clients and batches are drawn by each contender's own generator
-MEGABYTE = 1 << 20
 AIMS = {"W1": 4.0, "W2": 4.0}
 MOST_MB = 450
 
@@ -57,7 +57,7 @@ def page(results: Results, command: str) -> str:
         METHOD.strip(),
     ]
     scaling = results.get("scaling", {})
-    for name, render in _TABLES.items():
+    for name, render in TABLES.items():
         if scaling.get(name):
             parts += render(scaling[name])
     return "\n\n".join(parts) + "\n"
@@ -149,7 +149,7 @@ def _main(results: Results) -> list[str]:
     ]
     rows += _limits(results)
     about = "\n".join(f"- {workload.name}: {workload}" for workload in (W1, W2))
-    return [about, _table(head, rows), "\n".join(f"- {line}" for line in _found(results))]
+    return [about, table(head, rows), "\n".join(f"- {line}" for line in _found(results))]
 
 
 def _cells(results: Results, workload: str, contender: Contender) -> list[str]:
@@ -228,198 +228,3 @@ def _found(results: Results) -> Iterable[str]:
             apart = [name for name, value in found.items() if abs(value - middle) > AGREE]
             verdict = f"**{', '.join(apart)} more than {AGREE} from the median**" if apart else "they agree"
             yield f"{workload}: accuracies from {min(found.values()):.3f} to {max(found.values()):.3f}: {verdict}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def _cell(row: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
-    return format(row[name] / scale, form) if name in row else ""
-
-
-def _startup(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    body = [
-        [
-            row["what"],
-            row["reason"] or _cell(row, "seconds", ".2f"),
-            f"at most {row['target']:g}" if row.get("target") else "",
-        ]
-        for row in rows
-    ]
-    text = "Processor time of all processes, each in a fresh one; medians."
-    return ["## Starting", text, _table(["", "CPU s", "wanted"], body)]
-
-
-def _eager(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    body = [
-        [
-            row["model"],
-            row["reason"] or _cell(row, "hansa", ".3g"),
-            _cell(row, "plain", ".3g"),
-            _cell(row, "ratio", ".2f"),
-        ]
-        for row in rows
-    ]
-    text = (
-        "Models that no native code trains: whole rounds of Hansa and the loop of a PyTorch user, turn by turn "
-        "in one process on one thread, in client-steps a second of processor time; medians (wanted: at least 1.0)."
-    )
-    return ["## Models without a native form", text, _table(["", "Hansa", "plain loop", "x plain"], body)]
-
-
-def _overhead(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    body = [
-        [
-            f"{row['workload']}, {row['contender'].replace('**', '')}",
-            _cell(row, "round", ".1f", 1e-3),
-            _cell(row, "steps", ".1f", 1e-3),
-            row["reason"] or _cell(row, "share", ".1%"),
-        ]
-        for row in rows
-    ]
-    text = (
-        "A round, and after it the same steps on the same batches without the engine, in plain threads that take the "
-        "next client when they are done with one; medians of rounds, and of the share in each (wanted: under 5% on W1, "
-        "under 15% on W2)."
-    )
-    return ["## What the engine adds", text, _table(["", "round ms", "its steps ms", "overhead"], body)]
-
-
-def _scaled(title: str, text: str, *, ratio: bool) -> Any:
-    """A table of points; ``ratio`` adds the round time in those of the first row."""
-
-    def render(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        head = ["", "d", "clients", "a round", "steps", "ms a round", "client-steps/s", "MB", *["x first"] * ratio]
-        base = rows[0].get("round")
-        body = [
-            [
-                row["model"],
-                _cell(row, "dim", ",.0f"),
-                f"{row['clients']:,}",
-                str(row["cohort"]),
-                f"{row['steps']} of {row['batch']}",
-                row["reason"] or _cell(row, "round", ".0f", 1e-3),
-                _cell(row, "rate", ".3g" if row.get("rate", 0) < 100 else ".0f"),
-                _cell(row, "peak", ".0f", MEGABYTE),
-                *[f"{row['round'] / base:.2f}" if base and "round" in row else ""] * ratio,
-            ]
-            for row in rows
-        ]
-        return [f"## {title}", text, _table(head, body)]
-
-    return render
-
-
-def _gossip(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    base = rows[0].get("round")
-    body = [
-        [
-            f"{row['clients']:,}",
-            {"lazy": "lazy, as chosen by the cost rule", "dense": "dense, forced"}[row["rows"]],
-            row["reason"] or _cell(row, "round", ".0f", 1e-3),
-            f"{row['round'] / base:.2f}" if base and "round" in row else "",
-            _cell(row, "peak", ".0f", MEGABYTE),
-        ]
-        for row in rows
-    ]
-    text = (
-        "AFGA on a ring, 5 clients computing at a step, CNN-29k, 24 steps of 50, one worker. Rows of idle clients need "
-        "never exist (wanted: 10,000 clients at most 1.3 times a round of 100, under 1.5 GB). The dense loop holds two "
-        "copies of all rows and of W: at 10,000 clients 2.7 GB, and 140 TFLOP a round."
-    )
-    return ["## Gossip among many", text, _table(["clients", "rows", "ms a round", "x first", "MB"], body)]
-
-
-def _ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    body = [
-        [
-            row["what"],
-            row["reason"] or _cell(row, "step", ".0f", 1e-6),
-            _cell(row, "ratio", ".2f"),
-            f"at most {row['target']:g}" if row.get("target") and row.get("ratio") != 1 else "",
-        ]
-        for row in rows
-    ]
-    text = (
-        "20 clients in 4 rings of 5; a step is one computing client's, mixing included: all rows are mixed, "
-        "also for few. Processor time, one thread, turn by turn; medians."
-    )
-    return ["## A gossiping step", text, _table(["", "us a client-step", "x FedAvg", "wanted"], body)]
-
-
-def _scale(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    body = [
-        [
-            row["what"],
-            row["reason"] or _cell(row, "value", ".3g"),
-            f"at most {row['target']:g}" if row.get("target") else "",
-        ]
-        for row in rows
-    ]
-    return ["## Scale", "Processor time, one thread; medians.", _table(["", "", "wanted"], body)]
-
-
-def _aware(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    base = next((row.get("round") for row in rows if row["form"] == "naive"), None)
-    names = list(dict.fromkeys(name for row in rows for name in row.get("split", {})))
-    body = [
-        [
-            {"naive": "all in memory, naive", "disk": "rows on disk"}[row["form"]],
-            f"{row['clients']:,}",
-            row["reason"] or _cell(row, "round", ".0f", 1e-3),
-            f"{row['round'] / base:.2f}" if base and "round" in row else "",
-            *(_cell(row.get("split", {}), name, ".0f", 1e-3) for name in names),
-            _cell(row, "peak", ".0f", MEGABYTE),
-        ]
-        for row in rows
-    ]
-    text = (
-        "`hansa.aggregate.aware` on synthetic updates of 1,000,000 parameters, 20 participants a round, every client "
-        "seen before; milliseconds. The naive form holds all rows and makes the whole Gram matrix anew, on one thread "
-        "(wanted: 2,000 clients under 1.5 GB and in at most 3,000 ms a round)."
-    )
-    head = ["form", "clients", "ms a round", "x naive", *names, "MB"]
-    return ["## FedAWARE's rows on disk", text, _table(head, body)]
-
-
-def _vectors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    body = [
-        [
-            row["operation"],
-            row["reason"] or _cell(row, "seconds", ".1f", 1e-3),
-            _cell(row, "copies", ".2f"),
-            f"at most {row['target']:g}" if row.get("target") else "",
-        ]
-        for row in rows
-    ]
-    text = (
-        "11,173,962 float32 entries (ResNet-18), one thread, medians of turns that interleave, against a plain copy in "
-        'the same turns. "torch" is the same without native code.'
-    )
-    return ["## Server and wire", text, _table(["", "ms", "x copy", "wanted"], body)]
-
-
-_TABLES = {
-    "startup": _startup,
-    "eager": _eager,
-    "overhead": _overhead,
-    "population": _scaled(
-        "More clients",
-        "As many taking part, two workers; the last row is the frugal case (wanted: round time within 10% and memory "
-        "within 200 MB from 100 to 10,000 clients; 100 of 10,000 under 1.5 GB).",
-        ratio=True,
-    ),
-    "participants": _scaled("More of them taking part", "Two workers.", ratio=True),
-    "dimension": _scaled(
-        "Larger models",
-        "Two workers; noise of CIFAR's shape for cifar_cnn and resnet18, which trains eagerly.",
-        ratio=False,
-    ),
-    "ratios": _ratios,
-    "gossip": _gossip,
-    "scale": _scale,
-    "aware": _aware,
-    "vectors": _vectors,
-}
