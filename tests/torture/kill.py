@@ -139,6 +139,7 @@ def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
         "history": sha(history),
         "summary": sha(summary),
         "model": sha(load_file(folder / "model.safetensors")),
+        "clients": hashlib.sha256((folder / "clients.columns").read_bytes()).hexdigest(),
     }
 
 
