@@ -20,8 +20,8 @@ FILES = (".py", ".md", ".json", ".svg", ".png", ".yaml")
 WHERE = ["", "src/hansa", "docs", "benchmarks", "benchmarks/studies", "tests"]
 MADE = {  # files that a run or a user makes
     "config.yaml", "group.yaml", "summary.json", "environment.json", "hansa.schema.json", "run.yaml", "report.html",
-    "mine.py", "job.yaml", "search.json", "NAME.html", "NAME-verdict.html", "NAME.json", "reproduced.html", "advice/advised.yaml",
-    "advice/front.svg",
+    "mine.py", "job.yaml", "search.json", "NAME.html", "NAME-verdict.html", "NAME.json", "reproduced.html",
+    "advice/advised.yaml", "advice/front.svg",
 }  # fmt: skip
 ENTRY_POINTS = "hansa.parts"  # the group in which packages announce parts
 ROOMS = {
