@@ -135,12 +135,16 @@ def test_exams_that_are_not_for_a_site_are_refused():
     site = wire.sites["north"]
     site.run = found.id
     good = exam_of(found, wire)
+    data = bytearray(good.mail["model"].packets[0].bytes)
+    data[-1] ^= 1
+    damaged = hansa.compress.Packet.parse(bytes(data))
     wrong = [
         ("run", exam_of(found, wire, run="another")),
         ("channels", exam_of(found, wire, mail={})),
         ("model", exam_of(found, wire, digest=b"\0" * 16)),
         ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery.whole(torch.ones(5))})),
         ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery(1, None, ())})),
+        ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery(1, None, (damaged,))})),
     ]
     for reason, exam in wrong:
         before = site.refusals.counts[reason]

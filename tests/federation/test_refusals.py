@@ -24,7 +24,7 @@ from hansa.federation import Marks, RamVersions, RoundOrders, RoundReports, Site
 from hansa.keys import Key
 from hansa.rounds import frames
 from hansa.rounds.frames import DIGEST, pack, unpack
-from hansa.rounds.messages import Delivery, Lost
+from hansa.rounds.messages import Delivery, Lost, Report
 from hansa.runs.driver import Run
 from hansa.store.base import identity
 from hansa.types import MODEL
@@ -264,6 +264,43 @@ def test_frames_that_would_unpack_large_are_refused_before_they_do(head, exchang
     frame = unpack(seen["north"][1], "reports")
     data = pack("reports", {**frame.head, **head}, [frame.blobs[0]])
     refused_by_server(engine, seen, "north", data, "inflated")
+
+
+def raw(kind: str, head: bytes, blobs: list[bytes]) -> bytes:
+    """A frame whose head is these bytes, whatever they are."""
+    word = kind.encode()
+    counts = struct.pack("<II", len(head), len(blobs)) + struct.pack(f"<{len(blobs)}Q", *map(len, blobs))
+    return sealed(struct.pack("<2sBB", b"hF", 1, len(word)) + word + counts + head + b"".join(blobs) + bytes(DIGEST))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"exchanges":0', b'"exchanges":1e999'),  # no whole number, and none at all
+        (b'"exchanges":0', b'"exchanges":NaN'),
+        (b'"exchanges":0', b'"exchanges":' + b"9" * 5000),
+        (b'"exchanges":0', b'"exchanges":"0"'),
+        (b'"exchanges":0', b'"exchanges":-1'),
+        (b'"trained":1', b'"trained":true'),
+        (b'"info":{}', b'"info":{"consensus":' + b"9" * 400 + b"}"),
+        (b'"mean":{}', b'"mean":{"mean":["float32",[0,4611686018427387904,4611686018427387904],0]}'),
+        (b'"mean":{}', b'"mean":{"mean":["float32",[1],-1]}'),
+        (b'"peer":{}', b'"peer":{"00":1}'),
+        (b'"lost":[]', b'"lost":[[0,"a\\ud800","b"]]'),
+        (b'"lost":[]', b'"lost":[[0,"' + b"a" * 5000 + b'","b"]]'),
+        (b'{"', b"[" * 100_000 + b'{"'),
+    ],
+)
+def test_heads_that_no_writer_makes_are_refused_in_a_sentence(before, after):
+    report = Report(0, mean=None, trained=1)
+    frame = unpack(report.to_bytes(), "report")
+    head = json.dumps(frame.head, sort_keys=True, separators=(",", ":")).encode()
+    assert Report.from_bytes(raw("report", head, [])).to_bytes() == report.to_bytes()
+    assert before in head
+    with pytest.raises(frames.FrameError) as refusal:
+        Report.from_bytes(raw("report", head.replace(before, after, 1), [b""]))
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 300
 
 
 def test_memory_is_reset_by_the_operator_alone_and_once(tmp_path):
