@@ -35,7 +35,7 @@ def ip(*words: str) -> None:
 def at_the_sites(keys: Path) -> None:
     """The other end of the cable: three nodes that send back what they got, until nobody listens any more."""
     ip("link", "set", "lo", "up")
-    while not Path("/sys/class/net/cable1").exists():
+    while "cable1:" not in Path("/proc/net/dev").read_text():
         time.sleep(0.1)
     ip("addr", "add", f"{OTHER}/24", "dev", "cable1")
     ip("link", "set", "cable1", "up")
@@ -47,8 +47,9 @@ def at_the_sites(keys: Path) -> None:
 
 def counters() -> tuple[int, int]:
     """Bytes that went down to the sites, and came up, with all headers."""
-    place = Path("/sys/class/net/cable0/statistics")
-    return int((place / "tx_bytes").read_text()), int((place / "rx_bytes").read_text())
+    (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if "cable0:" in line)
+    numbers = line.partition(":")[2].split()
+    return int(numbers[8]), int(numbers[0])
 
 
 def one_round(link: SuperLink, size: int, ticket: int) -> float:
