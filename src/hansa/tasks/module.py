@@ -114,6 +114,7 @@ class Task:
             raise HansaError(f"client {empty} holds no samples: give it some, or leave it out of the data.")
         example = fresh(model, Key(0))
         self.name = name if name is not None else type(example).__name__
+        self.frozen = {name: each.detach() for name, each in example.named_parameters() if not each.requires_grad}
         self.example = inputs, targets = self._some()
         if isinstance(targets, Weighted):
             self.loss = loss = weighing(loss)

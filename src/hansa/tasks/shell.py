@@ -55,6 +55,7 @@ class ModuleShell:
         self.module = converted(fresh(task.model, Key(0)), dtype, device)
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
         self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
+        self._frozen = self._shared()
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -73,6 +74,18 @@ class ModuleShell:
             self.solo = Solo(self.stack, *self._examples())
             self._gradient = torch.zeros_like(self.y)
             self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
+
+    def _shared(self) -> list[tuple[str, torch.Tensor, int]]:
+        """Let frozen parameters be those of the task, which all workers share, where they are of the same kind."""
+        found = []
+        for name, parameter in self.module.named_parameters():
+            common = self.task.frozen.get(name)
+            if common is None:
+                continue
+            if common.dtype == parameter.dtype and common.device == parameter.device:
+                parameter.data = common
+            found.append((name, parameter, parameter._version))
+        return found
 
     @property
     def _direct(self) -> bool:
@@ -100,6 +113,12 @@ class ModuleShell:
 
     def read_buffers(self) -> Vector | None:
         self.private.refuse_change()
+        for name, parameter, version in self._frozen:
+            if parameter._version != version:
+                raise HansaError(
+                    f"parameter {name} is frozen, and the model changed it in training: workers share such. Register "
+                    "what a client changes as a buffer."
+                )
         return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
 
     def rows(self, client: int, work: Work, key: Key) -> torch.Tensor | Batches:
