@@ -18,6 +18,8 @@ from hansa.config import parts
 from hansa.engine import Serial
 from hansa.gossip import isolated
 from hansa.runs.driver import Run
+from hansa.runs.experiment import Experiment
+from hansa.runs.trained import predicted
 from hansa.sample import per_cluster
 
 WORDS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
@@ -143,3 +145,20 @@ def test_the_papers_pipelines_on_the_page_are_files():
         ]
     split = parts.PARTITION.build(asked[0].data.partition).split(torch.zeros(500), 10, hansa.Key(0))
     assert split.sizes.tolist() == [40] * 10
+
+
+def test_predictions_are_of_rows_normalised_as_in_the_run(tmp_path):
+    text = """
+rounds: 1
+data:
+  factory: augment.moved:images
+  augment: [{kind: crop, padding: 1}, {kind: normalize, mean: [0.1, 0.2, 0.3], std: [1, 2, 0.5]}]
+model: {factory: augment.moved:stack}
+local: {steps: 2, batch_size: 4}
+"""
+    Experiment.new(config.from_text(text), tmp_path / "run").go()
+    found = predicted(tmp_path / "run")
+    mean, std = torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), torch.tensor([1.0, 2.0, 0.5]).view(1, 3, 1, 1)
+    model = hansa.load_model(tmp_path / "run")
+    with torch.no_grad():
+        assert torch.allclose(found.outputs, model((moved.images().test_inputs - mean) / std), atol=1e-6)

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from hansa import data
 from hansa.algorithm import Algorithm
-from hansa.config import build
+from hansa.augment.base import pipeline
+from hansa.config import build, parts
 from hansa.errors import HansaError, refuse, whole
+from hansa.keys import Key
+from hansa.losses import unweighted
 from hansa.runs.driver import Run
 from hansa.runs.experiment import living_run
 from hansa.runs.folder import CLIENTS, RunFolder
@@ -134,14 +137,15 @@ def predicted(folder: Path | str, inputs: Path | str | None = None, client: int 
     elif held.test_inputs is None or held.test_targets is None:
         raise HansaError(f"{found}: its data has no test rows: name a file of inputs.")
     else:
-        rows, targets = held.test_inputs, held.test_targets
+        rows, targets = held.test_inputs, unweighted(held.test_targets)
         if client is not None and held.test_owners is not None:
             mine = held.test_owners == client
             if not bool(mine.any()):
                 raise HansaError(f"{found}: client {client} owns no test rows: name a file of inputs.")
             rows, targets = rows[mine], targets[mine]
         rows = _fitting(rows, held, model)
-    outputs = predict(model, rows)
+    after = pipeline(parts.AUGMENT.build(found.config.data.augment) or ()).on_test()
+    outputs = predict(model, after(rows, Key(0), torch.Generator()))  # normalised as in the run
     labelled = held.classes is not None and outputs.ndim == 2 and outputs.shape[1] == held.classes
     return Predicted(outputs, outputs.argmax(1) if labelled else None, targets)
 

@@ -77,7 +77,7 @@ class ModuleShell:
 
     def _shared(self) -> list[tuple[str, torch.Tensor, int]]:
         """Let frozen parameters be those of the task, which all workers share, where they are of the same kind."""
-        found = []
+        found: list[tuple[str, torch.Tensor, int]] = []
         for name, parameter in self.module.named_parameters():
             common = self.task.frozen.get(name)
             if common is None:
