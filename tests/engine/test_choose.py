@@ -106,10 +106,19 @@ def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
 
 def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
     monkeypatch.setattr(hansa.tasks.shell.ModuleShell, "releases_gil", True, raising=False)
+    monkeypatch.setattr(chooser, "HANDOVER", 0.0)
     task = lab.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
     assert [record.message for record in caplog.records] == ["2 workers: threads"]
+
+
+def test_steps_shorter_than_their_handing_over_stay_serial(caplog, monkeypatch):
+    monkeypatch.setattr(hansa.tasks.shell.ModuleShell, "releases_gil", True, raising=False)
+    monkeypatch.setattr(chooser, "HANDOVER", 10.0)
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), lab.task(), choose(2, rounds=3)))
+    assert caplog.records[-1].message == "serial: a client's steps take less time than handing them to a worker"
 
 
 def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkeypatch):

@@ -32,6 +32,7 @@ log = logging.getLogger("hansa")
 
 EngineFactory: TypeAlias = Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine]
 START = 2.0  # seconds until worker processes are at work
+HANDOVER = 0.0003  # seconds of Python for an order, which no two threads can do at a time
 LONG_STEP = 0.005  # seconds from which a step spends nearly all its time outside the interpreter's lock
 
 
@@ -89,18 +90,22 @@ class Auto:
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
         """Reports of the serial engine, then of the pool as soon as that is there."""
         self._rounds -= 1
-        self._staff(len(orders))
-        for done, order in enumerate(orders):
+        self._staff(orders)
+        done = 0
+        while done < len(orders):
             if self._at_work():
                 assert self._pool is not None
                 yield from self._pool.run(orders[done:], recall)
                 return
             assert self._serial is not None
+            some = orders[done : done + self._serial.bundle.size(orders[done])]
             began = time.perf_counter()
-            (report,) = self._serial.run([order], recall)
-            self._pace.note(order, time.perf_counter() - began)
-            self._consider(orders, done + 1)
-            yield report
+            reports = list(self._serial.run(some, recall))
+            for order in some:
+                self._pace.note(order, (time.perf_counter() - began) / len(some))
+            done += len(some)
+            self._consider(orders, done)
+            yield from reports
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         engine = self._pool if self._at_work() else self._serial
@@ -141,12 +146,15 @@ class Auto:
             self._serial = None
         return True
 
-    def _staff(self, orders: int) -> None:
+    def _staff(self, orders: Sequence[Order]) -> None:
         """Where a number of workers was asked for: that many, but never more than there are orders in a round."""
-        wanted = min(self._workers or 1, orders)
+        wanted = min(self._workers or 1, len(orders))
         if wanted < 2:
             return
-        if self._open:
+        if self._open and self._tiny(orders):
+            self._open = False
+            log.info("serial: a client's steps take less time than handing them to a worker")
+        elif self._open:
             self._hire(wanted)
         elif self._pool is not None and wanted > self._pool.workers:
             self._pool.widen(wanted)
@@ -162,6 +170,16 @@ class Auto:
         start = START if staff is None or staff.started < workers else 0.0
         if ahead * (1 - 1 / workers) >= max(2 * start, START / 4):
             self._hire(workers)
+
+    def _tiny(self, orders: Sequence[Order]) -> bool:
+        """Whether native steps are so few and short that threads would mostly wait for one another's interpreter."""
+        algorithm, task, dtype, device = self._parts
+        if self._kind is not None or device.type != "cpu" or self._serial is None:
+            return False
+        if not declared(self._serial.shell, Shell, "releases_gil"):
+            return False
+        steps = sum(order.work.steps * len(order.clients) for order in orders) / len(orders)
+        return steps * trial(algorithm, task, self._serial.shell, dtype).seconds < HANDOVER
 
     def _hire(self, workers: int) -> None:
         """Start a pool of the first kind that can take the task."""

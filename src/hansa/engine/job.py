@@ -76,9 +76,10 @@ Event: TypeAlias = Ready | Answered | Gone
 
 
 class Crew(Protocol):
-    """The workers of a pool, processes or threads."""
+    """The workers of a pool, processes or threads; each may be given ``ahead`` jobs at a time."""
 
     members: list[Any]
+    ahead: int
 
     def hire(self) -> None: ...
 

@@ -213,6 +213,13 @@ class Pool:
         for worker in workers:
             if self._pending and len(worker.jobs) == 1 and worker.jobs[0].cost + self._pending[0].cost <= share:
                 self._crew.give(worker, self._pending.pop(0))
+        for worker in workers if self._crew.ahead > 2 else ():  # short ones are done together
+            held = sum(job.cost for job in worker.jobs)
+            while self._pending and 2 <= len(worker.jobs) < self._crew.ahead:
+                held += self._pending[0].cost
+                if held > share / 2:
+                    break
+                self._crew.give(worker, self._pending.pop(0))
 
 
 class Evaluation:

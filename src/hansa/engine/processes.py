@@ -87,6 +87,8 @@ class Processes:
     ``with Processes(2) as crew: Pool(..., crew=crew)``; a `Pool` that is given none has its own.
     """
 
+    ahead = 2
+
     def __init__(self, workers: int = 0) -> None:
         if os.name != "posix":
             raise NotShareable("worker processes need a POSIX system")

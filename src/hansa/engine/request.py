@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.errors import HansaError
-from hansa.rounds import client_round
+from hansa.local import Shell
+from hansa.protocols import declared
+from hansa.rounds import client_round, client_rounds
 from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike
 from hansa.tasks.exams import Exam, marks
@@ -39,6 +43,11 @@ class EvaluationRequest:
 
 
 Request: TypeAlias = Order | EvaluationRequest | Exam
+log = logging.getLogger("hansa")
+
+BUNDLE = 32  # orders that are done together at most
+_MOMENT = 0.05  # seconds that they may take, so that nobody waits for them
+_CHANGES = 1 << 24  # bytes of changes that may be held meanwhile
 Recall: TypeAlias = Callable[[Order], Order]
 RecallExam: TypeAlias = Callable[[Exam], Exam]
 _LOOPS = ("hansa.rounds", "hansa.local", "hansa.gossip")  # where `client` and `t` name the client and the step
@@ -116,6 +125,37 @@ def perform(request: Request, algorithm: Algorithm, task: TaskLike, shell: Any) 
         return shell.evaluate(request.vectors, *request.piece)
     except Exception as error:
         return Failure(str(blamed(request, error)), traceback.format_exc())
+
+
+def perform_all(requests: Sequence[Request], algorithm: Algorithm, task: TaskLike, shell: Any) -> list[Any]:
+    """`perform` of several, orders together; where one of them fails each is done alone, so that it is told by name."""
+    orders = [request for request in requests if isinstance(request, Order)]
+    if len(orders) == len(requests) > 1:
+        try:
+            return list(client_rounds(algorithm, orders, shell, task.population))
+        except Exception as error:
+            log.debug("%d orders one by one after %s", len(orders), error)
+    return [perform(request, algorithm, task, shell) for request in requests]
+
+
+class Bundle:
+    """How many orders are worth being done together: few enough to take a moment, and to keep their changes at hand.
+    It is one where steps are not native: there is nothing to be won, and code of the user's might mind."""
+
+    def __init__(self, shell: Any) -> None:
+        self._native: bool = declared(shell, Shell, "releases_gil")
+        self._each = math.inf
+
+    def note(self, orders: int, seconds: float) -> None:
+        """So many took so long."""
+        self._each = seconds / orders
+
+    def size(self, order: Order) -> int:
+        """How many like this one."""
+        if not self._native:
+            return 1
+        entries = sum(packet.dim for sent in order.mail.values() for packet in sent.packets)
+        return int(max(1, min(BUNDLE, _MOMENT / max(self._each, 1e-9), _CHANGES // max(1, 4 * entries))))
 
 
 def blamed(request: Request, error: Exception) -> HansaError:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.request import Recall, RecallExam, as_it_is, blamed
-from hansa.rounds import Opened, client_round
+from hansa.engine.request import Bundle, Recall, RecallExam, as_it_is, blamed
+from hansa.rounds import Opened, client_round, client_rounds
 from hansa.rounds.messages import Order, Report
 from hansa.tasks import TaskLike
 from hansa.tasks.exams import Exam, Marks, marks
 from hansa.types import Vectors
+
+log = logging.getLogger("hansa")
 
 
 class Engine(Protocol):
@@ -60,11 +64,31 @@ class Serial:
     def __init__(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device) -> None:
         self.algorithm, self.task = algorithm, task
         self.shell = task.shell(dtype, device)
+        self.bundle = Bundle(self.shell)
 
     def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
+        at = 0
+        while at < len(orders):
+            some = orders[at : at + self.bundle.size(orders[at])]
+            began = time.perf_counter()
+            reports = self._together([recall(order) for order in some])
+            self.bundle.note(len(some), time.perf_counter() - began)
+            at += len(some)
+            yield from reports
+
+    def _together(self, orders: Sequence[Order]) -> Iterable[Report]:
+        """The reports of some orders at once, or of each as it is asked for where one of them fails."""
+        if len(orders) > 1:
+            try:
+                return client_rounds(self.algorithm, orders, self.shell, self.task.population)
+            except Exception as error:
+                log.debug("%d orders one by one after %s", len(orders), error)
+        return self._alone(orders)
+
+    def _alone(self, orders: Sequence[Order]) -> Iterator[Report]:
         for order in orders:
             try:
-                report = client_round(self.algorithm, recall(order), self.shell, self.task.population)
+                report = client_round(self.algorithm, order, self.shell, self.task.population)
             except Exception as error:
                 raise blamed(order, error) from error
             yield report

@@ -19,7 +19,7 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Event, Job, NotShareable
-from hansa.engine.request import Arithmetic, Failure, Request, describe, perform
+from hansa.engine.request import BUNDLE, Arithmetic, Bundle, Failure, Request, describe, perform_all
 from hansa.keys import Key
 from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike, generators
@@ -41,6 +41,9 @@ class Thread:
 
 class Threads:
     """The workers of a run, all in this process."""
+
+    ahead = BUNDLE
+    """Jobs that a worker may be given at a time."""
 
     def __init__(
         self,
@@ -108,17 +111,23 @@ class Threads:
         self._arithmetic.apply_to_thread()
         device = worker.shell.y.device
         with _stream(device) as stream:
+            bundle = Bundle(worker.shell)
             while (given := worker.inbox.get()) is not None:
-                job, request = given
+                jobs, requests, ended = _several(given, worker.inbox, bundle)
                 if stream is not None:
                     stream.wait_stream(torch.cuda.default_stream(device))
-                answer = perform(request, self.algorithm, self.task, worker.shell)
+                began = time.perf_counter()
+                answers = perform_all(requests, self.algorithm, self.task, worker.shell)
+                bundle.note(len(jobs), time.perf_counter() - began)
                 if stream is not None:
                     stream.synchronize()
-                if isinstance(job.request, Order) and generators.drawn(self._generators[device], device):
-                    answer = Failure(f"{describe(job.request)}: {_DRAWS}", "")
-                self._outbox.put(Answered(worker, answer))
-                del given, request, answer  # while it waits for the next
+                if isinstance(jobs[0].request, Order) and generators.drawn(self._generators[device], device):
+                    answers = [Failure(f"{describe(job.request)}: {_DRAWS}", "") for job in jobs]
+                for answer in answers:
+                    self._outbox.put(Answered(worker, answer))
+                del given, jobs, requests, answers, answer  # while it waits for the next
+                if ended:
+                    return
 
     def close(self) -> None:
         """Let each worker finish the steps that it is at, and end."""
@@ -158,6 +167,24 @@ def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) 
         seconds = time.perf_counter() - began
         own = getattr(getattr(shell, "private", None), "generators", ())
         return Trial(bool(own) or generators.drawn(before, shell.y.device), seconds)
+
+
+def _several(
+    first: tuple[Job, Request], inbox: SimpleQueue[tuple[Job, Request] | None], bundle: Bundle
+) -> tuple[list[Job], list[Request], bool]:
+    """A job with those behind it that can be done together, and whether the worker is to end after them."""
+    taken, ended = [first], False
+    size = bundle.size(first[1]) if isinstance(first[1], Order) else 1
+    while len(taken) < size:
+        try:
+            given = inbox.get_nowait()
+        except Empty:
+            break
+        if given is None:
+            ended = True
+            break
+        taken.append(given)
+    return [job for job, _ in taken], [request for _, request in taken], ended
 
 
 def _unseeded(key: Key) -> None:

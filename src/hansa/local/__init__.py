@@ -1,7 +1,7 @@
 """Client work: solvers as affine corrections, how much work, and the one gradient loop."""
 
 from hansa.local.blocks import blocks
-from hansa.local.descent import Descent, Moved, Shell, descend, effective_steps, train
+from hansa.local.descent import Descent, Moved, Phase, Shell, descend, effective_steps, train
 from hansa.local.distributions import Distribution, between, lognormal, one_of
 from hansa.local.solvers import Ahead, Correction, Finished, Solver, dyn, prox, sam, scaffold, sgd, solver_receives
 from hansa.local.work import LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
@@ -15,6 +15,7 @@ __all__ = [
     "Finished",
     "LocalWork",
     "Moved",
+    "Phase",
     "Shell",
     "Solver",
     "Work",

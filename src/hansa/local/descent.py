@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -36,6 +37,16 @@ class Moved(NamedTuple):
     change: Vector
     losses: list[float]
     finite: bool
+
+
+class Phase(NamedTuple):
+    """What a client is to do in a round, from the model x."""
+
+    x: Vector
+    client: int
+    work: Work
+    descent: Descent
+    key: Key
 
 
 class Shell(Protocol):
@@ -78,6 +89,11 @@ class Shell(Protocol):
         """A client's whole round from x, batches and all, where the shell knows a faster way, leaving the model in y;
         otherwise None."""
         ...
+
+    def phases(self, given: Sequence[Phase]) -> list[Moved] | None:
+        """Several clients' whole rounds, with the bits of ``phase``; None where it knows no way. The models are not
+        kept."""
+        return None
 
     def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
         """A cohort's models [n, d] to be stepped and mixed natively in place where the shell knows how; otherwise None.

@@ -14,6 +14,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from typing import Any
 
 ABI = 5
 SUM_LANES = 1024
@@ -65,7 +66,7 @@ class Update(Structure):
 
 
 class Client(Structure):
-    kept: object = None
+    kept: tuple[Any, ...] = ()
     _fields_ = [
         ("x", c_void_p),
         ("y", c_void_p),

@@ -30,15 +30,22 @@ class Settings(NamedTuple):
     velocity: Tensor | None = None
 
 
+class Ready(NamedTuple):
+    """A client's round that is about to begin."""
+
+    client: abi.Client
+    update: abi.Update
+    losses: np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
 class Solo:
     """A stack on one set of examples, for one thread. ``stop`` ends a call that is under way within a moment."""
 
     def __init__(self, stack: Stack, inputs: Tensor, labels: Tensor) -> None:
         self.stack, self.stop = stack, False
         self.use(inputs, labels)
-        self._client, self.update = abi.Client(seconds=SLICE), abi.Update()
+        self.update = abi.Update()
         self._space: Workspace | None = None
-        self._losses = torch.empty(0)
 
     def use(self, inputs: Tensor, labels: Tensor) -> None:
         """Go on with other examples of the same shape."""
@@ -49,28 +56,39 @@ class Solo:
     ) -> tuple[list[float], bool]:
         """The steps from ``x`` on shuffled batches of the rows ``own``, in ``y``; ``change`` becomes y - x. Gives the
         loss of each step and whether all of the change is finite."""
-        stack, client = self.stack, self._client
+        return self.go(self.ready(x, y, change, own, steps, batch, key, settings))
+
+    def ready(
+        self, x: Tensor, y: Tensor, change: Tensor, own: Tensor, steps: int, batch: int, key: bytes, settings: Settings
+    ) -> Ready:
+        """All that `go` needs for a `run`, checked, so that many can be gone through with little in between."""
         for name, vector in (("x", x), ("y", y), ("change", change)):
-            stack.expect(name, vector)
+            self.stack.expect(name, vector)
         if own.dtype != torch.int64 or not own.is_contiguous() or own.device.type != "cpu" or not own.numel():
             raise HansaError(f"Solo.run: own is {own.dtype} {list(own.shape)}: expected contiguous int64 row numbers.")
         _need_velocity(settings)
-        self.settle(settings, x)
-        space = self.space(batch)
-        if self._losses.numel() < steps:
-            self._losses = torch.empty(steps)
-            client.losses = self._losses.data_ptr()
-        client.x, client.y, client.change, client.own = x.data_ptr(), y.data_ptr(), change.data_ptr(), own.data_ptr()
-        client.samples, client.steps, client.batch, client.done = own.numel(), steps, batch, 0
+        update, losses = abi.Update(), np.empty(steps, np.float32)
+        self._fill(update, settings, x)
+        client = abi.Client(
+            x=x.data_ptr(), y=y.data_ptr(), change=change.data_ptr(), own=own.data_ptr(), samples=own.numel(),
+            steps=steps, batch=batch, losses=losses.ctypes.data, seconds=SLICE,
+        )  # fmt: skip
         client.key[0], client.key[1] = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
-        call, handle = space.kernels.client, space.handle
-        while client.done < steps:
-            code = call(handle, self.data, self.update, client)
+        client.kept = (x, y, change, own, settings)
+        return Ready(client, update, losses)
+
+    def go(self, ready: Ready) -> tuple[list[float], bool]:
+        """The steps that were made ready."""
+        client, update, losses = ready
+        space = self.space(client.batch)
+        while client.done < client.steps:
+            code = space.kernels.client(space.handle, self.data, update, client)
             if code:
-                check_code(code, "Solo.run", stack, own[None], None, self._labels, self._rows)
+                own = client.kept[3]
+                check_code(code, "Solo.run", self.stack, own[None], None, self._labels, self._rows)
             if self.stop:
                 raise HansaError("Solo.run: stopped.")
-        return self._losses[:steps].tolist(), bool(client.finite)
+        return losses.tolist(), bool(client.finite)
 
     def steps(self, y: Tensor, index: Tensor, settings: Settings, anchor: Tensor | None) -> Tensor:
         """A step in place on each row of ``index`` [steps, batch]; gives the loss of each."""
@@ -96,7 +114,10 @@ class Solo:
 
     def settle(self, settings: Settings, x: Tensor | None) -> None:
         """Make the settings those of the calls to come."""
-        update, s, velocity = self.update, settings.s, settings.velocity
+        self._fill(self.update, settings, x)
+
+    def _fill(self, update: abi.Update, settings: Settings, x: Tensor | None) -> None:
+        s, velocity = settings.s, settings.velocity
         for name, vector in (("s", s), ("velocity", velocity)):
             if vector is not None:
                 self.stack.expect(name, vector)

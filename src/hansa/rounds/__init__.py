@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from hansa.rounds.closing import Closed, Closing, Outcome, in_cohort_order
     from hansa.rounds.messages import Delivery, Lost, Order, Report, Upload
     from hansa.rounds.observation import observe
-    from hansa.rounds.protocol import Opened, client_round, close_round, open_round
+    from hansa.rounds.protocol import Opened, client_round, client_rounds, close_round, open_round
     from hansa.rounds.state import ServerState
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "ServerState",
     "Upload",
     "client_round",
+    "client_rounds",
     "close_round",
     "in_cohort_order",
     "observe",
@@ -41,6 +42,7 @@ HOMES = {
     "ServerState": "hansa.rounds.state",
     "Upload": "hansa.rounds.messages",
     "client_round": "hansa.rounds.protocol",
+    "client_rounds": "hansa.rounds.protocol",
     "close_round": "hansa.rounds.protocol",
     "in_cohort_order": "hansa.rounds.closing",
     "observe": "hansa.rounds.observation",

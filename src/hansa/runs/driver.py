@@ -261,7 +261,7 @@ class Run:
     def _recalled(self, order: Order) -> Order:
         """The order with what its reporters remember, read when somebody is about to do it."""
         remembered = {c: {} if c in self.forgotten else self.store.read(c) for c in order.reporters}
-        return replace(order, memory=remembered)
+        return replace(order, memory=remembered) if any(remembered.values()) else order
 
     def forget(self, *clients: int) -> None:
         """Let clients begin anew, with nothing remembered of them: residuals, control variates and the like start as

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +12,10 @@ from torch import nn
 from hansa import native
 from hansa.errors import HansaError
 from hansa.keys import Key
-from hansa.local.descent import Descent, Moved
+from hansa.local.descent import Descent, Moved, Phase
 from hansa.local.work import Work
 from hansa.losses import unweighted
-from hansa.native.solo import Settings, Solo, draws, shuffles_like_numpy
+from hansa.native.solo import Ready, Settings, Solo, draws, shuffles_like_numpy
 from hansa.native.together import Together
 from hansa.tasks import generators
 from hansa.tasks.calling import caller
@@ -196,14 +196,30 @@ class ModuleShell:
 
     def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:
         """A client's whole round in one native call, or None where there is no such form of it."""
-        if self.solo is None or self.buffers is not None or not self._direct or not shuffles_like_numpy():
+        if not self._whole:
             return None
+        ready, change = self._ready(x, client, work, descent, key)
+        assert self.solo is not None
+        return Moved(change, *self.solo.go(ready))
+
+    def phases(self, given: Sequence[Phase]) -> list[Moved] | None:
+        """The same for several clients: first all that is Python's, then all steps, so that each finds its own near."""
+        if not self._whole or not all(one.descent.plain for one in given):
+            return None
+        assert self.solo is not None
+        ready = [self._ready(*one) for one in given]
+        return [Moved(change, *self.solo.go(one)) for one, change in ready]
+
+    @property
+    def _whole(self) -> bool:
+        """Whether native code knows a client's round as a whole."""
+        return self.solo is not None and self.buffers is None and self._direct and shuffles_like_numpy()
+
+    def _ready(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> tuple[Ready, Vector]:
+        assert self.solo is not None
         change, own = allocate.like(x), self.task.data.rows(client).to(torch.int64).contiguous()
-        digest = key.child("batch").digest(16)
-        losses, finite = self.solo.run(
-            x, self.y, change, own, work.steps, work.batch_size, digest, self._settings(descent)
-        )
-        return Moved(change, losses, finite)
+        digest, settings = key.child("batch").digest(16), self._settings(descent)
+        return self.solo.ready(x, self.y, change, own, work.steps, work.batch_size, digest, settings), change
 
     def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
         """A cohort's rows for native code, or None where there is no such form of their steps."""

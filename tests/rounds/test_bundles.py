@@ -1,0 +1,75 @@
+"""Orders done together are orders done one by one, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hansa
+from gossip.test_natively import task
+from hansa import native, presets
+from hansa.engine import Pool, Serial
+from hansa.engine.request import Bundle
+from hansa.errors import HansaError
+from hansa.runs.driver import Run
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+
+WORDS = {"local_lr": 0.1, "steps": 5, "batch_size": 6}
+METHODS = {
+    "fedavg": lambda: presets.fedavg(**WORDS, participation=1.0),
+    "scaffold": lambda: presets.scaffold(**WORDS, participation=0.75),
+    "momentum, prox": lambda: presets.fedprox(**WORDS, participation=1.0, mu=0.3).with_local(momentum=0.8, clip=0.5),
+    "signs": lambda: presets.fedams(**WORDS, participation=1.0, compressor=hansa.compress.sign()),
+}
+
+
+def run(method, engine=Serial, **words):
+    return Run(method, task(**words), keep_params=True, evaluate_every=0, engine=engine).advance(3)
+
+
+def one_by_one(monkeypatch):
+    monkeypatch.setattr(Bundle, "size", lambda *words: 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_orders_done_together_are_orders_done_one_by_one_to_the_bit(name, monkeypatch):
+    monkeypatch.setattr(Bundle, "size", lambda *words: 3)
+    together = run(METHODS[name]())
+    threads = run(METHODS[name](), lambda *parts: Pool(*parts, workers=2, kind="thread"))
+    one_by_one(monkeypatch)
+    alone = run(METHODS[name]())
+    for found in (together, threads):
+        assert torch.equal(found.trajectory, alone.trajectory)
+        assert [r["train_loss"] for r in found.history] == [r["train_loss"] for r in alone.history]
+    assert not torch.equal(alone.trajectory[0], alone.trajectory[1])
+
+
+def test_one_that_diverges_is_lost_alone(monkeypatch):
+    monkeypatch.setattr(Bundle, "size", lambda *words: 4)
+    together = run(METHODS["fedavg"](), spoilt=2)
+    one_by_one(monkeypatch)
+    alone = run(METHODS["fedavg"](), spoilt=2)
+    assert together.lost == alone.lost
+    assert {lost.client for _, lost in alone.lost} == {2}
+    assert torch.equal(together.trajectory, alone.trajectory)
+
+
+def test_an_error_names_the_client_that_it_came_of(monkeypatch):
+    monkeypatch.setattr(Bundle, "size", lambda *words: 4)
+    spoilt = task()
+    spoilt.data.index[-1] = 10_000  # of the last client
+    with pytest.raises(HansaError, match=r"client 7: .*row 10000 does not exist"):
+        Run(METHODS["fedavg"](), spoilt, evaluate_every=0, engine=Serial).advance(1)
+
+
+def test_what_is_not_native_or_takes_long_is_done_alone():
+    order = Run(METHODS["fedavg"](), task())
+    eager = task(native=False).shell(torch.float32, torch.device("cpu"))
+    fast = task().shell(torch.float32, torch.device("cpu"))
+    opened = hansa.rounds.open_round(order.algorithm, order.state, order.task.population, "x", order.key)
+    for shell, seconds, expected in ((eager, 1e-6, 1), (fast, 1e-6, 32), (fast, 0.01, 5), (fast, 1.0, 1)):
+        bundle = Bundle(shell)
+        assert bundle.size(opened.orders[0]) == 1  # as long as nothing is known
+        bundle.note(10, 10 * seconds)
+        assert bundle.size(opened.orders[0]) == expected
