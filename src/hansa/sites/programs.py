@@ -77,8 +77,10 @@ class Program:
         return self.process.poll() is None
 
     def last_words(self, lines: int = 5) -> str:
-        """The end of what it printed."""
-        return " | ".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        """The end of what it printed; what only informs is left out where there is anything else."""
+        printed = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        grave = [line for line in printed if line.strip() and "INFO" not in line]
+        return " | ".join((grave or printed)[-lines:])
 
     def stop(self) -> None:
         """End it and all that it started."""

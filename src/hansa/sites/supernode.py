@@ -6,6 +6,7 @@ import logging
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from hansa.sites.certificates import SiteKeys
 
 log = logging.getLogger("hansa")
 
-PATIENCE = 30.0  # seconds, at most, before a node that ended is started again
+PATIENCE = 15.0  # seconds, at most, before a node that ended is started again
 
 
 class SuperNode:
@@ -62,8 +63,11 @@ class SuperNode:
         """Start the node, and again whenever it ended. The node lives as long as this thread."""
         pause = 1.0
         while not self._over.is_set():
+            began = time.monotonic()
             self._node = self._start()
             while self._node.running and not self._over.wait(0.5):
+                pass
+            if time.monotonic() - began > 60.0:  # it had been let in
                 pause = 1.0
             if not self._over.is_set():
                 log.warning("site %s: its node ended and is started again: %s", self.site, self._node.last_words(2))
