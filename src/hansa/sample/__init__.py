@@ -7,7 +7,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -184,8 +185,14 @@ class explore(Sampler):
         lap, turn = divmod(round, rounds_a_lap)
         if lap and self.then == "uniform":
             return uniform(count=size).select(round, population, key)
-        order = key.child("explore", lap).numpy().permutation(population.count)
+        order = _lap(key.child("explore", lap), population.count)
         return tuple(sorted(order[turn * size : (turn + 1) * size].tolist()))
+
+
+@lru_cache(maxsize=4)
+def _lap(key: Key, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of a lap, made once for all its rounds."""
+    return key.numpy().permutation(count)
 
 
 @dataclass(frozen=True, slots=True)
