@@ -1,6 +1,6 @@
 """LoRA: only low-rank corrections of a frozen model are trained and travel; workers share the frozen weights.
 
-The layer is written out so that the example needs nothing else; with `peft` the factory returns get_peft_model(...).
+The layer is written out so that the example needs nothing else; `peft_lora.py` has the same by `peft`.
 """
 
 import os

@@ -50,6 +50,15 @@ def test_a_language_model_with_dict_inputs(tmp_path):
     assert found["test_accuracy"][-1] > 0.1
 
 
+def test_adapters_of_peft_on_a_model_of_transformers(tmp_path):
+    pytest.importorskip("peft", reason="adapters by peft are not exercised: pip install 'hansa[peft]'")
+    told = run(tmp_path, "peft_lora", ROUNDS="3")
+    assert told.startswith("1024 of 27392 parameters")
+    found = columns(told.split("\n", 1)[1])
+    assert found["test_loss"][-1] < found["test_loss"][0]
+    assert found["up_bytes"][0] < 6 * (4 * 1024 + 200)
+
+
 def test_lora_trains_and_sends_the_corrections_alone(tmp_path):
     told = run(tmp_path, "lora", ROUNDS="3")
     trained = int(told.split()[0])

@@ -39,7 +39,11 @@ def test_class_weights_step_and_test_as_torchs():
     assert run.history[-1]["test_loss"] == pytest.approx(float(wanted), rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(), losses.cross_entropy(), "own"], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [F.cross_entropy, nn.CrossEntropyLoss(), losses.cross_entropy(), "own"],
+    ids=["function", "module", "ours", "own"],
+)
 def test_sample_weights_are_a_weighted_mean_over_all_rows(loss):
     if loss == "own":
 
