@@ -260,8 +260,9 @@ def test_clients_are_placed_once_each():
 
 
 def test_what_looks_into_clients_is_refused(tmp_path):
-    with pytest.raises(HansaError, match=r"evaluate\.train"):
-        server(Village(tmp_path), "evaluate.train=true")
+    for asked in ("train=true", "per_client=true", "per_client=2", "personalise.steps=3"):
+        with pytest.raises(HansaError, match=rf"evaluate\.{asked.split('=')[0].split('.')[0]}: needs clients"):
+            server(Village(tmp_path), f"evaluate.{asked}")
     config = from_text(TEXT)
     with pytest.raises(HansaError, match="hansa serve"):
         living_run(config, build.federated(config))

@@ -162,7 +162,8 @@ def _refuse_what_looks_into_clients(config: Config) -> None:
     asked = config.evaluate
     looks: Mapping[str, bool] = {
         "train": asked.train, "local_mean": asked.local_mean, "compression": asked.compression,
-        "heterogeneity": asked.heterogeneity,
+        "heterogeneity": asked.heterogeneity, "per_client": bool(asked.per_client),
+        "personalise": asked.personalise is not None,
     }  # fmt: skip
     for word, wanted in looks.items():
         if wanted:
