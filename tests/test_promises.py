@@ -17,7 +17,7 @@ from exactness.laboratory import problem, task
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 FILES = (".py", ".md", ".json", ".svg", ".png", ".yaml")
-WHERE = ["", "src/hansa", "docs", "benchmarks", "benchmarks/studies", "tests"]
+WHERE = ["", "src/hansa", "docs", "examples", "benchmarks", "benchmarks/studies", "tests"]
 MADE = {  # files that a run or a user makes
     "config.yaml", "group.yaml", "summary.json", "environment.json", "hansa.schema.json", "run.yaml", "report.html",
     "mine.py", "job.yaml", "search.json", "NAME.html", "NAME-verdict.html", "NAME.json", "reproduced.html",

@@ -19,5 +19,5 @@ def test_a_word_chooses_the_engine():
 
 
 def test_an_unknown_engine_is_refused_with_its_line():
-    with pytest.raises(ConfigError, match="engine: expected 'pool' or 'ray', found 'rya'"):
+    with pytest.raises(ConfigError, match="engine: expected 'pool', 'ray' or 'flower', found 'rya'"):
         from_text("engine: rya")

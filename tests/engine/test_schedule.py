@@ -31,6 +31,8 @@ class Actor:
 class Stage:
     """A crew in simulated time: a job takes its cost times ``pace(worker)``, and ``fate`` may kill whoever does it."""
 
+    ahead = 2
+
     def __init__(self, pace=lambda worker: 1.0, fate=lambda job: False, born=lambda count: True, act=None) -> None:
         self.members, self.hired, self.clock = [], 0, 0.0
         self.pace, self.fate, self.born = pace, fate, born

@@ -40,7 +40,11 @@ class Moved(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What a client is to do in a round, from the model x."""
+    """What a client is to do in a round, from the model x.
+
+    >>> Phase._fields
+    ('x', 'client', 'work', 'descent', 'key')
+    """
 
     x: Vector
     client: int
