@@ -49,8 +49,11 @@ def main() -> None:
     from hansa.cli import main as run
     from hansa.cli.app import app  # noqa: F401  (the rest that takes long)
 
-    signal.signal(signal.SIGINT, before)
-    run()
+    try:  # what a command does is guarded by itself; this is for the moments before and after
+        signal.signal(signal.SIGINT, before)
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _load(module: ModuleType) -> None:

@@ -76,7 +76,7 @@ def test_a_hangup_saves_like_a_polite_end(folder, process):
 
 def test_ctrl_c_while_the_command_starts_is_quiet(folder):
     command = [sys.executable, "-c", "import hansa_command; print('up', flush=True); hansa_command.main()", "presets"]
-    for pause in (0.0, 0.4):
+    for pause in (0.0, 0.1, 0.2, 0.3, 0.4):
         child = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
@@ -85,7 +85,7 @@ def test_ctrl_c_while_the_command_starts_is_quiet(folder):
         child.send_signal(signal.SIGINT)
         _, said = child.communicate(timeout=60)
         assert b"Traceback" not in said
-        assert child.returncode in (0, 130)
+        assert child.returncode in (0, 130, -signal.SIGINT)  # the last while the interpreter ends
 
 
 def test_a_run_is_opened_by_a_file_in_it(cli, folder):
