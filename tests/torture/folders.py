@@ -238,8 +238,8 @@ def changed(preset: str, place: Path) -> Counter[str]:
     (nets / f"{module}.py").write_text(NETS)
     sys.path.insert(0, str(nets))
     told = [*SMALL, f"model={{factory: '{module}:make'}}"]
-    if "gossip" in preset or preset in ("cafga", "afga", "ha_fed"):
-        told.append("rounds=2")
+    if preset in ("cafga", "ha_fed"):
+        told.append("gossip.clusters=2")
     seen: Counter[str] = Counter()
 
     def edit(before: str, after: str) -> None:
