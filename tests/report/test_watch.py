@@ -143,9 +143,7 @@ def test_a_port_in_use_is_told_and_by_default_another_is_taken(tmp_path):
 
 def test_the_command_says_where_and_ends_with_ctrl_c(tmp_path):
     Grown(tmp_path / "runs" / "one", "one").grow(3)
-    heard = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    )
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code = heard + "import sys, hansa_command; sys.argv = ['hansa', 'watch', '--port', '0']; hansa_command.main()"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
