@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import hansa
+from contracts.five import OWNERS, Net
+from contracts.five import task as clients
 from contracts.small import NAMES, small
 from engine.fake_ray import FakeRay
 from hansa import presets
@@ -18,25 +20,6 @@ from hansa.engine.cluster import Lent, RayPool
 from hansa.engine.shared import CodePacker, Memory, unpack
 from hansa.errors import HansaError
 from hansa.runs.driver import Run
-
-SIZES = (4, 17, 9, 23, 12)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.norm(self.first(x))))
-
-
-def task():
-    draw = torch.Generator().manual_seed(0)
-    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
-    inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
-    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:20], targets[:20]))
-    return hansa.Task(Net, nn.functional.cross_entropy, held)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +30,7 @@ def no_worker(monkeypatch):
 
 def on(ray, method, rounds=3, workers=2, monkeypatch=None):
     monkeypatch.setattr(cluster, "_ray", lambda: ray)
-    return Run(method, task(), engine=partial(RayPool, workers=workers)).advance(rounds)
+    return Run(method, clients(tested=20), engine=partial(RayPool, workers=workers)).advance(rounds)
 
 
 def same(run, expected):
@@ -61,7 +44,7 @@ def same(run, expected):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_is_the_serial_run(name, monkeypatch):
     method = small(name, batch_size=3)
-    same(on(FakeRay(), method, 2, monkeypatch=monkeypatch), Run(method, task(), engine=Serial).advance(2))
+    same(on(FakeRay(), method, 2, monkeypatch=monkeypatch), Run(method, clients(tested=20), engine=Serial).advance(2))
 
 
 METHOD = presets.fedcams(steps=2, batch_size=3, two_way=True)
@@ -70,7 +53,7 @@ METHOD = presets.fedcams(steps=2, batch_size=3, two_way=True)
 @pytest.mark.parametrize("at", range(8))
 def test_an_actor_lost_at_any_order_costs_nothing_but_time(at, monkeypatch, caplog):
     ray = FakeRay([False] * at + [True, False, True])
-    same(on(ray, METHOD, monkeypatch=monkeypatch), Run(METHOD, task(), engine=Serial).advance(3))
+    same(on(ray, METHOD, monkeypatch=monkeypatch), Run(METHOD, clients(tested=20), engine=Serial).advance(3))
     assert "its actor was lost (the actor died); the work is done again" in caplog.text
     assert ray.hired >= 4
 
@@ -83,9 +66,8 @@ def test_three_actors_lost_at_one_order_end_the_run(monkeypatch):
 def test_clients_are_examined_on_actors_as_they_are_serially(monkeypatch):
     draw = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
-    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
     test = (inputs[:20], targets[:20])
-    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=test, test_clients=[n % 5 for n in range(20)])
+    held = hansa.data.from_arrays(inputs, targets, clients=OWNERS, test=test, test_clients=[n % 5 for n in range(20)])
     monkeypatch.setattr(cluster, "_ray", FakeRay)
     runs = []
     for engine in (Serial, partial(RayPool, workers=2)):
@@ -98,7 +80,7 @@ def test_clients_are_examined_on_actors_as_they_are_serially(monkeypatch):
 
 def test_actors_for_whom_there_is_no_room_are_not_waited_for(monkeypatch):
     ray = FakeRay(room=1)
-    same(on(ray, METHOD, workers=3, monkeypatch=monkeypatch), Run(METHOD, task(), engine=Serial).advance(3))
+    same(on(ray, METHOD, workers=3, monkeypatch=monkeypatch), Run(METHOD, clients(tested=20), engine=Serial).advance(3))
     assert (ray.hired, ray.killed) == (3, 3)
 
 
@@ -117,7 +99,7 @@ def test_errors_of_clients_name_the_round_and_the_client(monkeypatch):
             return super().forward(x)
 
     monkeypatch.setattr(cluster, "_ray", FakeRay)
-    broken = hansa.Task(Broken, nn.functional.cross_entropy, task().data)
+    broken = hansa.Task(Broken, nn.functional.cross_entropy, clients(tested=20).data)
     with pytest.raises(HansaError, match=r"round 0, client \d, step 0: RuntimeError: no such layer"):
         Run(presets.fedavg(batch_size=2, steps=1), broken, engine=partial(RayPool, workers=2)).advance(1)
 
@@ -127,7 +109,7 @@ def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_
     large, little = torch.arange(1 << 16, dtype=torch.float32), torch.arange(3)
     wide = torch.randn(2, 3, 40, 40).to(memory_format=torch.channels_last)
     packed = CodePacker(memory).pack(
-        {"large": large, "little": little, "wide": wide, "none": torch.empty(0, 4), "f": task}
+        {"large": large, "little": little, "wide": wide, "none": torch.empty(0, 4), "f": clients}
     )
     lent = np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed)).copy()
     lent.setflags(write=False)
@@ -146,9 +128,9 @@ def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_
 def test_what_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr(cluster, "_ray", FakeRay)
     with pytest.raises(HansaError, match="workers=0"):
-        RayPool(METHOD, task(), torch.float32, torch.device("cpu"), workers=0)
+        RayPool(METHOD, clients(tested=20), torch.float32, torch.device("cpu"), workers=0)
     with pytest.raises(HansaError, match="actors train on CPUs"):
-        RayPool(METHOD, task(), torch.float32, torch.device("meta"))
+        RayPool(METHOD, clients(tested=20), torch.float32, torch.device("meta"))
 
 
 def test_an_address_where_nobody_answers_is_told_at_once():

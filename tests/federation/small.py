@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-import hansa
+from contracts.five import task
 from contracts.small import NAMES, small
 from federation.inprocess import Wire
 from hansa.engine import Serial
 from hansa.federation import DiskVersions, Federation, RamVersions, Site
 from hansa.runs.driver import Run
 
-SIZES = (4, 17, 9, 23, 12)
 SITES = {"north": (0, 2, 4), "south": (1, 3)}
 CLUSTERS = [[0, 2, 4], [1, 3]]
 GOSSIP = {"ha_fed", "cafga"}
 ONE_CLUSTER = {name for name in NAMES if name in ("afga", "dsgd", "choco_sgd", "gossip_pga", "dadam", "d_amsgrad")}
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.norm(self.first(x))))
-
-
-def task():
-    draw = torch.Generator().manual_seed(0)
-    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
-    inputs = torch.randn(sum(SIZES), 6, generator=draw)
-    held = hansa.data.from_arrays(inputs, torch.randint(3, (sum(SIZES),), generator=draw), clients=owners)
-    return hansa.Task(Net, nn.functional.cross_entropy, held)
 
 
 def method(name):

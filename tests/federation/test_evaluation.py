@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import hansa
+from contracts.five import OWNERS, SIZES, Net
 from federation.inprocess import Wire
-from federation.small import CLUSTERS, SITES, SIZES, Net
+from federation.small import CLUSTERS, SITES
 from hansa import presets
 from hansa.compress import sign
 from hansa.errors import HansaError
@@ -26,11 +27,10 @@ ROWS = {"north": 7, "south": 13}
 def task(test=None, seed=0):
     """The clients' rows, and test rows of one's own."""
     draw = torch.Generator().manual_seed(0)
-    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
     inputs, targets = torch.randn(sum(SIZES), 6, generator=draw), torch.randint(3, (sum(SIZES),), generator=draw)
     own = torch.Generator().manual_seed(seed)
     pair = None if test is None else (torch.randn(test, 6, generator=own), torch.randint(3, (test,), generator=own))
-    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=pair)
+    held = hansa.data.from_arrays(inputs, targets, clients=OWNERS, test=pair)
     return hansa.Task(Net, nn.functional.cross_entropy, held)
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hansa
+from contracts.five import Net
 from federation.inprocess import Wire
-from federation.small import SITES, Net, captured, federated, same, serial, task
+from federation.small import SITES, captured, federated, same, serial, task
 from hansa import presets
 from hansa.compress import top_k
 from hansa.compress.packet import HEADER

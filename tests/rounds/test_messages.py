@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import hansa
+from contracts.five import task
 from contracts.small import NAMES, small
 from hansa import presets
 from hansa.compress import grid, sign, top_k
@@ -22,28 +22,6 @@ from hansa.local.work import Work
 from hansa.rounds import frames
 from hansa.rounds.messages import Delivery, Lost, Order, Report, Upload
 from hansa.runs.driver import Run
-
-SIZES = (4, 17, 9, 23, 12)
-
-
-class Net(nn.Module):
-    """A model as people write them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.norm(self.first(x))))
-
-
-def task():
-    draw = torch.Generator().manual_seed(0)
-    count = sum(SIZES)
-    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
-    inputs = torch.randn(count, 6, generator=draw)
-    held = hansa.data.from_arrays(inputs, torch.randint(3, (count,), generator=draw), clients=owners)
-    return hansa.Task(Net, nn.functional.cross_entropy, held)
 
 
 def both(algorithm, rounds=4, **options):
