@@ -45,11 +45,14 @@ def at_the_sites(keys: Path) -> None:
         node.close()
 
 
-def counters() -> tuple[int, int]:
-    """Bytes that went down to the sites, and came up, with all headers."""
+HEADERS = 14 + 20 + 32  # Ethernet, IP, TCP with timestamps: of every segment that the system counts
+
+
+def counters() -> tuple[int, int, int, int]:
+    """Bytes that went down to the sites, and came up, with all headers; then the segments."""
     (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if "cable0:" in line)
     numbers = line.partition(":")[2].split()
-    return int(numbers[8]), int(numbers[0])
+    return int(numbers[8]), int(numbers[0]), int(numbers[9]), int(numbers[1])
 
 
 def one_round(link: SuperLink, size: int, ticket: int) -> float:
@@ -76,7 +79,10 @@ def at_the_server(rounds: int, folder: Path) -> None:
         print(
             f"{len(SITES)} sites, TLS, {rounds} rounds a size, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         )
-        print(f"{'message':>8} {'median s':>9} {'least':>6} {'most':>6} {'down, wire/sent':>16} {'up, wire/sent':>14}")
+        print(
+            f"{'message':>8} {'median s':>9} {'least':>6} {'most':>6} {'down, wire/sent':>16} {'up, wire/sent':>14} "
+            "without headers of segments"
+        )
         ticket = 1
         for name, size in SIZES.items():
             before = counters()
@@ -84,11 +90,12 @@ def at_the_server(rounds: int, folder: Path) -> None:
             for _ in range(rounds):
                 took.append(one_round(link, size, ticket))
                 ticket += len(SITES)
-            down, up = (now - then for now, then in zip(counters(), before, strict=True))
+            down, up, *segments = (now - then for now, then in zip(counters(), before, strict=True))
+            bare = [(wire - HEADERS * count) for wire, count in zip((down, up), segments, strict=True)]
             sent = rounds * len(SITES) * size
             print(
                 f"{name:>8} {statistics.median(took):9.2f} {min(took):6.2f} {max(took):6.2f} {down / sent:16.4f} "
-                f"{up / sent:14.4f}",
+                f"{up / sent:14.4f} {bare[0] / sent:8.4f} {bare[1] / sent:8.4f}",
                 flush=True,
             )
     finally:
