@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hansa.tasks import Task
     from hansa.vectors.layout import Layout
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Algorithm": "hansa.algorithm",

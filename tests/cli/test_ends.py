@@ -155,7 +155,7 @@ def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
     monkeypatch.setattr(bindings, "hansa_version", lambda: "9.9")
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
-    assert "changed since the run was begun: version (hansa 0.1.0 then, 9.9 now)" in refused.stderr
+    assert "changed since the run was begun: version (hansa 0.2.0 then, 9.9 now)" in refused.stderr
     assert "--accept-changes version" in refused.stderr
     assert cli("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data").exit_code == 0
     assert cli("resume", "out", "-q", "-r", "5").exit_code == 0

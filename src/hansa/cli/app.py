@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from hansa import __version__
 from hansa.cli import advise, after, compare, data, federate, inspect, reproduce, run, sweep, watch
 from hansa.cli.console import Naming
 
@@ -45,7 +46,5 @@ def _root(
     version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        print(f"hansa {installed('hansa')}")
+        print(f"hansa {__version__}")
         raise typer.Exit

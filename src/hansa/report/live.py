@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from hansa import __version__
 from hansa.errors import HansaError
 from hansa.report import following
-from hansa.report.page import MARK, SCRIPTS, product_version, rendered, template
+from hansa.report.page import MARK, SCRIPTS, rendered, template
 from hansa.report.payload import written
 from hansa.report.pieces import notices
 from hansa.report.standings import Entry
@@ -125,7 +126,7 @@ class Watch:
             version, parts, content, told = self.version, self.parts, self.content, self.told
         return template((*SCRIPTS, "live.js")).substitute(
             **parts,
-            version=escape(product_version()),
+            version=escape(__version__),
             title=escape(self.title),
             mark=MARK,
             lead="",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from hansa import __version__
 from hansa.report.client_view import client_view, served
 from hansa.report.cluster_graphs import graphs_section
 from hansa.report.held import held_by
@@ -79,7 +79,7 @@ def page(
     )
     return template().substitute(
         **parts,
-        version=escape(product_version()),
+        version=escape(__version__),
         title=escape(title),
         mark=MARK,
         lead=escape(lead),
@@ -140,11 +140,3 @@ def template(scripts: Sequence[str] = SCRIPTS) -> Template:
 def _kept(text: str) -> str:
     """Text in which a dollar is a dollar."""
     return text.replace("$", "$$")
-
-
-def product_version() -> str:
-    """The version that is installed, or nothing."""
-    try:
-        return version("hansa")
-    except PackageNotFoundError:
-        return ""

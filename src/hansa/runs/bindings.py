@@ -23,12 +23,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 import torch
 
+from hansa import __version__
 from hansa.errors import HansaError, near
 from hansa.store.io import sha256
 
@@ -87,10 +87,7 @@ def check_words(words: Iterable[str]) -> set[str]:
 
 def hansa_version() -> str:
     """The version of the product."""
-    try:
-        return version("hansa")
-    except PackageNotFoundError:
-        return "not installed as a package"
+    return __version__
 
 
 def digest(value: object) -> str:

@@ -7,7 +7,6 @@ import logging
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from hansa import __version__
 from hansa.errors import HansaError, refuse, whole
 from hansa.store import io
 from hansa.store.io import Damaged
@@ -203,7 +203,7 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    return {"hansa": metadata.version("hansa"), "torch": torch.__version__, "python": platform.python_version()}
+    return {"hansa": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _path(home: Path, number: int) -> Path:

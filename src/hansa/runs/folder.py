@@ -30,7 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hansa import data, native
+from hansa import __version__, data, native
 from hansa.config import Config, composition, load, to_text
 from hansa.errors import HansaError
 from hansa.runs import client_record, journal, metrics
@@ -299,8 +299,8 @@ class RunFolder:
 def environment() -> dict[str, Any]:
     """Versions and machine, so that a number can be traced to where it was made."""
 
-    packages = {}
-    for name in ("hansa", "torch", "numpy", "scipy", "safetensors"):
+    packages = {"hansa": __version__}
+    for name in ("torch", "numpy", "scipy", "safetensors"):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:
