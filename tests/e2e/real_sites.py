@@ -109,5 +109,16 @@ def until(true, seconds: float, *processes: Process) -> None:
         time.sleep(0.3)
 
 
-def alive(numbers: Sequence[int]) -> list[int]:
-    return [number for number in numbers if Path(f"/proc/{number}").exists()]
+def alive(numbers: Sequence[int], seconds: float = 20.0) -> list[int]:
+    """Those that still run after some seconds: what was killed takes a moment to go, its new parent one to bury it."""
+    end = time.monotonic() + seconds
+    while (left := [number for number in numbers if _runs(number)]) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
+
+
+def _runs(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -178,7 +178,7 @@ def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys,
             process.stop()
     state, _ = checkpoint.load(run / "checkpoint")
     same(state["server"]["vectors"], history(run), simulated(*words))
-    until(lambda: not alive(numbers), 30)
+    assert not alive(numbers, 30)
 
 
 @whole
