@@ -88,6 +88,14 @@ def test_readings(measure: dict[str, Any], expected: float | None) -> None:
     assert reading(history(0.1, 0.2, 0.4, 0.3), Measure(**measure)) == pytest.approx(expected)
 
 
+def test_a_round_is_told_by_the_last_since_the_first_may_send_less() -> None:
+    rounds = [{"round": 1, "up_bytes": 10, "down_bytes": 0}, {"round": 2, "up_bytes": 10, "down_bytes": 10}]
+    measure = Measure(read="per_round", metric="server_bits", times=500)
+    assert reading(rounds, measure) == 500 * 160
+    assert reading(rounds[:1], measure) == 500 * 80
+    assert reading([], measure) is None
+
+
 def test_claims_hold_fail_or_are_undecided() -> None:
     claims = [
         {"says": "a first", "measure": "accuracy", "order": ["a", "b"]},

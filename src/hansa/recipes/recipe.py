@@ -34,6 +34,7 @@ class Measure(Form):
 
     metric: str = "test_accuracy"
     read: Read = "best"
+    """Of the rounds that were evaluated the best, the last, a mean; rounds or hours to a target; what a round adds."""
     target: float | None = None
     """Of rounds_to and hours_to, as the run reports the metric."""
     times: float = 100.0

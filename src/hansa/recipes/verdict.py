@@ -64,11 +64,10 @@ def reading(history: History, measure: Measure) -> float | None:
                 return None if seconds is None else float(seconds) / 3600
         return None
     if measure.read == "per_round":
-        final: dict[str, Any] = {}
-        for record in metrics.running_totals(history):
-            final = record
-        value = final.get(measure.metric)
-        return None if value is None else float(value) / int(final["round"]) * measure.times
+        # of the last round: a first one may send less, since everybody has the model that it starts from
+        totals = [float(record.get(measure.metric, math.nan)) for record in metrics.running_totals(history)]
+        added = totals[-1] - totals[-2] if len(totals) > 1 else sum(totals, 0.0)
+        return None if not totals or math.isnan(added) else added * measure.times
     values = [value for _, value in metrics.series(history, measure.metric)]
     if not values:
         return None
