@@ -162,6 +162,22 @@ def test_the_table_of_methods_is_the_catalogue():
     assert sorted(named) == sorted(presets.catalogue())
 
 
+def test_every_fact_of_the_comparison_has_its_source():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    head, _, *rows = text.split("## Beside other frameworks")[1].split("\n\n")[2].splitlines()
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    peers = [cell.strip().rpartition(" ") for cell in head.split("|")[2:-1]]
+    for name, _, version in peers:
+        assert f"| {name} | {version} |" in page
+    sections = dict(re.findall(r"^## (.*?)\n\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
+    assert [row.split("|")[1].strip() for row in rows] == [title[0].lower() + title[1:] for title in sections]
+    for row, body in zip(rows, sections.values(), strict=True):
+        for (name, _, _), fact in zip(peers, row.split("|")[2:-1], strict=True):
+            said = re.search(rf"^- (?:[^:]*, )?{re.escape(name)}[,:].*?(?=^- |\Z)", body, re.MULTILINE | re.DOTALL)
+            assert said, f"{row}: no source for {name}"
+            assert fact.strip() != "–" or re.search("not found|no statement found|: no;|: none", said[0]), said[0]
+
+
 def test_links_and_pictures_lead_somewhere():
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
