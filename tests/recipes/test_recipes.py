@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hansa.config import from_text
 from hansa.errors import HansaError
@@ -51,7 +54,6 @@ def test_smoke(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_scale_is_a_configuration(name: str, scale: str) -> None:
-    import yaml
 
     cells = list(library()[name].cells(scale))
     assert cells
@@ -72,6 +74,35 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
     page = (tmp_path / "smoke" / "reproduced.html").read_text()
     assert 'id="afga-table-4"' in page
     assert 'id="afga-figure-1a"' in page
+
+
+def test_a_result_is_exported_with_tables_curves_and_configurations(tmp_path: Path) -> None:
+    mine, kept = tmp_path / "mine.yaml", tmp_path / "kept"
+    mine.write_text(OWN)
+    words = ("--scale", "cpu", "--out", str(tmp_path / "out"), "--export", str(kept), "--quiet", "--workers", "1")
+    reproduce(str(mine), *words)
+    told = (kept / "runs.md").read_text()
+    record = json.loads((kept / "runs.json").read_text())
+    for number in record["numbers"]:
+        assert f"| {number['row']} |" in told
+    assert "hansa reproduce runs --scale cpu" in told
+    configs = yaml.safe_load((kept / "runs.yaml").read_text())
+    with open(kept / "runs.csv", newline="") as held:
+        lines = list(csv.DictReader(held))
+    assert {line["row"] for line in lines} == set(configs) == {number["row"] for number in record["numbers"]}
+    for row, config in configs.items():
+        asked = from_text(yaml.safe_dump(config))
+        best = max(100 * float(line["test_accuracy"]) for line in lines if line["row"] == row)
+        ours = next(number["ours"] for number in record["numbers"] if number["row"] == row)
+        assert asked.rounds == max(int(line["round"]) for line in lines if line["row"] == row)
+        assert best == pytest.approx(ours["mean"], abs=1e-3)
+    assert not list(kept.glob("needs-data*"))
+    if importlib.util.find_spec("matplotlib"):
+        assert "![" in told
+        assert (kept / "runs-test_accuracy.svg").read_text().startswith("<?xml")
+    again = {path.name: path.read_bytes() for path in kept.iterdir()}
+    reproduce(str(mine), *words)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == again
 
 
 def test_a_recipe_that_cannot_be_run_is_told_and_the_rest_goes_on(

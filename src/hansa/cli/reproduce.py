@@ -39,6 +39,10 @@ def reproduce(
     folder: Annotated[Path, typer.Option("--out", "-o", help="Where runs and results are kept.")] = Path(
         "runs/reproduce"
     ),
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="Also write text, numbers, curves, figures and configurations into this folder."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train what a published table or figure shows and set our numbers beside the published ones.
@@ -58,7 +62,9 @@ def reproduce(
         return
     chosen = list(library().values()) if everything else [recipe for word in names or [] for recipe in named(word)]
     chosen = list({recipe.name: recipe for recipe in chosen}.values())
-    results = [_one(recipe, scale, seeds, sets, workers, folder / scale, quiet, len(chosen) > 1) for recipe in chosen]
+    results = [
+        _one(recipe, scale, seeds, sets, workers, folder / scale, export, quiet, len(chosen) > 1) for recipe in chosen
+    ]
     page = _keep(results, folder / scale)
     if len(results) > 1:
         out().print(_summary(results))
@@ -72,6 +78,7 @@ def _one(
     sets: Sequence[str] | None,
     workers: int | None,
     place: Path,
+    export: Path | None,
     quiet: bool,
     several: bool,
 ) -> Result:
@@ -83,7 +90,7 @@ def _one(
         err().print(f"{recipe.name}: {recipe.says}", markup=False, soft_wrap=True, style="bold")
         err().print(f"scale {scale}. {told}", markup=False, soft_wrap=True, style="dim")
     try:
-        result = _carried_out(recipe, scale, seeds, sets, workers, place, quiet)
+        result = _carried_out(recipe, scale, seeds, sets, workers, place, export, quiet)
     except HansaError as error:
         if not several:
             raise
@@ -101,6 +108,7 @@ def _carried_out(
     sets: Sequence[str] | None,
     workers: int | None,
     place: Path,
+    export: Path | None,
     quiet: bool,
 ) -> Result:
     import yaml
@@ -109,8 +117,10 @@ def _carried_out(
     from hansa.cli.compare import write_page
     from hansa.cli.run import changes
     from hansa.config import from_text
+    from hansa.engine import keep_workers
     from hansa.recipes import compare
     from hansa.recipes.outcome import HEADINGS, Result, tables
+    from hansa.recipes.publish import Trained, publish
     from hansa.report import Entry, Grid
     from hansa.report.progress import Stopper, progress
     from hansa.runs.reuse import each_made_or_begun
@@ -119,7 +129,7 @@ def _carried_out(
     cells = list(recipe.cells(scale))
     configs = [from_text(yaml.safe_dump(cell.document), asked, f"{recipe.name}, {cell.label}") for cell in cells]
     entries: list[Entry] = []
-    with Stopper(err()) as stopper, progress(err(), quiet) as shown:
+    with keep_workers(), Stopper(err()) as stopper, progress(err(), quiet) as shown:
         for cell, config in zip(cells, configs, strict=True):
             titled = config.model_copy(update={"name": cell.label})
             made = each_made_or_begun(titled, place / "runs", config.algorithm.preset)
@@ -130,6 +140,8 @@ def _carried_out(
     result = Result(recipe, scale, *compare(recipe, scale, histories), page=page.name)
     grids = [Grid(f"Beside the paper: {title}", HEADINGS, rows, result.verdict) for title, rows in tables(result)]
     write_page(entries, page, title=f"{recipe.name}: {recipe.where}", lead=recipe.says, published=grids)
+    if export is not None:
+        publish(result, list(map(Trained, cells, configs, entries)), export)
     return result
 
 

@@ -37,7 +37,9 @@ class Result(NamedTuple):
         verdicts = Counter(one.verdict for one in self.compared if one.published is not None)
         told = [f"{count} {word}" for word, count in verdicts.items()]
         if claims := [one.holds for one in self.held]:
-            told.append(f"{sum(holds is True for holds in claims)} of {len(claims)} claims hold")
+            decided = [holds for holds in claims if holds is not None]
+            told += [f"{sum(decided)} of {len(decided)} claims hold"] * bool(decided)
+            told += [f"{len(claims) - len(decided)} undecided"] * (len(decided) < len(claims))
         return ", ".join(told) or "nothing to compare"
 
     @property

@@ -68,7 +68,7 @@ def draw(entries: Sequence[Entry], path: Path | str | None = None, metric: str |
         path = Path(path)
         io.make_folder(path.parent.resolve())
         try:
-            made.savefig(path, dpi=200)
+            made.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
         except ValueError as error:  # an ending that is no format
             raise HansaError(f"plot({str(path)!r}): {error}.") from error
     return made
