@@ -195,3 +195,13 @@ def test_sections_are_laid_over_key_by_key_and_parts_whole() -> None:
         "sample": {"participation": 0.5},
         "local": {"lr": 0.1, "steps": {"kind": "epochs", "epochs": 1}},
     }
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_images_are_changed_at_random_where_the_authors_did_it_and_nowhere_else(scale: str) -> None:
+    for name in RECIPES:
+        for cell in library()[name].cells(scale):
+            data = from_text(yaml.safe_dump(cell.document)).data
+            trained = name != "cams-table-2"  # which counts bits
+            authors = scale == "paper" and trained and name.startswith(("cams", "aware")) and "cifar" in data.name
+            assert bool(data.augment) == authors, (name, cell.label)
