@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
@@ -89,10 +90,11 @@ def _cells(one: Compared, measure: Measure) -> tuple[str, str, str, str]:
     if one.published is not None:
         told = f"over {one.published.value:g}" if one.published.beyond else _number(one.published.value)
         if one.published.spread is not None:
-            told += f" ± {_number(one.published.spread)}"
+            told += f" ± {_apart(one.published.spread, one.published.value)}"
     ours = "–" if measure.target is None else "not reached"
     if one.ours is not None:
-        ours = _number(one.ours.mean) + (f" ± {_number(one.ours.deviation)}" if one.ours.deviation else "")
+        spread = f" ± {_apart(one.ours.deviation, one.ours.mean)}" if one.ours.deviation else ""
+        ours = _number(one.ours.mean) + spread
     apart = "–" if one.difference is None else f"{'+' if one.difference >= 0 else '−'}{_number(abs(one.difference))}"
     return told, ours, apart, one.verdict
 
@@ -105,6 +107,19 @@ def _number(value: float) -> str:
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.2f}" if 1 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _apart(deviation: float, mean: float) -> str:
+    """A deviation to the places of its mean.
+
+    >>> _apart(0.941, 85.67), _apart(0.00301, 0.298), _apart(4.16e-05, 0.0949), _apart(2.5, 302.0)
+    ('0.94', '0.003', '4e-05', '2.5')
+    """
+    places = 2 if abs(mean) >= 1 or not mean else 2 - math.floor(math.log10(abs(mean)))
+    told = f"{deviation:.{places}f}"
+    return (
+        f"{deviation:.2g}" if abs(mean) >= 1e6 else told.rstrip("0").rstrip(".") if float(told) else f"{deviation:.1g}"
+    )
 
 
 def claim_word(holds: bool | None) -> str:
