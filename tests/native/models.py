@@ -59,6 +59,30 @@ def grey_3x3() -> nn.Sequential:
     return Sequential(Conv(1, 33, 3), ReLU(), pool(), Conv(33, 8, 3), pool(), Flatten(), Linear(32, 3))
 
 
+def mean_pools() -> nn.Sequential:
+    """ReLU before and after the mean, and none; a mean of all that is left."""
+    first = [Conv(1, 6, 5, padding=2), ReLU(), nn.AvgPool2d(2), Conv(6, 20, 3), nn.AvgPool2d(2), ReLU()]
+    return Sequential(*first, Conv(20, 17, 3, padding=1), nn.AvgPool2d(2, stride=1), Flatten(), Linear(17 * 16, 5))
+
+
+def strides() -> nn.Sequential:
+    """Kernels larger and smaller than the stride, sides that leave a rest, a stride before a pool."""
+    first = [Conv(3, 18, 3, stride=2, padding=1), ReLU(), Conv(18, 20, 1, stride=2), ReLU(), Conv(20, 9, 4, stride=3)]
+    return Sequential(*first, ReLU(), Conv(9, 33, 3, stride=2, padding=2), ReLU(), pool(), Flatten(), Linear(33, 4))
+
+
+def wide_strides() -> nn.Sequential:
+    first = [Conv(2, 16, 5, stride=4, padding=1), ReLU(), Conv(16, 7, 5, stride=2, padding=3, bias=False), ReLU()]
+    return Sequential(*first, Flatten(), Linear(7 * 16, 4))
+
+
+def other_pools() -> nn.Sequential:
+    """Windows that overlap, leave gaps, are not square, or take the whole image."""
+    first = [Conv(3, 20, 3, padding=1), ReLU(), nn.MaxPool2d(3, stride=2), Conv(20, 8, 2), nn.MaxPool2d((1, 2)), ReLU()]
+    last = [Conv(8, 18, 3, padding=1), ReLU(), nn.MaxPool2d(2, stride=3), Conv(18, 16, 2, padding=1), ReLU()]
+    return Sequential(*first, *last, nn.AdaptiveAvgPool2d(1), Flatten(), Linear(16, 4))
+
+
 STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "logistic regression": (lambda: Sequential(Flatten(), Linear(784, 10)), (1, 28, 28)),
     "single linear layer": (lambda: Linear(37, 3), (37,)),
@@ -72,6 +96,10 @@ STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "colour, 5x5": (colour_5x5, (3, 16, 17)),
     "many channels": (many_channels, (17, 4, 6)),
     "grey, 3x3": (grey_3x3, (1, 14, 14)),
+    "mean pools": (mean_pools, (1, 24, 24)),
+    "strides": (strides, (3, 32, 35)),
+    "wide strides": (wide_strides, (2, 21, 25)),
+    "other pools": (other_pools, (3, 19, 22)),
 }
 
 

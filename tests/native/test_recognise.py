@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from hansa.native.recognise import Unfit, stages_of
+from hansa.native.candidates import Unfit
+from hansa.native.recognise import stages_of
 from native.models import STACKS, cnn_29k
 
 SHAPE = (1, 8, 8)
@@ -24,6 +25,17 @@ def conv(**options: object) -> nn.Conv2d:
 class Residual(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + super().forward(x)
+
+
+class DropsAlways(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x))
+
+
+class MeanOfChannels(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self[1](self[0](x).mean(1).flatten(1))
+        return mean
 
 
 def frozen() -> nn.Module:
@@ -50,10 +62,17 @@ def hooked() -> nn.Module:
 
 
 NOT_STACKS = {
-    "dropout": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 2)),
+    "dropout first": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 2)),
+    "dropout twice": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.Dropout(), nn.Dropout()),
+    "dropout of everything": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.Dropout(1.0)),
+    "dropout before a pool": lambda: around(conv(), nn.Dropout(), nn.MaxPool2d(2)),
+    "alpha dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.AlphaDropout()),
+    "dropout in evaluation": lambda: DropsAlways(nn.Flatten(), nn.Linear(64, 2)),
     "batch norm": lambda: around(conv(), nn.BatchNorm2d(4), nn.MaxPool2d(2)),
     "other activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 2)),
-    "stride": lambda: around(conv(stride=2)),
+    "long stride": lambda: around(conv(stride=5), side=2),
+    "oblong stride": lambda: nn.Sequential(conv(stride=(1, 2)), nn.Flatten(), nn.Linear(128, 2)),
+    "even kernel, padding of the same": lambda: around(nn.Conv2d(1, 4, 4, padding="same"), side=8),
     "dilation": lambda: around(conv(dilation=2), side=6),
     "groups": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.Flatten(), nn.Linear(256, 2)
@@ -61,8 +80,12 @@ NOT_STACKS = {
     "oblong kernel": lambda: around(nn.Conv2d(1, 4, (3, 5), padding=(1, 2)), side=8),
     "reflected border": lambda: around(conv(padding_mode="reflect"), side=8),
     "padding beyond the kernel": lambda: around(conv(padding=3), side=12),
-    "pool of 3": lambda: around(conv(), nn.MaxPool2d(3), side=2),
-    "overlapping pool": lambda: around(conv(), nn.MaxPool2d(2, stride=1), side=7),
+    "pool with a border": lambda: around(conv(), nn.MaxPool2d(2, padding=1), side=5),
+    "mean with a border": lambda: around(conv(), nn.AvgPool2d(2, padding=1), side=5),
+    "mean by another divisor": lambda: around(conv(), nn.AvgPool2d(2, divisor_override=3)),
+    "mean rounded up": lambda: around(conv(padding=0), nn.AvgPool2d(4, ceil_mode=True), side=2),
+    "uneven windows": lambda: around(conv(), nn.AdaptiveAvgPool2d(3), side=3),
+    "mean over channels": lambda: MeanOfChannels(conv(), nn.Linear(64, 2)),
     "pool rounded up": lambda: around(conv(padding=0), nn.MaxPool2d(2, ceil_mode=True), side=3),
     "two pools": lambda: around(conv(), nn.MaxPool2d(2), nn.MaxPool2d(2), side=2),
     "pool first": lambda: nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)),

@@ -278,6 +278,23 @@ def test_bad_rows_labels_and_sizes_are_named_and_change_nothing() -> None:
     assert torch.equal(y, before)
 
 
+def test_a_stack_that_drops_out_wants_what_it_multiplies_by() -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+    stack, inputs, labels = compiled(module, (6,)), torch.randn(4, 6), torch.tensor([0, 2, 1, 0])
+    y, rows = parameters_of(module), torch.arange(4)
+    with pytest.raises(HansaError, match=r"drops out: keep is missing, expected float32 \[1, 20\]"):
+        stack.gradient(y, inputs, labels, rows)
+    with pytest.raises(HansaError, match=r"keep is float32 \[1, 19\]"):
+        stack.train(y, inputs, labels, rows[None], lr=0.1, keep=torch.ones(1, 19))
+    with pytest.raises(HansaError, match="no sizes"):
+        stack.train(y, inputs, labels, rows[None], lr=0.1, keep=torch.ones(1, 20), sizes=torch.tensor([3]))
+    plain = compiled(nn.Sequential(*module[:2], module[3]), (6,))
+    assert torch.equal(
+        stack.gradient(y, inputs, labels, rows, keep=torch.ones(20))[1], plain.gradient(y, inputs, labels, rows)[1]
+    )
+    assert stack.evaluate(y, inputs, labels) == plain.evaluate(y, inputs, labels)
+
+
 def test_the_anchor_must_not_be_the_vector_that_moves() -> None:
     stack, _, y, inputs, labels = case("MLP on colour")
     with pytest.raises(HansaError, match="anchor is y itself"):

@@ -147,6 +147,91 @@ class OwnWeights(nn.Module):
         return F.linear(x, self.weight, bias=self.bias)
 
 
+class LeNet5Mean(nn.Module):
+    """LeNet-5 with the average pooling of 1998: once ReLU before the mean, once after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        self.pool = nn.AvgPool2d(2, 2)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = F.relu(F.avg_pool2d(self.conv2(x), kernel_size=2))
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
+
+
+class AllConvolutional(nn.Module):
+    """Strides in place of pools, a mean over the image at the end (Springenberg et al. 2015), made small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, stride=2, padding=1)
+        self.down = nn.Conv2d(12, 20, 3, stride=(2, 2), padding=1, bias=False)
+        self.last, self.head = nn.Conv2d(20, 24, 1), nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.down(F.relu(self.stem(x))))
+        return self.head(F.relu(self.last(x)).mean(dim=(2, 3)))
+
+
+class FemnistDropout(nn.Module):
+    """The FEMNIST CNN of Reddi et al. (2021), with its two dropouts; its dense layer narrowed to 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(9216, 32), nn.Linear(32, 62)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
+        x = torch.flatten(self.dropout1(x), 1)
+        return F.log_softmax(self.fc2(self.dropout2(F.relu(self.fc1(x)))), dim=1)
+
+
+class OldMnist(nn.Module):
+    """PyTorch's MNIST example as it long was: channels dropped before pool and ReLU, a dropout called by its flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 10, kernel_size=5), nn.Conv2d(10, 20, kernel_size=5)
+        self.conv2_drop, self.fc1, self.fc2 = nn.Dropout2d(), nn.Linear(320, 50), nn.Linear(50, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
+        x = F.relu(self.fc1(x.view(-1, 320)))
+        return F.log_softmax(self.fc2(F.dropout(x, training=self.training)), dim=1)
+
+
+class DropsEverywhere(nn.Module):
+    """Values of images of few and of many channels, values already flattened, logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 7, 3), nn.Conv2d(7, 20, 3, stride=2)
+        self.fc1, self.fc2 = nn.Linear(80, 11), nn.Linear(11, 4)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(F.avg_pool2d(self.conv1(x), 2))
+        x = self.drop(self.flat(F.relu(self.conv2(F.relu(x)))))
+        return F.dropout(self.fc2(self.drop(F.relu(self.fc1(x)))), 0.1, self.training)
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+class DropsAndViews(DropsEverywhere):
+    """The same in torch's own order of images, in which its values are then drawn."""
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.view(x.size(0), -1)
+
+
 def own_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
@@ -161,5 +246,11 @@ WRITTEN: dict[str, Case] = {
     "LEAF's FEMNIST CNN": (LeafFemnist, F.cross_entropy, (784,), 62),
     "LeNet-5": (LeNet5, nn.CrossEntropyLoss(), (3, 32, 32), 10),
     "FedAWARE's CNN": (AwareCnn, F.cross_entropy, (3, 32, 32), 10),
+    "LeNet-5 with means": (LeNet5Mean, nn.CrossEntropyLoss(), (1, 28, 28), 10),
+    "all convolutional": (AllConvolutional, F.cross_entropy, (3, 16, 16), 10),
+    "FEMNIST CNN with dropout": (FemnistDropout, F.nll_loss, (1, 28, 28), 62),
+    "the old MNIST example": (OldMnist, F.nll_loss, (1, 28, 28), 10),
+    "drops everywhere": (DropsEverywhere, F.cross_entropy, (3, 12, 12), 4),
+    "drops and views": (DropsAndViews, own_loss, (3, 12, 12), 4),
     "weights of its own": (OwnWeights, lambda out, y: F.nll_loss(F.log_softmax(out, 1), y), (8, 8), 4),
 }

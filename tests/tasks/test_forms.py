@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import hansa
-from hansa import HansaError, native, presets
+from hansa import HansaError, local, native, presets, server
 from hansa.engine.choose import choose
-from hansa.native.recognise import Unfit
+from hansa.native.candidates import Unfit
 from hansa.native.stack import Stack
 from hansa.runs.driver import Run
-from hansa.tasks import forms
+from hansa.tasks import forms, generators
 from hansa.tasks.shell import batch_stream
 from native.written import WRITTEN, LeNet5, TwoNN
 
@@ -67,10 +67,17 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
+        *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
+    ],
+)
 def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
-    one, two = (hansa.run(ALGORITHM, made(name), rounds=2, workers=workers) for workers in (1, 2))
+    one, two, three = (hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=w) for w in (1, 2, 3))
     assert torch.equal(one.params, two.params)
+    assert torch.equal(one.params, three.params)
 
 
 @WITH_NATIVE
@@ -80,10 +87,11 @@ def test_worker_processes_use_the_form_that_the_task_found():
 
 
 @WITH_NATIVE
-def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been():
-    whole = hansa.run(ALGORITHM, made("LeNet-5"), rounds=4, workers=1)
-    begun = hansa.run(ALGORITHM, made("LeNet-5"), rounds=2, workers=1)
-    resumed = Run(ALGORITHM, made("LeNet-5"), store=begun.store, engine=choose(2, 2))
+@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere"])
+def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name):
+    whole = hansa.run(ALGORITHM, made(name, native=True), rounds=4, workers=1)
+    begun = hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=1)
+    resumed = Run(ALGORITHM, made(name, native=True), store=begun.store, engine=choose(2, 2))
     resumed.restore(begun.tree(), begun.history)
     assert torch.equal(resumed.advance(2).params, whole.params)
     assert not torch.equal(begun.params, whole.params)
@@ -177,6 +185,11 @@ class Jumps(Net):
     def forward(self, x):
         self.fc1(x)
         return self.fc2(x)
+
+
+class DropsAlways(Net):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.2)
 
 
 class Scaled(Net):
@@ -286,7 +299,8 @@ REFUSED = {
     "mixes rows": (MixesRows, plain, "mixes the rows"),
     "own backward": (OwnBackward, plain, ""),
     "tanh": (lambda: nn.Sequential(nn.Linear(12, 3), nn.Tanh()), plain, "tanh"),
-    "dropout": (lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(12, 3)), plain, "drops out"),
+    "dropout of inputs": (lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(12, 3)), plain, "drops out"),
+    "dropout in evaluation": (DropsAlways, plain, "in evaluation too"),
     "other loss": (Net, lambda out, y: F.multi_margin_loss(out, y), "multi_margin_loss"),
     "smoothed": (Net, nn.CrossEntropyLoss(label_smoothing=0.1), "options"),
     "class weights": (Net, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), "options"),
@@ -346,6 +360,76 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
     task = hansa.Task(LeNet5, nn.CrossEntropyLoss(), data)
     assert task.stack is None
     hansa.run(ALGORITHM, task, rounds=1)
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("name", ["FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"])
+def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, monkeypatch):
+    """Of ones, dropout leaves what it multiplies by: as a worker draws it for its third step, as torch draws it."""
+    task, key = made(name, native=True), hansa.Key(3).child("noise", 2)
+    shell = task.shell(torch.float32, torch.device("cpu"))
+    shell.seed(key)
+    keep = shell._drawn(4)
+    eager, drop, drop2d = [], F.dropout, F.dropout2d
+    monkeypatch.setattr(F, "dropout", lambda x, *a, **k: eager.append(drop(torch.ones_like(x), *a, **k)) or x)
+    monkeypatch.setattr(F, "dropout2d", lambda x, *a, **k: eager.append(drop2d(torch.ones_like(x), *a, **k)) or x)
+    with generators.kept():
+        generators.seed_all(key, torch.device("cpu"))
+        shell.module(shell.batch(0, torch.arange(4)).inputs)
+    stages = [stage for stage in task.stack.stages if stage.drop is not None]
+    assert len(eager) == len(stages)
+    for stage, piece, wanted in zip(stages, keep.split([4 * s.keeps for s in stages]), eager, strict=True):
+        if wanted.ndim == 4 and stage.keeps == stage.out:
+            wanted = wanted[:, :, 0, 0]
+        elif wanted.ndim == 4:
+            wanted = wanted.permute(0, 2, 3, 1)
+        assert torch.equal(piece, wanted.reshape(-1))
+        assert {0.0, 1.0} != set(piece.tolist()) != {0.0}
+
+
+DROPPING = {
+    "adam": presets.fedavg(local_lr=0.01, steps=3, batch_size=4).with_local(optimizer=server.adam()),
+    "sharpness-aware": presets.fedavg(local_lr=0.05, steps=3, batch_size=4).with_local(solver=local.sam(0.05)),
+    "scaffold": presets.scaffold(local_lr=0.05, steps=3, batch_size=4),
+    "gossip": presets.ha_fed(local_lr=0.05, steps=3, batch_size=4, clusters=1, reporters=2),
+}
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("method", DROPPING)
+def test_dropout_is_native_under_any_local_method_and_equals_eager_to_rounding(method):
+    algorithm, name = DROPPING[method], "drops everywhere"
+    ours, eager = (hansa.run(algorithm, made(name, native=choice), rounds=2, workers=1) for choice in (True, False))
+    two = hansa.run(algorithm, made(name, native=True), rounds=2, workers=2)
+    scale = float((eager.params - made(name).start(hansa.Key(0), torch.float32)["model"]).norm())
+    assert float((ours.params - eager.params).norm()) < (2e-2 if method == "adam" else 1e-3) * scale
+    assert torch.equal(ours.params, two.params)
+
+
+@WITH_NATIVE
+def test_dropout_of_augmented_batches_is_native_and_equals_eager_to_rounding():
+    runs = [
+        hansa.run(
+            ALGORITHM, made("drops everywhere", native=choice, augment=[hansa.augment.flip()]), rounds=2, workers=1
+        )
+        for choice in (True, False)
+    ]
+    assert torch.allclose(runs[0].params, runs[1].params, atol=1e-5)
+
+
+@WITH_NATIVE
+def test_an_augmentation_of_ones_own_draws_before_dropout_and_keeps_to_eager(caplog):
+    with caplog.at_level(logging.INFO, logger="hansa"):
+        task = made("drops everywhere", augment=[lambda batch, _: batch + 0.1 * torch.randn_like(batch)])
+    assert task.stack is None
+    assert "augmentation of your own" in caplog.text
+
+
+@WITH_NATIVE
+def test_many_steps_of_dropout_are_drawn_piece_by_piece_with_the_same_bits(monkeypatch):
+    whole = hansa.run(ALGORITHM, made("drops everywhere"), rounds=1, workers=1).params
+    monkeypatch.setattr("hansa.tasks.shell._KEPT", 1)
+    assert torch.equal(hansa.run(ALGORITHM, made("drops everywhere"), rounds=1, workers=1).params, whole)
 
 
 @WITH_NATIVE

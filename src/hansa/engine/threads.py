@@ -21,6 +21,8 @@ from hansa.algorithm import Algorithm
 from hansa.engine.job import Answered, Event, Job, NotShareable
 from hansa.engine.request import BUNDLE, Arithmetic, Bundle, Failure, Request, describe, perform_all
 from hansa.keys import Key
+from hansa.local.descent import Shell
+from hansa.protocols import declared
 from hansa.rounds.messages import Order
 from hansa.tasks import TaskLike, generators
 from hansa.types import BUFFERS, MODEL, Vector
@@ -72,7 +74,8 @@ class Threads:
         device = self.devices[len(self.members) % len(self.devices)]
         worker = Thread(self.task.shell(self.dtype, device) if shell is None else shell)
         try:
-            worker.shell.seed = _unseeded
+            if not declared(worker.shell, Shell, "draws_alone"):
+                worker.shell.seed = _unseeded
         except AttributeError as error:
             raise NotShareable("its shells seed the generator that threads share") from error
         worker.thread = threading.Thread(target=self._serve, args=(worker,), name="hansa worker", daemon=True)

@@ -73,6 +73,11 @@ class Shell(Protocol):
         return False
 
     @property
+    def draws_alone(self) -> bool:
+        """Whether ``seed`` touches generators of its own alone: threads that share the common ones let it."""
+        return False
+
+    @property
     def parameters(self) -> Tensors: ...
 
     def load(self, model: Vector, buffers: Vector | None) -> None: ...

@@ -16,9 +16,12 @@ from ctypes import (
 )
 from typing import Any
 
-ABI = 5
+ABI = 6
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
+MAX, MEAN = 1, 2
+DROP, DROP_FLAT, DROP_CHANNELS = 1, 2, 3
+MOST_STRIDE = 4
 CUT = 1024
 OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE, BAD_SUM = range(6)
 REFUSALS = ("", "no memory", "a row that does not exist", "a label that does not exist", "a batch of another size")
@@ -30,8 +33,9 @@ class Stage(Structure):
     _fields_ = [
         (name, c_int64)
         for name in (
-            *("kind", "channels", "height", "width", "out", "kernel", "padding"),
-            *("relu", "pool", "weight", "bias", "planar"),
+            *("kind", "channels", "height", "width", "out", "kernel", "stride", "padding"),
+            *("relu", "pool", "pool_h", "pool_w", "step_h", "step_w"),
+            *("drop", "weight", "bias", "planar"),
         )
     ]
 
@@ -48,8 +52,11 @@ class Data(Structure):
 
 
 class Batches(Structure):
-    kept: object = None
-    _fields_ = [("index", c_void_p), ("sizes", c_void_p), ("steps", c_int64), ("batch", c_int64)]
+    kept: tuple[Any, ...] = ()
+    _fields_ = [
+        *(("index", c_void_p), ("sizes", c_void_p), ("steps", c_int64), ("batch", c_int64)),
+        ("keep", c_void_p),
+    ]
 
 
 class Update(Structure):

@@ -1,4 +1,4 @@
-/* Convolution of stride one over padded NHWC images, one image at a time.
+/* Convolution over padded NHWC images, one image at a time.
  *
  * A tile holds P neighbouring output positions of V output vectors in registers and walks the window once:
  * every input is broadcast against V weight vectors. ReLU and pool work on two fresh rows in the first cache. */

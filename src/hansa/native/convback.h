@@ -222,9 +222,9 @@ static void dense_tiles(ptrdiff_t R, int pair, const float *x, ptrdiff_t row, pt
     }
 }
 
-/* dW[taps][out_step] += for one image. */
-static void dense_filters(const float *x, ptrdiff_t column, window_t window, const float *g, ptrdiff_t g_row,
-                          ptrdiff_t out_step, ptrdiff_t height, ptrdiff_t width, float *dw) {
+/* dW[taps][out_step] += for one image, whose windows are `row` and `column` floats apart. */
+static void dense_filters(const float *x, ptrdiff_t row, ptrdiff_t column, window_t window, const float *g,
+                          ptrdiff_t g_row, ptrdiff_t out_step, ptrdiff_t height, ptrdiff_t width, float *dw) {
     ptrdiff_t tiles = (window.length + TILE_POSITIONS - 1) / TILE_POSITIONS;
     for (ptrdiff_t r = 0; r < window.rows; r++)
         for (ptrdiff_t run = 0; run < window.runs; run++)
@@ -233,20 +233,26 @@ static void dense_filters(const float *x, ptrdiff_t column, window_t window, con
                 const float *at = x + r * window.row + run * window.run_step + k;
                 float *to = dw + ((r * window.runs + run) * window.length + k) * out_step;
                 for (ptrdiff_t o = 0; o < out_step; o += 2 * VL)
-                    dense_tiles(many, out_step - o >= 2 * VL, at, window.row, column, g + o, g_row, out_step, height,
+                    dense_tiles(many, out_step - o >= 2 * VL, at, row, column, g + o, g_row, out_step, height,
                                 width, to + o);
                 k += many;
             }
 }
 
-/* Weights [filter][K][K][in] of the transposed convolution, as pack_forward wants them: [in][K][K][filter], turned. */
-static void pack_dense(const float *weight, ptrdiff_t filters, ptrdiff_t K, ptrdiff_t in, float *scratch,
-                       float *packed) {
+/* How many of a kernel's K taps reach the places whose number leaves `phase` when divided by the stride. */
+INLINE ptrdiff_t taps_of(ptrdiff_t K, ptrdiff_t stride, ptrdiff_t phase) { return (K - phase + stride - 1) / stride; }
+
+/* Weights [filter][K][K][in] of the transposed convolution, as pack_forward wants them: [in][H][W][filter], turned. Of
+ * a stride they are those that reach the places of one phase; where it is one, all. */
+static void pack_dense(const float *weight, ptrdiff_t filters, ptrdiff_t K, ptrdiff_t in, ptrdiff_t stride,
+                       ptrdiff_t down, ptrdiff_t right, float *scratch, float *packed) {
+    ptrdiff_t H = taps_of(K, stride, down), W = taps_of(K, stride, right);
     for (ptrdiff_t o = 0; o < filters; o++)
-        for (ptrdiff_t t = 0; t < K * K; t++)
-            for (ptrdiff_t c = 0; c < in; c++)
-                scratch[(c * K * K + (K * K - 1 - t)) * filters + o] = weight[(o * K * K + t) * in + c];
-    pack_forward(scratch, in, K * K * filters, packed);
+        for (ptrdiff_t t = 0; t < H * W; t++) {
+            const float *tap = weight + ((o * K + down + t / W * stride) * K + right + t % W * stride) * in;
+            for (ptrdiff_t c = 0; c < in; c++) scratch[(c * H * W + (H * W - 1 - t)) * filters + o] = tap[c];
+        }
+    pack_forward(scratch, in, H * W * filters, packed);
 }
 
 #endif

@@ -10,17 +10,22 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 5
+#define HANSA_ABI 6
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
+enum { HANSA_MAX = 1, HANSA_MEAN = 2 };                                 /* pools */
+enum { HANSA_DROP = 1, HANSA_DROP_FLAT = 2, HANSA_DROP_CHANNELS = 3 }; /* dropouts */
 
-/* One stage: convolution (stride 1) [ReLU] [2x2 max-pool], or linear [ReLU]. A linear stage has kernel = padding = 0,
- * and channels, height, width say what shape was flattened, in torch's C, H, W order. `weight` and `bias` are where its
- * parameters begin in the flat vector, -1 for no bias; `planar` says that a convolution's weights lie there as O, I, H, W
- * and not as O, H, W, I. */
+/* One stage: convolution [ReLU] [pool] [dropout], or linear [ReLU] [dropout]. A linear stage has kernel = stride =
+ * padding = 0, and channels, height, width say what shape was flattened, in torch's C, H, W order. A pool takes windows
+ * of pool_h x pool_w, step_h and step_w apart; `relu` is 2 where it follows a mean and not the convolution. Dropout
+ * has a number for each value in the order H, W, C, in the order C, H, W of what is flattened, or for each channel.
+ * `weight` and `bias` are where its parameters begin in the flat vector, -1 for no bias; `planar` says that a
+ * convolution's weights lie there as O, I, H, W and not as O, H, W, I. */
 typedef struct {
-    int64_t kind, channels, height, width, out, kernel, padding, relu, pool, weight, bias, planar;
+    int64_t kind, channels, height, width, out, kernel, stride, padding, relu, pool, pool_h, pool_w, step_h, step_w;
+    int64_t drop, weight, bias, planar;
 } hansa_stage;
 
 /* Rows of examples: float32, or uint8 with `table`[channel][256] giving the value of each byte. `planar` says that a
@@ -32,10 +37,12 @@ typedef struct {
     int64_t rows, planar;
 } hansa_data;
 
-/* `steps` batches of `batch` rows; `sizes` (may be null) gives each step's own, smaller batch. */
+/* `steps` batches of `batch` rows; `sizes` (may be null) gives each step's own, smaller batch. `keep` (null where nothing
+ * drops out) is what dropout multiplies by: for each step, for each stage that has it, numbers for each row. */
 typedef struct {
     const int64_t *index, *sizes;
     int64_t steps, batch;
+    const float *keep;
 } hansa_batches;
 
 /* y <- y - lr (clipped g + decay y + pull (y - anchor) + shift), through momentum if that is not null. */

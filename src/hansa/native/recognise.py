@@ -7,56 +7,20 @@ tensors that do the same are the same; what is not a chain of stages ending in m
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.native import abi
+from hansa.native.candidates import Unfit, places_of, unchanged
+from hansa.native.stages import Drop, Pool, Stage
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
-
-
-class Unfit(Exception):
-    """Why a module has no native form."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One convolution or linear layer with what follows it. ``shape`` is its input as (channels, height, width),
-    ``weight`` and ``bias`` are where its parameters begin in the flat vector; -1 is no bias. ``planar`` says that the
-    weights of a convolution lie there as torch has them, (out, in, height, width), and not channels-last."""
-
-    kind: int
-    shape: tuple[int, int, int]
-    out: int
-    kernel: int = 0
-    padding: int = 0
-    relu: bool = False
-    pool: bool = False
-    weight: int = 0
-    bias: int = -1
-    planar: bool = False
-
-    @property
-    def out_shape(self) -> tuple[int, int, int]:
-        if self.kind == abi.LINEAR:
-            return self.out, 1, 1
-        height, width = (side + 2 * self.padding - self.kernel + 1 for side in self.shape[1:])
-        return (self.out, height // 2, width // 2) if self.pool else (self.out, height, width)
-
-    @property
-    def dim(self) -> int:
-        inputs = self.kernel**2 * self.shape[0] if self.kind == abi.CONV else math.prod(self.shape)
-        return self.out * (inputs + (self.bias >= 0))
 
 
 def stages_of(
@@ -72,10 +36,10 @@ def stages_of(
     """
     if len(input_shape) not in (1, 2, 3):
         raise Unfit(f"its inputs have {len(input_shape)} axes")
-    places = _parameters(module)
+    places = places_of(module)
     found = []
     was = module.training
-    with _unchanged(module):
+    with unchanged(module):
         for training, batch in ((True, 2), (True, 3), (False, 2)):
             module.train(training)
             watch = _Watch(places, tuple(input_shape), not channels_last)
@@ -83,59 +47,13 @@ def stages_of(
     module.train(was)
     if found[0] != found[1]:
         raise Unfit("its forward() depends on the size of the batch")
-    if found[0] != found[2]:
+    if any(stage.drop is not None for stage in found[2]):
+        raise Unfit("it drops out in evaluation too")
+    if tuple(replace(stage, drop=None) for stage in found[0]) != found[2]:
         raise Unfit("its forward() is another one in training")
     if sum(stage.dim for stage in found[0]) != sum(p.numel() for p in module.parameters()):
         raise Unfit("it has parameters that its forward() does not use")
     return found[0]
-
-
-def _parameters(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
-    """Each parameter with its place in the flat vector, by identity."""
-    if any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
-        raise Unfit("there are hooks for all modules")
-    for part in module.modules():
-        if any(getattr(part, name, None) for name in _HOOKS):
-            raise Unfit(f"{type(part).__name__} has a hook")
-    if any(True for _ in module.buffers()):
-        raise Unfit("it has buffers")
-    places: dict[int, tuple[Tensor, int]] = {}
-    offset = 0
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            raise Unfit(f"{name} is frozen")
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise Unfit(f"{name} is {parameter.dtype} on {parameter.device}")
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise Unfit(f"{name} has a hook")
-        places[id(parameter)] = (parameter, offset)
-        offset += parameter.numel()
-    return places
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-
-
-@contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Refuses a forward() that writes to its module or draws random numbers: native code would do neither."""
-    before = [(part, {name: (value, _size(value)) for name, value in vars(part).items()}) for part in module.modules()]
-    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - it is only looked at
-    yield
-    for part, had in before:
-        now = {name: value for name, value in vars(part).items() if name != "training"}
-        for name, value in now.items():
-            if name not in had or value is not had[name][0] or _size(value) != had[name][1]:
-                raise Unfit(f"its forward() writes to {type(part).__name__}.{name}")
-    same = torch.equal(drawn[0], torch.get_rng_state()) and drawn[1] == random.getstate()
-    state, after = drawn[2], np.random.get_state()  # noqa: NPY002
-    if not same or any(not np.array_equal(a, b) for a, b in zip(state, after, strict=True)):
-        raise Unfit("its forward() draws random numbers")
-
-
-def _size(value: object) -> int | None:
-    return len(value) if isinstance(value, (list, dict, set)) and isinstance(value, Sized) else None
 
 
 class _Batch(int):
@@ -186,12 +104,18 @@ class _Watch(TorchFunctionMode):
             raise Unfit(f"it calls {name}, which is not a native stage")
         if not args or args[0] is not self.now or self.done:
             raise Unfit(f"{name} takes something else than what the layer before gave")
-        out = func(*args, **kwargs)
+        out = self._call(short, func, args, kwargs)
         if not isinstance(out, Tensor) or out.dtype != torch.float32:
             raise Unfit(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
         rule(self, name, out, args[1:], kwargs)
         self.now = out
         return out
+
+    def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a call gives; dropout, which would draw random numbers here, a copy."""
+        if name not in _DROPOUTS:
+            return func(*args, **kwargs)
+        return args[0] if _dropout_of(args[1:], kwargs)[2] else args[0].clone()
 
     def _fact(self, name: str, fact: Any, args: Any) -> Any:
         """What forward() may ask of a tensor. Of the batch's size it learns nothing that it could decide by."""
@@ -231,20 +155,18 @@ class _Watch(TorchFunctionMode):
             raise Unfit("a convolution takes inputs that are not images")
         at = self._layer(name, out, weight, bias)
         kernel = weight.shape[2]
-        if isinstance(padding, str):
+        if isinstance(padding, str) and (padding == "valid" or kernel % 2):
             padding = kernel // 2 if padding == "same" else 0
-        if weight.shape[3] != kernel or not kernel % 2 or not _pair(padding) or _pair(padding)[0] >= kernel:
+        if weight.shape[3] != kernel or not _both(padding) or not 0 <= _both(padding)[0] < kernel:
             raise Unfit(f"a convolution has kernel {tuple(weight.shape[2:])} and padding {padding}")
-        if _pair(stride) != (1, 1) or _pair(dilation) != (1, 1) or groups != 1:
+        steps = _both(stride)
+        if not steps or steps[0] > abi.MOST_STRIDE or _both(dilation) != (1, 1) or groups != 1:
             raise Unfit(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
         if not self.stages:
             self._image()
         shape = (self.shape[0], self.shape[1], self.shape[2])
-        self.stages.append(
-            Stage(
-                abi.CONV, shape, out.shape[1], kernel, _pair(padding)[0], weight=at[0], bias=at[1], planar=self.planar
-            )
-        )
+        kind, pad = (abi.CONV, shape, out.shape[1], kernel), _both(padding)[0]
+        self.stages.append(Stage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, stride=steps[0]))
         self.shape = self.stages[-1].out_shape
 
     def _image(self) -> tuple[int, int, int]:
@@ -262,19 +184,56 @@ class _Watch(TorchFunctionMode):
     def relu(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         if not self.stages or self.ended:
             raise Unfit("ReLU comes before a layer")
-        self.stages[-1] = replace(self.stages[-1], relu=True)
+        last = self.stages[-1]
+        mean = last.pool is not None and last.pool.kind == abi.MEAN
+        self.stages[-1] = last if last.relu else replace(last, relu=True, late=mean)
 
     def max_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         size, stride, padding, dilation, up, indices = _given(
             args, kwargs, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
         )
-        plain = _pair(size) == (2, 2) and (not stride or _pair(stride) == (2, 2)) and not up and not indices
+        if _both(padding) != (0, 0) or _both(dilation) != (1, 1) or up or indices:
+            raise Unfit(f"{name} has padding {padding}, dilation {dilation}, ceil_mode {up} or gives its choices")
+        self._pool(Pool(abi.MAX, _two(size), _two(stride or size)))
+
+    def avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        size, stride, padding, up, _border, divisor = _given(
+            args,
+            kwargs,
+            kernel_size=None,
+            stride=None,
+            padding=0,
+            ceil_mode=False,
+            count_include_pad=True,
+            divisor_override=None,
+        )
+        if _both(padding) != (0, 0) or up or divisor is not None:
+            raise Unfit(f"{name} has padding {padding}, ceil_mode {up}, divisor {divisor}")
+        self._pool(Pool(abi.MEAN, _two(size), _two(stride or size)))
+
+    def adaptive_avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        sides, wanted = self.shape[1:], tuple(out.shape[2:])
+        if len(sides) != 2 or len(wanted) != 2 or any(side % want for side, want in zip(sides, wanted, strict=True)):
+            raise Unfit(f"{name} takes {sides} to {wanted}, whose windows are not all of one size")
+        size = sides[0] // wanted[0], sides[1] // wanted[1]
+        self._pool(Pool(abi.MEAN, size, size))
+
+    def mean(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        dim, _keep, _dtype = _given(args, kwargs, dim=None, keepdim=False, dtype=None)
+        axes = sorted(axis % 4 for axis in dim) if isinstance(dim, (tuple, list)) and self.now.ndim == 4 else []
+        if axes != [2, 3]:
+            raise Unfit(f"it calls {name}, which is not one over the sides of images")
+        size = self.now.shape[2], self.now.shape[3]
+        self._pool(Pool(abi.MEAN, size, size))
+        self.shape = tuple(out.shape[1:])
+
+    def _pool(self, pool: Pool) -> None:
         last = self.stages[-1] if self.stages else None
-        if not plain or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
-            raise Unfit(f"a pool of {size} with stride {stride} is not one of 2 x 2")
         if last is None or last.kind != abi.CONV or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
             raise Unfit("a pool does not follow a convolution")
-        self.stages[-1] = replace(last, pool=True)
+        if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
+            raise Unfit("a pool follows dropout")
+        self.stages[-1] = replace(last, pool=pool)
         self.shape = self.stages[-1].out_shape
 
     def reshape(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -291,9 +250,18 @@ class _Watch(TorchFunctionMode):
             raise Unfit(f"{name} changes its tensor")
 
     def dropout(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        p, _training, _inplace = _given(args, kwargs, p=0.5, training=True, inplace=False)
-        if p:
-            raise Unfit(f"it drops out (p={p})")
+        p, training, _inplace = _dropout_of(args, kwargs)
+        if not p or not training:
+            return
+        last = self.stages[-1] if self.stages else None
+        if last is None or last.drop is not None or self.ended or p >= 1:
+            raise Unfit(f"it drops out (p={p}) before a layer, twice or after the end")
+        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.kind == abi.CONV else abi.DROP
+        if not name.endswith(".dropout"):
+            if len(self.shape) != 3 or self.now.ndim != 4:
+                raise Unfit(f"{name} is of something else than images")
+            kind = abi.DROP_CHANNELS
+        self.stages[-1] = replace(last, drop=Drop(kind, float(p)))
 
     def log_softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         dim, _level, _dtype = _given(args, kwargs, dim=None, _stacklevel=3, dtype=None)
@@ -339,12 +307,24 @@ def _given(args: Any, kwargs: Any, **defaults: Any) -> list[Any]:
     return list({**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}.values())
 
 
-def _pair(value: Any) -> tuple[int, ...]:
-    """One number for both sides, or one each; nothing where they differ."""
+def _dropout_of(args: Any, kwargs: Any) -> list[Any]:
+    return _given(args, kwargs, p=0.5, training=True, inplace=False)
+
+
+def _two(value: Any) -> tuple[int, int]:
+    """One number for both sides, or one each."""
     if isinstance(value, int):
         return value, value
     sides = tuple(value)
-    return sides * 2 if len(sides) == 1 else sides if len(set(sides)) == 1 else ()
+    return (sides[0], sides[-1])
+
+
+def _both(value: Any) -> tuple[int, ...]:
+    """The same for both sides; nothing where they differ, or are said in words."""
+    if isinstance(value, str):
+        return ()
+    sides = _two(value)
+    return sides if sides[0] == sides[1] else ()
 
 
 _FACTS = frozenset(
@@ -354,15 +334,19 @@ _FACTS = frozenset(
         *(f"{name}.__get__" for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")),
     )
 )
+_DROPOUTS = ("dropout", "dropout2d", "feature_dropout")
 _RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
     "linear": _Watch.linear,
     "conv2d": _Watch.conv2d,
     "max_pool2d": _Watch.max_pool2d,
+    "avg_pool2d": _Watch.avg_pool2d,
+    "adaptive_avg_pool2d": _Watch.adaptive_avg_pool2d,
+    "mean": _Watch.mean,
     "log_softmax": _Watch.log_softmax,
     "cross_entropy": _Watch.loss,
     "nll_loss": _Watch.loss,
     **dict.fromkeys(("relu", "relu_"), _Watch.relu),
     **dict.fromkeys(("view", "reshape", "flatten", "unsqueeze", "squeeze"), _Watch.reshape),
     **dict.fromkeys(("contiguous", "float", "to", "clone"), _Watch.same),
-    **dict.fromkeys(("dropout", "dropout2d", "feature_dropout"), _Watch.dropout),
+    **dict.fromkeys(_DROPOUTS, _Watch.dropout),
 }

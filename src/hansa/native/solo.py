@@ -15,7 +15,7 @@ from torch import Tensor
 from hansa import native
 from hansa.errors import HansaError
 from hansa.native import abi
-from hansa.native.stack import SLICE, Stack, Workspace, batches_of, check_code
+from hansa.native.stack import SLICE, Stack, Workspace, check_code
 
 
 class Settings(NamedTuple):
@@ -66,6 +66,8 @@ class Solo:
             self.stack.expect(name, vector)
         if own.dtype != torch.int64 or not own.is_contiguous() or own.device.type != "cpu" or not own.numel():
             raise HansaError(f"Solo.run: own is {own.dtype} {list(own.shape)}: expected contiguous int64 row numbers.")
+        if self.stack.keeps:
+            raise HansaError("Solo.run: the stack drops out, and one call draws nothing: take steps() with keep=.")
         _need_velocity(settings)
         update, losses = abi.Update(), np.empty(steps, np.float32)
         self._fill(update, settings, x)
@@ -90,10 +92,13 @@ class Solo:
                 raise HansaError("Solo.run: stopped.")
         return losses.tolist(), bool(client.finite)
 
-    def steps(self, y: Tensor, index: Tensor, settings: Settings, anchor: Tensor | None) -> Tensor:
-        """A step in place on each row of ``index`` [steps, batch]; gives the loss of each."""
+    def steps(
+        self, y: Tensor, index: Tensor, settings: Settings, anchor: Tensor | None, keep: Tensor | None = None
+    ) -> Tensor:
+        """A step in place on each row of ``index`` [steps, batch]; gives the loss of each. ``keep`` is what dropout
+        multiplies by, as `Stack.train` has it."""
         self.stack.expect("y", y)
-        batches = batches_of(index, None, "train")
+        batches = self.stack.batches(index, None, "train", keep)
         _need_velocity(settings)
         self.settle(settings, anchor)
         space = self.space(batches.batch)

@@ -75,14 +75,30 @@ static void prepare(const hansa_stack *stack, const float *y, int backward) {
             conv_prepare(stack->stage + i, y, backward, i == 0, &stack->scratch);
 }
 
+/* What a stage's dropout multiplies row n of a batch by, or null. */
+INLINE const float *keep_of(const hansa_stack *stack, const stage_t *s, ptrdiff_t size, ptrdiff_t n) {
+    return stack->keep && s->is.drop ? stack->keep + s->keep_at * size + s->keeps * n : NULL;
+}
+
+static void drop(float *x, const float *keep, ptrdiff_t count) {
+    INDEPENDENT for (ptrdiff_t i = 0; i < count; i++) x[i] *= keep[i];
+}
+
 static void forward(const hansa_stack *stack, const float *y, ptrdiff_t size) {
     ptrdiff_t i = 0;
     for (ptrdiff_t n = 0; n < size; n++) {
-        for (i = 0; stack->stage[i].is.kind == HANSA_CONV; i++) conv_forward(stack->stage + i, n, &stack->scratch);
+        const float *keep = NULL;
+        for (i = 0; stack->stage[i].is.kind == HANSA_CONV; i++) {
+            const stage_t *s = stack->stage + i;
+            conv_forward(s, n, &stack->scratch);
+            keep = keep_of(stack, s, size, n);
+            if (keep && s->is.drop != HANSA_DROP_FLAT) conv_drop(s, keep, s->out + n * s->out_image + s->out_0);
+        }
         if (i == 0) break;
         const stage_t *last = stack->stage + i - 1, *flat = stack->stage + i;
         transpose(last->out + n * last->out_image, last->out_step, flat->in + n * flat->in_step, positions(last),
                   positions(last), last->is.out);
+        if (keep && last->is.drop == HANSA_DROP_FLAT) drop(flat->in + n * flat->in_step, keep, last->keeps);
     }
     for (; i < stack->stages; i++) {
         const stage_t *s = stack->stage + i;
@@ -92,6 +108,8 @@ static void forward(const hansa_stack *stack, const float *y, ptrdiff_t size) {
             float *row = s->out + b * s->out_row;
             relu_row(row, row, s->out_step, 1);
         }
+        if (!keep_of(stack, s, size, 0)) continue;
+        for (ptrdiff_t b = 0; b < size; b++) drop(s->out + b * s->out_row, keep_of(stack, s, size, b), s->is.out);
     }
 }
 
@@ -148,6 +166,8 @@ static float backward(const hansa_stack *stack, const float *y, const hansa_data
     ptrdiff_t i = stack->stages - 1;
     for (; i >= 0 && stack->stage[i].is.kind == HANSA_LINEAR; i--) {
         const stage_t *s = stack->stage + i;
+        for (ptrdiff_t b = 0; keep_of(stack, s, size, 0) && b < size; b++)
+            drop(s->out_gradient + b * s->out_step, keep_of(stack, s, size, b), s->is.out);
         if (s->is.relu)
             for (ptrdiff_t b = 0; b < size; b++)
                 for (ptrdiff_t o = 0; o < s->out_step; o += VL) {
@@ -167,12 +187,15 @@ static float backward(const hansa_stack *stack, const float *y, const hansa_data
         const stage_t *last = stack->stage + i, *flat = last + 1;
         ptrdiff_t line = last->out_w * last->out_step;
         for (ptrdiff_t n = 0; n < size; n++) {
-            const float *g = scratch->turned;
+            const float *g = scratch->turned, *keep = keep_of(stack, last, size, n);
             ptrdiff_t row = line;
+            if (keep && last->is.drop == HANSA_DROP_FLAT)
+                drop(flat->in_gradient + n * flat->in_step, keep, last->keeps);
             transpose(flat->in_gradient + n * flat->in_step, positions(last), scratch->turned, last->out_step,
                       last->is.out, positions(last));
             for (const stage_t *s = last; s >= stack->stage; s--) {
-                conv_backward(s, n, g, row, s == stack->stage, scratch);
+                keep = s->is.drop == HANSA_DROP_FLAT ? NULL : keep_of(stack, s, size, n);
+                conv_backward(s, n, g, row, keep, s == stack->stage, scratch);
                 row = s->padded_w * s->in_step;
                 g = s->in_gradient + s->is.padding * (row + s->in_step);
             }
@@ -223,6 +246,7 @@ static void descend(hansa_stack *stack, float *y, const hansa_data *data, const 
     double end = now() + seconds;
     do {
         int64_t t = *done;
+        stack->keep = batches->keep ? batches->keep + t * batches->batch * stack->keeps : NULL;
         losses[t] = step_once(stack, data, batches->index + t * batches->batch, batch_size(batches, t), &step,
                               update->clip);
     } while (++*done < batches->steps && now() < end);
@@ -243,7 +267,7 @@ static int64_t client(hansa_stack *stack, const hansa_data *data, const hansa_up
         stack->drawn = drawn;
         stack->room = need;
     }
-    hansa_batches batches = {stack->drawn, NULL, client->steps, client->batch};
+    hansa_batches batches = {stack->drawn, NULL, client->steps, client->batch, NULL};
     if (!client->done) {
         draw_batches(client->key, client->own, client->samples, length, stack->drawn + length, stack->drawn);
         int64_t wrong = check(stack, data, &batches);
@@ -260,6 +284,7 @@ static int64_t gradient(hansa_stack *stack, const float *y, const hansa_data *da
                         float *g, float *loss) {
     int64_t wrong = check(stack, data, batches);
     if (wrong) return wrong;
+    stack->keep = batches->keep;
     fill_batch(stack, data, batches->index, batch_size(batches, 0));
     prepare(stack, y, 1);
     forward(stack, y, batch_size(batches, 0));
@@ -271,6 +296,7 @@ static int64_t logits(hansa_stack *stack, const float *y, const hansa_data *data
                       float *out) {
     int64_t wrong = check(stack, data, batches);
     if (wrong) return wrong;
+    stack->keep = NULL;
     prepare(stack, y, 0);
     for (int64_t t = 0; t < batches->steps; t++) {
         ptrdiff_t size = batch_size(batches, t);
@@ -287,6 +313,7 @@ static int64_t evaluate(hansa_stack *stack, const float *y, const hansa_data *da
     if (from < 0 || to > data->rows || from > to) return HANSA_BAD_ROW;
     for (int64_t row = from; row < to; row++)
         if (data->labels[row] < 0 || data->labels[row] >= stack->classes) return HANSA_BAD_LABEL;
+    stack->keep = NULL;
     prepare(stack, y, 0);
     *score = (hansa_score){0, 0};
     for (int64_t row = from, size; row < to; row += size) {

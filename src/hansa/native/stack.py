@@ -1,4 +1,4 @@
-"""Small stacks trained natively: Conv2d, ReLU, MaxPool2d(2), Flatten and Linear with mean cross-entropy, in float32.
+"""Small stacks trained natively: convolutions, ReLU, pools, dropout, linear layers and mean cross-entropy, in float32.
 
 One call runs a client's whole local phase with the interpreter lock released. The flat vector is Hansa's own layout:
 parameters in module order, convolution weights channels-last. Results agree with eager PyTorch to float rounding and
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from hansa import native
 from hansa.errors import HansaError, positive, refuse
 from hansa.native import abi
-from hansa.native.recognise import Stage, Unfit, stages_of
+from hansa.native.candidates import Unfit
+from hansa.native.recognise import stages_of
+from hansa.native.stages import Stage
 
 _EVALUATION_BATCH = 64
 SLICE = 0.1  # seconds that a call lasts at most, plus one step, so that Ctrl-C is heard in between
@@ -29,10 +31,11 @@ SLICE = 0.1  # seconds that a call lasts at most, plus one step, so that Ctrl-C 
 def compile_stack(module: nn.Module, input_shape: Sequence[int], isa: str = "") -> Stack | None:
     """The native form of a module on inputs of the given shape, (C, H, W) or (features,); None where there is none.
 
-    A stack is any module whose ``forward()`` amounts to stride-1 square convolutions, ReLU, 2 x 2 max-pools, flattening
-    and linear layers, ending in a linear one. Nothing else is, nor one with a frozen, shared or hooked layer.
+    A stack is any module whose ``forward()`` amounts to square convolutions (stride 1 to 4), ReLU, pools by maximum or
+    mean without a border, dropout, flattening and linear layers, ending in a linear one. Nothing else is, nor one with
+    a frozen, shared or hooked layer.
 
-    >>> compile_stack(nn.Sequential(nn.Linear(4, 2), nn.Dropout()), (4,)) is None
+    >>> compile_stack(nn.Sequential(nn.Linear(4, 2), nn.Tanh()), (4,)) is None
     True
     """
     if not native.available():
@@ -55,8 +58,12 @@ class Stack:
     dim: int = field(init=False, repr=False, compare=False)
     """The length of the flat parameter vector."""
 
+    keeps: int = field(init=False, repr=False, compare=False)
+    """How many numbers dropout draws for a row; 0 where nothing drops out."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", sum(stage.dim for stage in self.stages))
+        object.__setattr__(self, "keeps", sum(stage.keeps for stage in self.stages))
 
     @property
     def classes(self) -> int:
@@ -79,16 +86,18 @@ class Stack:
         clip: float | None = None,
         sizes: Tensor | None = None,
         table: Tensor | None = None,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """y <- y - lr d in place for each row of ``index``, with d = g + weight_decay y + a (y - anchor) + s; under
         local momentum d <- momentum d + that sum. The raw gradient is clipped first. Returns the loss of each step.
 
         ``velocity`` is updated in place; without it momentum starts from zero. ``sizes`` gives each step's own batch
-        size, the rest of its row being ignored. uint8 inputs need ``table`` [C, 256], the value of each byte.
+        size, the rest of its row being ignored. uint8 inputs need ``table`` [C, 256], the value of each byte. A stack
+        that drops out needs ``keep`` [steps, batch keeps], of which each row is what `draw` fills.
         """
         data = self.examples(inputs, labels, table)
         self.expect("y", y)
-        batches = batches_of(index, sizes, "train")
+        batches = self.batches(index, sizes, "train", keep)
         if a and anchor is None:
             raise refuse("Stack.train", "a", a, "an anchor with it", "Pass anchor=, the model that was received.")
         if clip is not None:
@@ -127,13 +136,15 @@ class Stack:
         *,
         out: Tensor | None = None,
         table: Tensor | None = None,
+        keep: Tensor | None = None,
     ) -> tuple[float, Tensor]:
-        """The mean loss over the given rows at y, and its gradient (in ``out`` if given)."""
+        """The mean loss over the given rows at y, and its gradient (in ``out`` if given); ``keep`` is what `draw`
+        fills."""
         data = self.examples(inputs, labels, table)
         self.expect("y", y)
         out = torch.empty_like(y) if out is None else out
         self.expect("out", out)
-        batches = batches_of(rows[None], None, "gradient")
+        batches = self.batches(rows[None], None, "gradient", None if keep is None else keep[None])
         loss = c_float()
         with self._workspace(batches.batch) as (kernels, handle):
             code = kernels.gradient(handle, y.data_ptr(), data, batches, out.data_ptr(), byref(loss))
@@ -177,6 +188,29 @@ class Stack:
                     code = kernels.logits(handle, y.data_ptr(), data, batches, target.data_ptr())
                     check_code(code, "Stack.logits", self, index, None, None, len(inputs))
         return out
+
+    def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
+        """What dropout multiplies a batch by, into ``out`` [rows keeps]: the numbers that eager torch would draw from a
+        generator in this state, in the order of the layers."""
+        pieces = torch.split(out, [rows * stage.keeps for stage in self.stages])
+        for stage, piece in zip(self.stages, pieces, strict=True):
+            if stage.drop is not None:
+                stage.draw(rows, generator, piece)
+
+    def batches(self, index: Tensor, sizes: Tensor | None, where: str, keep: Tensor | None) -> abi.Batches:
+        """The C view of batches and of what dropout multiplies them by."""
+        batches = batches_of(index, sizes, where)
+        if keep is None and not self.keeps:
+            return batches
+        shape = (len(index), index.shape[1] * self.keeps)
+        if keep is None or sizes is not None or keep.shape != shape or keep.dtype != torch.float32:
+            given = "missing" if keep is None else _describe(keep)
+            raise HansaError(
+                f"Stack.{where}: the stack drops out: keep is {given}, expected float32 {list(shape)} and no sizes."
+            )
+        keep = keep.contiguous()
+        batches.keep, batches.kept = keep.data_ptr(), (*batches.kept, keep)
+        return batches
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stack, (self.stages, self.input_shape, self.isa)
@@ -239,10 +273,7 @@ class Workspace:
         self.kernels, self.batch = native.load(stack.isa), batch
         spec = (abi.Stage * len(stack.stages))()
         for place, stage in zip(spec, stack.stages, strict=True):
-            place.kind, place.out, place.kernel, place.padding = stage.kind, stage.out, stage.kernel, stage.padding
-            place.channels, place.height, place.width = stage.shape
-            place.relu, place.pool, place.planar = stage.relu, stage.pool, stage.planar
-            place.weight, place.bias = stage.weight, stage.bias
+            stage.fill(place)
         self.handle = self.kernels.stack_new(spec, len(spec), batch)
         if not self.handle:
             raise MemoryError(f"no memory for a native workspace of {batch} examples")

@@ -6,9 +6,11 @@
 #include "few.h"
 #include "linear.h"
 #include "native.h"
+#include "pool.h"
 
 /* How a convolution stage finds its weight gradient. */
 enum { SPARSE, FEW, DENSE };
+enum { MOST_STRIDE = 4 };
 
 typedef struct {
     hansa_stage is;
@@ -20,12 +22,18 @@ typedef struct {
     ptrdiff_t conv_h, conv_w;     /* before the pool */
     ptrdiff_t out_h, out_w;       /* after it */
     ptrdiff_t border;             /* of the dense output gradient, so that its convolution is the input gradient */
-    filters_t forward, backward;
+    ptrdiff_t dense_h, dense_w;   /* that gradient with its border */
+    ptrdiff_t keeps, keep_at;     /* numbers that dropout has for a row, and those of the stages before */
+    filters_t forward;
+    filters_t backward[MOST_STRIDE * MOST_STRIDE];    /* by phase of the input's place; of stride one there is one */
+    ptrdiff_t backward_at[MOST_STRIDE * MOST_STRIDE]; /* where its weights begin */
     float *in;                           /* [batch][padded_h][padded_w][in_step] or [batch][in_step] */
     float *out;                          /* the next stage's `in`, or logits, or what is to be flattened */
     ptrdiff_t out_image, out_row, out_0; /* steps of `out` between images and rows, and where its inside starts */
     float *out_gradient;                 /* [batch][out_step] of a linear stage */
     float *in_gradient;                  /* one padded image of a convolution stage, [batch][in_step] of a linear one */
+    float *whole;                        /* [conv_h][conv_w][out_step] before a pool that is not the fast one */
+    ptrdiff_t whole_image;               /* its step between images, 0 where only the present one is kept */
     int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
     int32_t *base;                       /* [positions], the window's place in the padded image */
     float *forward_weight, *backward_weight, *padded_bias;
@@ -42,8 +50,15 @@ typedef struct {
 INLINE ptrdiff_t positions(const stage_t *s) { return s->out_h * s->out_w; }
 INLINE ptrdiff_t taps(const stage_t *s) { return s->is.kernel * s->is.kernel * s->is.channels; }
 INLINE ptrdiff_t image(const stage_t *s) { return s->padded_h * s->padded_w * s->in_step; }
-INLINE ptrdiff_t dense_w(const stage_t *s) { return s->conv_w + 2 * s->border; }
-INLINE ptrdiff_t dense_h(const stage_t *s) { return s->conv_h + 2 * s->border; }
+INLINE pool_t pool_of(const hansa_stage *is) { return (pool_t){is->pool_h, is->pool_w, is->step_h, is->step_w}; }
+
+/* Whether the pool is the 2x2 maximum that has a form of its own. */
+INLINE int quartered(const hansa_stage *is) {
+    return is->pool == HANSA_MAX && is->pool_h == 2 && is->pool_w == 2 && is->step_h == 2 && is->step_w == 2;
+}
+
+/* Whether ReLU comes between the convolution and a mean, whose output does not tell where it cut. */
+INLINE int relu_inside(const hansa_stage *is) { return is->pool == HANSA_MEAN && is->relu == 1; }
 
 /* `count` matrices [rows][columns], each transposed. */
 static void reorder(const float *from, ptrdiff_t count, ptrdiff_t rows, ptrdiff_t columns, float *to) {
@@ -66,14 +81,48 @@ static void conv_prepare(const stage_t *s, const float *y, int backward, int fir
     memset(s->dw, 0, sizeof(float) * sums);
     memset(s->db, 0, sizeof(float) * s->out_step);
     if (first) return;
-    if (s->plan == SPARSE) pack_sparse(weight, is->out, is->kernel, is->channels, s->backward_weight);
-    else pack_dense(weight, is->out, is->kernel, is->channels, scratch->weights, s->backward_weight);
+    if (s->plan == SPARSE) {
+        pack_sparse(weight, is->out, is->kernel, is->channels, s->backward_weight);
+        return;
+    }
+    for (ptrdiff_t phase = 0; phase < is->stride * is->stride; phase++)
+        pack_dense(weight, is->out, is->kernel, is->channels, is->stride, phase / is->stride, phase % is->stride,
+                   scratch->weights, s->backward_weight + s->backward_at[phase]);
+}
+
+/* Dropout of one image: what each value, or each channel, is multiplied by. */
+INLINE vf kept(const stage_t *s, const float *keep, ptrdiff_t position, ptrdiff_t c) {
+    return load_part(keep + (s->is.drop == HANSA_DROP_CHANNELS ? 0 : position * s->is.out) + c, s->is.out - c);
+}
+
+static void conv_drop(const stage_t *s, const float *keep, float *out) {
+    for (ptrdiff_t y = 0; y < s->out_h; y++)
+        for (ptrdiff_t x = 0; x < s->out_w; x++)
+            for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
+                float *at = out + y * s->out_row + x * s->out_step + c;
+                store(at, load(at) * kept(s, keep, y * s->out_w + x, c));
+            }
 }
 
 static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
     const float *x = s->in + n * image(s);
     float *out = s->out + n * s->out_image + s->out_0;
-    ptrdiff_t row = s->padded_w * s->in_step, line = s->out_w * s->out_step;
+    ptrdiff_t row = s->is.stride * s->padded_w * s->in_step, line = s->out_w * s->out_step;
+    if (s->is.pool && !quartered(&s->is)) {
+        ptrdiff_t before = s->conv_w * s->out_step;
+        float *whole = s->whole + n * s->whole_image;
+        for (ptrdiff_t y = 0; y < s->conv_h; y++) {
+            conv_row(&s->forward, x + y * row, whole + y * before, s->conv_w);
+            if (relu_inside(&s->is)) relu_row(whole + y * before, whole + y * before, before, 1);
+        }
+        if (s->is.pool == HANSA_MEAN)
+            pool_mean(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu == 2, out,
+                      s->out_row);
+        else
+            pool_max(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu != 0, out, s->out_row,
+                     s->which + n * s->out_h * line);
+        return;
+    }
     for (ptrdiff_t y = 0; y < s->out_h; y++) {
         if (s->plan == FEW) {
             few_forward(&s->forward, s->is.channels, x + 2 * y * row, s->is.relu != 0, out + y * s->out_row,
@@ -91,27 +140,50 @@ static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
     }
 }
 
-/* The gradient after ReLU's mask, [positions][out_step], and its sums for the bias. */
-static void conv_mask(const stage_t *s, const float *g, ptrdiff_t g_row, const float *out, float *masked) {
+/* The gradient after dropout (where `keep` is not null) and ReLU's mask, [positions][out_step], and its sums for the
+ * bias. */
+static void conv_mask(const stage_t *s, const float *g, ptrdiff_t g_row, const float *out, const float *keep,
+                      float *masked) {
     for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
         vf sum = load(s->db + c);
         for (ptrdiff_t y = 0; y < s->out_h; y++) {
             for (ptrdiff_t x = 0; x < s->out_w; x++) {
                 vf v = load(g + y * g_row + x * s->out_step + c);
+                if (keep) v = v * kept(s, keep, y * s->out_w + x, c);
                 if (s->is.relu) v = where_positive(load(out + y * s->out_row + x * s->out_step + c), v);
                 store(masked + (y * s->out_w + x) * s->out_step + c, v);
                 sum = sum + v;
             }
         }
+        if (!relu_inside(&s->is)) store(s->db + c, sum);
+    }
+}
+
+/* ReLU's mask between the convolution and a mean, and the sums for the bias. */
+static void conv_mask_inside(const stage_t *s, const float *whole, float *inside, ptrdiff_t row) {
+    for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
+        vf sum = load(s->db + c);
+        for (ptrdiff_t y = 0; y < s->conv_h; y++)
+            for (ptrdiff_t x = 0; x < s->conv_w; x++) {
+                float *at = inside + y * row + x * s->out_step + c;
+                vf v = where_positive(load(whole + (y * s->conv_w + x) * s->out_step + c), load(at));
+                store(at, v);
+                sum = sum + v;
+            }
         store(s->db + c, sum);
     }
 }
 
 /* The gradient before the pool, zeros and all, with a border; rows and columns that the pool dropped stay zero. */
-static void conv_spread(const stage_t *s, const float *masked, const int32_t *which, float *dense) {
-    ptrdiff_t row = dense_w(s) * s->out_step;
+static void conv_spread(const stage_t *s, ptrdiff_t n, const float *masked, const int32_t *which, float *dense) {
+    ptrdiff_t row = s->dense_w * s->out_step;
     float *inside = dense + s->border * (row + s->out_step);
-    memset(dense, 0, sizeof(float) * dense_h(s) * row);
+    memset(dense, 0, sizeof(float) * s->dense_h * row);
+    if (s->is.pool && !quartered(&s->is)) {
+        pool_spread(pool_of(&s->is), masked, which, s->out_step, s->out_h, s->out_w, inside, row);
+        if (relu_inside(&s->is)) conv_mask_inside(s, s->whole + n * s->whole_image, inside, row);
+        return;
+    }
     for (ptrdiff_t y = 0; y < s->out_h; y++) {
         if (!s->is.pool) {
             memcpy(inside + y * row, masked + y * s->out_w * s->out_step, sizeof(float) * s->out_w * s->out_step);
@@ -128,13 +200,33 @@ static void conv_spread(const stage_t *s, const float *masked, const int32_t *wh
     }
 }
 
+/* dX of a stride: each phase of places is a convolution of its own, whose rows are then dealt out. */
+static void strided_inputs(const stage_t *s, const float *dense, float *rows) {
+    const hansa_stage *is = &s->is;
+    ptrdiff_t stride = is->stride, pad = is->padding, K = is->kernel, row = s->dense_w * s->out_step;
+    memset(s->in_gradient, 0, sizeof(float) * image(s));
+    for (ptrdiff_t y = pad; y < pad + is->height; y++)
+        for (ptrdiff_t right = 0; right < stride; right++) {
+            ptrdiff_t H = taps_of(K, stride, y % stride), W = taps_of(K, stride, right);
+            ptrdiff_t from = pad > right ? (pad - right + stride - 1) / stride : 0;
+            ptrdiff_t count = (pad + is->width - 1 - right + stride) / stride - from;
+            if (H < 1 || W < 1 || count < 1) continue;
+            conv_row(s->backward + y % stride * stride + right,
+                     dense + (s->border + y / stride - H + 1) * row + (s->border + from - W + 1) * s->out_step, rows,
+                     count);
+            float *to = s->in_gradient + (y * s->padded_w + from * stride + right) * s->in_step;
+            for (ptrdiff_t i = 0; i < count; i++)
+                memcpy(to + i * stride * s->in_step, rows + i * s->in_step, sizeof(float) * s->in_step);
+        }
+}
+
 /* Adds image n to dw and db and, unless this is the first stage, leaves dX in in_gradient. */
-static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff_t g_row, int first,
+static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff_t g_row, const float *keep, int first,
                           const scratch_t *scratch) {
     const float *x = s->in + n * image(s);
-    const int32_t *which = s->is.pool ? s->which + n * positions(s) * s->out_step : NULL;
+    const int32_t *which = s->is.pool == HANSA_MAX ? s->which + n * positions(s) * s->out_step : NULL;
     ptrdiff_t row = s->padded_w * s->in_step, K = s->is.kernel;
-    conv_mask(s, g, g_row, s->out + n * s->out_image + s->out_0, scratch->masked);
+    conv_mask(s, g, g_row, s->out + n * s->out_image + s->out_0, keep, scratch->masked);
     if (s->plan == FEW) {
         few(K, s->is.channels, x, row, scratch->masked, which, s->out_h, s->out_w, s->out_step, s->dw);
         return; /* only ever the first stage */
@@ -151,13 +243,18 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
                       s->in_step);
         return;
     }
-    ptrdiff_t dense_row = dense_w(s) * s->out_step;
-    conv_spread(s, scratch->masked, which, scratch->dense);
-    dense_filters(x, s->in_step, s->forward.window, scratch->dense + s->border * (dense_row + s->out_step), dense_row,
-                  s->out_step, s->conv_h, s->conv_w, s->dw);
+    ptrdiff_t dense_row = s->dense_w * s->out_step;
+    conv_spread(s, n, scratch->masked, which, scratch->dense);
+    dense_filters(x, s->is.stride * row, s->forward.position, s->forward.window,
+                  scratch->dense + s->border * (dense_row + s->out_step), dense_row, s->out_step, s->conv_h, s->conv_w,
+                  s->dw);
     if (first) return;
+    if (s->is.stride > 1) {
+        strided_inputs(s, scratch->dense, scratch->rows);
+        return;
+    }
     for (ptrdiff_t y = 0; y < s->is.height; y++)
-        conv_row(&s->backward, scratch->dense + y * dense_row,
+        conv_row(s->backward, scratch->dense + y * dense_row,
                  s->in_gradient + ((y + s->is.padding) * s->padded_w + s->is.padding) * s->in_step, s->is.width);
 }
 

@@ -223,7 +223,7 @@ static int64_t signs_of_rows(const hansa_cohort *c, ptrdiff_t d) {
 static int64_t check_turns(const hansa_stack *stack, const hansa_data *data, const hansa_cohort *c) {
     for (int64_t t = 0; t < c->count; t++) {
         const hansa_turn *turn = c->turns + t;
-        hansa_batches batches = {turn->index, NULL, 1, turn->batch};
+        hansa_batches batches = {turn->index, NULL, 1, turn->batch, NULL};
         if (turn->row < 0) continue;
         int64_t wrong = turn->row >= c->rows ? HANSA_BAD_ROW : check(stack, data, &batches);
         if (wrong) return wrong;
@@ -237,6 +237,7 @@ static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_up
     if (wrong) return wrong;
     step_t step = step_on(NULL, update);
     double end = now() + c->seconds;
+    stack->keep = NULL;
     c->lost = -1;
     while (c->done < c->count) {
         int64_t at = c->done++, row = c->turns[at].row;

@@ -28,6 +28,8 @@ class Together:
 
     def __init__(self, solo: Solo, rows: Tensor, settings: Settings, anchor: Tensor, *, later: bool = False) -> None:
         stack = solo.stack
+        if stack.keeps:
+            raise HansaError("Together: the stack drops out, and turns draw nothing: step row by row.")
         if rows.ndim != 2 or not rows.is_contiguous():
             raise HansaError(f"Together: rows are {list(rows.shape)}, expected contiguous [clients, {stack.dim}].")
         stack.expect("a row", rows[0])

@@ -26,6 +26,7 @@
 #define VL HANSA_LANES
 
 INLINE ptrdiff_t at_most(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+INLINE ptrdiff_t at_least(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 INLINE ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t unit) { return (n + unit - 1) / unit * unit; }
 
 #if VL == 16 /* AVX-512 -------------------------------------------------------------------------------------------- */

@@ -9,6 +9,8 @@
 struct hansa_stack {
     const hansa_kernels *kernels; /* first, so that dispatch.c can find its way back */
     ptrdiff_t stages, batch, classes, parameters, logits_row;
+    ptrdiff_t keeps;   /* numbers that dropout has for a row, in all */
+    const float *keep; /* those of the present batch, or null */
     int failed;
     stage_t *stage;
     float *logits, *gradient;
@@ -51,6 +53,7 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     *parameters += is->out * (is->kind == HANSA_CONV ? K * K * is->channels : s->features);
     *parameters += is->bias >= 0 ? is->out : 0;
     s->out_step = round_up(is->out, VL);
+    s->keeps = is->drop ? is->out : 0;
     if (is->kind == HANSA_LINEAR) {
         s->in_step = round_up(s->features, VL);
         return;
@@ -58,21 +61,35 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     s->in_step = first && is->channels < VL ? is->channels : round_up(is->channels, VL);
     s->padded_h = is->height + 2 * pad;
     s->padded_w = is->width + 2 * pad;
-    s->conv_h = s->padded_h - K + 1;
-    s->conv_w = s->padded_w - K + 1;
-    s->out_h = is->pool ? s->conv_h / 2 : s->conv_h;
-    s->out_w = is->pool ? s->conv_w / 2 : s->conv_w;
-    s->border = K - 1 - pad;
+    s->conv_h = (s->padded_h - K) / is->stride + 1;
+    s->conv_w = (s->padded_w - K) / is->stride + 1;
+    s->out_h = is->pool ? (s->conv_h - is->pool_h) / is->step_h + 1 : s->conv_h;
+    s->out_w = is->pool ? (s->conv_w - is->pool_w) / is->step_w + 1 : s->conv_w;
+    if (is->drop && is->drop != HANSA_DROP_CHANNELS) s->keeps *= positions(s);
+    s->border = is->stride > 1 ? (K - 1) / is->stride : K - 1 - pad;
+    s->dense_h = s->conv_h + 2 * s->border;
+    s->dense_w = s->conv_w + 2 * s->border;
+    if (is->stride > 1) { /* up to the last place that is asked for */
+        s->dense_h = s->border + at_least(s->conv_h, (pad + is->height - 1) / is->stride + 1);
+        s->dense_w = s->border + at_least(s->conv_w, (pad + is->width - 1) / is->stride + 1);
+    }
     ptrdiff_t row = s->padded_w * s->in_step;
     s->forward.window = s->in_step == is->channels ? (window_t){K, row, 1, 0, K * is->channels}
                                                    : (window_t){K, row, K, s->in_step, is->channels};
-    row = dense_w(s) * s->out_step;
-    s->backward.window = s->out_step == is->out ? (window_t){K, row, 1, 0, K * is->out}
-                                                : (window_t){K, row, K, s->out_step, is->out};
-    s->forward.position = s->backward.out_step = s->in_step;
-    s->forward.out_step = s->backward.position = s->out_step;
-    if (is->pool && s->in_step % VL == 0 && (K == 3 || K == 5)) s->plan = SPARSE;
-    else if (is->pool && first && s->in_step == is->channels && few_supported(K, is->channels)) s->plan = FEW;
+    s->forward.position = is->stride * s->in_step;
+    s->forward.out_step = s->out_step;
+    row = s->dense_w * s->out_step;
+    for (ptrdiff_t phase = 0; phase < is->stride * is->stride; phase++) {
+        filters_t *back = s->backward + phase;
+        ptrdiff_t H = taps_of(K, is->stride, phase / is->stride), W = taps_of(K, is->stride, phase % is->stride);
+        back->window = s->out_step == is->out ? (window_t){H, row, 1, 0, W * is->out}
+                                              : (window_t){H, row, W, s->out_step, is->out};
+        back->out_step = s->in_step;
+        back->position = s->out_step;
+    }
+    int fast = is->stride == 1 && quartered(is);
+    if (fast && s->in_step % VL == 0 && (K == 3 || K == 5)) s->plan = SPARSE;
+    else if (fast && first && s->in_step == is->channels && few_supported(K, is->channels)) s->plan = FEW;
     else s->plan = DENSE;
 }
 
@@ -87,11 +104,21 @@ static void conv_buffers(hansa_stack *stack, stage_t *s) {
     s->padded_bias = take(stack, s->out_step);
     s->forward.weight = s->forward_weight;
     s->forward.bias = s->padded_bias;
-    s->backward.weight = s->backward_weight;
-    s->backward.bias = take(stack, s->in_step);
+    const float *none = take(stack, s->in_step);
+    for (ptrdiff_t phase = 0, at = 0; s->backward_weight && phase < is->stride * is->stride; phase++) {
+        s->backward[phase].weight = s->backward_weight + at;
+        s->backward[phase].bias = none;
+        s->backward_at[phase] = at;
+        at += taps_of(is->kernel, is->stride, phase / is->stride) * taps_of(is->kernel, is->stride, phase % is->stride) *
+              is->out * wide_in;
+    }
     s->dw = take(stack, sums);
     s->db = take(stack, s->out_step);
-    if (!is->pool) return;
+    if (is->pool && !quartered(is)) {
+        s->whole_image = relu_inside(is) ? s->conv_h * s->conv_w * s->out_step : 0;
+        s->whole = take(stack, (relu_inside(is) ? stack->batch : 1) * s->conv_h * s->conv_w * s->out_step);
+    }
+    if (is->pool != HANSA_MAX) return;
     s->which = take(stack, stack->batch * positions(s) * s->out_step);
     s->base = take(stack, round_up(positions(s), VL));
     if (!s->base) return;
@@ -108,9 +135,10 @@ static void shared_buffers(hansa_stack *stack) {
         GROW(listed, s->is.kind == HANSA_LINEAR && s->is.relu ? stack->batch * s->is.out + 1 : 0);
         if (s->is.kind != HANSA_CONV) continue;
         GROW(rows, 4 * (s->out_w + 1) * s->out_step);
+        GROW(rows, s->is.width * s->in_step);
         GROW(masked, positions(s) * s->out_step);
         GROW(turned, round_up(positions(s), VL) * s->out_step);
-        GROW(dense, s->plan == DENSE ? dense_h(s) * dense_w(s) * s->out_step : 0);
+        GROW(dense, s->plan == DENSE ? s->dense_h * s->dense_w * s->out_step : 0);
         GROW(weights, taps(s) * s->is.out);
         GROW(starts, 4 * positions(s) + s->is.out + 1);
         GROW(listed, masked + VL);
@@ -143,6 +171,8 @@ static hansa_stack *stack_new(const hansa_stage *spec, int64_t stages, int64_t b
     for (ptrdiff_t i = 0; i < stages; i++) {
         stage_t *s = stack->stage + i;
         shape_stage(s, spec + i, i == 0, &stack->parameters);
+        s->keep_at = stack->keeps;
+        stack->keeps += s->keeps;
         if (s->is.kind == HANSA_CONV) {
             conv_buffers(stack, s);
         } else {

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from hansa import native
-from hansa.native.recognise import Unfit, stages_of
+from hansa.keys import Key
+from hansa.native.candidates import Unfit
+from hansa.native.recognise import stages_of
 from hansa.native.stack import Stack
 from hansa.tasks import generators
 from hansa.vectors.layout import Layout, converted
@@ -72,9 +74,15 @@ def native_form(
 
 
 def gradient(
-    module: nn.Module, loss: Loss, layout: Layout, y: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
+    module: nn.Module,
+    loss: Loss,
+    layout: Layout,
+    y: torch.Tensor,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    key: Key = Key(0),  # noqa: B008 - a value
 ) -> tuple[float, torch.Tensor]:
-    """Loss and flat gradient at y by eager PyTorch, as a worker computes them."""
+    """Loss and flat gradient at y by eager PyTorch, as a worker computes them; ``key`` is for what the model draws."""
     if inputs.is_floating_point():
         inputs = inputs.to(y.dtype)
     if targets.is_floating_point():
@@ -85,6 +93,7 @@ def gradient(
     if batch.ndim == 4 and layout.channels_last:
         batch = batch.contiguous(memory_format=torch.channels_last)
     with generators.kept(), torch.enable_grad():
+        generators.seed_all(key, torch.device("cpu"))
         value = loss(module(batch), targets)
         found = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
     flat = torch.empty_like(y)
@@ -102,18 +111,29 @@ def _prove(
     ours, theirs, start = y.clone(), y.clone(), y
     rows = torch.linspace(0, len(inputs) - 1, 3 * _ROWS).long().view(_ROWS, 3).T
     apart = []
-    for batch in rows:
+    for step, batch in enumerate(rows):
         some, labels = inputs[batch].float().contiguous(), targets[batch].contiguous()
-        wanted, true = gradient(module, loss, layout, theirs, some, labels)
-        found, mine = stack.gradient(theirs, some, labels, torch.arange(_ROWS))
+        wanted, true = gradient(module, loss, layout, theirs, some, labels, Key(step))
+        keep = _drawn(stack, Key(step))
+        found, mine = stack.gradient(theirs, some, labels, torch.arange(_ROWS), keep=keep)
         if not abs(found - wanted) <= 1e-4 * (1 + abs(wanted)):
             raise Unfit(f"its native loss is {found:.6g}, its own {wanted:.6g}")
         apart.append(_distance(mine, true))
-        stack.train(ours, some, labels, torch.arange(_ROWS)[None], lr=_LR)
+        stack.train(ours, some, labels, torch.arange(_ROWS)[None], lr=_LR, keep=None if keep is None else keep[None])
         theirs = theirs - _LR * true
     moved = _distance(ours - start, theirs - start)
     if not (sorted(apart)[1] < 1e-4 and max(*apart, moved) < 2e-2):
         raise Unfit(f"its native gradient differs by {max(apart):.2g}, three steps by {moved:.2g}")
+
+
+def _drawn(stack: Stack, key: Key) -> torch.Tensor | None:
+    """What eager dropout multiplies a batch by."""
+    if not stack.keeps:
+        return None
+    generator, keep = torch.Generator(), torch.empty(_ROWS * stack.keeps)
+    generators.seed_own(generator, key)
+    stack.draw(_ROWS, generator, keep)
+    return keep
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

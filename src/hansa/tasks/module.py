@@ -16,7 +16,7 @@ from hansa.devices import Device, devices
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.losses import Weighted, weighing
-from hansa.native.recognise import Unfit
+from hansa.native.candidates import Unfit
 from hansa.native.stack import Stack
 from hansa.tasks import generators
 from hansa.tasks.exams import owned_rows
@@ -186,6 +186,8 @@ class Task:
             if isinstance(labels := getattr(self.data, "targets", None), torch.Tensor) and _negative(labels):
                 raise Unfit("there are targets below 0, which cross-entropy leaves out")
             stack = native_form(self._example, self.loss, self.layout, inputs, targets)
+            if stack.keeps and self.augment.own:
+                raise Unfit("it drops out, and an augmentation of your own may draw from the same generator")
         except Unfit as why:
             if wanted:
                 raise HansaError(

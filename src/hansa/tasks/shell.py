@@ -34,7 +34,7 @@ from hansa.tasks.samples import (
 from hansa.tasks.scores import BUILT_IN, Score, accuracy_hits, counted, on_the_cpu, own_hits, together
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.vectors import allocate
-from hansa.vectors.arithmetic import fits
+from hansa.vectors.arithmetic import all_finite, fits
 from hansa.vectors.layout import converted
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 500
 _FED = 1 << 22  # numbers that native code is given at a time, where its batches are made one by one
+_KEPT = 1 << 20  # numbers drawn for dropout at a time
 
 
 class ModuleShell:
@@ -74,6 +75,7 @@ class ModuleShell:
             self.solo = Solo(self.stack, *self._examples())
             self._gradient = torch.zeros_like(self.y)
             self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
+            self._noise = torch.Generator()
 
     def _shared(self) -> list[tuple[str, torch.Tensor, int]]:
         """Let frozen parameters be those of the task, which all workers share, where they are of the same kind."""
@@ -104,6 +106,11 @@ class ModuleShell:
         """Whether its steps run outside the interpreter's lock, so that threads serve as well as processes."""
         return self.stack is not None
 
+    @property
+    def draws_alone(self) -> bool:
+        """Native code leaves the common generators alone, unless an augmentation of the user's draws from them."""
+        return self.stack is not None and not self.task.augment.own
+
     def load(self, model: Vector, buffers: Vector | None) -> None:
         self.y.copy_(model)
         if self.stack is None:
@@ -132,10 +139,12 @@ class ModuleShell:
         return found if self._direct else Batches(client, found, key)
 
     def seed(self, key: Key) -> None:
-        """Set the generators a model may draw from; a native stack draws nothing, code of the user's perhaps."""
+        """Set the generators a model may draw from; a native stack has one of its own, for what eager dropout draws."""
         if self.stack is None or self.task.augment.own:
             generators.seed_all(key, self.device)
             self.private.seed(key)
+        elif self.stack.keeps:
+            generators.seed_own(self._noise, key)
 
     def batch(self, client: int, rows: torch.Tensor | Batches) -> Batch:
         """The inputs and targets of one batch; augmented where it has an address, otherwise as test rows are."""
@@ -164,7 +173,7 @@ class ModuleShell:
         self, rows: torch.Tensor | Batches | None, descent: Descent, y: Vector | None = None
     ) -> torch.Tensor | None:
         """All steps in one native call, on ``y`` where it is given; None where there is no such form of them."""
-        if self.solo is None or descent.optimizer is not None or rows is None:
+        if self.solo is None or self.solo.stack.keeps or descent.optimizer is not None or rows is None:
             return None
         at, settings = self.y if y is None else y, self._settings(descent)
         if isinstance(rows, torch.Tensor):
@@ -198,15 +207,36 @@ class ModuleShell:
         """A client's whole round in one native call, or None where there is no such form of it."""
         if not self._whole:
             return None
-        ready, change = self._ready(x, client, work, descent, key)
         assert self.solo is not None
+        if self.solo.stack.keeps:
+            return self._dropping(self.solo, x, client, work, descent, key)
+        ready, change = self._ready(x, client, work, descent, key)
         return Moved(change, *self.solo.go(ready))
+
+    def _dropping(self, solo: Solo, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved:
+        """The same for a model that drops out: for each step the generator's numbers are those of eager training."""
+        rows, settings = self.rows(client, work, key.child("batch")), self._settings(descent)
+        assert isinstance(rows, torch.Tensor)
+        self.y.copy_(x)
+        width = work.batch_size * solo.stack.keeps
+        many = min(work.steps, max(1, _KEPT // width))
+        keep, losses = torch.empty(many, width), []
+        for first in range(0, work.steps, many):
+            some = rows[first : first + many]
+            for place in range(len(some)):
+                self.seed(key.child("noise", first + place))
+                solo.stack.draw(work.batch_size, self._noise, keep[place])
+            losses.append(solo.steps(self.y, some, settings, descent.anchor, keep[: len(some)]))
+        change = torch.sub(self.y, x, out=allocate.like(x))
+        return Moved(change, torch.cat(losses).tolist(), all_finite(change))
 
     def phases(self, given: Sequence[Phase]) -> list[Moved] | None:
         """The same for several clients: first all that is Python's, then all steps, so that each finds its own near."""
         if not self._whole or not all(one.descent.plain for one in given):
             return None
         assert self.solo is not None
+        if self.solo.stack.keeps:
+            return [self._dropping(self.solo, *one) for one in given]
         ready = [self._ready(*one) for one in given]
         return [Moved(change, *self.solo.go(one)) for one, change in ready]
 
@@ -225,6 +255,8 @@ class ModuleShell:
         """A cohort's rows for native code, or None where there is no such form of their steps."""
         if self.solo is None or self.buffers is not None or not (self._direct and descent.plain and fits(rows)):
             return None
+        if self.solo.stack.keeps:
+            return None
         a, s = descent.correction
         settings = Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip)
         return Together(self.solo, rows, settings, descent.anchor, later=later)
@@ -239,13 +271,21 @@ class ModuleShell:
             else:
                 examples = self.batch(client, rows)
                 rows = torch.arange(len(examples[1]))
-            mean, _ = self.stack.gradient(self.y, *examples, rows, out=self._gradient)
+            mean, _ = self.stack.gradient(self.y, *examples, rows, out=self._gradient, keep=self._drawn(len(rows)))
             return torch.tensor(mean), self._gradients
         inputs, targets = self.batch(client, rows)
         with torch.enable_grad():
             loss = self.task.loss(self._ask(inputs), targets)
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         return loss.detach(), gradients
+
+    def _drawn(self, rows: int) -> torch.Tensor | None:
+        """What dropout multiplies the next batch by."""
+        if self.stack is None or not self.stack.keeps:
+            return None
+        keep = torch.empty(rows * self.stack.keeps)
+        self.stack.draw(rows, self._noise, keep)
+        return keep
 
     @torch.no_grad()
     def score(self, own: torch.Tensor) -> Score:
