@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
@@ -16,6 +17,9 @@ Own: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState 
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Generators that a model may hold as attributes of its own."""
 
+LOCK = threading.RLock()
+"""Held while a model is made from a seed, and to seed or give back: the three are the process's, of all its threads."""
+
 
 def seed_all(key: Key, device: torch.device) -> None:
     """Seed Python's, NumPy's and torch's generators, and that of the device.
@@ -24,11 +28,12 @@ def seed_all(key: Key, device: torch.device) -> None:
     memory a call.
     """
     seed = _number(key)
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - what a model draws from, not what we do
-    if device.type != "cpu":
-        _seed_device(device, seed)
+    with LOCK:
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - what a model draws from, not what we do
+        if device.type != "cpu":
+            _seed_device(device, seed)
 
 
 def _seed_device(device: torch.device, seed: int) -> None:
@@ -64,17 +69,19 @@ def kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     >>> random.random() == random.Random(1).random()
     True
     """
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    stack = ExitStack()
+    with LOCK:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for kind in {device.type for device in devices} - {"cpu"}:
+            places = [device.index or 0 for device in devices if device.type == kind]
+            stack.enter_context(torch.random.fork_rng(devices=places, device_type=kind))
     try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            for kind in {device.type for device in devices} - {"cpu"}:
-                places = [device.index or 0 for device in devices if device.type == kind]
-                stack.enter_context(torch.random.fork_rng(devices=places, device_type=kind))
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        with LOCK:
+            stack.close()
 
 
 def drawn(before: tuple[Any, ...], device: torch.device | None = None) -> bool:

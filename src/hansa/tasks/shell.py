@@ -359,8 +359,8 @@ def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtyp
 
 
 def fresh(model: Callable[[], nn.Module], key: Key) -> nn.Module:
-    """A new module, its first weights a function of the key alone."""
-    with generators.kept():
+    """A new module, its first weights a function of the key alone, whatever other threads make or train meanwhile."""
+    with generators.LOCK, generators.kept():
         generators.seed_all(key, torch.device("cpu"))
         module = model()
     if not isinstance(module, nn.Module):
