@@ -327,6 +327,32 @@ def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(n
     assert torch.equal(*runs)
 
 
+class SmallResNet(nn.Module):
+    """Residual sums, group normalisation, strides and a mean over the image."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.short, self.head = nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.relu(x + self.conv1(x))
+        return self.head(F.relu(self.short(x) + self.conv2(x)).mean((2, 3)))
+
+
+@WITH_NATIVE
+def test_a_residual_network_stays_eager_bit_for_bit_and_says_why(caplog):
+    data = Shards((3, 8, 8), 4)
+    with caplog.at_level(logging.INFO, logger="hansa"):
+        tasks = [hansa.Task(SmallResNet, F.cross_entropy, data, native=choice) for choice in (None, False)]
+    assert tasks[0].stack is None
+    assert "trained by eager PyTorch: it calls torch.nn.functional.group_norm" in caplog.text
+    runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
+    assert torch.equal(*runs)
+
+
 @WITH_NATIVE
 def test_a_wrong_native_form_does_not_pass_the_proof():
     """The forms are compared on real batches: a stack without its ReLU, or with another order of layers, is caught."""

@@ -95,7 +95,15 @@ def task(config: Config, held: data.FederatedData) -> Task:
     metric = None if asked.metric is None else own_function("model.metric", asked.metric)
     metrics = {name: own_function(f"model.metrics.{name}", place) for name, place in asked.metrics.items()}
     augment = parts.AUGMENT.build(config.data.augment) or ()
-    build = partial(Task, loss=_loss(asked.loss, held), data=held, metric=metric, metrics=metrics, augment=augment)
+    build = partial(
+        Task,
+        loss=_loss(asked.loss, held),
+        data=held,
+        metric=metric,
+        metrics=metrics,
+        augment=augment,
+        compile=asked.compile,
+    )
     if asked.factory is not None:
         made = build(partial(own_function("model.factory", asked.factory), **asked.options), name=asked.factory)
         if made.dtype == torch.float64 and config.dtype != "float64":

@@ -77,6 +77,8 @@ class ModelSection(Section):
     loss: str | dict[str, Any] | None = None
     """Of (output, target): cross_entropy, mse, l1, huber, bce, nll, or MODULE:FUNCTION of yours; by default
     cross_entropy on class numbers, mse on others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
+    compile: bool = False
+    """Whether a model that is trained eagerly goes through torch.compile; results then differ in their last bits."""
     metric: str | None = None
     """MODULE:FUNCTION of (output, target) to hits, reported as test_accuracy."""
     metrics: dict[str, str] = {}

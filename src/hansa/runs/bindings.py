@@ -162,7 +162,8 @@ def _model(task: Any, run: Run) -> str:
     module: torch.nn.Module = task.module(run.state.vectors)
     shapes = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
     kinds = sorted({source(type(part)) for part in module.modules()})
-    return sha256("\n".join([source(task.model), *shapes, _text(module), *kinds]).encode())
+    compiled = ["compiled"] if getattr(task, "compile", False) else []
+    return sha256("\n".join([source(task.model), *shapes, _text(module), *kinds, *compiled]).encode())
 
 
 def _codes(parts: Iterable[object]) -> str:

@@ -19,6 +19,7 @@ from hansa.losses import Weighted, weighing
 from hansa.native.candidates import Unfit
 from hansa.native.stack import Stack
 from hansa.tasks import generators
+from hansa.tasks.compiled import Compiled, obstacle
 from hansa.tasks.exams import owned_rows
 from hansa.tasks.forms import Loss, fitting_layout, native_form
 from hansa.tasks.probe import Seen, look, same_bits
@@ -77,8 +78,9 @@ class Task:
     A model that amounts to a stack of convolutions and linear layers with cross-entropy, however its ``forward()`` is
     written, is trained by native code in float32: three batches are compared first, and the two agree to float
     rounding. Any other is trained by eager PyTorch, and one line of the log says why; ``native=False`` keeps to eager,
-    ``native=True`` refuses a model that has no native form. ``device`` is where clients train unless the run says
-    another: native code is for the CPU, on any other device training is eager.
+    ``native=True`` refuses a model that has no native form. With ``compile=True`` a model that is trained eagerly goes
+    through ``torch.compile``, forwards and backwards, where what comes out agrees with eager. ``device`` is where
+    clients train unless the run says another: native code is for the CPU, on any other device training is eager.
 
     >>> from hansa import data, models
     >>> clients = data.federate("fashion-mini", clients=5)
@@ -98,6 +100,7 @@ class Task:
         augment: Sequence[Augment] | Augment = (),
         name: str | None = None,
         native: bool | None = None,
+        compile: bool = False,
         device: Device | None = None,
     ) -> None:
         if isinstance(model, nn.Module):
@@ -130,6 +133,7 @@ class Task:
         self.metric = metric if metric is not None else default_metric(loss, seen, getattr(data, "targets", targets))
         self.summed = summed(loss, self._reduction(seen))
         self.stack = self._native_form(inputs, targets, wanted=native)
+        self.compile = compile and self._compiles()
         self._owned = owned_rows(getattr(data, "test_owners", None))
         self._compared = False
 
@@ -198,6 +202,17 @@ class Task:
         log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
         return stack
 
+    def _compiles(self) -> bool:
+        """Whether workers are to compile the model; if not, one line of the log says why."""
+        why = "native code trains it" if self.stack is not None else obstacle(self)
+        if why is not None:
+            log.warning("%s: compile: true is left out: %s", self.name, why)
+        return why is None
+
+    def fresh_model(self) -> nn.Module:
+        """A model as the task has looked at one: its first weights are always the same."""
+        return self._example()
+
     def start(self, key: Key, dtype: torch.dtype) -> Vectors:
         model, buffers = self.layout.pack(fresh(self.model, key.child("init")), dtype)
         return {MODEL: model, BUFFERS: buffers} if self.layout.buffer_dim else {MODEL: model}
@@ -207,6 +222,8 @@ class Task:
         if not self._compared and shell.stack is None and device.type == "cpu":
             self._compared = True  # once: workers are told
             warn_of_memory(self, shell, ModuleShell(self, dtype, device, like=shell))
+        if self.compile:
+            shell.compiled = Compiled(self, shell.module, shell.parameters)
         return shell
 
     def pieces(self) -> list[tuple[int, int]]:
