@@ -10,7 +10,7 @@ from importlib.util import find_spec, module_from_spec
 from threading import RLock, current_thread, main_thread
 from types import ModuleType
 
-DEFERRED = ("torch", "networkx")
+DEFERRED = ("torch", "numpy", "scipy", "networkx")
 
 
 class Deferred(ModuleType):

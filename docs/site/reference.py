@@ -50,13 +50,15 @@ def config() -> Iterator[str]:
 
 
 def _section(section: Any, name: str) -> Iterator[str]:
-    rows, below = [], []
+    from hansa.config.schema import described
+
+    rows, below, texts = [], [], described().get(section.__name__, {})
     for key, field in section.model_fields.items():
         kind = field.annotation
         inner = kind if isinstance(kind, type) and hasattr(kind, "model_fields") else None
         if inner is not None:
             below.append((inner, f"{name}.{key}".lstrip(".")))
-        told = (field.description or (inspect.getdoc(inner) or "") if inner else field.description) or ""
+        told = texts.get(key) or (inspect.getdoc(inner) or "" if inner else "")
         default = "" if field.is_required() or inner is not None or field.default is None else f"`{field.default}`"
         rows.append(f"| `{key}` | {_cell(told)} | {_cell(default)} |")
     title = f"## {name}\n\n{inspect.getdoc(section)}\n" if name else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,22 +34,26 @@ class Key:
     def child(self, *parts: str | int) -> Key:
         """The key at an address below this one."""
         for part in parts:
+            if type(part) is int or type(part) is str:
+                continue
             if not isinstance(part, (str, int)) or isinstance(part, bool):
                 raise refuse("Key.child", "part", part, "words and whole numbers")
-        return Key(self.seed, self.path + parts)
+        made = object.__new__(Key)  # the seed has been looked at, and a round makes many of these
+        object.__setattr__(made, "seed", self.seed)
+        object.__setattr__(made, "path", self.path + parts)
+        return made
 
     def digest(self, size: int = 16) -> bytes:
         """Bytes that stand for this address; every part is written with its type and length."""
-        state = hashlib.blake2b(digest_size=size, person=b"hansa key")
+        pieces = []
         for part in (self.seed, *self.path):
             text = str(part).encode()
-            state.update(b"%c%d:" % (b"i" if isinstance(part, int) else b"s", len(text)))
-            state.update(text)
-        return state.digest()
+            pieces.append(b"%c%d:%b" % (b"i" if isinstance(part, int) else b"s", len(text), text))
+        return hashlib.blake2b(b"".join(pieces), digest_size=size, person=b"hansa key").digest()
 
     def numpy(self) -> np.random.Generator:
         """A NumPy generator at this address."""
-        return np.random.Generator(np.random.Philox(_Given(self.digest(16))))  # type: ignore[arg-type]
+        return np.random.Generator(np.random.Philox(_given()(self.digest(16))))
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A torch generator at this address."""
@@ -57,11 +62,22 @@ class Key:
         return generator
 
 
-class _Given(np.random.bit_generator.ISeedSequence):
+@cache
+def _given() -> Any:
     """Hands Philox its 128 bits as they are: what ``Philox(key=...)`` does after asking the system for entropy."""
 
-    def __init__(self, digest: bytes) -> None:
-        self.digest = digest
+    class Given(np.random.bit_generator.ISeedSequence):
+        def __init__(self, digest: bytes) -> None:
+            self.digest = digest
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self.digest, np.dtype(dtype).newbyteorder("<")).astype(dtype)[:n_words]
+        def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
+            return np.frombuffer(self.digest, np.dtype(dtype).newbyteorder("<")).astype(dtype)[:n_words]
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _given_again, (self.digest,)
+
+    return Given
+
+
+def _given_again(digest: bytes) -> Any:
+    return _given()(digest)

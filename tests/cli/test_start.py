@@ -14,19 +14,27 @@ import hansa
 LOOK = """
 import json, sys
 import hansa_command
-sys.argv = ["hansa", *json.loads(sys.argv[1])]
+words, among = json.loads(sys.argv[1])
+sys.argv = ["hansa", *words]
 try:
     hansa_command.main()
 finally:
     sys.stdout.flush()
-    print("\\nLOADED", *(name for name in ("torch._C", "networkx.classes", "scipy.sparse") if name in sys.modules))
+    print("\\nLOADED", *(name for name in among if name in sys.modules))
 """
 
 
-def loaded(words, cwd):
+SLOW = ("torch._C", "networkx.classes", "scipy.sparse")
+
+
+def loaded(words, cwd, among=SLOW):
     """What a command left in the interpreter of all that takes long to import; it must have ended well."""
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, json.dumps(list(words))], cwd=cwd, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", LOOK, json.dumps([list(words), among])],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\nLOADED")[-1].split()
@@ -39,8 +47,20 @@ def made(tmp_path_factory):
     (folder / "small.yaml").write_text(
         "rounds: 2\nworkers: 1\ndata: {name: fashion-mini, clients: 10}\nmodel: logistic\nlocal: {steps: 1}\n"
     )
-    assert "torch._C" in loaded(["run", "small.yaml", "-o", "out", "-q"], folder)
+    assert loaded(["run", "small.yaml", "-o", "out", "-q"], folder) == ["torch._C"]
     return folder
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "presets", "parts", "config show cafga", "config show small.yaml", "show out"]
+)
+def test_a_command_that_computes_nothing_ends_without_numpy(made, command):
+    assert loaded(command.split(), made, among=("numpy._core", "scipy._lib", "pandas")) == []
+
+
+@pytest.mark.parametrize("command", ["presets", "presets --json", "parts", "data list"])
+def test_a_command_that_reads_no_file_ends_without_pydantic(made, command):
+    assert loaded(command.split(), made, among=("pydantic.main",)) == []
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hansa.aggregate.frank_wolfe import from_best_pair
@@ -16,13 +15,14 @@ from hansa.aggregate.simplex import project
 from hansa.errors import HansaError, positive, refuse
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 Array: TypeAlias = "Tensor | npt.NDArray[Any]"
 Solver: TypeAlias = Literal["exact", "authors"]
 SOLVERS: tuple[Solver, ...] = ("exact", "authors")
 
-EPS = float(np.finfo(np.float64).eps)
+EPS = sys.float_info.epsilon
 FRANK_WOLFE_STEPS = 32
 INTERIOR_STEPS = 50
 MANY, JOINING = 256, 32  # rows from which on few are tried first; how many join at a time

@@ -105,7 +105,7 @@ def presets(
     """The methods, or all that one of them may be told."""
     from hansa.errors import HansaError
     from hansa.registry import KINDS, Misfit, plugins
-    from hansa.registry.schema import first_line
+    from hansa.registry.signatures import first_line
 
     kind = KINDS["preset"]
     if name is not None:
@@ -139,7 +139,7 @@ def parts(
     from hansa.errors import HansaError, near
     from hansa.registry import KINDS, plain, signature_of, strays
     from hansa.registry.plugins import warn_once
-    from hansa.registry.schema import first_line
+    from hansa.registry.signatures import first_line
 
     for stray in strays():
         warn_once(stray)
@@ -312,7 +312,7 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
 def _one_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     from hansa.citations import citations
     from hansa.config.arguments import COMPOSED, SAMPLING, TABLES, own_words, title, words
-    from hansa.registry.schema import first_line
+    from hansa.registry.signatures import first_line
 
     known, own = words(preset), own_words(preset)
     sections = {

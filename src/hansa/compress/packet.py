@@ -27,20 +27,20 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hansa import native
 from hansa.errors import HansaError, refuse
 from hansa.vectors import allocate, kernels
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 Buffer = bytes | bytearray | memoryview
 
 MAGIC, VERSION = b"hP", 2
@@ -129,9 +129,12 @@ class Packet:
 
     def expect(self, *, dim: int | None = None, dtype: torch.dtype | None = None, kind: str | None = None) -> Packet:
         """This packet, if it is what the receiver's own schema says must arrive."""
-        for name, got, wanted in (("dim", self.dim, dim), ("dtype", self.dtype, dtype), ("kind", self.kind, kind)):
-            if wanted is not None and got != wanted:
-                raise PacketError(f"packet: {name} {got}, expected {wanted}.")
+        if dim is not None and self.dim != dim:
+            raise PacketError(f"packet: dim {self.dim}, expected {dim}.")
+        if dtype is not None and self.dtype != dtype:
+            raise PacketError(f"packet: dtype {self.dtype}, expected {dtype}.")
+        if kind is not None and self.kind != kind:
+            raise PacketError(f"packet: kind {self.kind}, expected {kind}.")
         return self
 
 

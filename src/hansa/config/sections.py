@@ -28,9 +28,7 @@ CountOrNone: TypeAlias = Annotated[int, Field(ge=0)]
 class Section(BaseModel):
     """No unknown keys, no changes after the fact, no quiet conversions."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DataSection(Section):
@@ -102,9 +100,7 @@ class ModelSection(Section):
 class AlgorithmSection(BaseModel):
     """A preset and the words of its own; those that presets share are in the sections local, server and gossip."""
 
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
     preset: str = "fedavg"
     """A method: `hansa presets` shows them all. Or MODULE:FUNCTION of yours; reading such a file runs that module's

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,6 +128,12 @@ def parse(text: str, source: str = "config") -> Document:
     >>> parse("local: {lr: 1e-3}").data
     {'local': {'lr': 0.001}}
     """
+    found = _parsed(text, source)  # a report asks a dozen times for the same text
+    return replace(found, data=deepcopy(found.data), lines=dict(found.lines), changes={})
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str, source: str) -> Document:
     try:
         node, data = _construct(text, lambda node: _refuse_twins(node, source, text))
     except yaml.YAMLError as error:

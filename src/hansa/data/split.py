@@ -8,16 +8,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
 from hansa.data.errors import DataError, damaged, missing
 from hansa.errors import HansaError
 from hansa.keys import Key
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _FORMAT = "hansa partition 1"
 _HEAD = 1 << 22

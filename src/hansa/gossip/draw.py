@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from hansa.gossip.weights import Array, Matrix
 
 CIRCLE_UP_TO = 64  # clients: beyond, a circle is a blot, and the picture is the pattern of the matrix
-DOTS = np.array(
-    [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
-)  # the bits of a braille cell, 4 rows x 2 columns
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bits of a braille cell, 4 rows x 2 columns
 
 
 def text(W: Matrix, width: int = 48, *, ascii_only: bool = False) -> str:
@@ -84,7 +82,7 @@ def _braille(grid: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> str:
     high, wide = (-(-grid.shape[0] // 4), -(-grid.shape[1] // 2))
     padded = np.zeros((4 * high, 2 * wide), dtype=bool)
     padded[: grid.shape[0], : grid.shape[1]] = grid
-    cells = (padded.reshape(high, 4, wide, 2) * DOTS[None, :, None, :]).sum(axis=(1, 3))
+    cells = (padded.reshape(high, 4, wide, 2) * np.array(DOTS)[None, :, None, :]).sum(axis=(1, 3))
     return "\n".join("".join(chr(0x2800 + cell) if cell else " " for cell in row).rstrip() for row in cells.tolist())
 
 

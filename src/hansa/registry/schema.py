@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
 
 from hansa.registry.kinds import KINDS, Factory, Kind
-from hansa.registry.signatures import EMPTY, Argument
+from hansa.registry.signatures import EMPTY, Argument, first_line
 from hansa.registry.slots import Slot, signature_of, slot_of
 
 PLACE = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
@@ -84,11 +83,6 @@ def type_schema(hint: Any) -> dict[str, Any]:
         return {} if hint is EMPTY else TypeAdapter(hint).json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation):
         return {}
-
-
-def first_line(made: Any) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return " ".join((inspect.getdoc(made) or "").split("\n\n")[0].split())
 
 
 def _place() -> dict[str, Any]:

@@ -94,3 +94,8 @@ def _annotations(owner: Any) -> dict[str, Any]:
     for each in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
         found.update(getattr(each, "__annotations__", {}))
     return found
+
+
+def first_line(made: Any) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((inspect.getdoc(made) or "").split("\n\n")[0].split())

@@ -115,6 +115,7 @@ class Closing:
         self._up: dict[int, int] = {}
         self._peer: Counter[int] = Counter()
         self._exchanges = 0
+        self._steps: dict[int, float] = {}
         self._info: dict[str, list[float]] = {}
         self._means = LocalMean({name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors})
 
@@ -130,7 +131,8 @@ class Closing:
     def take(self, report: Report) -> None:
         """Admit what a cohort sent, or note why not."""
         self.lost += report.lost
-        self._peer.update(report.peer)
+        if report.peer:
+            self._peer.update(report.peer)
         self._exchanges = max(self._exchanges, report.exchanges)
         for name, value in report.info.items():
             self._info.setdefault(name, []).append(value)
@@ -166,9 +168,13 @@ class Closing:
             self._vectors[name].append(update)
 
     def _update(self, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
-        phase, order = self.algorithm.local, self.orders[client]
-        lr = phase.lr_at(self.state.round)
-        steps = effective_steps(order.work.steps, lr, phase.momentum, declared(phase.solver, Solver, "pull"))
+        order = self.orders[client]
+        steps = self._steps.get(order.work.steps)
+        if steps is None:
+            phase = self.algorithm.local
+            pull = declared(phase.solver, Solver, "pull")
+            steps = effective_steps(order.work.steps, phase.lr_at(self.state.round), phase.momentum, pull)
+            self._steps[order.work.steps] = steps
         return Packed(client, order.cohort, decode, self.population.samples[client], steps, loss)
 
     def close(self) -> Closed:
@@ -245,8 +251,10 @@ class LocalMean:
 
     def add(self, report: Report) -> None:
         """Take a cohort's mean; one that is not of the model's size and finite is nobody's."""
-        mean, size = report.mean, sum(vector.numel() for vector in self._like.values())
-        if mean is None or report.trained < 1 or mean.shape != (size,) or not all_finite(mean):
+        mean = report.mean
+        if mean is None or report.trained < 1:
+            return
+        if mean.shape != (sum(vector.numel() for vector in self._like.values()),) or not all_finite(mean):
             return
         weighed = mean.double() * report.trained
         self._total = weighed if self._total is None else self._total + weighed

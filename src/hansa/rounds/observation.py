@@ -29,7 +29,8 @@ def observe(
     ``before`` reads a client's memory as it was when the round began, ``after`` is what will be committed.
     """
     aggregate = evidence.combined[MODEL]
-    found = {"diversity": _diversity(algorithm, evidence), "aggregate_norm": norm(aggregate)}
+    length = norm(aggregate)
+    found = {"diversity": _diversity(algorithm, evidence, length), "aggregate_norm": length}
     if not measures:
         return found
     uploads: dict[int, Vectors] = {}
@@ -52,19 +53,16 @@ def observe(
     return {**found, **measured(measures, probe)}
 
 
-def _diversity(algorithm: Algorithm, evidence: Evidence) -> float:
-    """D = sqrt(sum w_i ||Delta_i||^2 / ||sum w_i Delta_i||^2) with the weights of the objective."""
+def _diversity(algorithm: Algorithm, evidence: Evidence, length: float) -> float:
+    """D = sqrt(sum w_i ||Delta_i||^2 / ||sum w_i Delta_i||^2) with the weights of the objective; ``length`` is that of
+    the aggregate."""
     aggregate = algorithm.channels[MODEL].aggregate
     rule: Weights = declared(aggregate, Aggregator, "weights")
     samples = evidence.population.samples
     clients = sorted(evidence.norms)
     weights = normalise(rule, [Share(c, evidence.orders[c].cohort, samples[c]) for c in clients])
     updates = evidence.updates.get(MODEL)
-    if updates is None or declared(aggregate, Aggregator, "running"):  # what is folded as it comes is a mean
-        average = evidence.combined[MODEL]
-    else:
-        ordered = sorted(updates, key=lambda update: update.client)
-        average = weighted_sum(ordered, weights)
+    if updates is not None and not declared(aggregate, Aggregator, "running"):  # what is folded as it comes is a mean
+        length = norm(weighted_sum(sorted(updates, key=lambda update: update.client), weights))
     squares = [evidence.norms[client] * evidence.norms[client] for client in clients]  # ** would raise on overflow
-    length = norm(average)
     return diversity(squares, weights, length * length)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 
 from hansa.gossip.rows import Mixer
 from hansa.native import abi
@@ -81,7 +81,9 @@ def links_of(mixer: Mixer, *, uniform: bool) -> tuple[Array, Array, Array]:
     if mixer.weights is not None:
         matrix = mixer.weights.tocsr()
     else:
-        matrix = sparse.csr_array(np.full((n, n), 1.0 / n)) if uniform else sparse.eye_array(n, format="csr")
+        matrix = (
+            scipy.sparse.csr_array(np.full((n, n), 1.0 / n)) if uniform else scipy.sparse.eye_array(n, format="csr")
+        )
     counts = np.zeros(len(mixer.alive), np.int64)
     counts[positions] = np.diff(matrix.indptr)
     return np.concatenate([[0], np.cumsum(counts)]), positions[matrix.indices], np.asarray(matrix.data, np.float64)

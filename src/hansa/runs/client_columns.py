@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hansa.errors import HansaError, near
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pandas
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 
-KINDS: dict[str, npt.DTypeLike] = {
-    "round": np.int32,
-    "client": np.int32,
-    "asked": np.bool_,
-    "admitted": np.bool_,
-    "loss": np.float32,
-    "norm": np.float32,
-    "up_bytes": np.int64,
-    "down_bytes": np.int64,
-    "peer_bytes": np.int64,
+KINDS = {
+    "round": "int32",
+    "client": "int32",
+    "asked": "bool",
+    "admitted": "bool",
+    "loss": "float32",
+    "norm": "float32",
+    "up_bytes": "int64",
+    "down_bytes": "int64",
+    "peer_bytes": "int64",
 }
 """The columns of every record; those of tests come after them, each in single precision."""
 

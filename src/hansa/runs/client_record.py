@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hansa.runs.client_columns import Array, ClientColumns, Tally, filled, joined, union
 from hansa.store import Damaged, io
@@ -36,7 +35,7 @@ FIRST = b"hansa!cc"
 _FRAME = struct.Struct("<4sII")
 _SEAL = 8
 _HEAD = 1 << 20  # bytes of a head, at most: a handful of columns take a few hundred
-_WIDTHS: tuple[npt.DTypeLike, ...] = ("<u1", "<u2", "<u4", "<u8")
+_WIDTHS = ("<u1", "<u2", "<u4", "<u8")
 REMEDY = "Restore it, or go on from an older checkpoint: `hansa resume --fallback`."
 
 

@@ -152,9 +152,39 @@ class weighted(Sampler):
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         size = _size("weighted", self.participation, self.count, population.count)
-        raw = np.asarray(population.samples if self.weights == "samples" else self.weights, dtype=np.float64)
-        drawn = key.child("sample", round).numpy().choice(len(raw), size, replace=False, p=raw / raw.sum())
-        return tuple(sorted(drawn.tolist()))
+        weights = population.samples if isinstance(self.weights, str) else self.weights
+        return _by_chance(key.child("sample", round).numpy(), weights, size)
+
+
+def _by_chance(draw: np.random.Generator, weights: tuple[float, ...], size: int) -> tuple[int, ...]:
+    """``size`` places without replacement, with chances proportional to the weights: what `Generator.choice` draws, in
+    time that does not depend on how many weights there are, unless one place is drawn twice in a round."""
+    shares, steps = _chances(weights)
+    found = np.unique(steps.searchsorted(draw.random(size), side="right"))
+    while len(found) < size:  # those that are in are given no more chance, the rest are drawn anew
+        left = shares.copy()
+        left[found] = 0.0
+        steps = np.cumsum(left)
+        steps /= steps[-1]
+        more = steps.searchsorted(draw.random(size - len(found)), side="right")
+        found = np.union1d(found, more)
+    return tuple(found.tolist())
+
+
+_last_chances: list[tuple[tuple[float, ...], tuple[Any, Any]]] = []
+
+
+def _chances(weights: tuple[float, ...]) -> tuple[Any, Any]:
+    """Every weight's share of all and the sums of these from the first on, made once for the weights of a run."""
+    for known, found in _last_chances:
+        if known is weights:
+            return found
+    raw = np.asarray(weights, dtype=np.float64)
+    shares = raw / raw.sum()
+    steps = np.cumsum(shares)
+    steps /= steps[-1]
+    _last_chances[:] = [(weights, (shares, steps)), *_last_chances[:1]]
+    return _last_chances[0][1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Allocator:
         size = entries * dtype.itemsize
         if size < max(1, self._least) or dtype not in _kinds():
             return torch.empty(entries, dtype=dtype)
-        lent = self._take(size).view(_Lent)
+        lent = self._take(size).view(_lent())
         lent.owner = self
         return torch.from_numpy(lent.view(_kinds()[dtype]))  # torch holds that view, which holds what was lent
 
@@ -74,16 +74,20 @@ class Allocator:
         return memory[start : start + size]
 
 
-class _Lent(np.ndarray[Any, Any]):
+@cache
+def _lent() -> type[Any]:
     """A look at an allocator's memory; torch holds it for as long as any tensor needs it."""
 
-    owner: Allocator | None = None
+    class Lent(np.ndarray[Any, Any]):
+        owner: Allocator | None = None
 
-    def __del__(self) -> None:
-        if np is None:  # the interpreter ends, and has taken its modules apart
-            return
-        if self.owner is not None and isinstance(self.base, np.ndarray):
-            self.owner.give(self.base)
+        def __del__(self) -> None:
+            if np is None:  # the interpreter ends, and has taken its modules apart
+                return
+            if self.owner is not None and isinstance(self.base, np.ndarray):
+                self.owner.give(self.base)
+
+    return Lent
 
 
 @cache

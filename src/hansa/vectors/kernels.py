@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
-Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 
 class ServerStep(NamedTuple):
