@@ -97,18 +97,20 @@ def on_disk(rows: Rows, participants: int, rounds: int, folder: Path) -> dict[st
         store.dot = split.timed("Gram refresh (streams all rows)", store.dot)  # type: ignore[method-assign]
         store.combine = split.timed("forming the direction", store.combine)  # type: ignore[method-assign]
         AWARE.min_norm = split.timed("min-norm solve", AWARE.min_norm)
-        found, parts, density = [], [], 0
+        found, parts, cpu, density = [], [], [], 0
         for round in range(rounds + 1):  # the first warms up: rows are verified by SHA-256 when first met
             given = updates(rows, participants, round)
             split.seconds.clear()
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time()
             ctx = RoundContext(round, population, tuple(u.client for u in given), store)
             combined = part.combine(given, state, ctx)
             split.timed("committing rows", store.commit)(store.generation, combined.rows)
             found.append(time.perf_counter() - began)
+            cpu.append(time.process_time() - spent)
             parts.append(dict(split.seconds))
             state, density = combined.state, combined.info["density"]
-    return {"seconds": found[1:], "first": found[0], "split": _medians(parts[1:]), "density": density}
+    split = _medians(parts[1:])
+    return {"seconds": found[1:], "cpu": cpu[1:], "first": found[0], "split": split, "density": density}
 
 
 def naive(rows: Rows, participants: int, rounds: int) -> dict[str, Any]:

@@ -24,6 +24,8 @@ import hansa
 from hansa import compress, data, models
 from hansa.engine.serial import Serial
 from hansa.runs.driver import Run
+from hansa.types import Population
+from hansa.vectors.fingerprint import fingerprint
 
 CLIENTS, CLUSTERS, REPORTERS, HELD = 20, 4, 2, 100
 SHAPE = (1, 28, 28)
@@ -145,17 +147,44 @@ def scale(turns: int) -> dict[str, Any]:
     found["1,000,000 clients, 10 a round: x a round of 1,000"] = {"value": few.step / same.step, "target": 1.1}
     found["10,000 participants of a tiny model, us each"] = {"value": many.step * 1e6, "target": None}
     del task, dealt, few, many
-    cost = []
-    for outputs in (1000, 10_000, 100_000, 1_000_000):
+    return {**found, **_weighed(turns), **_grown()}
+
+
+def _weighed(turns: int) -> dict[str, Any]:
+    """Draws by weight from a thousand clients and from a million, in turns."""
+    sampler, key, seconds = hansa.sample.weighted(count=100), hansa.Key(0), dict[int, list[float]]()
+    populations = [Population(tuple(range(1, count + 1))) for count in (1000, 1_000_000)]
+    for turn in range(20 * turns):
+        for population in populations:
+            began = time.process_time()
+            sampler.select(turn, population, key)
+            seconds.setdefault(population.count, []).append(time.process_time() - began)
+    few, many = (statistics.median(each[1:]) for each in seconds.values())
+    return {"drawing 100 of 1,000,000 by weight, ms": {"value": many * 1e3, "target": None},
+            "the same of 1,000, ms": {"value": few * 1e3, "target": None}}  # fmt: skip
+
+
+def _grown() -> dict[str, Any]:
+    """What a parameter costs in a round with next to no local work, as there are more of them."""
+    found, cost = dict[str, Any](), []
+    for outputs in (37_000, 370_000, 1_110_000, 3_700_000):
         wide = hansa.Task(partial(Wide, outputs), cross_entropy, noise(4, 8, (16,), 64))
         run = Turns(hansa.presets.fedavg(participation=1.0, steps=1, batch_size=4, local_lr=0.01), wide, 1)
-        for _ in range(4 if outputs < 1_000_000 else 3):
+        for _ in range(6):  # the first two take the memory that the others use again
             run.turn()
-        cost.append(run.step / run.run.params.numel())
-        name = f"a round of 4 clients at {run.run.params.numel():,} parameters, ns a parameter"
+        vector = run.run.params
+        settled = statistics.median(run.seconds[2:])
+        cost.append(settled / vector.numel())
+        name = f"a round of 4 clients at {vector.numel():,} parameters, ns a parameter"
         found[name] = {"value": cost[-1] * 1e9, "target": None}
-        del run, wide
-    found["the same at the largest, x the one before"] = {"value": cost[-1] / cost[-2], "target": 1.2}
+        if outputs == 1_110_000:
+            began = time.process_time()
+            for _ in range(5):
+                fingerprint(vector)
+            share = (time.process_time() - began) / 5 / settled
+            found["the model's fingerprint there, share of a round"] = {"value": share, "target": 0.05}
+        del run, wide, vector
+    found["a parameter at the largest, x at a tenth of it"] = {"value": cost[-1] / cost[1], "target": 1.2}
     return found
 
 

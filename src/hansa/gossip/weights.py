@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import networkx as nx
 import numpy as np
 import scipy
 import torch
@@ -104,10 +103,16 @@ def _check_agreement(S: Sparse, name: str) -> None:
             f"{name} is disconnected: {parts} parts, client {away} never hears client 0. "
             "Add an edge between them, or say gossip.isolated() if nobody is meant to talk."
         )
-    if not S.diagonal().any() and not nx.is_aperiodic(nx.from_scipy_sparse_array(S, create_using=nx.DiGraph)):
+    if not S.diagonal().any() and _periodic(S):
         raise HansaError(
             f"{name} is periodic: models go round and never agree (rho = 1). Give every client some weight of its own."
         )
+
+
+def _periodic(S: Sparse) -> bool:
+    import networkx  # thirty megabytes that hardly anybody needs
+
+    return not networkx.is_aperiodic(networkx.from_scipy_sparse_array(S, create_using=networkx.DiGraph))
 
 
 def metropolis(n: int, pairs: Iterable[tuple[int, int]] | NDArray[np.integer]) -> Sparse:
