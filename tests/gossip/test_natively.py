@@ -132,3 +132,51 @@ def test_eager_gossip_agrees_to_rounding():
     torch.testing.assert_close(found, eager, rtol=0, atol=1e-5)
     whole = presets.ha_fed(**SERVED, gossip_compressor=identity())
     torch.testing.assert_close(run(whole).trajectory, found, rtol=0, atol=1e-5)
+
+
+FEW = {**SERVED, "reporters": 1}
+IDLE = {
+    "cafga": lambda: presets.cafga(**{**SERVED, "active": resample(2)}),
+    "cafga, momentum": lambda: presets.cafga(**FEW).with_local(momentum=0.8, weight_decay=0.1, clip=0.7),
+    "cafga, prox, every second": lambda: presets.cafga(**FEW, every=2).with_local(solver=hansa.local.prox(0.5)),
+    "everyone": lambda: presets.ha_fed(**SERVED),
+    "bernoulli": lambda: presets.ha_fed(**{**SERVED, "active": bernoulli(0.4)}),
+    "complete": lambda: presets.cafga(**{**FEW, "topology": complete()}),
+    "combine first": lambda: presets.cafga(**FEW).with_local(
+        mixing=Mixing(ring(), [[0, 1, 2, 3, 4], [5, 6, 7]], resample(2), order="combine-then-adapt")
+    ),
+}
+
+
+def lazily(monkeypatch, answer):
+    monkeypatch.setattr("hansa.rounds.cohort.lazy_pays", lambda *_: answer)
+
+
+@pytest.mark.parametrize("spoilt", [None, 1, 5])
+@pytest.mark.parametrize("name", IDLE)
+def test_models_made_from_changes_are_the_rows_that_are_held(name, spoilt, monkeypatch):
+    method = IDLE[name]() if spoilt is None else IDLE[name]().with_local(batch_size=4)
+    called = []
+    real = ModuleShell.trail
+    monkeypatch.setattr(ModuleShell, "trail", lambda *words: called.append(1) or real(*words))
+    lazily(monkeypatch, True)
+    made = run(method, spoilt=spoilt, rounds=12)
+    assert called
+    step_by_step(monkeypatch)
+    lazily(monkeypatch, False)
+    held = run(method, spoilt=spoilt, rounds=12)
+    assert spoilt is None or sum(record["lost"] for record in held.history) > 0
+    assert list(made.lost) == list(held.lost)
+    torch.testing.assert_close(made.trajectory, held.trajectory, rtol=0, atol=3e-6)
+    for found, expected in zip(made.history, held.history, strict=True):
+        assert found["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6, nan_ok=True)
+        assert found["consensus"] == pytest.approx(expected["consensus"], rel=1e-3, abs=1e-6)
+        for exact in ("peer_bytes", "up_bytes", "clients", "lost"):
+            assert found[exact] == expected[exact], exact
+
+
+@pytest.mark.parametrize("name", ["cafga", "cafga, momentum", "combine first"])
+def test_models_made_from_changes_have_the_same_bits_with_any_number_of_workers(name, monkeypatch):
+    lazily(monkeypatch, True)
+    one, two = (run(IDLE[name](), workers=workers) for workers in (1, 2))
+    assert torch.equal(one.trajectory, two.trajectory)

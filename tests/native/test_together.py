@@ -172,3 +172,41 @@ def test_the_spread_is_that_of_the_chosen_rows(isa):
     assert spread(rows, [0, 2, 5], 2300, isa) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(HansaError, match="spread: 1 rows"):
         spread(rows, [6], 2300)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("name", ["MLP", "CNN-29k"])
+def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name, isa):
+    """Bounds stand in for a look at every row: the step at which one overflows is still found."""
+    solo, rows, index = laboratory(isa, name)
+    rows, expected = rows.mul_(30), None
+    alone, settings = rows.clone(), Settings(1e12)
+    together = Together(solo, rows, settings, rows[0])
+    together.weigh(*csr(np.eye(N)))
+    order = [(client, index[client][t]) for t in range(4) for client in range(N)]
+    for place, (client, batch) in enumerate(order):
+        solo.steps(alone[client], batch[None], settings, None)
+        if not alone[client].isfinite().all():
+            expected = (place, client)
+            break
+    assert expected is not None
+    assert expected[0] >= N  # not at once
+    made = turns(*(turn for t in range(4) for turn in [*order[N * t : N * t + N], (abi.MIX, None)]))
+    _, done = together.run(made)
+    assert (int((made["row"][:done] >= 0).sum()) - 1, together.lost) == expected
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("links", [1, 2, 4, 5, 6, 9])
+def test_any_number_of_links_folds_in_their_order(links, isa):
+    solo, rows, _ = laboratory(isa, "MLP")
+    draw = torch.Generator().manual_seed(links)
+    rows = torch.randn(9, rows.shape[1], generator=draw)
+    matrix = np.zeros((9, 9))
+    for row in range(9):
+        matrix[row, (row + np.arange(links)) % 9] = np.random.default_rng(row).random(links)
+    expected = torch.from_numpy(matrix) @ rows.double()
+    together = Together(solo, rows, Settings(0.1), rows[0].clone())
+    together.weigh(*csr(matrix))
+    together.run(turns((abi.MIX, None)))
+    torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-5)

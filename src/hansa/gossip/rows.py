@@ -17,18 +17,29 @@ import torch
 
 from hansa.gossip.topology import Topology, over_survivors
 from hansa.native.together import spread
+from hansa.native.trail import carried, gram
 from hansa.types import Vector
-from hansa.vectors import kernels
+from hansa.vectors import allocate, kernels
 from hansa.vectors.arithmetic import fits
 
 SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
+SMALL = 256  # clients up to which coefficients are an array from the beginning
 FULL = 0.05  # of the entries: beyond it a sparse matrix costs more than an array
 
 
 @lru_cache(maxsize=64)
-def _weights(topology: Topology, n: int) -> Any:
-    """The mixing matrix of a topology, made once: a random graph over many clients takes a while."""
-    return topology.sparse(n)
+def _weights(topology: Topology, n: int) -> tuple[Any, Any]:
+    """The mixing matrix of a topology and its degrees, made once: a random graph over many clients takes a while."""
+    weights = topology.sparse(n)
+    return weights, _degrees(weights)
+
+
+def _degrees(weights: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """How many others each hears."""
+    off = weights.copy()
+    off.setdiag(0)
+    off.eliminate_zeros()
+    return np.bincount(off.indices, minlength=weights.shape[0])
 
 
 class Mixer:
@@ -53,12 +64,11 @@ class Mixer:
             self.weights: Any = None
             self.degrees = np.full(n, n - 1, dtype=np.int64)
             return
-        whole = n == len(self.alive)
-        self.weights = _weights(self.topology, n) if whole else over_survivors(self.topology, self.alive)
-        off = self.weights.copy()
-        off.setdiag(0)
-        off.eliminate_zeros()
-        self.degrees = np.bincount(off.indices, minlength=n)
+        if n == len(self.alive):
+            self.weights, self.degrees = _weights(self.topology, n)
+        else:
+            self.weights = over_survivors(self.topology, self.alive)
+            self.degrees = _degrees(self.weights)
 
     @property
     def still(self) -> bool:
@@ -216,34 +226,60 @@ class ApartRows:
 class LazyRows:
     """X = 1 start' + C U: the changes U made so far, and the coefficients C that gossip carries, C <- W C.
 
-    C begins sparse, for on a ring a change travels one client a step; where it fills up it goes on as an array.
+    In a small cohort C is an array. In a large one it begins sparse, for on a ring a change travels one client a step;
+    where it fills up it goes on as an array.
     """
 
     def __init__(self, start: Vector, n: int, changes: int) -> None:
-        self.start, self.n = start, n
-        self.changes = start.new_empty(changes, start.numel())
-        self.count = 0
-        self.coefficients: Any = scipy.sparse.csr_array((n, 0), dtype=np.float64)
+        self.start, self.n, self.count = start, n, 0
+        self.changes = allocate.empty(changes * start.numel(), start.dtype).view(changes, -1)
+        if start.device.type != "cpu":
+            self.changes = start.new_empty(changes, start.numel())
+        self.coefficients: Any = np.zeros((n, 0)) if n <= SMALL else scipy.sparse.csr_array((n, 0), dtype=np.float64)
         self._new: list[int] = []
+        self._weights: tuple[Any, Any] | None = None
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
-        self._settle()
         if not self.count:
             return self.start.repeat(len(positions), 1)
-        chosen = _array(self.coefficients[list(positions)])
+        chosen = self.terms(positions)
+        if self.start.dtype == torch.float32 and fits(self.start, self.changes):
+            return carried(self.start, self.changes, chosen)
         needed = np.flatnonzero(chosen.any(axis=0))
         weights = torch.from_numpy(chosen[:, needed]).to(self.changes)
         used = self.changes[: self.count] if len(needed) == self.count else self.changes[torch.from_numpy(needed)]
         return torch.addmm(self.start, weights, used)
 
+    def terms(self, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """These rows of C, [positions, changes]."""
+        self._settle()
+        return _array(self.coefficients[list(positions)])
+
     def write(self, position: int, before: Vector, after: Vector) -> None:
-        if self.count == len(self.changes):
-            self.changes = torch.cat([self.changes, torch.empty_like(self.changes[:1]).expand(self.count + 1, -1)])
+        self.room(1)
         torch.sub(after, before, out=self.changes[self.count])
-        self.count += 1
-        self._new.append(position)
+        self.made([position])
 
     shift = write
+
+    def room(self, more: int) -> None:
+        """Make sure that so many more changes have a place."""
+        if (short := self.count + more - len(self.changes)) > 0:
+            extra = self.changes.new_empty(self.count + short, self.changes.shape[1])
+            self.changes = torch.cat([self.changes, extra])
+
+    def made(self, positions: Sequence[int]) -> None:
+        """A change of each of these now lies in its place."""
+        self.count += len(positions)
+        self._new += positions
+
+    def mark(self) -> tuple[Any, int, list[int]]:
+        """All but the changes themselves, for `back`."""
+        return self.coefficients, self.count, list(self._new)
+
+    def back(self, mark: tuple[Any, int, list[int]]) -> None:
+        """As it was at a mark; changes made since are forgotten."""
+        self.coefficients, self.count, self._new = mark[0], mark[1], list(mark[2])
 
     def mix(self, mixer: Mixer) -> None:
         self._settle()
@@ -251,8 +287,14 @@ class LazyRows:
             self.average(mixer)
             return
         whole = len(mixer.positions) == self.n
-        mixed = mixer.weights @ (self.coefficients if whole else self.coefficients[mixer.positions])
+        mixed = self._by(mixer) @ (self.coefficients if whole else self.coefficients[mixer.positions])
         self._keep(mixed if whole else self._placed(mixer, mixed))
+
+    def _by(self, mixer: Mixer) -> Any:
+        """W, as an array in a small cohort."""
+        if self._weights is None or self._weights[0] is not mixer.weights:
+            self._weights = (mixer.weights, mixer.weights.toarray() if self.n <= SMALL else mixer.weights)
+        return self._weights[1]
 
     def average(self, mixer: Mixer) -> None:
         self._settle()
@@ -278,11 +320,18 @@ class LazyRows:
             apart = (chosen - common).T @ (chosen - common) / n
         else:
             apart = _array(chosen.T @ chosen) / n - np.outer(common, common)
-        products = np.zeros_like(apart)
+        return math.sqrt(max(0.0, float((apart * self._products(dim)).sum())))
+
+    def _products(self, dim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """U U' over the first ``dim`` numbers."""
+        changes = self.changes[: self.count]
+        if changes.dtype == torch.float32 and fits(changes):
+            return gram(changes, dim)
+        products = np.zeros((self.count, self.count))
         for first in range(0, dim, SPAN):
-            some = self.changes[: self.count, first : min(first + SPAN, dim)]
+            some = changes[:, first : min(first + SPAN, dim)]
             products += (some @ some.T).cpu().numpy()
-        return math.sqrt(max(0.0, float((apart * products).sum())))
+        return products
 
     def _keep(self, mixed: Any) -> None:
         full = isinstance(mixed, np.ndarray) or mixed.nnz > FULL * mixed.shape[0] * mixed.shape[1]
@@ -300,11 +349,14 @@ class LazyRows:
         """A column for each change made since the last look, all of it still at the client that made it."""
         if not self._new:
             return
-        added = len(self._new)
-        columns = scipy.sparse.csr_array((np.ones(added), (self._new, np.arange(added))), shape=(self.n, added))
+        added, before = len(self._new), self.coefficients.shape[1]
         if isinstance(self.coefficients, np.ndarray):
-            self.coefficients = np.hstack([self.coefficients, columns.toarray()])
+            wider = np.zeros((self.n, before + added))
+            wider[:, :before] = self.coefficients
+            wider[self._new, np.arange(before, before + added)] = 1.0
+            self.coefficients = wider
         else:
+            columns = scipy.sparse.csr_array((np.ones(added), (self._new, np.arange(added))), shape=(self.n, added))
             self.coefficients = scipy.sparse.csr_array(scipy.sparse.hstack([self.coefficients, columns]))
         self._new = []
 
@@ -313,13 +365,16 @@ def _array(matrix: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.toarray())
 
 
-def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int) -> bool:
+def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int, native: bool = False) -> bool:
     """The cost rule, in passes over one row, a product of matrices costing a sixteenth of a pass an entry.
 
     Dense rows: each mixing reads and writes all n rows. Lazy rows: each step combines all changes so far for those who
-    compute, and each mixing carries the coefficients of all changes over the ``links`` of W.
+    compute, and each mixing carries the coefficients of all changes over the ``links`` of W. ``native`` code mixes in
+    three passes a row, and the distance from consensus takes a product of all pairs of changes.
 
     >>> lazy_pays(100, [5] * 24, 1, 300, 30_000), lazy_pays(8, [8] * 48, 1, 24, 30_000)
+    (True, False)
+    >>> lazy_pays(20, [1] * 10, 1, 60, 160_000, native=True), lazy_pays(5, [2] * 10, 1, 15, 160_000, native=True)
     (True, False)
     """
     dense = lazy = 0.0
@@ -328,6 +383,6 @@ def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int) -
         lazy += changes * (1 + count / 16)
         changes += count
         if (step + 1) % every == 0:
-            dense += 3 * n + n * n / 16
-            lazy += links * changes / dim
-    return lazy < dense
+            dense += 3 * n + (0 if native else n * n / 16)
+            lazy += 0 if native and n <= SMALL else links * changes / dim
+    return lazy + (changes * changes / 16 if native else 0) < dense

@@ -19,6 +19,7 @@ from hansa.vectors.arithmetic import all_finite
 
 if TYPE_CHECKING:
     from hansa.native.together import Together
+    from hansa.native.trail import Trail
 
 _ALONE = RoundContext(0, Population(()), ())
 
@@ -107,6 +108,10 @@ class Shell(Protocol):
     def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
         """A cohort's models [n, d] to be stepped and mixed natively in place where the shell knows how; otherwise None.
         The ``descent`` is everybody's, but for its velocity."""
+        return None
+
+    def trail(self, start: torch.Tensor, descent: Descent) -> Trail | None:
+        """The same where only those who step have a model, made from the changes so far; otherwise None."""
         return None
 
     def gradient(self, client: int, rows: Drawn | None) -> tuple[torch.Tensor, Tensors]: ...

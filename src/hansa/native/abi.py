@@ -16,7 +16,7 @@ from ctypes import (
 )
 from typing import Any
 
-ABI = 6
+ABI = 7
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 MAX, MEAN = 1, 2
@@ -25,7 +25,7 @@ MOST_STRIDE = 4
 CUT = 1024
 OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE, BAD_SUM = range(6)
 REFUSALS = ("", "no memory", "a row that does not exist", "a label that does not exist", "a batch of another size")
-MIX, AVERAGE, SETTLE, PULL, SIGNS = -1, -2, -3, -4, -5
+MIX, AVERAGE, SETTLE, PULL, SIGNS, GATHER = -1, -2, -3, -4, -5, -6
 SERVER_KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
 
 
@@ -112,8 +112,30 @@ class Cohort(Structure):
         ("starts", c_void_p),
         ("links", c_void_p),
         ("weights", c_void_p),
+        ("reach", c_void_p),
         ("scratch", c_void_p),
         ("rate", c_double),
+        ("seconds", c_double),
+    ]
+
+
+class Trail(Structure):
+    kept: object = None
+    _fields_ = [
+        ("start", c_void_p),
+        ("models", c_void_p),
+        ("changes", c_void_p),
+        ("room", c_int64),
+        ("made", c_int64),
+        ("turns", c_void_p),
+        ("starts", c_void_p),
+        ("places", c_void_p),
+        ("weights", c_void_p),
+        ("count", c_int64),
+        ("done", c_int64),
+        ("lost", c_int64),
+        ("losses", c_void_p),
+        ("momenta", c_void_p),
         ("seconds", c_double),
     ]
 
@@ -159,6 +181,8 @@ class Kernels(Structure):
         ),
         ("client", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Client))),
         ("cohort", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Cohort))),
+        ("trail", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Trail))),
+        ("carried", CFUNCTYPE(None, *[_pointer] * 5, _whole, _whole, _pointer)),
         ("spread", CFUNCTYPE(c_double, _pointer, _pointer, _whole, _whole, _whole)),
         ("draw", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _pointer, _pointer)),
         (
@@ -174,6 +198,7 @@ class Kernels(Structure):
         ("mix32", _mix),
         ("mix64", _mix),
         ("gram32", CFUNCTYPE(_whole, _pointer, _whole, _pointer, _whole, _whole, _pointer)),
+        ("gram", CFUNCTYPE(None, _pointer, _whole, _whole, _whole, _pointer)),
         ("squares32", _squares),
         ("squares64", _squares),
         ("digest", CFUNCTYPE(None, _pointer, _whole, _pointer, _pointer)),
@@ -188,5 +213,8 @@ class Kernels(Structure):
     ]
 
 
-STRUCTURES: tuple[type[Structure], ...] = (Stage, Data, Batches, Update, Client, Turn, Cohort, Score, Rule, Kernels)
+STRUCTURES: tuple[type[Structure], ...] = (
+    *(Stage, Data, Batches, Update, Client, Turn),
+    *(Cohort, Trail, Score, Rule, Kernels),
+)
 """All of them, in the order in which the library tells their sizes."""

@@ -6,6 +6,7 @@
 #include "stack.h"
 #include "wire.h"
 #include "together.h"
+#include "trail.h"
 
 const hansa_kernels HANSA_KERNELS = {
     .name = HANSA_NAME,
@@ -14,6 +15,8 @@ const hansa_kernels HANSA_KERNELS = {
     .train = train,
     .client = client,
     .cohort = cohort,
+    .trail = trail,
+    .carried = carried,
     .spread = spread,
     .draw = draw_batches,
     .gradient = gradient,
@@ -26,6 +29,7 @@ const hansa_kernels HANSA_KERNELS = {
     .mix32 = mix32,
     .mix64 = mix64,
     .gram32 = gram32,
+    .gram = gram,
     .squares32 = squares32,
     .squares64 = squares64,
     .digest = digest,

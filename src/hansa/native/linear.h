@@ -9,14 +9,19 @@
 #include "vector.h"
 
 /* y <- y - lr (g + decay y + pull (y - anchor) + shift), through the momentum buffer if there is one:
- * b <- mu b + (...), y <- y - lr b. All pointers are to whole flat vectors; those not used are null. */
+ * b <- mu b + (...), y <- y - lr b. All pointers are to whole flat vectors; those not used are null. With `change` y stays
+ * as it is, and what would be added to it goes there. */
 typedef struct {
     float *y, *momentum;
     const float *anchor, *shift;
     float lr, pull, decay, mu;
+    float *change;
 } step_t;
 
 INLINE int plain(const step_t *step) { return !step->momentum && !step->shift && step->pull == 0 && step->decay == 0; }
+
+/* Where the result of a step goes, and what it is: y or the change, by a total of g. */
+INLINE float *target(const step_t *step) { return step->change ? step->change : step->y; }
 
 INLINE vf stepped(const step_t *step, ptrdiff_t at, ptrdiff_t count, vf g) {
     vf y = load_part(step->y + at, count);
@@ -27,14 +32,14 @@ INLINE vf stepped(const step_t *step, ptrdiff_t at, ptrdiff_t count, vf g) {
         g = madd(splat(step->mu), load_part(step->momentum + at, count), g);
         store_part(step->momentum + at, g, count);
     }
-    return madd(splat(-step->lr), g, y);
+    return step->change ? (vf)(splat(-step->lr) * g) : madd(splat(-step->lr), g, y);
 }
 
 /* The step on `count` parameters from `at`, gradient times `scale` (clipping). */
 static void step_span(const step_t *step, ptrdiff_t at, const float *gradient, ptrdiff_t count, float scale) {
     for (ptrdiff_t i = 0; i < count; i += VL) {
         vf g = load_part(gradient + i, count - i) * splat(scale);
-        store_part(step->y + at + i, stepped(step, at + i, count - i, g), count - i);
+        store_part(target(step) + at + i, stepped(step, at + i, count - i, g), count - i);
     }
 }
 
@@ -135,10 +140,14 @@ typedef struct {
 /* What becomes of a finished tile: it is stored, or taken as a step. */
 INLINE void outer_end(const int M, const int N, const int PART, const outer_t *job, ptrdiff_t m, ptrdiff_t n,
                       ptrdiff_t lanes, const vf *sum) {
-    float *c = (job->c ? job->c : job->step->y + job->at) + m * job->c_row + n;
+    float *c = (job->c ? job->c : target(job->step) + job->at) + m * job->c_row + n;
     if (job->c) {
         UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++)
             store_part(c + i * job->c_row + j * VL, sum[i * N + j], PART ? lanes : VL);
+    } else if (plain(job->step) && job->step->change) {
+        vf rate = splat(-job->step->lr);
+        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++)
+            store_part(c + i * job->c_row + j * VL, rate * sum[i * N + j], PART ? lanes : VL);
     } else if (plain(job->step)) {
         vf rate = splat(-job->step->lr);
         UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {
@@ -158,7 +167,7 @@ INLINE void outer_tile(const int M, const int N, const int PART, const outer_t *
     vf sum[6 * 4];
     const float *a = job->a + m * job->a_m, *b = job->b + n;
     ptrdiff_t a_m = job->a_m, a_k = job->a_k, b_row = job->b_row;
-    float *c = (job->c ? job->c : job->step->y + job->at) + m * job->c_row + n;
+    float *c = (job->c ? job->c : target(job->step) + job->at) + m * job->c_row + n;
     UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {
         __builtin_prefetch(c + i * job->c_row + j * VL, 1);
         sum[i * N + j] = zero();
@@ -210,6 +219,7 @@ static void outer(const outer_t *job, ptrdiff_t rows, ptrdiff_t columns) {
 /* The same for an `a` that is mostly zeros: row m has the entries start[m] to start[m + 1] of a list. */
 
 #define LIST_VECTORS 8
+#define LIST_AHEAD 4 /* filters whose weights are asked for before they are needed */
 
 typedef struct {
     const float *value;
@@ -238,7 +248,11 @@ INLINE void listed_tile(const int N, const int PART, const outer_t *job, const o
     vf sum[LIST_VECTORS];
     const float *b = job->b + n;
     ptrdiff_t b_row = job->b_row;
-    UNROLL for (int j = 0; j < N; j++) sum[j] = zero();
+    const float *next = (job->c ? job->c : target(job->step) + job->at) + (m + LIST_AHEAD) * job->c_row + n;
+    UNROLL for (int j = 0; j < N; j++) {
+        __builtin_prefetch(next + j * VL, 1);
+        sum[j] = zero();
+    }
     for (ptrdiff_t i = list->start[m]; i < list->start[m + 1]; i++) {
         const float *row = b + list->place[i] * b_row;
         vf value = splat(list->value[i]);

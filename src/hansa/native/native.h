@@ -10,7 +10,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 6
+#define HANSA_ABI 7
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -80,7 +80,7 @@ typedef struct {
  * with the row in `lost`; it is called again until `done` is `count`. */
 typedef struct {
     float *x, *later, *open;
-    int64_t *stepped; /* a flag for each row: it has moved in `later` */
+    int64_t *stepped; /* a flag for each row: it has moved in `later`, or its signs are known */
     int64_t rows;
     const hansa_turn *turns;
     int64_t count, done, lost;
@@ -88,11 +88,30 @@ typedef struct {
     float *const *momenta; /* of each row, or null */
     const int64_t *starts, *links;
     const double *weights;
+    double *reach;  /* a bound on the entries of each row, below 0 where none is known */
     float *scratch; /* of HANSA_CUT entries a row, and a row's bits and one scale a row behind them */
     double rate, seconds;
 } hansa_cohort;
 
 #define HANSA_CUT 1024
+
+/* A cohort most of whose clients are idle: their models are start + sum of weights[i] changes[places[i]] and are made only
+ * where one steps. Turns come in groups: one with the row HANSA_GATHER and `batch` = how many steps follow, and those, each
+ * of which makes the next change. `starts` has the terms of each turn's model, from starts[t] to starts[t + 1]. */
+enum { HANSA_GATHER = -6 };
+
+typedef struct {
+    const float *start;
+    float *models, *changes; /* models: room for as many as step together */
+    int64_t room, made;      /* changes that there is room for, and that were made */
+    const hansa_turn *turns; /* row: whose velocity */
+    const int64_t *starts, *places;
+    const float *weights;
+    int64_t count, done, lost;
+    float *losses;
+    float *const *momenta;
+    double seconds;
+} hansa_trail;
 
 typedef struct {
     double loss;
@@ -120,6 +139,9 @@ typedef struct {
                      float *losses, int64_t *done, double seconds);
     int64_t (*client)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_client *);
     int64_t (*cohort)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_cohort *);
+    int64_t (*trail)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_trail *);
+    void (*carried)(const float *start, const float *changes, const int64_t *starts, const int64_t *places,
+                    const float *weights, int64_t count, int64_t d, float *out);
     double (*spread)(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride);
     void (*draw)(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
                  int64_t *out);
@@ -138,6 +160,7 @@ typedef struct {
     void (*mix64)(const double *x, const int64_t *starts, const int64_t *links, const double *weights, int64_t n,
                   int64_t d, double *out);
     int64_t (*gram32)(const float *rows, int64_t count, const float *vectors, int64_t many, int64_t n, double *out);
+    void (*gram)(const float *rows, int64_t count, int64_t n, int64_t stride, double *out);
     double (*squares32)(const float *x, int64_t n, int64_t *finite);
     double (*squares64)(const double *x, int64_t n, int64_t *finite);
     void (*digest)(const uint32_t *words, int64_t count, const uint32_t *keys, uint64_t *out);

@@ -148,7 +148,7 @@ static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, c
         vf sum = zero();
         for (ptrdiff_t b = 0; b < size; b++) sum = sum + load(s->out_gradient + b * s->out_step + o);
         if (gradient) store_part(gradient + s->bias + o, sum, lanes);
-        else store_part(step->y + s->bias + o, stepped(step, s->bias + o, lanes, sum), lanes);
+        else store_part(target(step) + s->bias + o, stepped(step, s->bias + o, lanes, sum), lanes);
     }
 }
 
@@ -236,7 +236,7 @@ static float step_once(const hansa_stack *stack, const hansa_data *data, const i
 
 INLINE step_t step_on(float *y, const hansa_update *update) {
     return (step_t){y, update->momentum, update->anchor, update->shift, (float)update->lr, (float)update->pull,
-                    (float)update->decay, (float)update->mu};
+                    (float)update->decay, (float)update->mu, NULL};
 }
 
 /* Steps from `done` on, until all are done or `seconds` are over. */

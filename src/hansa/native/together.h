@@ -4,6 +4,7 @@
 #ifndef HANSA_TOGETHER_H
 #define HANSA_TOGETHER_H
 
+#include "dense.h"
 #include "stack.h"
 #include "wire.h"
 
@@ -21,41 +22,98 @@ static int all_finite32(const float *x, int64_t n) {
     return total == 0;
 }
 
+/* How far a step can move any parameter, from the largest gradient of outputs and the largest input of each stage; not
+ * finite where one of them is not, or where stages or steps are of another kind. */
+static double reach_of_step(const hansa_stack *stack, ptrdiff_t size, const step_t *step, double clip) {
+    double most = 0;
+    if (!plain(step) || isfinite(clip)) return (double)INFINITY;
+    for (ptrdiff_t i = 0; i < stack->stages; i++) {
+        const stage_t *s = stack->stage + i;
+        if (s->is.kind != HANSA_LINEAR) return (double)INFINITY;
+        double in = 1, out = 0;
+        for (ptrdiff_t b = 0; b < size; b++) {
+            float input = highest32(s->in + b * s->in_step, s->features);
+            float output = highest32(s->out_gradient + b * s->out_step, s->is.out);
+            if (!isfinite(input) || !isfinite(output)) return (double)INFINITY;
+            in = input > in ? input : in;
+            out = output > out ? output : out;
+        }
+        most = in * out > most ? in * out : most;
+    }
+    return fabs((double)step->lr) * (double)size * most;
+}
+
+/* Whether a row is still finite after a step: by the bound that is known of its entries, or by a look at them. */
+static int stayed(const hansa_cohort *c, int64_t row, ptrdiff_t d, double moved) {
+    double known = (c->reach[row] + moved) * (1 + 1e-3);
+    if (c->reach[row] < 0 || !(known < 1e37)) known = highest32(c->x + row * d, d);
+    c->reach[row] = known;
+    return isfinite(known);
+}
+
 INLINE int alive(const hansa_cohort *c, int64_t row) { return c->starts[row] < c->starts[row + 1]; }
 
-/* N vectors of a row, the last of them not whole if PART: w_ij from_j folded over its links j in the order given, and
- * then what is to become of the sum. */
-INLINE void fold_tile(const int KIND, const int N, const int PART, const hansa_cohort *c, int64_t row, const float *from,
-                      ptrdiff_t step, ptrdiff_t lanes, float *x, const float *later) {
-    const int64_t *links = c->links + c->starts[row], *end = c->links + c->starts[row + 1];
-    const double *weights = c->weights + c->starts[row];
+/* A row's new values: w_k from_k folded over its links in the order given, and then what is to become of the sum. Rings
+ * and other sparse graphs have few links: then pointers and weights stay in registers. */
+enum { FOLD_LINKS = 5 };
+
+typedef struct {
+    const float *from[FOLD_LINKS]; /* of the first links */
+    vf weight[FOLD_LINKS], rate;
+    const float *all; /* the rows that links count, a step apart */
+    ptrdiff_t step;
+    const int64_t *links;
+    const double *weights;
+    int64_t count;
+    const float *own, *later;
+    float *x;
+} fold_t;
+
+/* N vectors of a row, the last of them not whole if PART; LINKS is 0 where they are many. */
+INLINE void fold_tile(const int KIND, const int LINKS, const int N, const int PART, const fold_t *f, ptrdiff_t i,
+                      ptrdiff_t lanes) {
     vf sum[4];
-#define TAKE(p, j) (PART ? load_part((p) + (j) * VL, lanes) : load((p) + (j) * VL))
-    vf weight = splat((float)*weights);
-    UNROLL for (int j = 0; j < N; j++) sum[j] = TAKE(from + *links * step, j) * weight;
-    while (++links < end) {
-        const float *at = from + *links * step;
-        weight = splat((float)*++weights);
+#define TAKE(p, j) (PART ? load_part((p) + i + (j) * VL, lanes) : load((p) + i + (j) * VL))
+    UNROLL for (int j = 0; j < N; j++) sum[j] = TAKE(f->from[0], j) * f->weight[0];
+    UNROLL for (int k = 1; k < LINKS; k++)
+        UNROLL for (int j = 0; j < N; j++) sum[j] = madd(TAKE(f->from[k], j), f->weight[k], sum[j]);
+    for (int64_t k = 1; !LINKS && k < f->count; k++) {
+        const float *at = f->all + f->links[k] * f->step;
+        vf weight = splat((float)f->weights[k]);
         UNROLL for (int j = 0; j < N; j++) sum[j] = madd(TAKE(at, j), weight, sum[j]);
     }
-    const float *own = from + row * step;
-    const vf rate = splat((float)c->rate);
     UNROLL for (int j = 0; j < N; j++) {
-        if (KIND == HANSA_SETTLE) sum[j] = TAKE(later, j) + (sum[j] - TAKE(own, j));
-        if (KIND == HANSA_PULL) sum[j] = madd(rate, sum[j] - TAKE(own, j), TAKE(x, j));
-        if (PART) store_part(x + j * VL, sum[j], lanes);
-        else store(x + j * VL, sum[j]);
+        if (KIND == HANSA_SETTLE) sum[j] = TAKE(f->later, j) + (sum[j] - TAKE(f->own, j));
+        if (KIND == HANSA_PULL) sum[j] = madd(f->rate, sum[j] - TAKE(f->own, j), TAKE(f->x, j));
+        if (PART) store_part(f->x + i + j * VL, sum[j], lanes);
+        else store(f->x + i + j * VL, sum[j]);
     }
 #undef TAKE
 }
 
+INLINE void fold_span(const int KIND, const int LINKS, const fold_t *f, ptrdiff_t some) {
+    ptrdiff_t i = 0;
+    for (; i + 4 * VL <= some; i += 4 * VL) fold_tile(KIND, LINKS, 4, 0, f, i, VL);
+    for (; i < some; i += VL) fold_tile(KIND, LINKS, 1, 1, f, i, some - i);
+}
+
 INLINE void fold(const int KIND, const hansa_cohort *c, int64_t row, const float *from, ptrdiff_t step, ptrdiff_t some,
                  float *x, const float *later) {
-    ptrdiff_t i = 0;
-    for (; i + 4 * VL <= some; i += 4 * VL)
-        fold_tile(KIND, 4, 0, c, row, from + i, step, VL, x + i, later ? later + i : NULL);
-    for (; i < some; i += VL)
-        fold_tile(KIND, 1, 1, c, row, from + i, step, some - i, x + i, later ? later + i : NULL);
+    fold_t f = {.rate = splat((float)c->rate), .all = from, .step = step, .links = c->links + c->starts[row],
+                .weights = c->weights + c->starts[row], .count = c->starts[row + 1] - c->starts[row],
+                .own = from + row * step, .later = later, .x = x};
+    for (int64_t k = 0; k < at_most(f.count, FOLD_LINKS); k++) {
+        f.from[k] = from + f.links[k] * step;
+        f.weight[k] = splat((float)f.weights[k]);
+    }
+    switch (f.count) {
+    case 1: fold_span(KIND, 1, &f, some); break;
+    case 2: fold_span(KIND, 2, &f, some); break;
+    case 3: fold_span(KIND, 3, &f, some); break;
+    case 4: fold_span(KIND, 4, &f, some); break;
+    case 5: fold_span(KIND, 5, &f, some); break;
+    default: fold_span(KIND, 0, &f, some);
+    }
 }
 
 /* How much of each row is at hand at a time: all rows of a cut together stay in the second cache. */
@@ -165,59 +223,94 @@ static double exact_sum(const double *x, int64_t n) {
     return high;
 }
 
-/* The scale of the signs of a - b, and the signs themselves as bits: what `sign_pack` has of that vector. The sum need be
- * exact only as far as its float32 shows. NaN where an entry of a - b is not finite. */
-static float sign_difference(const float *a, const float *b, int64_t n, uint8_t *bits) {
+/* The sum of |a - b| as `sign_pack` has it, to the last bit. */
+static double exact_distance(const float *a, const float *b, int64_t n) {
     double lanes[HANSA_SUM_LANES], part[HANSA_SUM_LANES];
-    float apart[HANSA_SUM_LANES];
     memset(lanes, 0, sizeof lanes);
     for (int64_t start = 0; start < n; start += 64 * HANSA_SUM_LANES) {
         int64_t stop = at_most(n, start + 64 * HANSA_SUM_LANES);
         memset(part, 0, sizeof part);
-        for (int64_t i = start; i < stop; i += HANSA_SUM_LANES) {
-            int64_t some = at_most(HANSA_SUM_LANES, stop - i);
-            INDEPENDENT for (int64_t j = 0; j < some; j++) apart[j] = a[i + j] - b[i + j];
-            for (int64_t j = some; j % 32; j++) apart[j] = -1;
-            for (int64_t j = 0; j < some; j += 32) {
-                uint32_t word = 0;
-                UNROLL for (int k = 0; k < 32; k += VL) word |= sign_bits(apart + j + k) << k;
-                uint8_t bytes[4] = {(uint8_t)word, (uint8_t)(word >> 8), (uint8_t)(word >> 16), (uint8_t)(word >> 24)};
-                memcpy(bits + (i + j) / 8, bytes, (size_t)at_most(4, (some - j + 7) / 8));
+        for (int64_t i = start; i < stop; i += HANSA_SUM_LANES)
+            for (int64_t j = 0; j < at_most(HANSA_SUM_LANES, stop - i); j++) {
+                float apart = a[i + j] - b[i + j];
+                part[j] += (double)fabsf(apart);
             }
-            INDEPENDENT for (int64_t j = 0; j < some; j++) part[j] += (double)fabsf(apart[j]);
-        }
-        INDEPENDENT for (int j = 0; j < HANSA_SUM_LANES; j++) lanes[j] += part[j];
+        for (int j = 0; j < HANSA_SUM_LANES; j++) lanes[j] += part[j];
     }
-    double near[8] = {0}, sum = 0;
-    for (int j = 0; j < HANSA_SUM_LANES; j += 8)
-        UNROLL for (int k = 0; k < 8; k++) near[k] += lanes[j + k];
-    for (int k = 0; k < 8; k++) sum += near[k];
+    return exact_sum(lanes, HANSA_SUM_LANES);
+}
+
+/* The scale of the signs of a - b, and the signs themselves as bits: what `sign_pack` has of that vector. The sum need be
+ * exact only as far as its float32 shows. NaN where an entry of a - b is not finite. */
+static float sign_difference(const float *a, const float *b, int64_t n, uint8_t *bits) {
+    double sum = 0;
+    for (int64_t i = 0, stop; i < n; i = stop) { /* few enough additions a lane for the slack below */
+        wide_t lanes[32 / WIDE];
+        stop = at_most(n, i + 64 * HANSA_SUM_LANES);
+        memset(lanes, 0, sizeof lanes);
+        for (; i < stop; i += 32) {
+            float apart[32], size[32];
+            ptrdiff_t some = at_most(32, stop - i);
+            uint32_t word = 0;
+            if (some == 32) {
+                UNROLL for (int k = 0; k < 32; k += VL) store(apart + k, load(a + i + k) - load(b + i + k));
+            } else {
+                for (int k = 0; k < 32; k++) apart[k] = k < some ? a[i + k] - b[i + k] : -0.0f;
+            }
+            UNROLL for (int k = 0; k < 32; k += VL) word |= sign_bits(apart + k) << k;
+            if (some < 32) word &= (1u << some) - 1u;
+            UNROLL for (int k = 0; k < 32; k++) size[k] = fabsf(apart[k]);
+            UNROLL for (int k = 0; k < 32; k += WIDE) lanes[k / WIDE] += widened(size + k);
+            uint8_t bytes[4] = {(uint8_t)word, (uint8_t)(word >> 8), (uint8_t)(word >> 16), (uint8_t)(word >> 24)};
+            memcpy(bits + i / 8, bytes, (size_t)((some + 7) / 8));
+        }
+        sum += sum_of_lanes(lanes);
+    }
     if (!isfinite(sum)) return (float)NAN;
     double slack = sum * 0x1p-40;
-    if ((float)((sum - slack) / (double)n) != (float)((sum + slack) / (double)n)) sum = exact_sum(lanes, HANSA_SUM_LANES);
+    if ((float)((sum - slack) / (double)n) != (float)((sum + slack) / (double)n)) sum = exact_distance(a, b, n);
     return (float)(sum / (double)n);
 }
 
+/* Where the scales and bits of all rows are. */
+INLINE float *scales_of(const hansa_cohort *c) { return c->scratch + c->rows * HANSA_CUT; }
+INLINE uint8_t *bits_of(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
+    return (uint8_t *)(scales_of(c) + c->rows) + row * round_up((d + 7) / 8, 64);
+}
+
+/* C(x - open) of a row, as scale and bits, once it has moved. */
+static int sign_row(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
+    float scale = sign_difference(c->x + row * d, c->open + row * d, d, bits_of(c, d, row));
+    scales_of(c)[row] = scale;
+    return (int)(c->stepped[row] = isfinite(scale) != 0);
+}
+
 /* Compressed gossip by scaled signs (CHOCO): open <- open + C(x - open) for every row, then the pull. */
-static int64_t signs_of_rows(const hansa_cohort *c, ptrdiff_t d) {
-    ptrdiff_t bytes = round_up((d + 7) / 8, 64);
-    float *scales = c->scratch + c->rows * HANSA_CUT;
-    uint8_t *bits = (uint8_t *)(scales + c->rows);
-    for (int64_t row = 0; row < c->rows; row++) {
-        if (!alive(c, row)) continue;
-        scales[row] = sign_difference(c->x + row * d, c->open + row * d, d, bits + row * bytes);
-        if (!isfinite(scales[row])) return row + 1;
-    }
+static void signs_of_rows(const hansa_cohort *c, ptrdiff_t d) {
     for (ptrdiff_t i = 0, cut = cut_of(c), some; i < d; i += some) {
         some = at_most(cut, d - i);
         for (int64_t row = 0; row < c->rows; row++) {
-            const uint8_t *given = bits + row * bytes + i / 8;
-            if (alive(c, row)) sign_add(&given, scales + row, 1, some, 0, c->open + row * d + i);
+            const uint8_t *given = bits_of(c, d, row) + i / 8;
+            if (alive(c, row)) sign_add(&given, scales_of(c) + row, 1, some, 0, c->open + row * d + i);
         }
         for (int64_t row = 0; row < c->rows; row++)
             if (alive(c, row)) fold(HANSA_PULL, c, row, c->open + i, d, some, c->x + row * d + i, NULL);
     }
-    return 0;
+}
+
+/* The bounds after something that all rows did. Means of rows reach no farther than the rows themselves. */
+static void reach_after(const hansa_cohort *c, int64_t kind) {
+    double most = 0, heaviest = 1;
+    for (int64_t row = 0; row < c->rows; row++) {
+        double sum = 0;
+        if (!alive(c, row)) continue;
+        for (int64_t k = c->starts[row]; k < c->starts[row + 1]; k++) sum += fabs(c->weights[k]);
+        heaviest = sum > heaviest ? sum : heaviest;
+        most = c->reach[row] < 0 ? (double)INFINITY : c->reach[row] > most ? c->reach[row] : most;
+        if (!isfinite(most)) break;
+    }
+    int known = (kind == HANSA_MIX || kind == HANSA_AVERAGE) && isfinite(most);
+    for (int64_t row = 0; row < c->rows; row++) c->reach[row] = known ? most * heaviest * (1 + 1e-3) : -1;
 }
 
 static int64_t check_turns(const hansa_stack *stack, const hansa_data *data, const hansa_cohort *c) {
@@ -229,6 +322,19 @@ static int64_t check_turns(const hansa_stack *stack, const hansa_data *data, con
         if (wrong) return wrong;
     }
     return HANSA_OK;
+}
+
+/* Whether the next thing that all rows do after turn `at` sends signs. */
+static int signs_follow(const hansa_cohort *c, int64_t at) {
+    while (at < c->count && c->turns[at].row >= 0) at++;
+    return at < c->count && c->turns[at].row == HANSA_SIGNS;
+}
+
+/* The signs that are not known yet; gives a row whose difference is not finite, or -1. */
+static int64_t sign_rest(const hansa_cohort *c, ptrdiff_t d) {
+    for (int64_t row = 0; row < c->rows; row++)
+        if (alive(c, row) && !c->stepped[row] && !sign_row(c, d, row)) return row;
+    return -1;
 }
 
 static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_update *update, hansa_cohort *c) {
@@ -250,49 +356,59 @@ static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_up
                 c->stepped[row] = 1;
             }
             c->losses[at] = step_once(stack, data, c->turns[at].index, c->turns[at].batch, &step, update->clip);
-            if (!all_finite32(step.y, d)) {
+            int fine = c->later ? all_finite32(step.y, d)
+                                : stayed(c, row, d, reach_of_step(stack, c->turns[at].batch, &step, update->clip));
+            if (!fine) {
                 c->lost = row;
                 return HANSA_OK;
             }
+            if (c->open && signs_follow(c, c->done)) sign_row(c, d, row); /* as long as the row is near */
         } else {
             if (row == HANSA_MIX) mix_rows(c, d);
             else if (row == HANSA_AVERAGE) average_rows(c, d);
             else if (row == HANSA_SETTLE) settle_rows(c, d);
             else if (row == HANSA_PULL) pull_rows(c, d);
-            else if ((wrong = signs_of_rows(c, d))) {
-                c->lost = wrong - 1;
-                return HANSA_BAD_SUM;
-            }
-            if (c->later) memset(c->stepped, 0, sizeof(int64_t) * (size_t)c->rows);
+            else if ((c->lost = sign_rest(c, d)) < 0) signs_of_rows(c, d);
+            else return HANSA_BAD_SUM;
+            reach_after(c, row);
+            memset(c->stepped, 0, sizeof(int64_t) * (size_t)c->rows);
         }
         if (now() >= end) break;
     }
     return HANSA_OK;
 }
 
-/* sum_i ||x_i - mean||^2 over the chosen rows, of `stride` entries each, in float64 throughout. */
+/* sum_i ||x_i - mean||^2 over the chosen rows, of `stride` entries each, in float64 throughout: 32 entries at a time, so
+ * that the second look finds them near, in 32 lanes. */
 static double spread(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride) {
-    double mean[HANSA_CUT], squares[HANSA_CUT], total = 0;
     const double share = 1.0 / (double)count;
-    for (ptrdiff_t i = 0, some; i < d; i += some) {
-        some = at_most(HANSA_CUT, d - i);
+    wide_t squares[32 / WIDE];
+    double flat[32];
+    int64_t i = 0;
+    memset(squares, 0, sizeof squares);
+    for (; i + 32 <= d; i += 32) {
+        wide_t mean[32 / WIDE];
         memset(mean, 0, sizeof mean);
-        memset(squares, 0, sizeof squares);
-        for (int64_t r = 0; r < count; r++) {
-            const float *row = x + chosen[r] * stride + i;
-            INDEPENDENT for (ptrdiff_t j = 0; j < some; j++) mean[j] += (double)row[j];
-        }
-        INDEPENDENT for (ptrdiff_t j = 0; j < some; j++) mean[j] *= share;
-        for (int64_t r = 0; r < count; r++) {
-            const float *row = x + chosen[r] * stride + i;
-            INDEPENDENT for (ptrdiff_t j = 0; j < some; j++) {
-                double apart = (double)row[j] - mean[j];
+        for (int64_t r = 0; r < count; r++)
+            UNROLL for (int j = 0; j < 32 / WIDE; j++) mean[j] += widened(x + chosen[r] * stride + i + j * WIDE);
+        UNROLL for (int j = 0; j < 32 / WIDE; j++) mean[j] *= share;
+        for (int64_t r = 0; r < count; r++)
+            UNROLL for (int j = 0; j < 32 / WIDE; j++) {
+                wide_t apart = widened(x + chosen[r] * stride + i + j * WIDE) - mean[j];
                 squares[j] += apart * apart;
             }
-        }
-        for (ptrdiff_t j = 0; j < some; j++) total += squares[j];
     }
-    return total;
+    memcpy(flat, squares, sizeof flat);
+    for (int j = 0; i < d; i++, j++) {
+        double mean = 0;
+        for (int64_t r = 0; r < count; r++) mean += (double)x[chosen[r] * stride + i];
+        mean *= share;
+        for (int64_t r = 0; r < count; r++) {
+            double apart = (double)x[chosen[r] * stride + i] - mean;
+            flat[j] += apart * apart;
+        }
+    }
+    return sum_of_lanes(flat);
 }
 
 #endif

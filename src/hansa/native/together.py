@@ -41,6 +41,8 @@ class Together:
         self._later = torch.empty_like(rows) if later else None
         self._stepped = np.zeros(n, np.int64)
         self._cohort.stepped = self._stepped.ctypes.data
+        self._reach = np.empty(n)
+        self._cohort.reach = self._reach.ctypes.data
         if self._later is not None:
             self._cohort.later = self._later.data_ptr()
         self._kept: dict[str, Any] = {}
@@ -83,6 +85,9 @@ class Together:
         space = solo.space(int(turns["batch"].max(initial=1)))
         solo.settle(self._settings, self._anchor)
         losses = np.zeros(len(turns), np.float32)
+        self._reach.fill(-1)
+        if self._later is None:
+            self._stepped.fill(0)
         cohort.x, cohort.turns, cohort.losses = self.rows.data_ptr(), turns.ctypes.data, losses.ctypes.data
         cohort.count, cohort.done, cohort.lost = len(turns), 0, -1
         while cohort.done < cohort.count and cohort.lost < 0:

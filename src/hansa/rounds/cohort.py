@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,25 +19,14 @@ from hansa.local.work import Work
 from hansa.native import abi
 from hansa.native.together import TURN, Together
 from hansa.protocols import declared
+from hansa.rounds.lazily import Walk, march
 from hansa.rounds.messages import Lost, Order, Trained, scoped
+from hansa.rounds.mixed import Mixed, passed_on, stacked
 from hansa.rounds.turns import Batches, Program, links_of, program
 from hansa.server import ServerTransform
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.vectors import allocate
 from hansa.vectors.arithmetic import all_finite
-
-
-@dataclass(slots=True, eq=False)
-class Mixed:
-    """What a cohort's round came to."""
-
-    trained: dict[int, Trained] = field(default_factory=dict)
-    lost: list[Lost] = field(default_factory=list)
-    peer: Counter[int] = field(default_factory=Counter)
-    exchanges: int = 0
-    info: dict[str, float] = field(default_factory=dict)
-    mean: Vector | None = None
-    alive: int = 0
 
 
 @torch.no_grad()
@@ -69,8 +57,9 @@ class _Cohort:
         self.mixer.lose(*(self.position[client] for client in order.absent))
         rule = selected() if mixing.adapted else mixing.active
         self.active: Activity = declared(rule, Activity, "among")(order.reporters)
+        self.drawn: dict[tuple[int, int], list[int]] = {}
         self.rows = self._rows()
-        self.public = _stacked(self._remembered("local/public")) if mixing.compressor is not None else None
+        self.public = stacked(self._remembered("local/public")) if mixing.compressor is not None else None
         self.shared: tuple[str, ...] = declared(phase.optimizer, ServerTransform, "shared")
         self.together: Together | None = None
         self.descents: dict[int, Descent] = {}
@@ -80,7 +69,8 @@ class _Cohort:
         self.mixed = Mixed()
 
     def run(self) -> Mixed:
-        self._pass_on()
+        if not self.mixing.persistent:
+            self.mixed.peer.update(passed_on(self.order, len(self.mixer.positions), Packet.of(self.start).nbytes))
         if not self._march():
             self._walk()
         if self.mixer.positions:
@@ -102,6 +92,8 @@ class _Cohort:
         """The same natively: all turns in one call, or a call a step where the gossip is not native. False where the
         shell, the rows or the descent have no such form."""
         rows, late = self.rows, self.mixing.order == "combine-then-adapt"
+        if isinstance(rows, LazyRows):
+            return self._march_lazily(rows, late)
         if not isinstance(rows, DenseRows) or rows.rows.shape[1] != self.dim or (late and not self._mixes_natively()):
             return False
         make = declared(self.shell, Shell, "together")
@@ -115,6 +107,30 @@ class _Cohort:
             first, begun = self._march_on(together, batches, first, begun)
         return True
 
+    def _march_lazily(self, rows: LazyRows, late: bool) -> bool:
+        """The same where idle clients have no models."""
+        trail = declared(self.shell, Shell, "trail")(self.start, self._new_descent(self.clients[0]))
+        if trail is None or self.start.numel() != self.dim:
+            return False
+        done = [0, 0]
+
+        def gossip(step: int) -> bool | None:
+            turn = self._gossips(step)
+            return None if turn is None else self._averages(turn)
+
+        def lose(position: int, step: int) -> None:
+            self._tally(gossip, done[0], step)
+            done[0] = step
+            self._lose(position, step)
+
+        walk = Walk(self._positions, gossip, late)
+        steps = self.order.work.steps
+        batches = Batches(len(self.clients), lambda position: self._batches(self.clients[position]))
+        self.losses += march(trail, walk, steps, rows, self.mixer, batches, self._velocities, lose)
+        if self.mixer.positions:
+            self._tally(gossip, done[0], steps)
+        return True
+
     def _march_on(
         self, together: Together, batches: Batches, first: int, begun: list[int] | None
     ) -> tuple[int, list[int] | None]:
@@ -123,13 +139,10 @@ class _Cohort:
         assert isinstance(self.rows, DenseRows)
         native = self._mixes_natively()
         stop = self.order.work.steps if native else first + 1
-        survivors, taken = self._survivors(), batches.taken.copy()
+        taken = batches.taken.copy()
 
         def active(step: int) -> Any:
-            chosen = self._active(step, survivors) if step > first or begun is None else None
-            positions = begun if chosen is None else [self.position[client] for client in chosen]
-            assert positions is not None
-            return batches.turns(positions)
+            return batches.turns(begun if step == first and begun is not None else self._positions(step))
 
         plan = program(range(first, stop), active, self._all_do if native else lambda step: None)
         self._equip(together, plan)
@@ -142,7 +155,7 @@ class _Cohort:
         self._count(*plan.exchanges(done))
         if together.lost is not None:
             own = plan.turns["row"][:done]
-            batches.taken[:] = taken + np.bincount(own[own >= 0], minlength=len(taken))
+            batches.rewind(taken, own[own >= 0])
             first = int(plan.steps[done - 1])
             self._lose(together.lost, first)
             begun = plan.rest(done)
@@ -158,9 +171,13 @@ class _Cohort:
         if self.public is not None:
             together.publish(self.public, self.mixing.consensus_rate)
         if self.phase.momentum:
-            positions = sorted({int(row) for row in plan.turns["row"] if row >= 0})
-            descents = {position: self._descent(self.clients[position]) for position in positions}
-            together.remember({position: descent.moving() for position, descent in descents.items()})
+            together.remember(self._velocities(sorted({int(row) for row in plan.turns["row"] if row >= 0})))
+
+    def _velocities(self, positions: Sequence[int]) -> dict[int, Vector]:
+        """Of those whose turn comes, under momentum."""
+        if not self.phase.momentum:
+            return {}
+        return {position: self._descent(self.clients[position]).moving() for position in positions}
 
     def _mixes_natively(self) -> bool:
         """Whether W has few links, and what is sent a native form."""
@@ -201,22 +218,39 @@ class _Cohort:
     def _survivors(self) -> list[int]:
         return [self.clients[i] for i in self.mixer.positions]
 
-    def _active(self, step: int, clients: Sequence[int]) -> list[int]:
-        return self.active.draw(self.order.round, step, clients, self.order.key)
+    def _active(self, step: int) -> list[int]:
+        """Those of the survivors that compute at a step, drawn once."""
+        if (step, len(self.mixer.positions)) not in self.drawn:
+            drawn = self.active.draw(self.order.round, step, self._survivors(), self.order.key)
+            self.drawn[step, len(self.mixer.positions)] = drawn
+        return self.drawn[step, len(self.mixer.positions)]
+
+    def _positions(self, step: int) -> list[int]:
+        return [self.position[client] for client in self._active(step)]
+
+    def _tally(self, gossip: Callable[[int], bool | None], first: int, stop: int) -> None:
+        """Count the exchanges after some steps."""
+        kinds = [gossip(step) for step in range(first, stop)]
+        self._count(kinds.count(False), kinds.count(True))
 
     def _rows(self) -> Rows:
         """Rows that are kept, or never mixed; else dense ones, or lazy ones where the cost rule prefers them."""
         n, steps = len(self.clients), self.order.work.steps
         if self.mixing.persistent:
-            return DenseRows(_stacked(self._remembered("local/row")))
+            return DenseRows(stacked(self._remembered("local/row")))
         if self.mixing.compressor is not None:
-            return DenseRows(_stacked([self.start] * n))
+            return DenseRows(stacked([self.start] * n))
         if self.mixer.still:
             return ApartRows(self.start)
-        active = [len(self._active(step, self.clients)) for step in range(steps)]
-        if lazy_pays(n, active, self.mixing.every, self.mixer.links, self.start.numel()):
+        active = [len(self._active(step)) for step in range(steps)]
+        if lazy_pays(n, active, self.mixing.every, self.mixer.links, self.start.numel(), self._marches()):
             return LazyRows(self.start, n, sum(active))
-        return DenseRows(_stacked([self.start] * n))
+        return DenseRows(stacked([self.start] * n))
+
+    def _marches(self) -> bool:
+        """Whether steps and gossip have a native form."""
+        native = declared(self.shell, Shell, "trail")(self.start, self._new_descent(self.clients[0])) is not None
+        return native and self.start.numel() == self.dim
 
     def _remembered(self, name: str) -> list[Vector]:
         """A row of every client that outlives the round; the model received where there is none, or none yet."""
@@ -225,7 +259,7 @@ class _Cohort:
 
     def _compute(self, step: int) -> list[tuple[int, Vector, Vector]]:
         """The local steps of those who are active; given back where they are made only after the mixing."""
-        active = self._active(step, self._survivors())
+        active = self._active(step)
         if not active:
             return []
         later: list[tuple[int, Vector, Vector]] = []
@@ -282,18 +316,6 @@ class _Cohort:
         if self.mixing.persistent:
             descent.restore(scoped(memory, "local/optimizer"), self.got[MODEL])
         return descent
-
-    def _pass_on(self) -> None:
-        """The server sends the model to the reporters, who pass it on inside the cluster."""
-        if self.mixing.persistent:
-            return
-        size = Packet.of(self.start).nbytes
-        reporters = self.order.reporters
-        others = len(self.mixer.positions) - len(reporters)
-        for place, client in enumerate(reporters):
-            share = others // len(reporters) + (place < others % len(reporters))
-            if share:
-                self.mixed.peer[client] += share * size
 
     def _gossip(self, turn: int) -> None:
         """Everyone's exchange with its neighbours; ``turn`` counts the steps of the run."""
@@ -376,14 +398,3 @@ class _Cohort:
         public = {} if self.public is None else {"local/public": self.public[self.position[client]].clone()}
         optimizer = {f"local/optimizer/{name}": value.clone() for name, value in kept.items()}
         return {"local/row": row.clone(), **public, **optimizer}
-
-
-def _stacked(rows: Sequence[Vector]) -> torch.Tensor:
-    """The rows as a matrix of their own, in memory that is used again."""
-    first = rows[0]
-    if first.device.type != "cpu":
-        return torch.stack(list(rows))
-    held = allocate.empty(len(rows) * first.numel(), first.dtype).view(len(rows), -1)
-    for place, row in zip(held, rows, strict=True):
-        place.copy_(row)
-    return held

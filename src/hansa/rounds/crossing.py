@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from hansa.rounds.cohort import Mixed
 from hansa.rounds.messages import Order
+from hansa.rounds.mixed import Mixed
 from hansa.types import Vector, Vectors
 
 

@@ -17,9 +17,10 @@ from hansa.local import Moved, Phase, Shell, train
 from hansa.protocols import declared
 from hansa.rounds.admission import repeated
 from hansa.rounds.closing import Closed, Closing, expected
-from hansa.rounds.cohort import Mixed, train_together
+from hansa.rounds.cohort import train_together
 from hansa.rounds.crossing import away, home
 from hansa.rounds.messages import Delivery, Lost, Order, Report, Trained, Upload, scoped
+from hansa.rounds.mixed import Mixed
 from hansa.rounds.state import ServerState
 from hansa.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.vectors.fingerprint import fingerprint

@@ -22,20 +22,32 @@ class Batches:
     def __init__(self, clients: int, draw: Callable[[int], torch.Tensor]) -> None:
         self._draw = draw
         self._held: dict[int, torch.Tensor] = {}
-        self._base, self._width = np.zeros(clients, np.uint64), np.zeros(clients, np.int64)
-        self.taken = np.zeros(clients, np.int64)
+        self._where: dict[int, tuple[int, int]] = {}
+        self.taken = [0] * clients
 
-    def turns(self, positions: Sequence[int]) -> Array:
-        """The next step of each of these."""
+    def turns(self, positions: Sequence[int]) -> list[Made]:
+        """The next step of each of these, as the fields of `TURN`."""
+        made = []
         for position in positions:
             if position not in self._held:
                 index = self._held[position] = self._draw(position)
-                self._base[position], self._width[position] = index.data_ptr(), index.shape[1]
-        made = np.empty(len(positions), TURN)
-        made["row"], made["batch"] = positions, self._width[positions]
-        made["index"] = self._base[positions] + (8 * self._width[positions] * self.taken[positions]).astype(np.uint64)
-        self.taken[positions] += 1
+                self._where[position] = index.data_ptr(), index.shape[1]
+            base, width = self._where[position]
+            made.append((position, width, base + 8 * width * self.taken[position]))
+            self.taken[position] += 1
         return made
+
+    def rewind(self, taken: Sequence[int], rows: Array) -> None:
+        """As many are used up as then, and those of the given steps."""
+        self.taken = (np.array(taken) + np.bincount(rows, minlength=len(taken))).tolist()
+
+
+Made: TypeAlias = tuple[int, int, int]
+
+
+def as_turns(made: Sequence[Made]) -> Array:
+    """The turns as native code reads them: addresses are below 2^63."""
+    return np.array(made, np.int64).reshape(-1, 3).view(TURN).ravel()
 
 
 class Program(NamedTuple):
@@ -57,21 +69,21 @@ class Program(NamedTuple):
 
 
 def program(
-    steps: Sequence[int], active: Callable[[int], Array], gossip: Callable[[int], tuple[int, bool] | None]
+    steps: Sequence[int], active: Callable[[int], list[Made]], gossip: Callable[[int], tuple[int, bool] | None]
 ) -> Program:
     """For each step the turns of those who are active, then what all do: a kind, and whether that is an average."""
-    pieces: list[Array] = []
+    made: list[Made] = []
     places: list[int] = []
     exact: list[bool] = []
     for step in steps:
         after = gossip(step)
-        pieces.append(active(step))
-        exact += [False] * len(pieces[-1])
+        made += active(step)
+        exact += [False] * (len(made) - len(exact))
         if after is not None:
-            pieces.append(np.array([(after[0], 1, 0)], TURN))
+            made.append((after[0], 1, 0))
             exact.append(after[1])
         places += [step] * (len(exact) - len(places))
-    return Program(np.concatenate(pieces), np.array(places), np.array(exact, bool))
+    return Program(as_turns(made), np.array(places), np.array(exact, bool))
 
 
 def links_of(mixer: Mixer, *, uniform: bool) -> tuple[Array, Array, Array]:

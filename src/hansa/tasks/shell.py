@@ -17,6 +17,7 @@ from hansa.local.work import Work
 from hansa.losses import unweighted
 from hansa.native.solo import Ready, Settings, Solo, draws, shuffles_like_numpy
 from hansa.native.together import Together
+from hansa.native.trail import Trail
 from hansa.tasks import generators
 from hansa.tasks.calling import caller
 from hansa.tasks.compiled import Compiled
@@ -255,13 +256,24 @@ class ModuleShell:
 
     def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
         """A cohort's rows for native code, or None where there is no such form of their steps."""
-        if self.solo is None or self.buffers is not None or not (self._direct and descent.plain and fits(rows)):
+        settings = self._marching(rows, descent)
+        if settings is None or self.solo is None:
+            return None
+        return Together(self.solo, rows, settings, descent.anchor, later=later)
+
+    def trail(self, start: torch.Tensor, descent: Descent) -> Trail | None:
+        """The changes of a cohort for native code, or None where there is no such form of its steps."""
+        settings = self._marching(start, descent)
+        return None if settings is None or self.solo is None else Trail(self.solo, start, settings, descent.anchor)
+
+    def _marching(self, x: torch.Tensor, descent: Descent) -> Settings | None:
+        """The settings of a native step on vectors such as this, or None."""
+        if self.solo is None or self.buffers is not None or not (self._direct and descent.plain and fits(x)):
             return None
         if self.solo.stack.keeps:
             return None
         a, s = descent.correction
-        settings = Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip)
-        return Together(self.solo, rows, settings, descent.anchor, later=later)
+        return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip)
 
     def gradient(
         self, client: int, rows: torch.Tensor | Batches | None
