@@ -11,6 +11,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -37,6 +38,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links from pages to the project's own files."""
     return _inside(markdown)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """The theme writes the address of a polyfill as it is; from pages in folders it is further up."""
+    return output.replace('src="iframe-worker.js"', f'src="{"../" * page.file.dest_uri.count("/")}iframe-worker.js"')
 
 
 def _inside(markdown: str) -> str:

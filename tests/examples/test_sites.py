@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
@@ -45,17 +46,31 @@ cells = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["cells"]
 for number, cell in enumerate(cells):
     if cell["cell_type"] == "code":
         exec(compile("".join(cell["source"]), f"cell {number}", "exec"), globals())
-print("shown", run._repr_html_()[:6], method._repr_html_()[:6], clients._repr_html_()[:4])
+print("shown", *(globals()[name]._repr_html_()[:6] for name in sys.argv[2:]))
 """
 
 
 def test_the_notebook_runs_cell_by_cell_with_two_workers(tmp_path):
     """Its cells are executed in __main__, as a kernel does it."""
     (tmp_path / "kernel.py").write_text(NOTEBOOK)
-    done = run(tmp_path, "kernel.py", str(EXAMPLES / "notebook.ipynb"))
+    done = run(tmp_path, "kernel.py", str(EXAMPLES / "notebook.ipynb"), "run", "method", "clients")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 workers: processes") == 3
     assert "serially" not in done.stdout
-    assert "shown <table <table <div" in done.stdout
+    assert "shown <table <table <div><" in done.stdout
     saved = json.loads((EXAMPLES / "notebook.ipynb").read_text())
+    assert not any(cell.get("outputs") for cell in saved["cells"])
+
+
+def test_the_notebook_of_a_study_runs_cell_by_cell(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "kernel.py").write_text(NOTEBOOK)
+    done = run(tmp_path, "kernel.py", str(EXAMPLES / "study.ipynb"), "found", "run", "clients")
+    assert done.returncode == 0, done.stderr
+    assert "ring() 0.805" in done.stdout
+    assert "exponential() 0.5" in done.stdout
+    assert "shown <table <table <div><" in done.stdout
+    assert (tmp_path / "gossip.pdf").stat().st_size > 1000
+    assert (tmp_path / "gossip.html").exists()
+    saved = json.loads((EXAMPLES / "study.ipynb").read_text())
     assert not any(cell.get("outputs") for cell in saved["cells"])

@@ -1,0 +1,37 @@
+"""A new method in few lines: a server with a heavy ball that restarts when it points the wrong way."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+import hansa
+import hansa.testing
+
+
+@dataclass(frozen=True, slots=True)
+class restarted:
+    """m <- b m + Delta, or m <- Delta where <m, Delta> < 0 (O'Donoghue and Candes 2015); the step is lr m."""
+
+    lr: float = 0.5
+    b: float = 0.9
+
+    def init(self, x):
+        return {"m": torch.zeros_like(x)}
+
+    def update(self, delta, state, ctx):
+        m = self.b * state["m"] + delta
+        m = delta.clone() if torch.dot(m, delta) < 0 else m
+        return self.lr * m, {"m": m}
+
+
+def fed_restart(lr=0.5, **common):
+    return hansa.presets.fedavg(**common).with_server(restarted(lr))
+
+
+hansa.testing.check_server(restarted())  # the promises of a server: shapes, purity, state that can be saved
+clients = hansa.data.federate("fashion-mini", clients=30)
+task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clients)
+common = {"local_lr": 0.05, "steps": 5, "batch_size": 20, "participation": 0.2}
+methods = {"FedAvg": hansa.presets.fedavg(**common), "restarted": fed_restart(**common)}
+print(hansa.compare(methods, task, rounds=int(os.environ.get("ROUNDS", "40")), seeds=2))

@@ -1,0 +1,24 @@
+"""A figure of a paper from its recipe: FedCAMS, Figure 4, at the scale that the package says two cores bear.
+
+`hansa reproduce cams-figure-4` does the same and adds the verdict; here the curves are yours to draw.
+"""
+
+import os
+
+import yaml
+
+import hansa
+from hansa.config import algorithm, build, from_text
+from hansa.recipes import library
+
+recipe = library()["cams-figure-4"]
+configs = {
+    cell.label: from_text(yaml.safe_dump(cell.document)) for cell in recipe.cells(os.environ.get("SCALE", "cpu"))
+}
+first = next(iter(configs.values()))  # methods differ, data and model do not
+assert all((one.data, one.model, one.rounds) == (first.data, first.model, first.rounds) for one in configs.values())
+task = build.task(first, build.federated(first))
+methods = {label: algorithm(config) for label, config in configs.items()}
+result = hansa.compare(methods, task, rounds=first.rounds, seeds=first.seeds or 1, progress=True)
+print(f"{recipe.where}: {recipe.says}", result, sep="\n")
+result.plot("figure-4.pdf", x="server_bits")
