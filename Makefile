@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
 
-.PHONY: docs dist demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: docs dist test-plain demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare methods on embedded data, write report.html"
-	@echo "make test   the whole test suite"
+	@echo "make test   the whole test suite  make test-plain  without the native kernels"
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  speed against peers  make bench-quick  without peers"
 	@echo "make fuzz   packets, readers     make torture      kills, corruptions, losses: the long forms"
@@ -41,6 +41,10 @@ demo-federation: $(VENV)/flower/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# what those have who have no compiler
+test-plain: $(VENV)/.ready
+	HANSA_NATIVE=off $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # the one test over Flower that is worth its minute in every check
 test-flower: $(VENV)/flower/.ready

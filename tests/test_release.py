@@ -37,3 +37,23 @@ def test_the_build_reads_the_version_off_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "hansa.__version__"}
+
+
+def test_hosted_checks_cover_what_the_package_claims() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    claimed = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    matrix = flow["jobs"]["test"]["strategy"]["matrix"]
+    assert matrix["python"] == claimed
+    assert matrix["os"] == ["ubuntu-latest", "macos-latest"]
+    assert {one["os"] for one in matrix["include"] if one["native"] == "without a compiler"} == set(matrix["os"])
+
+
+def test_hooks_before_a_commit_need_no_network() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [one["repo"] for one in hooks] == ["local"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for hook in hooks[0]["hooks"]:
+        assert hook["language"] == "system"
+        tool = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        assert f"$(BIN)/{tool}" in makefile, f"{tool} is not what `make lint` runs"

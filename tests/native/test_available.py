@@ -22,7 +22,7 @@ from native import sanitize
 from native.sets import each_set
 
 ROOT = Path(__file__).parents[2]
-COMPILER = next((name for name in (os.environ.get("CC", "cc"), "gcc", "clang") if shutil.which(name)), None)
+COMPILER = next((name for name in os.environ.get("CC", "cc gcc clang").split() if shutil.which(name)), None)
 
 
 def linear() -> nn.Module:
