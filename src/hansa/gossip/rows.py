@@ -369,8 +369,8 @@ def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int, n
     """The cost rule, in passes over one row, a product of matrices costing a sixteenth of a pass an entry.
 
     Dense rows: each mixing reads and writes all n rows. Lazy rows: each step combines all changes so far for those who
-    compute, and each mixing carries the coefficients of all changes over the ``links`` of W. ``native`` code mixes in
-    three passes a row, and the distance from consensus takes a product of all pairs of changes.
+    compute, and each mixing carries the coefficients of all changes over the ``links`` of W. ``native`` code mixes and
+    combines in as many passes as there are rows and changes, and all pairs of changes are multiplied at the end.
 
     >>> lazy_pays(100, [5] * 24, 1, 300, 30_000), lazy_pays(8, [8] * 48, 1, 24, 30_000)
     (True, False)
@@ -383,6 +383,6 @@ def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int, n
         lazy += changes * (1 + count / 16)
         changes += count
         if (step + 1) % every == 0:
-            dense += 3 * n + (0 if native else n * n / 16)
+            dense += n if native else 3 * n + n * n / 16
             lazy += 0 if native and n <= SMALL else links * changes / dim
-    return lazy + (changes * changes / 16 if native else 0) < dense
+    return lazy + (changes * changes / 8 if native else 0) < dense

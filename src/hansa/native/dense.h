@@ -135,6 +135,53 @@ INLINE void philox_eight(const uint64_t *keys, uint64_t counter, uint64_t *out) 
 }
 enum { PHILOX_AT_ONCE = 8 };
 #define philox_some philox_eight
+#elif VL == 8
+/* The upper and the lower half of x m, m = high 2^32 + low. */
+INLINE void product_halves(__m256i x, __m256i high, __m256i low, __m256i *upper, __m256i *lower) {
+    const __m256i mask = _mm256_set1_epi64x(0xffffffff);
+    __m256i up = _mm256_srli_epi64(x, 32), first = _mm256_mul_epu32(x, low);
+    __m256i t = _mm256_add_epi64(_mm256_mul_epu32(up, low), _mm256_srli_epi64(first, 32));
+    __m256i u = _mm256_add_epi64(_mm256_mul_epu32(x, high), _mm256_and_si256(t, mask));
+    t = _mm256_add_epi64(_mm256_mul_epu32(up, high), _mm256_srli_epi64(t, 32));
+    *upper = _mm256_add_epi64(t, _mm256_srli_epi64(u, 32));
+    *lower = _mm256_blend_epi32(first, _mm256_slli_epi64(u, 32), 0xaa);
+}
+
+/* The blocks of six counters that follow one another: four in vectors and two beside them, for the machine multiplies
+ * both at a time. */
+INLINE void philox_six(const uint64_t *keys, uint64_t counter, uint64_t *out) {
+    const __m256i m0 = _mm256_set1_epi64x((long long)PHILOX_TIMES0), m1 = _mm256_set1_epi64x((long long)PHILOX_TIMES1);
+    const __m256i h0 = _mm256_srli_epi64(m0, 32), h1 = _mm256_srli_epi64(m1, 32);
+    __m256i x0 = _mm256_add_epi64(_mm256_set1_epi64x((long long)counter), _mm256_setr_epi64x(0, 1, 2, 3));
+    __m256i x1 = _mm256_setzero_si256(), x2 = x1, x3 = x1;
+    uint64_t a0 = counter + 4, a1 = 0, a2 = 0, a3 = 0, b0 = counter + 5, b1 = 0, b2 = 0, b3 = 0;
+    UNROLL for (int round = 0; round < 10; round++) {
+        uint64_t k0 = keys[2 * round], k1 = keys[2 * round + 1];
+        __m256i high0, low0, high1, low1;
+        product_halves(x0, h0, m0, &high0, &low0);
+        unsigned __int128 p = (unsigned __int128)a0 * PHILOX_TIMES0, q = (unsigned __int128)a2 * PHILOX_TIMES1;
+        product_halves(x2, h1, m1, &high1, &low1);
+        unsigned __int128 r = (unsigned __int128)b0 * PHILOX_TIMES0, s = (unsigned __int128)b2 * PHILOX_TIMES1;
+        x0 = _mm256_xor_si256(_mm256_xor_si256(high1, x1), _mm256_set1_epi64x((long long)k0));
+        x2 = _mm256_xor_si256(_mm256_xor_si256(high0, x3), _mm256_set1_epi64x((long long)k1));
+        x1 = low1;
+        x3 = low0;
+        a0 = (uint64_t)(q >> 64) ^ a1 ^ k0;
+        a2 = (uint64_t)(p >> 64) ^ a3 ^ k1;
+        b0 = (uint64_t)(s >> 64) ^ b1 ^ k0;
+        b2 = (uint64_t)(r >> 64) ^ b3 ^ k1;
+        a1 = (uint64_t)q, a3 = (uint64_t)p, b1 = (uint64_t)s, b3 = (uint64_t)r;
+    }
+    __m256i even0 = _mm256_unpacklo_epi64(x0, x1), odd0 = _mm256_unpackhi_epi64(x0, x1);
+    __m256i even1 = _mm256_unpacklo_epi64(x2, x3), odd1 = _mm256_unpackhi_epi64(x2, x3);
+    _mm256_storeu_si256((__m256i *)out, _mm256_permute2x128_si256(even0, even1, 0x20));
+    _mm256_storeu_si256((__m256i *)(out + 4), _mm256_permute2x128_si256(odd0, odd1, 0x20));
+    _mm256_storeu_si256((__m256i *)(out + 8), _mm256_permute2x128_si256(even0, even1, 0x31));
+    _mm256_storeu_si256((__m256i *)(out + 12), _mm256_permute2x128_si256(odd0, odd1, 0x31));
+    out[16] = a0, out[17] = a1, out[18] = a2, out[19] = a3, out[20] = b0, out[21] = b1, out[22] = b2, out[23] = b3;
+}
+enum { PHILOX_AT_ONCE = 6 };
+#define philox_some philox_six
 #else
 enum { PHILOX_AT_ONCE = 2 };
 #define philox_some philox_pair
@@ -156,7 +203,7 @@ static void draw_numbers(const uint64_t *keys, int64_t first, int64_t count, uin
 static int64_t levels_pack(const float *x, int64_t n, int64_t bucket, int64_t levels, int64_t width,
                            const uint64_t *key, float *norms, uint8_t *out) {
     float scaled[DENSE_CUT];
-    uint32_t drawn[DENSE_CUT];
+    uint32_t drawn[DENSE_CUT + 8 * PHILOX_AT_ONCE];
     uint64_t keys[20];
     uint8_t codes[DENSE_CUT];
     const float top = (float)levels;

@@ -7,6 +7,8 @@
 
 #include "together.h"
 
+enum { CARRIED_AHEAD = 16 };
+
 /* N vectors of one model, the last of them not whole if PART. */
 INLINE void carried_tile(const int N, const int PART, const float *start, const float *changes, ptrdiff_t d,
                          const int64_t *places, const float *weights, int64_t count, ptrdiff_t lanes, float *out) {
@@ -16,7 +18,10 @@ INLINE void carried_tile(const int N, const int PART, const float *start, const 
     for (int64_t k = 0; k < count; k++) {
         const float *from = changes + places[k] * d;
         vf weight = splat(weights[k]);
-        UNROLL for (int j = 0; j < N; j++) sum[j] = madd(weight, TAKE(from, j), sum[j]);
+        UNROLL for (int j = 0; j < N; j++) {
+            __builtin_prefetch(from + (j + CARRIED_AHEAD) * VL); /* more streams than the machine follows by itself */
+            sum[j] = madd(weight, TAKE(from, j), sum[j]);
+        }
     }
     UNROLL for (int j = 0; j < N; j++) {
         if (PART) store_part(out + j * VL, sum[j], lanes);
