@@ -112,23 +112,22 @@ class _Cohort:
         trail = declared(self.shell, Shell, "trail")(self.start, self._new_descent(self.clients[0]))
         if trail is None or self.start.numel() != self.dim:
             return False
-        done = [0, 0]
+        counted, steps = [0], self.order.work.steps
 
         def gossip(step: int) -> bool | None:
             turn = self._gossips(step)
             return None if turn is None else self._averages(turn)
 
         def lose(position: int, step: int) -> None:
-            self._tally(gossip, done[0], step)
-            done[0] = step
+            self._tally(gossip, counted[0], step)
+            counted[0] = step
             self._lose(position, step)
 
         walk = Walk(self._positions, gossip, late)
-        steps = self.order.work.steps
         batches = Batches(len(self.clients), lambda position: self._batches(self.clients[position]))
         self.losses += march(trail, walk, steps, rows, self.mixer, batches, self._velocities, lose)
         if self.mixer.positions:
-            self._tally(gossip, done[0], steps)
+            self._tally(gossip, counted[0], steps)
         return True
 
     def _march_on(
@@ -249,8 +248,8 @@ class _Cohort:
 
     def _marches(self) -> bool:
         """Whether steps and gossip have a native form."""
-        native = declared(self.shell, Shell, "trail")(self.start, self._new_descent(self.clients[0])) is not None
-        return native and self.start.numel() == self.dim
+        trail = declared(self.shell, Shell, "trail")(self.start, self._new_descent(self.clients[0]))
+        return trail is not None and self.start.numel() == self.dim
 
     def _remembered(self, name: str) -> list[Vector]:
         """A row of every client that outlives the round; the model received where there is none, or none yet."""
