@@ -21,7 +21,7 @@ WHERE = ["", "src/hansa", "docs", "examples", "benchmarks", "benchmarks/studies"
 MADE = {  # files that a run or a user makes
     "config.yaml", "group.yaml", "summary.json", "environment.json", "hansa.schema.json", "run.yaml", "report.html",
     "mine.py", "job.yaml", "search.json", "NAME.html", "NAME-verdict.html", "NAME.json", "reproduced.html",
-    "advice/advised.yaml", "advice/front.svg",
+    "advice/advised.yaml", "advice/front.svg", "tensorboard/",
 }  # fmt: skip
 OF_OTHERS = {"docs/comparison.md"}  # files named there are in other packages
 ENTRY_POINTS = "hansa.parts"  # the group in which packages announce parts
