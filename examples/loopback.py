@@ -10,8 +10,8 @@ import hansa
 from hansa.federation import Federation, Site
 
 rounds, places = int(os.environ.get("ROUNDS", "10")), {"north": range(6), "south": range(6, 10)}
-data = hansa.data.federate("fashion-mini", clients=10)
-task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, data)
+clients, loss = hansa.data.federate("fashion-mini", clients=10), torch.nn.functional.cross_entropy
+task = hansa.Task(hansa.models.cnn_29k, loss, clients)
 method = hansa.presets.fedcams(local_lr=0.05, steps=5, batch_size=20, participation=0.5, two_way=True)
 
 
@@ -31,8 +31,7 @@ class Lines(dict):  # in earnest `hansa serve`; by the sites' names
 
 
 with Listener(("127.0.0.1", 0)) as door:
-    for name in places:
-        Thread(target=site, args=(name, Client(door.address))).start()
+    [Thread(target=site, args=(name, Client(door.address))).start() for name in places]
     wire = Lines((line.recv_bytes().decode(), line) for line in [door.accept() for _ in places])
     run = hansa.Run(method, task, engine=lambda *parts: Federation(*parts, transport=wire, sites=places))
     print(run.advance(rounds).table("round", "test_accuracy", "up_bytes"))
