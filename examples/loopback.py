@@ -31,7 +31,7 @@ class Lines(dict):  # in earnest `hansa serve`; by the sites' names
 
 
 with Listener(("127.0.0.1", 0)) as door:
-    [Thread(target=site, args=(name, Client(door.address))).start() for name in places]
+    [Thread(target=site, args=(name, Client(door.address)), daemon=True).start() for name in places]
     wire = Lines((line.recv_bytes().decode(), line) for line in [door.accept() for _ in places])
     run = hansa.Run(method, task, engine=lambda *parts: Federation(*parts, transport=wire, sites=places))
     print(run.advance(rounds).table("round", "test_accuracy", "up_bytes"))
