@@ -10,16 +10,16 @@ import hansa
 from hansa.federation import Federation, Site
 
 rounds, places = int(os.environ.get("ROUNDS", "10")), {"north": range(6), "south": range(6, 10)}
-clients, loss = hansa.data.federate("fashion-mini", clients=10), torch.nn.functional.cross_entropy
-task = hansa.Task(hansa.models.cnn_29k, loss, clients)
+clients = hansa.data.federate("fashion-mini", clients=10)
+task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clients)
 method = hansa.presets.fedcams(local_lr=0.05, steps=5, batch_size=20, participation=0.5, two_way=True)
 
 
 def site(name, line):  # in earnest `hansa join`: a program beside its own clients' data, over TLS
     line.send_bytes(name.encode())
     here = Site(hansa.Run(method, task).algorithm, task, places[name])
-    while orders := line.recv_bytes():
-        line.send_bytes(here.handle(orders) or b"")
+    while True:
+        line.send_bytes(here.handle(line.recv_bytes()) or b"")
 
 
 class Lines(dict):  # in earnest `hansa serve`; by the sites' names
@@ -27,7 +27,8 @@ class Lines(dict):  # in earnest `hansa serve`; by the sites' names
         self[name].send_bytes(frame)
 
     def receive(self):
-        return [(name, self[name].recv_bytes()) for name in self if self[name] in wait(self.values(), timeout=60)]
+        there = wait(self.values(), timeout=60)
+        return [(name, line.recv_bytes()) for name, line in self.items() if line in there]
 
 
 with Listener(("127.0.0.1", 0)) as door:
@@ -35,5 +36,4 @@ with Listener(("127.0.0.1", 0)) as door:
     wire = Lines((line.recv_bytes().decode(), line) for line in [door.accept() for _ in places])
     run = hansa.Run(method, task, engine=lambda *parts: Federation(*parts, transport=wire, sites=places))
     print(run.advance(rounds).table("round", "test_accuracy", "up_bytes"))
-    [wire.send(name, b"") for name in places]  # that is all
 print("equal to the simulation:", torch.equal(run.params, hansa.run(method, task, rounds=rounds).params))

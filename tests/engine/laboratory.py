@@ -73,7 +73,7 @@ class divided(hansa.Task):
 
 
 def task(model=perceptron, native: bool | None = None) -> hansa.Task:
-    """The perceptron and the plain convolution have native steps unless ``native`` is False; the others have none."""
+    """Perceptron, plain convolution and dropout have native steps unless ``native`` is False; the others have none."""
     return hansa.Task(model, nn.functional.cross_entropy, data(), native=native)
 
 

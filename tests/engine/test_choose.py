@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplo
 def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
     monkeypatch.setattr(chooser, "LONG_STEP", 0.0)
     chooser.say_once.cache_clear()
-    task = hansa.Task(lab.dropout, _Held(), lab.data())
+    task = hansa.Task(lab.dropout, _Held(), lab.data(), native=False)
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, choose(2, rounds=3)))
     assert caplog.records[-1].levelname == "WARNING"
