@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from hansa.sites.supernode import SuperNode
 SITES = ("north", "east", "south")
 SERVER, OTHER = "10.77.0.1", "10.77.0.2"
 PORT, LIMIT = 9443, 1 << 30
+RATE = ("tbf", "rate", "1gbit", "burst", "1mb", "limit", "100mb")
 SIZES = {"1 kB": 1_000, "100 kB": 100_000, "1 MB": 1_000_000, "10 MB": 10_000_000}
 RUN = """
 name: ledger
@@ -163,6 +165,8 @@ def cable(folder: Path, ledger: bool) -> None:
     ip("link", "set", "cable1", "netns", str(_others[0].pid))
     ip("addr", "add", f"{SERVER}/24", "dev", "cable0")
     ip("link", "set", "cable0", "up")
+    if tc := shutil.which("tc"):  # a link of a gigabit with a queue: without one the cable drops what comes in bursts
+        subprocess.run([tc, "qdisc", "add", "dev", "cable0", "root", *RATE], check=False)
 
 
 def main() -> None:
