@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -88,7 +89,7 @@ def curves(result: Result, runs: Sequence[Trained]) -> str:
     writer.writerow(["row", "column", "seed", "round", *wanted])
     for cell, _, entry in runs:
         for member in entry.members or (entry,):
-            for table in member.curves():
+            for table in member.curves(most=sys.maxsize):
                 for place, number in enumerate(table["round"]):
                     values = [table[name][place] if name in table else None for name in wanted]
                     if any(value is not None for value in values):
@@ -104,12 +105,11 @@ def _figures(result: Result, runs: Sequence[Trained], folder: Path) -> list[str]
     except ImportError:
         return []
     made = []
-    for metric in dict.fromkeys(measure.metric for measure in result.recipe.measures.values()):
+    metrics = dict.fromkeys(measure.metric for measure in result.recipe.measures.values())
+    for metric in (name for name in metrics if name in DRAWN):
         for column in dict.fromkeys(one.cell.column for one in runs):
             entries = [replace(one.entry, name=one.cell.row) for one in runs if one.cell.column == column]
             name = "-".join(slug(part) for part in (result.recipe.name, column, metric) if part) + ".svg"
-            if metric not in DRAWN:
-                continue
             try:
                 with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hansa"}):
                     draw(entries, folder / name, metric)
