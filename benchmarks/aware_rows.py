@@ -84,6 +84,15 @@ class Split:
         return measured
 
 
+def bytes_from_disk() -> int:
+    """What this process has had read from the disk itself: rows that the system keeps in memory are not among it."""
+    try:
+        told = Path("/proc/self/io").read_text()
+    except OSError:
+        return 0
+    return int(next(line for line in told.splitlines() if line.startswith("read_bytes")).split()[1])
+
+
 def on_disk(rows: Rows, participants: int, rounds: int, folder: Path) -> dict[str, Any]:
     split = Split()
     part = aware(rows="disk")
@@ -97,20 +106,22 @@ def on_disk(rows: Rows, participants: int, rounds: int, folder: Path) -> dict[st
         store.dot = split.timed("Gram refresh (streams all rows)", store.dot)  # type: ignore[method-assign]
         store.combine = split.timed("forming the direction", store.combine)  # type: ignore[method-assign]
         AWARE.min_norm = split.timed("min-norm solve", AWARE.min_norm)
-        found, parts, cpu, density = [], [], [], 0
+        found, parts, cpu, disk, density = [], [], [], [], 0
         for round in range(rounds + 1):  # the first warms up: rows are verified by SHA-256 when first met
             given = updates(rows, participants, round)
             split.seconds.clear()
-            began, spent = time.perf_counter(), time.process_time()
+            began, spent, read = time.perf_counter(), time.process_time(), bytes_from_disk()
             ctx = RoundContext(round, population, tuple(u.client for u in given), store)
             combined = part.combine(given, state, ctx)
             split.timed("committing rows", store.commit)(store.generation, combined.rows)
             found.append(time.perf_counter() - began)
             cpu.append(time.process_time() - spent)
+            disk.append(bytes_from_disk() - read)
             parts.append(dict(split.seconds))
             state, density = combined.state, combined.info["density"]
     split = _medians(parts[1:])
-    return {"seconds": found[1:], "cpu": cpu[1:], "first": found[0], "split": split, "density": density}
+    times = {"seconds": found[1:], "cpu": cpu[1:], "first": found[0], "split": split}
+    return {**times, "density": density, "from_disk": disk[1:]}
 
 
 def naive(rows: Rows, participants: int, rounds: int) -> dict[str, Any]:

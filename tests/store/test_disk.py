@@ -10,7 +10,7 @@ import torch
 
 from hansa.errors import HansaError
 from hansa.keys import Key
-from hansa.store import Damaged, DiskStore, io
+from hansa.store import Damaged, DiskStore, RamStore, io
 from torture.disks import Counting, Failing, Hasty, Stingy
 
 
@@ -150,6 +150,37 @@ def test_damage_after_a_first_good_read_is_noticed_too(tmp_path: Path, read: str
         path.write_bytes(data)
         with pytest.raises(Damaged, match=r"client 1, row 'a' of round 0 is damaged: its CRC-32"):
             getattr(store, read)([0, 1, 2], "a", *arguments)
+
+
+@pytest.mark.parametrize("native", ["", "base", "off"])
+def test_streamed_rows_are_checked_whoever_reads_them(
+    tmp_path: Path, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANSA_NATIVE", native)
+    d = 40_003
+    rows = {client: row(client, size=d).float() for client in range(70)}
+    vectors = torch.stack([row("v", i, size=d).float() for i in range(6)])
+    ram = RamStore()
+    with DiskStore(tmp_path) as store:
+        for one in (ram, store):
+            one.commit(0, {client: {"a": value} for client, value in rows.items()})
+        clients = [5, *range(6, 70), 0]
+        for _ in range(2):  # by SHA-256, then by CRC-32
+            assert torch.equal(store.dot(clients, "a", vectors), ram.dot(clients, "a", vectors))
+        path = next((tmp_path / "rows").iterdir())
+        data = path.read_bytes()
+        path.write_bytes(data[:-9000])
+        with pytest.raises(Damaged, match=r"client 69, row 'a' of round 0 is damaged: the file ends after \d+ of 160"):
+            store.dot(clients, "a", vectors)
+        stride = -(-4 * d // 4096) * 4096
+        hurt = bytearray(data)
+        hurt[41 * stride + 160_005] ^= 1
+        path.write_bytes(hurt)
+        with pytest.raises(Damaged, match=r"client 41, row 'a' of round 0 is damaged: its CRC-32") as told:
+            store.dot(clients, "a", vectors)
+        assert f"bytes {41 * stride} to {41 * stride + 4 * d}" in str(told.value)
+        path.write_bytes(data)
+        assert torch.equal(store.dot(clients, "a", vectors), ram.dot(clients, "a", vectors))
 
 
 def test_a_lost_index_is_not_taken_for_a_new_store(tmp_path: Path) -> None:

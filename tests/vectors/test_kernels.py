@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from hansa.errors import HansaError
 from hansa.types import Population, RoundContext
 from hansa.vectors import kernels
 from hansa.vectors.kernels import ServerStep
+from hansa.vectors.products import InnerProducts, ShortRow
 from native.sets import RUN, each_set
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
@@ -309,3 +312,49 @@ def test_inner_products_are_those_of_the_two_vectors_alone_on_every_instruction_
 def test_inner_products_keep_what_float32_sums_lose() -> None:
     rows = torch.tensor([[1e8, 1.0, -1e8]] * 3)
     assert kernels.inner_products(rows, torch.ones(2, 3)).tolist() == [[1.0, 1.0]] * 3
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("piece", [8, 1000, 1 << 15])
+def test_inner_products_of_pieces_are_those_of_the_whole_rows(isa: str, piece: int) -> None:
+    rows, vectors = (torch.from_numpy(draw(n * 4003, n).astype(np.float32)).view(n, 4003) for n in (9, 7))
+    products = InnerProducts(9, vectors, isa)
+    for start in range(0, 4003, piece):
+        products.add(rows[:, start : start + piece])
+    assert torch.equal(products.total(), kernels.inner_products(rows, vectors, isa))
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(isa: str, tmp_path: Path) -> None:
+    d = (1 << 15) + 1003
+    rows, vectors = (torch.from_numpy(draw(n * d, n).astype(np.float32)).view(n, d) for n in (6, 7))
+    path, order = tmp_path / "rows", [4, 0, 5]
+    path.write_bytes(b"before" + rows.numpy().tobytes())
+    products = InnerProducts(len(order), vectors, isa)
+    if not products.reads:
+        pytest.skip(f"{isa} does not read files")
+    with path.open("rb") as file:
+        crcs, done = [0, 0, 0], 0
+        for count in (40, 1 << 15, 963):
+            offsets = [6 + 4 * (client * d + done) for client in order]
+            crcs, done = products.add_from(file.fileno(), offsets, count, crcs), done + count
+        assert torch.equal(products.total(), kernels.inner_products(rows[order], vectors, isa))
+        assert crcs == [zlib.crc32(rows[client].numpy()) for client in order]
+        with pytest.raises(ShortRow) as told:
+            InnerProducts(2, vectors, isa).add_from(file.fileno(), [6, 6 + 4 * (5 * d + 10)], d, [0, 0])
+        assert (told.value.place, told.value.found) == (1, 4 * (d - 10))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        InnerProducts(1, vectors, isa).add_from(-1, [0], d, [0])
+
+
+def test_pieces_that_do_not_fit_are_refused() -> None:
+    products = InnerProducts(2, torch.ones(3, 20))
+    products.add(torch.ones(2, 12))
+    with pytest.raises(HansaError, match="after 12 entries of 20"):
+        products.add(torch.ones(2, 8))
+    with pytest.raises(HansaError, match="12 of 20 entries"):
+        products.total()
+    with pytest.raises(HansaError, match="expected float32 pieces of 2 rows"):
+        InnerProducts(2, torch.ones(3, 20)).add(torch.ones(2, 8, dtype=torch.float64))
+    with pytest.raises(HansaError, match="3 rows"):
+        InnerProducts(2, torch.ones(3, 20)).add_from(0, [0, 0, 0], 8, [0, 0, 0])

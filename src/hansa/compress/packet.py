@@ -35,6 +35,7 @@ import torch
 from hansa import native
 from hansa.errors import HansaError, refuse
 from hansa.vectors import allocate, kernels
+from hansa.vectors.fingerprint import checksum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -163,11 +164,6 @@ def memory(size: int) -> memoryview:
     grain = max(1, 1 << size.bit_length() >> 4)
     room = allocate.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
     return room.numpy().data.cast("B")[:size]
-
-
-def checksum(data: Buffer, crc: int = 0) -> int:
-    """zlib's CRC-32, natively where that is there: five times as fast."""
-    return kernels.crc32(np.frombuffer(data, np.uint8), crc) if native.available() else zlib.crc32(data, crc)
 
 
 def put_kind(kind: str) -> tuple[int, bytes]:

@@ -16,13 +16,14 @@ from ctypes import (
 )
 from typing import Any
 
-ABI = 7
+ABI = 8
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 MAX, MEAN = 1, 2
 DROP, DROP_FLAT, DROP_CHANNELS = 1, 2, 3
 MOST_STRIDE = 4
 CUT = 1024
+GRAM_SPARE, GRAM_LANES = 4, 8
 OK, NO_MEMORY, BAD_ROW, BAD_LABEL, BAD_SIZE, BAD_SUM = range(6)
 REFUSALS = ("", "no memory", "a row that does not exist", "a label that does not exist", "a batch of another size")
 MIX, AVERAGE, SETTLE, PULL, SIGNS, GATHER = -1, -2, -3, -4, -5, -6
@@ -198,6 +199,9 @@ class Kernels(Structure):
         ("mix32", _mix),
         ("mix64", _mix),
         ("gram32", CFUNCTYPE(_whole, _pointer, _whole, _pointer, _whole, _whole, _pointer)),
+        ("gram32_add", CFUNCTYPE(_whole, *[_pointer, _whole, _whole] * 2, _whole, _pointer)),
+        ("rows_add", CFUNCTYPE(_whole, _whole, *[_pointer, _whole] * 2, _whole, _whole, *[_pointer] * 3)),
+        ("gram32_sum", CFUNCTYPE(None, _pointer, _whole, _whole, _pointer)),
         ("gram", CFUNCTYPE(None, _pointer, _whole, _whole, _whole, _pointer)),
         ("squares32", _squares),
         ("squares64", _squares),

@@ -34,6 +34,21 @@ static uint32_t crc32_fold(const uint8_t *data, int64_t size, uint32_t crc) {
     one = _mm_xor_si128(one, _mm_clmulepi64_si128(two, reduce, 0x00));
     return ~(uint32_t)_mm_extract_epi32(one, 1);
 }
+
+/* Of any number of bytes. */
+static uint32_t crc32_any(const uint8_t *data, int64_t size, uint32_t crc) {
+    int64_t whole = size & ~(int64_t)15;
+    if (whole >= 64) {
+        crc = crc32_fold(data, whole, crc);
+        data += whole;
+        size -= whole;
+    }
+    for (crc = ~crc; size > 0; data++, size--) {
+        crc ^= *data;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
 #else
 #define crc32_fold 0 /* zlib's own is as good */
 #endif

@@ -37,43 +37,57 @@ INLINE void gram_tile(const int rows, const float *a, int64_t row, const double 
     }
 }
 
-/* out[r][v] = <row_r, vector_v>. A product of two float32 is exact in float64; entry i joins lane i mod 8, in order, and
- * the lanes are added in pairs: one order for all instruction sets, whatever else is computed in the same call. */
-static int64_t gram32(const float *rows, int64_t count, const float *vectors, int64_t many, int64_t n, double *out) {
-    int64_t padded = round_up(many, GRAM_VECTORS), row_lanes = padded * GRAM_LANES;
+/* Adds a piece of `n` entries of each row and vector to lanes[row][HANSA_GRAM_ROOM(many)][8]: entry i joins lane i mod 8, in
+ * order, one order for all instruction sets and whatever else is computed in the same call. A piece that is not the last
+ * has a multiple of 8 entries; `row` and `vector` are how far apart the rows and the vectors lie. */
+static int64_t gram32_add(const float *rows, int64_t row, int64_t count, const float *vectors, int64_t vector,
+                          int64_t many, int64_t n, double *lanes) {
+    int64_t padded = round_up(many, GRAM_VECTORS), row_lanes = HANSA_GRAM_ROOM(many) * GRAM_LANES;
     double *wide = calloc((size_t)(padded * GRAM_SPAN), sizeof *wide);
-    double *lanes = calloc((size_t)(count * row_lanes), sizeof *lanes);
     int64_t whole = n - n % GRAM_LANES;
-    if (!wide || !lanes) {
-        free(wide);
-        free(lanes);
-        return HANSA_NO_MEMORY;
-    }
+    if (!wide) return HANSA_NO_MEMORY;
     for (int64_t start = 0, some; start < whole; start += some) {
         some = at_most(GRAM_SPAN, whole - start);
         for (int64_t v = 0; v < many; v++)
-            INDEPENDENT for (int64_t i = 0; i < some; i++) wide[v * GRAM_SPAN + i] = vectors[v * n + start + i];
+            INDEPENDENT for (int64_t i = 0; i < some; i++) wide[v * GRAM_SPAN + i] = vectors[v * vector + start + i];
         int64_t r = 0;
         for (; r + GRAM_ROWS <= count; r += GRAM_ROWS)
             for (int64_t v = 0; v < padded; v += GRAM_VECTORS)
-                gram_tile(GRAM_ROWS, rows + r * n + start, n, wide + v * GRAM_SPAN, some,
+                gram_tile(GRAM_ROWS, rows + r * row + start, row, wide + v * GRAM_SPAN, some,
                           lanes + r * row_lanes + v * GRAM_LANES, row_lanes);
         for (; r < count; r++)
             for (int64_t v = 0; v < padded; v += GRAM_VECTORS)
-                gram_tile(1, rows + r * n + start, n, wide + v * GRAM_SPAN, some,
+                gram_tile(1, rows + r * row + start, row, wide + v * GRAM_SPAN, some,
                           lanes + r * row_lanes + v * GRAM_LANES, row_lanes);
     }
     for (int64_t r = 0; r < count; r++)
+        for (int64_t v = 0; v < many; v++)
+            for (int64_t i = whole; i < n; i++)
+                lanes[r * row_lanes + v * GRAM_LANES + i - whole] +=
+                    (double)rows[r * row + i] * (double)vectors[v * vector + i];
+    free(wide);
+    return HANSA_OK;
+}
+
+/* out[r][v] = the lanes of a pair, added in pairs. */
+static void gram32_sum(double *lanes, int64_t count, int64_t many, double *out) {
+    for (int64_t r = 0; r < count; r++)
         for (int64_t v = 0; v < many; v++) {
-            double *lane = lanes + r * row_lanes + v * GRAM_LANES;
-            for (int64_t i = whole; i < n; i++) lane[i - whole] += (double)rows[r * n + i] * (double)vectors[v * n + i];
+            double *lane = lanes + (r * HANSA_GRAM_ROOM(many) + v) * GRAM_LANES;
             for (int half = GRAM_LANES / 2; half; half /= 2)
                 for (int i = 0; i < half; i++) lane[i] += lane[i + half];
             out[r * many + v] = lane[0];
         }
-    free(wide);
+}
+
+/* out[r][v] = <row_r, vector_v>. A product of two float32 is exact in float64. */
+static int64_t gram32(const float *rows, int64_t count, const float *vectors, int64_t many, int64_t n, double *out) {
+    double *lanes = calloc((size_t)(count * HANSA_GRAM_ROOM(many) * GRAM_LANES), sizeof *lanes);
+    if (!lanes) return HANSA_NO_MEMORY;
+    int64_t told = gram32_add(rows, n, count, vectors, n, many, n, lanes);
+    if (told == HANSA_OK) gram32_sum(lanes, count, many, out);
     free(lanes);
-    return HANSA_OK;
+    return told;
 }
 
 #endif

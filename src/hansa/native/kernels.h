@@ -3,6 +3,7 @@
 #include "digest.h"
 #include "gram.h"
 #include "planes.h"
+#include "rows.h"
 #include "stack.h"
 #include "wire.h"
 #include "together.h"
@@ -29,6 +30,9 @@ const hansa_kernels HANSA_KERNELS = {
     .mix32 = mix32,
     .mix64 = mix64,
     .gram32 = gram32,
+    .gram32_add = gram32_add,
+    .rows_add = rows_gram,
+    .gram32_sum = gram32_sum,
     .gram = gram,
     .squares32 = squares32,
     .squares64 = squares64,

@@ -10,7 +10,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 7
+#define HANSA_ABI 8
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -95,6 +95,9 @@ typedef struct {
 
 #define HANSA_CUT 1024
 
+/* Pairs that a row's lanes have room for: of `many`, rounded up to what any instruction set takes at a time. */
+#define HANSA_GRAM_ROOM(many) ((many) + 4)
+
 /* A cohort most of whose clients are idle: their models are start + sum of weights[i] changes[places[i]] and are made only
  * where one steps. Turns come in groups: one with the row HANSA_GATHER and `batch` = how many steps follow, and those, each
  * of which makes the next change. `starts` has the terms of each turn's model, from starts[t] to starts[t + 1]. */
@@ -160,6 +163,11 @@ typedef struct {
     void (*mix64)(const double *x, const int64_t *starts, const int64_t *links, const double *weights, int64_t n,
                   int64_t d, double *out);
     int64_t (*gram32)(const float *rows, int64_t count, const float *vectors, int64_t many, int64_t n, double *out);
+    int64_t (*gram32_add)(const float *rows, int64_t row, int64_t count, const float *vectors, int64_t vector,
+                          int64_t many, int64_t n, double *lanes);
+    int64_t (*rows_add)(int64_t file, const int64_t *offsets, int64_t count, const float *vectors, int64_t vector,
+                        int64_t many, int64_t n, double *lanes, uint32_t *crcs, int64_t *told); /* may be null */
+    void (*gram32_sum)(double *lanes, int64_t count, int64_t many, double *out);
     void (*gram)(const float *rows, int64_t count, int64_t n, int64_t stride, double *out);
     double (*squares32)(const float *x, int64_t n, int64_t *finite);
     double (*squares64)(const double *x, int64_t n, int64_t *finite);

@@ -96,7 +96,12 @@ def identity(row: Tensor) -> str:
 
 
 def seal(dtype: str, shape: Sequence[int], data: memoryview) -> str:
-    return sha256(f"{dtype}{list(shape)}".encode(), data)
+    return sha256(seal_header(dtype, shape), data)
+
+
+def seal_header(dtype: str, shape: Sequence[int]) -> bytes:
+    """What a row's SHA-256 covers before its bytes."""
+    return f"{dtype}{list(shape)}".encode()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -146,6 +151,14 @@ def check_matrix(name: str, kinds: set[tuple[str, int]]) -> None:
         raise HansaError(f"rows {name!r} differ in dtype or length, {sorted(kinds)}: only equal ones make a matrix.")
 
 
+def check_vectors(vectors: Tensor, length: int | None = None) -> None:
+    """Only a matrix is multiplied with rows, and only vectors as long as they are."""
+    if vectors.ndim != 2:
+        raise refuse("dot", "vectors", tuple(vectors.shape), "a matrix, one vector a row")
+    if length is not None and length != vectors.shape[1]:
+        raise refuse("dot", "vectors", tuple(vectors.shape), f"vectors of {length} numbers, as the rows are")
+
+
 def blocks(many: Sequence[T]) -> Iterator[Sequence[T]]:
     """The fixed cut of many rows into blocks, the same for every store so that sums agree to the last bit."""
     for start in range(0, len(many), BLOCK):
@@ -154,13 +167,11 @@ def blocks(many: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def dot_blocks(streamed: Iterable[Tensor], count: int, vectors: Tensor) -> Tensor:
     """<row_i, vector_j> over streamed blocks of rows, in float64."""
-    if vectors.ndim != 2:
-        raise refuse("dot", "vectors", tuple(vectors.shape), "a matrix, one vector a row")
+    check_vectors(vectors)
     total = torch.zeros(count, len(vectors), dtype=torch.float64)
     at = 0
     for rows in streamed:
-        if rows.shape[1] != vectors.shape[1]:
-            raise refuse("dot", "vectors", tuple(vectors.shape), f"vectors of {rows.shape[1]} numbers, as the rows are")
+        check_vectors(vectors, rows.shape[1])
         total[at : at + len(rows)] = arithmetic.inner_products(rows, vectors)
         at += len(rows)
     return total

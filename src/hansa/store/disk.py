@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 
 import torch
@@ -23,6 +24,7 @@ from hansa.store.base import (
     check_commit,
     check_matrix,
     check_rows,
+    check_vectors,
     combine_blocks,
     digest_of,
     dot_blocks,
@@ -32,6 +34,9 @@ from hansa.store.base import (
 from hansa.store.index import Index
 from hansa.store.lock import Lock
 from hansa.store.rowfile import Entry, RowFile
+from hansa.vectors import arithmetic
+
+FEW = 4  # rows in memory at a time where they are added one after another
 
 
 class DiskStore:
@@ -77,10 +82,21 @@ class DiskStore:
         return self._matrix([self._entry(client, name) for client in clients], name, quick=True)
 
     def dot(self, clients: Sequence[int], name: str, vectors: Tensor) -> Tensor:
-        return dot_blocks(self._stream(clients, name), len(clients), vectors)
+        check_vectors(vectors)
+        entries = self._alike(clients, name)
+        check_vectors(vectors, entries[0].count)
+        if entries[0].dtype != "float32" or vectors.dtype != torch.float32 or not arithmetic.fits(vectors):
+            return dot_blocks(self._stream(entries, name, BLOCK), len(entries), vectors)
+        # a block is read, checked and multiplied by one reader, piece by piece
+        stop = Event()
+        jobs = [self._readers.submit(self._slots.dot, some, vectors, stop) for some in blocks(entries)]
+        try:
+            return torch.cat([job.result() for job in jobs])
+        finally:
+            stop.set()  # after an error or an interruption nobody waits for the others
 
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
-        return combine_blocks(self._stream(clients, name), weights)
+        return combine_blocks(self._stream(self._alike(clients, name), name, FEW), weights)
 
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
         check_rows({client: rows})
@@ -186,15 +202,20 @@ class DiskStore:
             job.result()
         return rows
 
-    def _stream(self, clients: Sequence[int], name: str) -> Iterator[Tensor]:
-        """Blocks of rows, the next being read while one is used, in two buffers."""
+    def _alike(self, clients: Sequence[int], name: str) -> list[Entry]:
+        """The rows of a matrix."""
         entries = [self._entry(client, name) for client in clients]
         check_matrix(name, {(entry.dtype, entry.count) for entry in entries})
-        shape = (min(BLOCK, len(entries)), entries[0].count)
+        return entries
+
+    def _stream(self, entries: Sequence[Entry], name: str, block: int) -> Iterator[Tensor]:
+        """Blocks of rows, the next being read while one is used, in two buffers."""
+        shape = (min(block, len(entries)), entries[0].count)
         buffers = [torch.empty(shape, dtype=DTYPES[entries[0].dtype]) for _ in range(2)]
         with ThreadPoolExecutor(1) as ahead:
             waiting = None
-            for turn, some in enumerate(blocks(entries)):
+            for turn, start in enumerate(range(0, len(entries), block)):
+                some = entries[start : start + block]
                 job = ahead.submit(self._matrix, some, name, buffers[turn % 2], quick=True)
                 if waiting is not None:
                     yield waiting.result()

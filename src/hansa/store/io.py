@@ -114,6 +114,12 @@ class File:
                 done += count
         return done
 
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """The open file as the system knows it, for native code that reads it."""
+        with _named(self.path):
+            yield self._file
+
     def size(self) -> int:
         return os.fstat(self._file).st_size
 

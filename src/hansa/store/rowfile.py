@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
-import zlib
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 import torch
 from torch import Tensor
 
 from hansa.store import io
-from hansa.store.base import DTYPES, dtype_name, raw, seal
+from hansa.store.base import DTYPES, dtype_name, raw, seal_header
 from hansa.store.io import Damaged
+from hansa.vectors import allocate
+from hansa.vectors.fingerprint import checksum
+from hansa.vectors.products import InnerProducts, ShortRow
+
+PIECE = 1 << 17  # bytes read at a time: what was read is checked and multiplied while it is in cache
+SPAN = 1 << 20  # entries of a row between two looks at whether to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class RowFile:
     def put(self, client: int, name: str, born: int, row: Tensor, sha: str) -> Entry:
         """Write a row into the lowest free slot."""
         data = raw(row)
-        entry = Entry(client, name, born, dtype_name(row.dtype), tuple(row.shape), 0, sha, zlib.crc32(data))
+        entry = Entry(client, name, born, dtype_name(row.dtype), tuple(row.shape), 0, sha, checksum(data))
         stride = entry.stride
         free = self._free.setdefault(stride, [])
         if free:
@@ -107,32 +115,45 @@ class RowFile:
     def get(self, entry: Entry, into: Tensor | None = None, *, quick: bool = False) -> Tensor:
         """Read a row, checked by SHA-256; ``quick`` lets CRC-32 do where SHA-256 has passed before."""
         flat = torch.empty(entry.count, dtype=DTYPES[entry.dtype]) if into is None else into
-        view = raw(flat)
-        path = self._path(entry.stride)
-        if not path.exists():
-            raise Damaged(f"{entry}: its file {path} is missing. Restore it, or start from another checkpoint.")
-        found = self._file(entry.stride).read_into(entry.slot * entry.stride, view)
-        if found < entry.nbytes:
-            raise self._damaged(entry, f"the file ends after {found} of {entry.nbytes} bytes")
-        if quick and entry in self._proven:
-            if zlib.crc32(view) != entry.crc:
-                raise self._damaged(entry, "its CRC-32 does not match")
-        elif seal(entry.dtype, entry.shape, view) != entry.sha:
-            raise self._damaged(entry, "its SHA-256 does not match")
-        self._proven.add(entry)
+        view, row = raw(flat), _Reading(self, entry, quick)
+        for start in range(0, entry.nbytes, PIECE):
+            row.read(view[start : start + PIECE])
+        row.close()
         return flat if into is not None else flat.reshape(entry.shape)
+
+    def dot(self, entries: Sequence[Entry], vectors: Tensor, stop: Event) -> Tensor:
+        """<row_i, vector_j> of float32 rows of one length, as `kernels.inner_products` has it; checked as quick `get`
+        does. A piece of every row is in memory at a time; given up soon after ``stop`` is set."""
+        rows = [_Reading(self, entry, quick=True) for entry in entries]
+        products = InnerProducts(len(entries), vectors)
+        natively = products.reads and all(row.natively for row in rows)
+        for start in range(0, vectors.shape[1], SPAN):
+            if stop.is_set():
+                raise CancelledError
+            count = min(SPAN, vectors.shape[1] - start)
+            _read_natively(rows, products, count) if natively else _read_in_pieces(rows, products, count)
+        for row in rows:
+            row.close()
+        return products.total()
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _damaged(self, entry: Entry, why: str) -> Damaged:
-        path, offset = self._path(entry.stride), entry.slot * entry.stride
-        return Damaged(
-            f"{entry} is damaged: {why} ({path}, bytes {offset} to {offset + entry.nbytes}). "
-            "Restore the file, or start from another checkpoint."
-        )
+    def proven(self, entry: Entry) -> bool:
+        """Whether the row's SHA-256 was right when it was last met."""
+        return entry in self._proven
+
+    def prove(self, entry: Entry) -> None:
+        self._proven.add(entry)
+
+    def file_of(self, entry: Entry) -> io.File:
+        """The open file with a row in it."""
+        path = self._path(entry.stride)
+        if not path.exists():
+            raise Damaged(f"{entry}: its file {path} is missing. Restore it, or start from another checkpoint.")
+        return self._file(entry.stride)
 
     def _path(self, stride: int) -> Path:
         return self.folder / f"{stride}.rows"
@@ -146,3 +167,73 @@ class RowFile:
                 if made:
                     io.sync_folder(self.folder)
             return self._files[stride]
+
+
+class _Reading:
+    """A row read piece after piece and checked at its end: by SHA-256, or ``quick`` by CRC-32 where that has passed."""
+
+    def __init__(self, rows: RowFile, entry: Entry, quick: bool) -> None:
+        self.file = rows.file_of(entry)
+        self.offset = entry.slot * entry.stride  # of the next byte
+        self.crc = 0
+        self._rows, self._entry = rows, entry
+        self._sha = None if quick and rows.proven(entry) else hashlib.sha256(seal_header(entry.dtype, entry.shape))
+
+    @property
+    def natively(self) -> bool:
+        """Whether it may be read by native code, which knows CRC-32 only."""
+        return self._sha is None
+
+    def read(self, into: memoryview) -> None:
+        """The next bytes."""
+        found = self.file.read_into(self.offset, into)
+        if found < len(into):
+            raise self.short(found)
+        self.offset += found
+        if self._sha is not None:
+            self._sha.update(into)
+        else:
+            self.crc = checksum(into, self.crc)
+
+    def close(self) -> None:
+        """The end of the row: what was read is what was written, or this is an error."""
+        if self._sha is not None and self._sha.hexdigest() != self._entry.sha:
+            raise self._damaged("its SHA-256 does not match")
+        if self._sha is None and self.crc != self._entry.crc:
+            raise self._damaged("its CRC-32 does not match")
+        self._rows.prove(self._entry)
+
+    def short(self, found: int) -> Damaged:
+        """The error for a file that has only so many bytes more."""
+        done = self.offset - self._entry.slot * self._entry.stride + found
+        return self._damaged(f"the file ends after {done} of {self._entry.nbytes} bytes")
+
+    def _damaged(self, why: str) -> Damaged:
+        start = self._entry.slot * self._entry.stride
+        return Damaged(
+            f"{self._entry} is damaged: {why} ({self.file.path}, bytes {start} to {start + self._entry.nbytes}). "
+            "Restore the file, or start from another checkpoint."
+        )
+
+
+def _read_in_pieces(rows: Sequence[_Reading], products: InnerProducts, count: int) -> None:
+    """Multiply the next entries of all rows."""
+    room = PIECE // 4
+    pieces = allocate.empty(len(rows) * room, torch.float32).view(-1, room)
+    views = [raw(piece) for piece in pieces]
+    for start in range(0, count, room):
+        some = min(room, count - start)
+        for row, view in zip(rows, views, strict=True):
+            row.read(view[: 4 * some])
+        products.add(pieces[:, :some])
+
+
+def _read_natively(rows: Sequence[_Reading], products: InnerProducts, count: int) -> None:
+    """The same in one call, whose threads need not wait for each other."""
+    try:
+        with rows[0].file.descriptor() as file:
+            crcs = products.add_from(file, [row.offset for row in rows], count, [row.crc for row in rows])
+    except ShortRow as short:
+        raise rows[short.place].short(short.found) from None
+    for row, crc in zip(rows, crcs, strict=True):
+        row.offset, row.crc = row.offset + 4 * count, crc

@@ -74,7 +74,7 @@ def server_step(
     named = {"delta": delta, "m": m, "v": v, "vhat": vhat}
     named |= {"out.step": out.step, "out.m": out.m, "out.v": out.v, "out.vhat": out.vhat, "x": x}
     dtype = torch.float64 if delta.dtype == torch.float64 else torch.float32
-    pointers = [None if a is None else _pointer("server_step", k, a, dtype, delta.numel()) for k, a in named.items()]
+    pointers = [None if a is None else address_of("server_step", k, a, dtype, delta.numel()) for k, a in named.items()]
     corrected = bias_correction and moments
     rule = abi.Rule(
         abi.SERVER_KINDS.index(kind),
@@ -101,8 +101,8 @@ def weighted_sum(
     first = rows[0]
     out = allocate.like(first) if out is None else out
     dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    pointers = [_pointer("weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
-    target = _pointer("weighted_sum", "out", out, dtype, first.numel())
+    pointers = [address_of("weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
+    target = address_of("weighted_sum", "out", out, dtype, first.numel())
     if target in pointers:
         raise HansaError("weighted_sum: out is one of the rows; it must be apart from them.")
     table = native.load(isa)
@@ -146,7 +146,7 @@ def mix(rows: Tensor, weights: Links, out: Tensor, isa: str = "") -> None:
     n = len(weights.starts) - 1
     if rows.ndim != 2 or len(rows) != n:
         raise HansaError(f"mix: rows of shape {list(rows.shape)}, expected [{n}, d].")
-    source, target = _pointer("mix", "rows", rows, dtype), _pointer("mix", "out", out, dtype, rows.numel())
+    source, target = address_of("mix", "rows", rows, dtype), address_of("mix", "out", out, dtype, rows.numel())
     if source == target:
         raise HansaError("mix: out is the rows themselves; it must be apart from them.")
     table = native.load(isa)
@@ -157,7 +157,7 @@ def mix(rows: Tensor, weights: Links, out: Tensor, isa: str = "") -> None:
 def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
     """||x||^2 in float64 and whether every entry is finite, in one pass. Entry i joins lane i mod 32 of the sum."""
     double = x.dtype in (torch.float64, np.float64)
-    pointer = _pointer("squared_norm", "x", x, torch.float64 if double else torch.float32)
+    pointer = address_of("squared_norm", "x", x, torch.float64 if double else torch.float32)
     finite, table = c_int64(), native.load(isa)
     total = (table.squares64 if double else table.squares32)(pointer, _size(x), ctypes.byref(finite))
     return float(total), bool(finite.value)
@@ -171,8 +171,8 @@ def inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tensor:
     """
     count, many, d = len(rows), len(vectors), rows.shape[1]
     out = torch.empty(count, many, dtype=torch.float64)
-    first = _pointer("inner_products", "rows", rows, torch.float32)
-    second = _pointer("inner_products", "vectors", vectors, torch.float32, many * d)
+    first = address_of("inner_products", "rows", rows, torch.float32)
+    second = address_of("inner_products", "vectors", vectors, torch.float32, many * d)
     if native.load(isa).gram32(first, count, second, many, d, out.data_ptr()) != abi.OK:
         raise MemoryError("inner_products: no memory for the sums")
     return out
@@ -184,7 +184,7 @@ def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint
     The sum runs in float64 in 1024 lanes, entry i in lane i mod 1024, and the lanes are then added exactly; it is NaN
     where an entry is not finite.
     """
-    pointer, size = _pointer("sign_pack", "x", x, torch.float32), _size(x)
+    pointer, size = address_of("sign_pack", "x", x, torch.float32), _size(x)
     bits, lanes = np.empty(-(-size // 8), np.uint8), np.empty(abi.SUM_LANES)
     native.load(isa).sign_pack(pointer, size, bits.ctypes.data, lanes.ctypes.data)
     return bits, math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
@@ -207,7 +207,7 @@ def reaching(
 
     ``room`` is a guess of how many there are; a low one costs a second pass.
     """
-    pointer, size = _pointer("reaching", "x", x, torch.float32), _size(x)
+    pointer, size = address_of("reaching", "x", x, torch.float32), _size(x)
     room = min(size, size // 32 + 1024 if room is None else room)
     kernel = native.load(isa).reaching
     while True:
@@ -224,17 +224,17 @@ def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
     kernel = native.load(isa).crc32
     if whole < 64 or not kernel:
         return zlib.crc32(data.data, crc)
-    return zlib.crc32(data[whole:].data, kernel(_pointer("crc32", "data", data, torch.uint8), whole, crc))
+    return zlib.crc32(data[whole:].data, kernel(address_of("crc32", "data", data, torch.uint8), whole, crc))
 
 
 def highest(x: Array, isa: str = "") -> float:
     """The largest magnitude of a float32 vector; NaN or infinite where an entry is."""
-    return float(native.load(isa).highest32(_pointer("highest", "x", x, torch.float32), _size(x)))
+    return float(native.load(isa).highest32(address_of("highest", "x", x, torch.float32), _size(x)))
 
 
 def half_pack(x: Array, exponent: int, most: float, brain: bool = False, isa: str = "") -> Bytes:
     """Float32 entries x / 2^exponent, at most ``most`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
-    pointer, size = _pointer("half_pack", "x", x, torch.float32), _size(x)
+    pointer, size = address_of("half_pack", "x", x, torch.float32), _size(x)
     out = allocate.empty(-(-size // 2), torch.float32).numpy().view(np.uint8)[: 2 * size]
     native.load(isa).half_pack(pointer, size, _scale(exponent), most, int(brain), out.ctypes.data)
     return out
@@ -246,7 +246,7 @@ def levels_pack(
     """What `hansa.compress.quantize` sends of a float32 vector: the largest magnitude of each bucket, and a code of
     ``width`` bits an entry; rounded by the Philox numbers of a 16-byte key, to nearest without one. None where an entry
     is not finite."""
-    pointer, size = _pointer("levels_pack", "x", x, torch.float32), _size(x)
+    pointer, size = address_of("levels_pack", "x", x, torch.float32), _size(x)
     if not 1 <= levels <= 127 or width != (2 * levels).bit_length() or bucket % 8 or bucket < 8:
         raise HansaError(f"levels_pack: {levels} levels of {width} bits in buckets of {bucket}.")
     norms = np.empty(-(-size // bucket), np.float32)
@@ -261,7 +261,7 @@ def planes_pack(x: Array, room: int, exponent: int = 0, most: int = 1 << 24, isa
     """What `hansa.compress.planes` makes of whole numbers (int32), or of rint(x / 2^exponent) (float32), at most
     ``most`` <= 2^24 in magnitude; ``room`` bytes are enough for them."""
     numbers = x.dtype in (torch.int32, np.int32)
-    pointer = _pointer("planes_pack", "x", x, torch.int32 if numbers else torch.float32)
+    pointer = address_of("planes_pack", "x", x, torch.int32 if numbers else torch.float32)
     out = np.empty(room + 8, np.uint8)
     given = (None, pointer) if numbers else (pointer, None)
     length = native.load(isa).planes_pack(*given, _size(x), _scale(exponent), most, out.ctypes.data)
@@ -279,8 +279,8 @@ def _scale(exponent: int) -> Any:
 def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Array, fresh: bool, isa: str) -> None:
     if len(bits) != len(scales):
         raise HansaError(f"{where}: {len(bits)} packets and {len(scales)} scales, expected as many.")
-    target, size = _pointer(where, "out", out, torch.float32), _size(out)
-    pointers = [_pointer(where, f"packet {i}", one, torch.uint8, -(-size // 8)) for i, one in enumerate(bits)]
+    target, size = address_of(where, "out", out, torch.float32), _size(out)
+    pointers = [address_of(where, f"packet {i}", one, torch.uint8, -(-size // 8)) for i, one in enumerate(bits)]
     native.load(isa).sign_add(
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_float * len(pointers))(*scales),
@@ -295,7 +295,7 @@ def _size(x: Array) -> int:
     return x.numel() if isinstance(x, torch.Tensor) else x.size
 
 
-def _pointer(where: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
+def address_of(where: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
     """The address of a contiguous vector on the CPU, of the dtype and (if given) the size expected."""
     wanted = str(dtype).removeprefix("torch.")
     if isinstance(x, torch.Tensor):
