@@ -210,3 +210,36 @@ def test_any_number_of_links_folds_in_their_order(links, isa):
     together.weigh(*csr(matrix))
     together.run(turns((abi.MIX, None)))
     torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize("kind", [abi.MIX, abi.PULL, abi.SIGNS])
+def test_a_ring_passes_through_registers_with_the_bits_of_any_graph(kind, n, isa):
+    """A row that is lost makes a ring a graph like others, for those that are left."""
+    solo, rows, _ = laboratory(isa, "single linear layer")
+    draw = torch.Generator().manual_seed(n)
+    rows = torch.randn(n + 1, rows.shape[1], generator=draw)
+    copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
+    weights = np.zeros((n + 1, n + 1))
+    for row in range(n):  # no two weights alike
+        places = sorted({(row - 1) % n, row, (row + 1) % n})
+        weights[row, places] = np.random.default_rng(row).dirichlet(np.ones(len(places)))
+    found = []
+    for count in (n, n + 1):
+        own, public = rows[:count].clone(), copies[:count].clone()
+        together = Together(solo, own, Settings(0.05), rows[0].clone())
+        together.weigh(*csr(weights[:count, :count]))
+        together.publish(public, 0.3)
+        together.run(turns((kind, None)))
+        found.append((own, public))
+    (ring_rows, ring_copies), (any_rows, any_copies) = found
+    assert torch.equal(ring_rows, any_rows[:n])
+    assert torch.equal(ring_copies, any_copies[:n])
+    assert torch.equal(any_rows[n], rows[n])
+    mixed = torch.from_numpy(weights[:n, :n])
+    if kind == abi.MIX:
+        expected = mixed @ rows[:n].double()
+    else:
+        expected = rows[:n] + 0.3 * (mixed @ ring_copies.double() - ring_copies.double())
+    torch.testing.assert_close(ring_rows.double(), expected, rtol=0, atol=1e-6)

@@ -60,6 +60,32 @@ static double exact_distance(const float *a, const float *b, int64_t n) {
     return exact_sum(lanes, HANSA_SUM_LANES);
 }
 
+/* The magnitudes of 32 entries, each into the lane of its place; gives their signs as `sign_bits` does. */
+INLINE uint32_t sizes_and_signs(const float *a, const float *b, wide_t *lanes) {
+    uint32_t word = 0;
+#if VL == 16
+    UNROLL for (int k = 0; k < 4; k++) {
+        __m256 apart = _mm256_loadu_ps(a + 8 * k) - _mm256_loadu_ps(b + 8 * k);
+        word |= (uint32_t)_mm256_cmp_ps_mask(apart, _mm256_setzero_ps(), _CMP_GE_OQ) << 8 * k;
+        lanes[k] += _mm512_cvtps_pd(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), apart));
+    }
+#elif VL == 8
+    UNROLL for (int k = 0; k < 4; k++) {
+        vf apart = load(a + 8 * k) - load(b + 8 * k), size = _mm256_andnot_ps(splat(-0.0f), apart);
+        word |= (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(apart, zero(), _CMP_GE_OQ)) << 8 * k;
+        lanes[2 * k] += _mm256_cvtps_pd(_mm256_castps256_ps128(size));
+        lanes[2 * k + 1] += _mm256_cvtps_pd(_mm256_extractf128_ps(size, 1));
+    }
+#else
+    float apart[32], size[32];
+    UNROLL for (int k = 0; k < 32; k += VL) store(apart + k, load(a + k) - load(b + k));
+    UNROLL for (int k = 0; k < 32; k += VL) word |= sign_bits(apart + k) << k;
+    UNROLL for (int k = 0; k < 32; k++) size[k] = fabsf(apart[k]);
+    UNROLL for (int k = 0; k < 32; k += WIDE) lanes[k / WIDE] += widened(size + k);
+#endif
+    return word;
+}
+
 /* The scale of the signs of a - b, and the signs themselves as bits: what `sign_pack` has of that vector. The sum need be
  * exact only as far as its float32 shows. NaN where an entry of a - b is not finite. */
 static float sign_difference(const float *a, const float *b, int64_t n, uint8_t *bits) {
@@ -68,21 +94,17 @@ static float sign_difference(const float *a, const float *b, int64_t n, uint8_t 
         wide_t lanes[32 / WIDE];
         stop = at_most(n, i + 64 * HANSA_SUM_LANES);
         memset(lanes, 0, sizeof lanes);
-        for (; i < stop; i += 32) {
-            float apart[32], size[32];
-            ptrdiff_t some = at_most(32, stop - i);
-            uint32_t word = 0;
-            if (some == 32) {
-                UNROLL for (int k = 0; k < 32; k += VL) store(apart + k, load(a + i + k) - load(b + i + k));
-            } else {
-                for (int k = 0; k < 32; k++) apart[k] = k < some ? a[i + k] - b[i + k] : -0.0f;
-            }
-            UNROLL for (int k = 0; k < 32; k += VL) word |= sign_bits(apart + k) << k;
-            if (some < 32) word &= (1u << some) - 1u;
-            UNROLL for (int k = 0; k < 32; k++) size[k] = fabsf(apart[k]);
-            UNROLL for (int k = 0; k < 32; k += WIDE) lanes[k / WIDE] += widened(size + k);
+        for (; i + 32 <= stop; i += 32) {
+            uint32_t word = sizes_and_signs(a + i, b + i, lanes);
             uint8_t bytes[4] = {(uint8_t)word, (uint8_t)(word >> 8), (uint8_t)(word >> 16), (uint8_t)(word >> 24)};
-            memcpy(bits + i / 8, bytes, (size_t)((some + 7) / 8));
+            memcpy(bits + i / 8, bytes, 4);
+        }
+        if (i < stop) {
+            float left[32] = {0}, right[32] = {0};
+            memcpy(left, a + i, sizeof(float) * (size_t)(stop - i));
+            memcpy(right, b + i, sizeof(float) * (size_t)(stop - i));
+            uint32_t word = sizes_and_signs(left, right, lanes) & ((1u << (stop - i)) - 1u);
+            for (int64_t k = 0; k < stop - i; k += 8) bits[(i + k) / 8] = (uint8_t)(word >> k);
         }
         sum += sum_of_lanes(lanes);
     }

@@ -5,6 +5,7 @@
 #define HANSA_TOGETHER_H
 
 #include "dense.h"
+#include "ring.h"
 #include "signs.h"
 #include "stack.h"
 
@@ -213,6 +214,15 @@ static void signs_of_rows(const hansa_cohort *c, ptrdiff_t d) {
     }
 }
 
+/* The same on a ring, where it is one and nobody waits in `later`; the exchange is otherwise still to be made. */
+static int on_a_ring(const hansa_cohort *c, ptrdiff_t d, int64_t kind) {
+    if (c->later || !(kind == HANSA_MIX || kind == HANSA_PULL || kind == HANSA_SIGNS) || !ring_of(c, c->scratch)) return 0;
+    ring_t ring = {c->x, c->open, c->scratch, scales_of(c), bits_of(c, d, 0), c->rows, d, round_up((d + 7) / 8, 64),
+                   splat((float)c->rate)};
+    ring_gossip(kind, &ring);
+    return 1;
+}
+
 /* The bounds after something that all rows did. Means of rows reach no farther than the rows themselves. */
 static void reach_after(const hansa_cohort *c, int64_t kind) {
     double most = 0, heaviest = 1;
@@ -271,20 +281,23 @@ static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_up
                 c->stepped[row] = 1;
             }
             c->losses[at] = step_once(stack, data, c->turns[at].index, c->turns[at].batch, &step, update->clip);
-            int fine = c->later ? all_finite32(step.y, d)
+            /* signs are taken as long as the row is near, and only those of finite rows have a scale */
+            int fine = c->open && signs_follow(c, c->done) && sign_row(c, d, row);
+            if (!fine)
+                fine = c->later ? all_finite32(step.y, d)
                                 : stayed(c, row, d, reach_of_step(stack, c->turns[at].batch, &step, update->clip));
             if (!fine) {
                 c->lost = row;
                 return HANSA_OK;
             }
-            if (c->open && signs_follow(c, c->done)) sign_row(c, d, row); /* as long as the row is near */
         } else {
-            if (row == HANSA_MIX) mix_rows(c, d);
+            if (row == HANSA_SIGNS && (c->lost = sign_rest(c, d)) >= 0) return HANSA_BAD_SUM;
+            if (on_a_ring(c, d, row)) {
+            } else if (row == HANSA_MIX) mix_rows(c, d);
             else if (row == HANSA_AVERAGE) average_rows(c, d);
             else if (row == HANSA_SETTLE) settle_rows(c, d);
             else if (row == HANSA_PULL) pull_rows(c, d);
-            else if ((c->lost = sign_rest(c, d)) < 0) signs_of_rows(c, d);
-            else return HANSA_BAD_SUM;
+            else signs_of_rows(c, d);
             reach_after(c, row);
             memset(c->stepped, 0, sizeof(int64_t) * (size_t)c->rows);
         }
