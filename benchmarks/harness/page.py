@@ -42,7 +42,8 @@ METHOD = """\
   images shows what that one setting gives.
 - The limit: `torch.mm` at 1,024 cubed in two processes, over the multiplications of a step. The products of the step's
   own shapes stand beside it: narrow ones do not reach the peak. Hansa's native convolutions leave out the products with
-  zeros that ReLU and pooling leave in the backward pass, so they may pass a limit that counts all products.
+  zeros that ReLU and pooling leave in the backward pass, and 3x3 and 5x5 kernels before a pool make 4 and 9 products an
+  output for 9 and 25 (Winograd's minimal filtering), so they may pass a limit that counts all products.
 - Compare within one run only: between runs the machine itself drifts by 15%. Never measure under load.
 """
 

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parents[2]
 TESTS = [
     "tests/native/test_stack.py",
+    "tests/native/test_winograd.py",
     "tests/native/test_solo.py",
     "tests/native/test_together.py",
     "tests/native/test_trail.py",

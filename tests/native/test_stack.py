@@ -74,19 +74,21 @@ def test_gradient_on_random_images_is_no_worse_than_eager_float32(name: str, isa
 
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("channels", [1, 2, 16])
-def test_equal_maxima_go_to_the_first_as_in_torch(channels: int, isa: str) -> None:
+@pytest.mark.parametrize("columns", [[1.0, 2.0, 5.0, 1.0], [1.0, 2.0, 5.0, 3.0, 7.0, 1.0]], ids=["3x3", "5x5"])
+def test_equal_maxima_go_to_the_first_as_in_torch(columns: list[float], channels: int, isa: str) -> None:
     """Columns 1 2 5 1 under a kernel of ones: the four sums that the pool compares are equal, their windows are not,
     and the weights' gradient is a multiple of the first window, 1 2 5."""
-    module = nn.Sequential(nn.Conv2d(channels, 1, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 2))
+    kernel = len(columns) - 1
+    module = nn.Sequential(nn.Conv2d(channels, 1, kernel), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 2))
     with torch.no_grad():
         module[0].weight.fill_(1)
-        module[0].bias.fill_(1 - 24 * channels)  # so that the output is 1
+        module[0].bias.fill_(1 - kernel * sum(columns[1:]) * channels)  # so that the output is 1
         module[4].weight.copy_(torch.tensor([[0.5], [-0.5]]))
-    columns = torch.tensor([1.0, 2.0, 5.0, 1.0])
-    stack, inputs = compiled(module, (channels, 4, 4), isa), columns.repeat(1, channels, 4, 1)
+    row = torch.tensor(columns)
+    stack, inputs = compiled(module, (channels, kernel + 1, kernel + 1), isa), row.repeat(1, channels, kernel + 1, 1)
     _, gradient = stack.gradient(parameters_of(module), inputs, torch.tensor([1]), torch.tensor([0]))
-    dw = gradient[: 9 * channels].view(3, 3, channels)
-    ratio = dw / columns[:3, None]
+    dw = gradient[: kernel * kernel * channels].view(kernel, kernel, channels)
+    ratio = dw / row[:kernel, None]
     assert float(ratio[0, 0, 0]) > 0.1
     torch.testing.assert_close(ratio, ratio[0, 0, 0].expand_as(ratio))
     assert distance(gradient, reference(module, inputs, torch.tensor([1]), torch.float32)[1]) < 1e-6

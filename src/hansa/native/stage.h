@@ -7,6 +7,7 @@
 #include "linear.h"
 #include "native.h"
 #include "pool.h"
+#include "winograd.h"
 
 /* How a convolution stage finds its weight gradient. */
 enum { SPARSE, FEW, DENSE };
@@ -25,6 +26,8 @@ typedef struct {
     ptrdiff_t dense_h, dense_w;   /* that gradient with its border */
     ptrdiff_t keeps, keep_at;     /* numbers that dropout has for a row, and those of the stages before */
     filters_t forward;
+    int minimal;                  /* whether the forward half is Winograd's */
+    winograd_t winograd;
     filters_t backward[MOST_STRIDE * MOST_STRIDE];    /* by phase of the input's place; of stride one there is one */
     ptrdiff_t backward_at[MOST_STRIDE * MOST_STRIDE]; /* where its weights begin */
     float *in;                           /* [batch][padded_h][padded_w][in_step] or [batch][in_step] */
@@ -37,6 +40,7 @@ typedef struct {
     int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
     int32_t *base;                       /* [positions], the window's place in the padded image */
     float *forward_weight, *backward_weight, *padded_bias;
+    float *points;                       /* [(K + 1)^2][channels][out_step], the weights as Winograd's form wants them */
     float *dw, *db;
 } stage_t;
 
@@ -75,6 +79,10 @@ static void conv_prepare(const stage_t *s, const float *y, int backward, int fir
         weight = scratch->ordered;
     }
     pack_forward(weight, is->out, taps(s), s->forward_weight);
+    if (s->minimal && is->kernel == 3)
+        winograd_weights(3, s->forward_weight, is->channels, s->out_step, s->points, s->winograd.doubt);
+    if (s->minimal && is->kernel == 5)
+        winograd_weights(5, s->forward_weight, is->channels, s->out_step, s->points, s->winograd.doubt);
     if (s->bias >= 0) memcpy(s->padded_bias, y + s->bias, sizeof(float) * is->out);
     if (!backward) return;
     ptrdiff_t sums = s->plan == SPARSE ? is->out * is->kernel * is->kernel * s->in_step : taps(s) * s->out_step;
@@ -121,6 +129,13 @@ static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
         else
             pool_max(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu != 0, out, s->out_row,
                      s->which + n * s->out_h * line);
+        return;
+    }
+    if (s->minimal) {
+        int32_t *which = s->which + n * s->out_h * line;
+        int relu = s->is.relu != 0;
+        if (s->is.kernel == 3) winograd_image(3, &s->winograd, &s->forward, x, relu, out, s->out_row, which);
+        else winograd_image(5, &s->winograd, &s->forward, x, relu, out, s->out_row, which);
         return;
     }
     for (ptrdiff_t y = 0; y < s->out_h; y++) {

@@ -56,6 +56,11 @@ INLINE vf where_equal(vi a, vi b, vf v) { return _mm512_maskz_mov_ps(_mm512_cmpe
 INLINE vf where_positive(vf test, vf v) { /* v where test > 0 or test is NaN, else 0 */
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, zero(), _CMP_NLE_UQ), v);
 }
+INLINE vf larger(vf a, vf b) { return _mm512_max_ps(a, b); } /* either where one is NaN, as in `smaller` */
+INLINE vf smaller(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE int any_within(vf a, vf reach) { /* whether some lane is not above reach: not greater, or NaN */
+    return _mm512_cmp_ps_mask(a, reach, _CMP_NGT_UQ) != 0;
+}
 INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) { /* torch's rule: greater, or NaN, wins */
     __mmask16 wins = _mm512_cmp_ps_mask(rival, *best, _CMP_GT_OQ) | _mm512_cmp_ps_mask(rival, rival, _CMP_UNORD_Q);
     *best = _mm512_mask_mov_ps(*best, wins, rival);
@@ -90,6 +95,9 @@ INLINE vi where_bit(vi test, int32_t bit, vi v) {
 }
 INLINE vf where_equal(vi a, vi b, vf v) { return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)), v); }
 INLINE vf where_positive(vf test, vf v) { return _mm256_and_ps(_mm256_cmp_ps(test, zero(), _CMP_NLE_UQ), v); }
+INLINE vf larger(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf smaller(vf a, vf b) { return _mm256_min_ps(a, b); }
+INLINE int any_within(vf a, vf reach) { return _mm256_movemask_ps(_mm256_cmp_ps(a, reach, _CMP_NGT_UQ)) != 0; }
 INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
     vf wins = _mm256_or_ps(_mm256_cmp_ps(rival, *best, _CMP_GT_OQ), _mm256_cmp_ps(rival, rival, _CMP_UNORD_Q));
     *best = _mm256_blendv_ps(*best, rival, wins);
@@ -128,6 +136,14 @@ INLINE vi add_int(vi a, vi b) { return a + b; }
 INLINE vi where_bit(vi test, int32_t bit, vi v) { return (vi)((test & splat_int(bit)) != splat_int(0)) & v; }
 INLINE vf where_equal(vi a, vi b, vf v) { return (vf)((vi)(a == b) & (vi)v); }
 INLINE vf where_positive(vf test, vf v) { return (vf)(~(vi)(test <= zero()) & (vi)v); }
+INLINE vf larger(vf a, vf b) { return (vf)(((vi)(a > b) & (vi)a) | (~(vi)(a > b) & (vi)b)); }
+INLINE vf smaller(vf a, vf b) { return (vf)(((vi)(a < b) & (vi)a) | (~(vi)(a < b) & (vi)b)); }
+INLINE int any_within(vf a, vf reach) {
+    vi beyond = (vi)(a > reach);
+    int all = -1;
+    for (int i = 0; i < VL; i++) all &= beyond[i];
+    return all == 0;
+}
 INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
     vi wins = (vi)(rival > *best) | (vi)(rival != rival);
     *best = (vf)((wins & (vi)rival) | (~wins & (vi)*best));

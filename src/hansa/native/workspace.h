@@ -91,6 +91,28 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     if (fast && s->in_step % VL == 0 && (K == 3 || K == 5)) s->plan = SPARSE;
     else if (fast && first && s->in_step == is->channels && few_supported(K, is->channels)) s->plan = FEW;
     else s->plan = DENSE;
+    s->minimal = s->plan == SPARSE && is->channels >= 8;
+}
+
+static void winograd_buffers(hansa_stack *stack, stage_t *s) {
+    ptrdiff_t points = s->is.kernel + 1, band = at_most(at_least(1, WINOGRAD_TILES / s->out_w), s->out_h);
+    ptrdiff_t windows = band * s->out_w;
+    s->points = take(stack, points * points * s->is.channels * s->out_step);
+    s->winograd = (winograd_t){
+        .band = band,
+        .in_step = s->in_step,
+        .padded_h = s->padded_h,
+        .out_h = s->out_h,
+        .out_w = s->out_w,
+        .filters = {{1, s->forward.window.row, 1, 0, s->is.channels}, s->in_step, s->out_step, s->points,
+                    take(stack, s->out_step)},
+        .columns = take(stack, points * s->padded_w * s->in_step),
+        .inputs = take(stack, points * points * windows * s->in_step),
+        .products = take(stack, points * windows * s->out_step),
+        .halves = take(stack, 2 * points * windows * s->out_step),
+        .doubt = take(stack, s->out_step),
+        .again = take(stack, 4 * s->out_step),
+    };
 }
 
 static void conv_buffers(hansa_stack *stack, stage_t *s) {
@@ -112,6 +134,7 @@ static void conv_buffers(hansa_stack *stack, stage_t *s) {
         at += taps_of(is->kernel, is->stride, phase / is->stride) * taps_of(is->kernel, is->stride, phase % is->stride) *
               is->out * wide_in;
     }
+    if (s->minimal) winograd_buffers(stack, s);
     s->dw = take(stack, sums);
     s->db = take(stack, s->out_step);
     if (is->pool && !quartered(is)) {
