@@ -59,6 +59,10 @@ def grey_3x3() -> nn.Sequential:
     return Sequential(Conv(1, 33, 3), ReLU(), pool(), Conv(33, 8, 3), pool(), Flatten(), Linear(32, 3))
 
 
+def no_relu_at_the_end() -> nn.Sequential:
+    return Sequential(Conv(1, 8, 3), ReLU(), pool(), Conv(8, 5, 3), pool(), Flatten(), Linear(45, 3))
+
+
 def mean_pools() -> nn.Sequential:
     """ReLU before and after the mean, and none; a mean of all that is left."""
     first = [Conv(1, 6, 5, padding=2), ReLU(), nn.AvgPool2d(2), Conv(6, 20, 3), nn.AvgPool2d(2), ReLU()]
@@ -96,6 +100,7 @@ STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "colour, 5x5": (colour_5x5, (3, 16, 17)),
     "many channels": (many_channels, (17, 4, 6)),
     "grey, 3x3": (grey_3x3, (1, 14, 14)),
+    "no ReLU at the end": (no_relu_at_the_end, (1, 20, 20)),
     "mean pools": (mean_pools, (1, 24, 24)),
     "strides": (strides, (3, 32, 35)),
     "wide strides": (wide_strides, (2, 21, 25)),

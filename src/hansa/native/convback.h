@@ -35,9 +35,10 @@ static void list_by_filter(const float *g, const int32_t *which, ptrdiff_t posit
     list.start[filters] = (int32_t)end;
 }
 
-/* From [positions][channels] to lists by position and place in the pool's window: start[4 p + which]. */
+/* From [positions][channels], of which the first `filters` count, to lists by position and place in the pool's window:
+ * start[4 p + which]. */
 static void list_by_position(const float *g, const int32_t *which, ptrdiff_t positions, ptrdiff_t channels,
-                             sparse_t list) {
+                             ptrdiff_t filters, sparse_t list) {
     ptrdiff_t end = 0;
     int32_t ramp[VL];
     for (int i = 0; i < VL; i++) ramp[i] = i;
@@ -45,8 +46,9 @@ static void list_by_position(const float *g, const int32_t *which, ptrdiff_t pos
     for (ptrdiff_t p = 0; p < positions; p++) {
         for (int32_t q = 0; q < 4; q++) {
             list.start[4 * p + q] = (int32_t)end;
-            for (ptrdiff_t o = 0; o < channels; o += VL) {
-                vf value = where_equal(load_int(which + p * channels + o), splat_int(q), load(g + p * channels + o));
+            for (ptrdiff_t o = 0; o < filters; o += VL) {
+                vf all = load_part(g + p * channels + o, filters - o);
+                vf value = where_equal(load_int(which + p * channels + o), splat_int(q), all);
                 end = append(list.value, list.place, end, value, add_int(lanes, splat_int((int32_t)o)));
             }
         }

@@ -1,12 +1,13 @@
 /* A first stage of few channels (grey or colour images) behind a pool, where no vector runs over the input's channels:
- * both directions run over filters and broadcast inputs, and meet a whole pool window at once. */
+ * forward runs over filters, broadcasts inputs and meets a whole pool window at once; backward runs along the rows of
+ * the window that each gradient belongs to. */
 #ifndef HANSA_FEW_H
 #define HANSA_FEW_H
 
-#include "conv.h"
+#include "convback.h"
 
 INLINE int few_supported(ptrdiff_t K, ptrdiff_t C) {
-    return (K == 5 && (C == 1 || (C == 3 && WIDE_REGISTERS))) || (K == 3 && (C == 1 || C == 3));
+    return (K == 3 || K == 5) && (C == 1 || C == 3);
 }
 
 #define FEW_POOLED (WIDE_REGISTERS ? 7 : 3)
@@ -72,62 +73,65 @@ static void few_forward(const filters_t *filters, ptrdiff_t C, const float *x, i
     }
 }
 
-/* dW of a first layer of few channels behind a pool, R kernel rows of one output vector, dw being [taps][out_step]:
- * vectors run over filters. Each input that a pool window reaches is broadcast once, for all four places at which
- * filters may have chosen. */
-INLINE void few_filters(const int K, const int C, const int R, const float *x, ptrdiff_t row, const float *g,
-                        const int32_t *which, ptrdiff_t height, ptrdiff_t width, ptrdiff_t out_step, float *dw) {
-    vf sum[27];
-    UNROLL for (int t = 0; t < R * K * C; t++) sum[t] = load(dw + t * out_step);
-    for (ptrdiff_t py = 0; py < height; py++) {
-        const float *at = x + 2 * py * row;
-        for (ptrdiff_t px = 0; px < width; px++, at += 2 * C, g += out_step, which += out_step) {
-            OPAQUE(at); /* as above */
-            vf all = load(g), chosen[4];
-            vi place = load_int(which);
-            UNROLL for (int q = 0; q < 4; q++) chosen[q] = where_equal(place, splat_int(q), all);
-            UNROLL for (int r = 0; r <= R; r++) UNROLL for (int k = 0; k < (K + 1) * C; k++) {
-                vf value = splat(at[r * row + k]);
-                UNROLL for (int q = 0; q < 4; q++) {
-                    const int up = r - (q >> 1), left = k - (q & 1) * C;
-                    if (up >= 0 && up < R && left >= 0 && left < K * C)
-                        sum[up * K * C + left] = madd(value, chosen[q], sum[up * K * C + left]);
-                }
-            }
-        }
+/* dW of a first layer of few channels behind a pool, one filter, whose gradients come as a list: the sum of value times
+ * window, of which each of K rows is W short vectors. `dw` is [K][FEW_ROW]; what lies beyond a row's end is not used. Two
+ * sums take turns where one would wait for itself. */
+#define FEW_ROW 16
+
+#if VL == 16
+#define SHORT 8
+typedef __m256 sf;
+INLINE sf short_load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void short_store(float *p, sf v) { _mm256_storeu_ps(p, v); }
+INLINE sf short_madd(float a, sf b, sf c) { return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c); }
+#else
+#define SHORT VL
+typedef vf sf;
+INLINE sf short_load(const float *p) { return load(p); }
+INLINE void short_store(float *p, sf v) { store(p, v); }
+INLINE sf short_madd(float a, sf b, sf c) { return madd(splat(a), b, c); }
+#endif
+
+INLINE void few_window(const int K, const int W, const float *x, ptrdiff_t row1, ptrdiff_t row3, float value, sf *sum) {
+    UNROLL for (int r = 0; r < K; r++) {
+        const char *line = (const char *)x + (r == 3 ? row3 : r * row1);
+        UNROLL for (int w = 0; w < W; w++)
+            sum[r * W + w] = short_madd(value, short_load((const float *)line + w * SHORT), sum[r * W + w]);
     }
-    UNROLL for (int t = 0; t < R * K * C; t++) store(dw + t * out_step, sum[t]);
 }
 
-static void few(ptrdiff_t K, ptrdiff_t C, const float *x, ptrdiff_t row, const float *g, const int32_t *which,
-                ptrdiff_t height, ptrdiff_t width, ptrdiff_t out_step, float *dw) {
-#define FEW_ROWS(K, C, R, from)                                                                                     \
-    few_filters(K, C, R, x + (from) * row, row, g + o, which + o, height, width, out_step,                         \
-                dw + (from) * K * C * out_step + o)
-    for (ptrdiff_t o = 0; o < out_step; o += VL) {
-#if WIDE_REGISTERS
-        if (K == 5 && C == 1) FEW_ROWS(5, 1, 5, 0);
-        else if (K == 5) {
-            FEW_ROWS(5, 3, 1, 0);
-            FEW_ROWS(5, 3, 1, 1);
-            FEW_ROWS(5, 3, 1, 2);
-            FEW_ROWS(5, 3, 1, 3);
-            FEW_ROWS(5, 3, 1, 4);
-        } else if (C == 3) FEW_ROWS(3, 3, 3, 0);
-        else FEW_ROWS(3, 1, 3, 0);
-#else
-        if (K == 5) {
-            FEW_ROWS(5, 1, 2, 0);
-            FEW_ROWS(5, 1, 2, 2);
-            FEW_ROWS(5, 1, 1, 4);
-        } else if (C == 3) {
-            FEW_ROWS(3, 3, 1, 0);
-            FEW_ROWS(3, 3, 1, 1);
-            FEW_ROWS(3, 3, 1, 2);
-        } else FEW_ROWS(3, 1, 3, 0);
-#endif
+INLINE void few_filter(const int K, const int W, const float *x, ptrdiff_t row, const float *value,
+                       const int32_t *place, ptrdiff_t count, float *dw) {
+    const int turns = K * W <= 6;
+    ptrdiff_t row1 = row * (ptrdiff_t)sizeof(float), row3 = 3 * row1, i = 0;
+    sf sum[20], other[20];
+    OPAQUE(row1);
+    OPAQUE(row3);
+    UNROLL for (int r = 0; r < K; r++) UNROLL for (int w = 0; w < W; w++) {
+        sum[r * W + w] = short_load(dw + r * FEW_ROW + w * SHORT);
+        other[r * W + w] = (sf){0};
     }
-#undef FEW_ROWS
+    for (; turns && i + 2 <= count; i += 2) {
+        few_window(K, W, x + place[i], row1, row3, value[i], sum);
+        few_window(K, W, x + place[i + 1], row1, row3, value[i + 1], other);
+    }
+    for (; i < count; i++) few_window(K, W, x + place[i], row1, row3, value[i], sum);
+    UNROLL for (int r = 0; r < K; r++) UNROLL for (int w = 0; w < W; w++)
+        short_store(dw + r * FEW_ROW + w * SHORT, turns ? (sf)(sum[r * W + w] + other[r * W + w]) : sum[r * W + w]);
+}
+
+/* dW[filter][K][FEW_ROW] += for one image. */
+static void few_filters(ptrdiff_t K, ptrdiff_t C, const float *x, ptrdiff_t row, sparse_t list, ptrdiff_t filters,
+                        float *dw) {
+#define FEW_FILTERS(K, C)                                                                                           \
+    for (ptrdiff_t o = 0; o < filters; o++)                                                                        \
+        few_filter(K, (K * C + SHORT - 1) / SHORT, x, row, list.value + list.start[o], list.place + list.start[o], \
+                   list.start[o + 1] - list.start[o], dw + o * K * FEW_ROW)
+    if (K == 5 && C == 1) FEW_FILTERS(5, 1);
+    else if (K == 5) FEW_FILTERS(5, 3);
+    else if (C == 1) FEW_FILTERS(3, 1);
+    else FEW_FILTERS(3, 3);
+#undef FEW_FILTERS
 }
 
 #endif

@@ -2,7 +2,6 @@
 #ifndef HANSA_STAGE_H
 #define HANSA_STAGE_H
 
-#include "convback.h"
 #include "few.h"
 #include "linear.h"
 #include "native.h"
@@ -54,6 +53,10 @@ typedef struct {
 INLINE ptrdiff_t positions(const stage_t *s) { return s->out_h * s->out_w; }
 INLINE ptrdiff_t taps(const stage_t *s) { return s->is.kernel * s->is.kernel * s->is.channels; }
 INLINE ptrdiff_t image(const stage_t *s) { return s->padded_h * s->padded_w * s->in_step; }
+INLINE ptrdiff_t gradient_sums(const stage_t *s) { /* the length of dw */
+    if (s->plan == FEW) return s->is.out * s->is.kernel * FEW_ROW;
+    return s->plan == SPARSE ? s->is.out * s->is.kernel * s->is.kernel * s->in_step : taps(s) * s->out_step;
+}
 INLINE pool_t pool_of(const hansa_stage *is) { return (pool_t){is->pool_h, is->pool_w, is->step_h, is->step_w}; }
 
 /* Whether the pool is the 2x2 maximum that has a form of its own. */
@@ -85,8 +88,7 @@ static void conv_prepare(const stage_t *s, const float *y, int backward, int fir
         winograd_weights(5, s->forward_weight, is->channels, s->out_step, s->points, s->winograd.doubt);
     if (s->bias >= 0) memcpy(s->padded_bias, y + s->bias, sizeof(float) * is->out);
     if (!backward) return;
-    ptrdiff_t sums = s->plan == SPARSE ? is->out * is->kernel * is->kernel * s->in_step : taps(s) * s->out_step;
-    memset(s->dw, 0, sizeof(float) * sums);
+    memset(s->dw, 0, sizeof(float) * gradient_sums(s));
     memset(s->db, 0, sizeof(float) * s->out_step);
     if (first) return;
     if (s->plan == SPARSE) {
@@ -242,17 +244,17 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
     const int32_t *which = s->is.pool == HANSA_MAX ? s->which + n * positions(s) * s->out_step : NULL;
     ptrdiff_t row = s->padded_w * s->in_step, K = s->is.kernel;
     conv_mask(s, g, g_row, s->out + n * s->out_image + s->out_0, keep, scratch->masked);
-    if (s->plan == FEW) {
-        few(K, s->is.channels, x, row, scratch->masked, which, s->out_h, s->out_w, s->out_step, s->dw);
-        return; /* only ever the first stage */
-    }
-    if (s->plan == SPARSE) {
+    if (s->plan != DENSE) {
         list_by_filter(scratch->masked, which, positions(s), s->out_step, s->is.out, s->base, s->in_step, row,
                        scratch->turned, scratch->turned_which, scratch->list);
+        if (s->plan == FEW) {
+            few_filters(K, s->is.channels, x, row, scratch->list, s->is.out, s->dw);
+            return; /* only ever the first stage */
+        }
         if (K == 3) sparse_filters_3(x, row, s->in_step, scratch->list, s->is.out, s->dw);
         else sparse_filters_5(x, row, s->in_step, scratch->list, s->is.out, s->dw);
         if (first) return;
-        list_by_position(scratch->masked, which, positions(s), s->out_step, scratch->list);
+        list_by_position(scratch->masked, which, positions(s), s->out_step, s->is.out, scratch->list);
         memset(s->in_gradient, 0, sizeof(float) * image(s));
         sparse_inputs(K, s->backward_weight, scratch->list, s->is.out, s->out_h, s->out_w, s->in_gradient, row,
                       s->in_step);
@@ -276,12 +278,13 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
 /* The sums over the batch, in the order of the flat parameters. */
 static void conv_gradient(const stage_t *s, float *gradient, const scratch_t *scratch) {
     const hansa_stage *is = &s->is;
-    ptrdiff_t cells = is->out * is->kernel * is->kernel;
     float *to = is->planar ? scratch->ordered : gradient + s->weight;
-    if (s->plan != SPARSE) transpose(s->dw, s->out_step, to, taps(s), taps(s), is->out);
+    ptrdiff_t row = s->plan == FEW ? is->kernel * is->channels : is->channels;
+    ptrdiff_t step = s->plan == FEW ? FEW_ROW : s->in_step;
+    if (s->plan == DENSE) transpose(s->dw, s->out_step, to, taps(s), taps(s), is->out);
     else
-        for (ptrdiff_t i = 0; i < cells; i++)
-            memcpy(to + i * is->channels, s->dw + i * s->in_step, sizeof(float) * is->channels);
+        for (ptrdiff_t i = 0; i * row < taps(s) * is->out; i++)
+            memcpy(to + i * row, s->dw + i * step, sizeof(float) * row);
     if (is->planar) reorder(to, is->out, is->kernel * is->kernel, is->channels, gradient + s->weight);
     if (s->bias >= 0) memcpy(gradient + s->bias, s->db, sizeof(float) * is->out);
 }

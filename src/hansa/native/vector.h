@@ -159,6 +159,17 @@ INLINE float sum_lanes(vf v) {
     return lanes[0];
 }
 
+#if VL == 8
+/* Where the lanes of a mask go: byte k of entry m is the place of the k-th bit of m that is set. */
+#define LANE(m, i) ((uint64_t)((m) >> (i) & 1 ? (i) : 0) << 8 * __builtin_popcount((m) & ((1 << (i)) - 1)))
+#define LANES(m) \
+    LANE(m, 0) | LANE(m, 1) | LANE(m, 2) | LANE(m, 3) | LANE(m, 4) | LANE(m, 5) | LANE(m, 6) | LANE(m, 7)
+#define LANES_4(m) LANES(m), LANES((m) + 1), LANES((m) + 2), LANES((m) + 3)
+#define LANES_16(m) LANES_4(m), LANES_4((m) + 4), LANES_4((m) + 8), LANES_4((m) + 12)
+#define LANES_64(m) LANES_16(m), LANES_16((m) + 16), LANES_16((m) + 32), LANES_16((m) + 48)
+static const uint64_t lanes_of[256] = {LANES_64(0), LANES_64(64), LANES_64(128), LANES_64(192)};
+#endif
+
 /* Appends the entries of `value` that are not zero, with their places. Writes up to VL beyond the new end. */
 INLINE ptrdiff_t append(float *values, int32_t *places, ptrdiff_t end, vf value, vi place) {
 #if VL == 16
@@ -166,6 +177,12 @@ INLINE ptrdiff_t append(float *values, int32_t *places, ptrdiff_t end, vf value,
     store(values + end, _mm512_maskz_compress_ps(keep, value));
     store_int(places + end, _mm512_maskz_compress_epi32(keep, place));
     return end + __builtin_popcount(keep);
+#elif VL == 8
+    int keep = _mm256_movemask_ps(_mm256_cmp_ps(value, zero(), _CMP_NEQ_UQ));
+    vi lanes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lanes_of[keep]));
+    store(values + end, _mm256_permutevar8x32_ps(value, lanes));
+    store_int(places + end, _mm256_permutevar8x32_epi32(place, lanes));
+    return end + __builtin_popcount((unsigned)keep);
 #else
     float v[VL];
     int32_t p[VL];
@@ -202,6 +219,26 @@ INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, pt
     UNROLL for (int j = 0; j < 8; j++) {
         store(to + j * to_row, _mm512_shuffle_f32x4(b[j], b[j + 8], 0x88));
         store(to + (j + 8) * to_row, _mm512_shuffle_f32x4(b[j], b[j + 8], 0xdd));
+    }
+}
+#elif VL == 8
+INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, ptrdiff_t to_row) {
+    vf a[8], b[8];
+    UNROLL for (int i = 0; i < 4; i++) { /* rows i and i + 4 in two halves: what follows stays within them */
+        a[2 * i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from + i * from_row)),
+                                        _mm_loadu_ps(from + (i + 4) * from_row), 1);
+        a[2 * i + 1] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from + i * from_row + 4)),
+                                            _mm_loadu_ps(from + (i + 4) * from_row + 4), 1);
+    }
+    UNROLL for (int h = 0; h < 2; h++) {
+        b[0] = _mm256_unpacklo_ps(a[h], a[2 + h]);
+        b[1] = _mm256_unpackhi_ps(a[h], a[2 + h]);
+        b[2] = _mm256_unpacklo_ps(a[4 + h], a[6 + h]);
+        b[3] = _mm256_unpackhi_ps(a[4 + h], a[6 + h]);
+        UNROLL for (int j = 0; j < 2; j++) {
+            store(to + (4 * h + 2 * j) * to_row, _mm256_shuffle_ps(b[j], b[2 + j], 0x44));
+            store(to + (4 * h + 2 * j + 1) * to_row, _mm256_shuffle_ps(b[j], b[2 + j], 0xee));
+        }
     }
 }
 #else

@@ -118,7 +118,6 @@ static void winograd_buffers(hansa_stack *stack, stage_t *s) {
 static void conv_buffers(hansa_stack *stack, stage_t *s) {
     const hansa_stage *is = &s->is;
     ptrdiff_t cells = is->kernel * is->kernel, wide_in = round_up(is->channels, VL);
-    ptrdiff_t sums = cells * (s->plan == SPARSE ? is->out * s->in_step : is->channels * s->out_step);
     s->in = take(stack, stack->batch * image(s));
     s->in_gradient = take(stack, image(s));
     s->forward_weight = take(stack, taps(s) * s->out_step);
@@ -135,7 +134,7 @@ static void conv_buffers(hansa_stack *stack, stage_t *s) {
               is->out * wide_in;
     }
     if (s->minimal) winograd_buffers(stack, s);
-    s->dw = take(stack, sums);
+    s->dw = take(stack, gradient_sums(s));
     s->db = take(stack, s->out_step);
     if (is->pool && !quartered(is)) {
         s->whole_image = relu_inside(is) ? s->conv_h * s->conv_w * s->out_step : 0;
