@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,10 +15,20 @@ from engine.laboratory import CPU
 from hansa import presets
 from hansa.engine.job import NotShareable
 from hansa.engine.pool import Pool
+from hansa.engine.request import perform_all
 from hansa.engine.serial import Serial
+from hansa.local.solvers import sgd
 from hansa.runs.driver import Run
 
 WORDS = {"local_lr": 0.05, "epochs": 1, "batch_size": 7}
+
+
+class Drawing(sgd):
+    """Draws where it must not."""
+
+    def finish(self, *given):
+        torch.rand(1)
+        return super().finish(*given)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -32,6 +43,32 @@ def test_threads_equal_serial_bit_for_bit(model, workers):
     keys = ("train_loss", "test_loss", "test_accuracy")
     assert [[r[k] for k in keys] for r in runs[0].history] == [[r[k] for k in keys] for r in runs[1].history]
     assert not [thread for thread in threading.enumerate() if thread.name == "hansa worker"]
+
+
+def test_whoever_waits_for_native_workers_is_one_of_them(monkeypatch):
+    seen = set()
+
+    def noted(*given):
+        seen.add(threading.current_thread().name)
+        return perform_all(*given)
+
+    monkeypatch.setattr("hansa.engine.threads.perform_all", noted)
+    algorithm, task = presets.fedavg(**WORDS), lab.task()
+    with Pool(algorithm, task, torch.float32, CPU, workers=2, kind="thread") as pool:
+        assert [worker.thread is None for worker in pool._crew.members] == [True, False]
+        for _ in range(20):  # each of the two is sure to come to something
+            list(pool.run(lab.first_orders(algorithm, task, torch.float32)))
+    assert seen == {"MainThread", "hansa worker"}
+
+
+def test_a_solver_of_ones_own_that_draws_is_an_error_in_threads():
+    algorithm, task = presets.fedavg(**WORDS), lab.task()
+    algorithm = replace(algorithm, local=replace(algorithm.local, solver=Drawing()))
+    with (
+        Pool(algorithm, task, torch.float32, CPU, workers=2, kind="thread") as pool,
+        pytest.raises(hansa.HansaError, match="draws random numbers"),
+    ):
+        list(pool.run(lab.first_orders(algorithm, task, torch.float32)))
 
 
 def test_a_model_that_draws_random_numbers_is_refused():

@@ -13,7 +13,7 @@ from hansa import native
 from hansa.errors import HansaError
 from hansa.keys import Key
 from hansa.native import stack as stack_module
-from hansa.native.solo import Settings, Solo, draws, shuffles_like_numpy
+from hansa.native.solo import Errand, Settings, Solo, draws, shuffles_like_numpy
 from hansa.native.stack import compile_stack
 from hansa.tasks.shell import batch_stream
 from native.models import STACKS, parameters_of, smooth
@@ -116,3 +116,28 @@ def test_what_does_not_fit_is_refused_by_name():
         solo.run(x.double(), y, change, torch.arange(3), 1, 2, bytes(16), Settings(lr=0.1))
     with pytest.raises(HansaError, match="momentum needs a velocity"):
         solo.run(x, y, change, torch.arange(3), 1, 2, bytes(16), Settings(lr=0.1, momentum=0.5))
+
+
+@pytest.mark.parametrize("name", ["MLP", "CNN"])
+def test_clients_one_after_the_other_move_as_each_alone(name):
+    stack, x, inputs, labels = made(name) if name == "MLP" else made()
+    index, y, settings = torch.randperm(ROWS), torch.empty_like(x), Settings(lr=0.1, weight_decay=0.01)
+    spans = [(0, 3, 1, 2), (3, 10, 4, 3), (10, ROWS, 2, 5)]  # one of them with a single step
+    errands = [
+        Errand(torch.full_like(x, 7.0), first, stop, steps, batch, bytes([place] * 16))
+        for place, (first, stop, steps, batch) in enumerate(spans)
+    ]
+    found = Solo(stack, inputs, labels).runs(x, y, index, errands, settings)
+    for errand, each in zip(errands, found, strict=True):
+        own, alone, model = index[errand.first : errand.stop].clone(), torch.empty_like(x), torch.empty_like(x)
+        told = Solo(stack, inputs, labels).run(x, model, alone, own, errand.steps, errand.batch, errand.key, settings)
+        assert told == each
+        assert torch.equal(errand.change, alone)
+        assert torch.equal(model - x, alone)
+
+
+def test_rows_that_are_not_there_are_refused():
+    stack, x, inputs, labels = made("MLP")
+    errand = Errand(torch.empty_like(x), 5, ROWS + 1, 1, 2, bytes(16))
+    with pytest.raises(HansaError, match=f"outside of the {ROWS}"):
+        Solo(stack, inputs, labels).runs(x, torch.empty_like(x), torch.arange(ROWS), [errand], Settings(lr=0.1))

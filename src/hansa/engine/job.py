@@ -56,10 +56,11 @@ class Ready(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A worker's oldest job is done."""
+    """A worker's job is done: the oldest that it was given, unless another is named."""
 
     worker: Any
     answer: Any
+    job: Job | None = None
 
 
 class Gone(NamedTuple):
@@ -89,6 +90,8 @@ class Crew(Protocol):
 
     def give(self, worker: Any, job: Job) -> None: ...
 
-    def wait(self, timeout: float | None = None) -> list[Event]: ...
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        """What has happened since, as soon as something has; who waits may be put to work meanwhile."""
+        ...
 
     def close(self) -> None: ...

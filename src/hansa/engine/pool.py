@@ -177,7 +177,8 @@ class Pool:
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Answered):
-                job = event.worker.jobs.popleft()
+                job = event.worker.jobs[0] if event.job is None else event.job
+                event.worker.jobs.remove(job)
                 job.answer = event.answer
                 job.home.append(job)
             elif isinstance(event, Gone):
@@ -213,12 +214,8 @@ class Pool:
         for worker in workers:
             if self._pending and len(worker.jobs) == 1 and worker.jobs[0].cost + self._pending[0].cost <= share:
                 self._crew.give(worker, self._pending.pop(0))
-        for worker in workers if self._crew.ahead > 2 else ():  # short ones are done together
-            held = sum(job.cost for job in worker.jobs)
+        for worker in workers:  # where all take from one queue, whatever is in it
             while self._pending and 2 <= len(worker.jobs) < self._crew.ahead:
-                held += self._pending[0].cost
-                if held > share / 2:
-                    break
                 self._crew.give(worker, self._pending.pop(0))
 
 

@@ -130,7 +130,7 @@ def perform(request: Request, algorithm: Algorithm, task: TaskLike, shell: Any) 
 def perform_all(requests: Sequence[Request], algorithm: Algorithm, task: TaskLike, shell: Any) -> list[Any]:
     """`perform` of several, orders together; where one of them fails each is done alone, so that it is told by name."""
     orders = [request for request in requests if isinstance(request, Order)]
-    if len(orders) == len(requests) > 1:
+    if len(orders) == len(requests) and (len(orders) > 1 or declared(shell, Shell, "releases_gil")):
         try:
             return list(client_rounds(algorithm, orders, shell, task.population))
         except Exception as error:

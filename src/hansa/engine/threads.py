@@ -32,19 +32,30 @@ _DRAWS = "its model draws random numbers (dropout?), which threads would share: 
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """One worker: a thread with a shell of its own."""
+    """One worker: a shell of its own, and a thread unless it is the caller's own."""
 
     shell: Any
-    inbox: SimpleQueue[tuple[Job, Request] | None] = field(default_factory=SimpleQueue)
+    bundle: Bundle
     jobs: deque[Job] = field(default_factory=deque)
     ready: bool = True
+    leaving: bool = False
     thread: threading.Thread | None = None
 
 
-class Threads:
-    """The workers of a run, all in this process."""
+class Given(NamedTuple):
+    """A job, the request with what its clients remember, and the worker that it counts for."""
 
-    ahead = BUNDLE
+    job: Job
+    request: Request
+    worker: Thread
+
+
+class Threads:
+    """The workers of a run, all in this process. What they are given they take from one queue, so that nobody waits for
+    the next as long as there is one. Where steps leave the interpreter's lock alone the first worker is whoever waits
+    for the others: the thread that folds reports would otherwise want a core that it has not got."""
+
+    ahead = 2 * BUNDLE
     """Jobs that a worker may be given at a time."""
 
     def __init__(
@@ -59,34 +70,48 @@ class Threads:
         self.algorithm, self.task, self.dtype, self.devices = algorithm, task, dtype, tuple(devices)
         self.members: list[Thread] = []
         self._outbox: SimpleQueue[Event] = SimpleQueue()
+        self._queue: deque[Given] = deque()
+        self._news = threading.Condition()
         self._arithmetic = Arithmetic.here()
         self._note_generators()
         self._threads = torch.get_num_threads()
         first = task.shell(dtype, self.devices[0])
         if trial(algorithm, task, first, dtype).draws:
             raise NotShareable(_DRAWS)
-        self.hire(first)
+        self._here: Thread | None = None
+        if workers > 1 and first.y.device.type == "cpu" and declared(first, Shell, "releases_gil"):
+            self._here = self._member(first)
+            self._arithmetic.apply_to_thread()
+        else:
+            self.hire(first)
         for _ in range(workers - 1):
             self.hire()
 
     def hire(self, shell: Any = None) -> None:
         """Start one more worker. Its shell is made here: making a model borrows torch's generator."""
         device = self.devices[len(self.members) % len(self.devices)]
-        worker = Thread(self.task.shell(self.dtype, device) if shell is None else shell)
-        try:
-            if not declared(worker.shell, Shell, "draws_alone"):
-                worker.shell.seed = _unseeded
-        except AttributeError as error:
-            raise NotShareable("its shells seed the generator that threads share") from error
+        worker = self._member(self.task.shell(self.dtype, device) if shell is None else shell)
         worker.thread = threading.Thread(target=self._serve, args=(worker,), name="hansa worker", daemon=True)
         worker.thread.start()
-        self.members.append(worker)
+
+    def _member(self, shell: Any) -> Thread:
+        try:
+            if not declared(shell, Shell, "draws_alone"):
+                shell.seed = _unseeded
+        except AttributeError as error:
+            raise NotShareable("its shells seed the generator that threads share") from error
+        self.members.append(worker := Thread(shell, Bundle(shell)))
+        return worker
 
     def dismiss(self, worker: Thread) -> None:
-        """End one worker, after what it has been given."""
+        """End one worker, after what it is at."""
         self.members.remove(worker)
-        worker.inbox.put(None)
-        assert worker.thread is not None
+        if worker.thread is None:
+            self._here = None
+            return
+        with self._news:
+            worker.leaving = True
+            self._news.notify_all()
         worker.thread.join()
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
@@ -98,11 +123,15 @@ class Threads:
 
     def give(self, worker: Thread, job: Job) -> None:
         worker.jobs.append(job)
-        worker.inbox.put((job, job.recalled()))
+        given = Given(job, job.recalled(), worker)
+        with self._news:
+            self._queue.append(given)
+            self._news.notify()
 
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """What has happened since, as soon as something has."""
         events: list[Event] = []
+        if self._here is not None and timeout is None and self._outbox.empty():
+            self._do(self._here, self._several(self._here))
         try:
             events.append(self._outbox.get(timeout=timeout) if timeout != 0 else self._outbox.get_nowait())
             while True:
@@ -112,36 +141,54 @@ class Threads:
 
     def _serve(self, worker: Thread) -> None:
         self._arithmetic.apply_to_thread()
-        device = worker.shell.y.device
-        with _stream(device) as stream:
-            bundle = Bundle(worker.shell)
-            while (given := worker.inbox.get()) is not None:
-                jobs, requests, ended = _several(given, worker.inbox, bundle)
-                if stream is not None:
-                    stream.wait_stream(torch.cuda.default_stream(device))
-                began = time.perf_counter()
-                answers = perform_all(requests, self.algorithm, self.task, worker.shell)
-                bundle.note(len(jobs), time.perf_counter() - began)
-                if stream is not None:
-                    stream.synchronize()
-                if isinstance(jobs[0].request, Order) and generators.drawn(self._generators[device], device):
-                    answers = [Failure(f"{describe(job.request)}: {_DRAWS}", "") for job in jobs]
-                for answer in answers:
-                    self._outbox.put(Answered(worker, answer))
-                del given, jobs, requests, answers, answer  # while it waits for the next
-                if ended:
-                    return
+        with _stream(worker.shell.y.device) as stream:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._queue or worker.leaving)
+                    if worker.leaving:
+                        return
+                self._do(worker, self._several(worker), stream)
+
+    def _several(self, worker: Thread) -> list[Given]:
+        """The next job with those behind it that can be done together; towards the end fewer, so that all end alike."""
+        with self._news:
+            if not self._queue:
+                return []
+            first = self._queue[0].request
+            most = worker.bundle.size(first) if isinstance(first, Order) else 1
+            fair = -(-len(self._queue) // (2 * len(self.members)))
+            return [self._queue.popleft() for _ in range(max(1, min(most, fair)))]
+
+    def _do(self, worker: Thread, taken: Sequence[Given], stream: Any = None) -> None:
+        if not taken:
+            return
+        device, requests = worker.shell.y.device, [given.request for given in taken]
+        if stream is not None:
+            stream.wait_stream(torch.cuda.default_stream(device))
+        began = time.perf_counter()
+        answers = perform_all(requests, self.algorithm, self.task, worker.shell)
+        worker.bundle.note(len(taken), time.perf_counter() - began)
+        if stream is not None:
+            stream.synchronize()
+        last = isinstance(requests[0], Order) and not self._queue  # looking at the generators takes its time
+        if last and generators.drawn(self._generators[device], device):
+            answers = [Failure(f"{describe(request)}: {_DRAWS}", "") for request in requests]
+        for given, answer in zip(taken, answers, strict=True):
+            self._outbox.put(Answered(given.worker, answer, given.job))
 
     def close(self) -> None:
         """Let each worker finish the steps that it is at, and end."""
-        for worker in self.members:
-            worker.inbox.put(None)
-            if (solo := getattr(worker.shell, "solo", None)) is not None:
-                solo.stop = True
+        with self._news:
+            self._queue.clear()
+            for worker in self.members:
+                worker.leaving = True
+                if (solo := getattr(worker.shell, "solo", None)) is not None:
+                    solo.stop = True
+            self._news.notify_all()
         while self.members:
-            thread = self.members.pop().thread
-            assert thread is not None
-            thread.join()
+            if (thread := self.members.pop().thread) is not None:
+                thread.join()
+        self._here = None
         torch.set_num_threads(self._threads)  # MKL has one number for all threads
 
 
@@ -170,24 +217,6 @@ def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) 
         seconds = time.perf_counter() - began
         own = getattr(getattr(shell, "private", None), "generators", ())
         return Trial(bool(own) or generators.drawn(before, shell.y.device), seconds)
-
-
-def _several(
-    first: tuple[Job, Request], inbox: SimpleQueue[tuple[Job, Request] | None], bundle: Bundle
-) -> tuple[list[Job], list[Request], bool]:
-    """A job with those behind it that can be done together, and whether the worker is to end after them."""
-    taken, ended = [first], False
-    size = bundle.size(first[1]) if isinstance(first[1], Order) else 1
-    while len(taken) < size:
-        try:
-            given = inbox.get_nowait()
-        except Empty:
-            break
-        if given is None:
-            ended = True
-            break
-        taken.append(given)
-    return [job for job, _ in taken], [request for _, request in taken], ended
 
 
 def _unseeded(key: Key) -> None:

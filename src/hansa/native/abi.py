@@ -16,7 +16,7 @@ from ctypes import (
 )
 from typing import Any
 
-ABI = 8
+ABI = 10
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 MAX, MEAN = 1, 2
@@ -74,7 +74,6 @@ class Update(Structure):
 
 
 class Client(Structure):
-    kept: tuple[Any, ...] = ()
     _fields_ = [
         ("x", c_void_p),
         ("y", c_void_p),
@@ -85,10 +84,9 @@ class Client(Structure):
         ("batch", c_int64),
         ("key", c_uint64 * 2),
         ("losses", c_void_p),
-        ("seconds", c_double),
-        ("squares", c_double),
         ("done", c_int64),
         ("finite", c_int64),
+        ("keep", c_int64),
     ]
 
 
@@ -180,7 +178,10 @@ class Kernels(Structure):
                 *(_pointer, POINTER(c_int64), c_double),
             ),
         ),
-        ("client", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Client))),
+        (
+            "clients",
+            CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), _pointer, _whole, POINTER(_whole), c_double),
+        ),
         ("cohort", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Cohort))),
         ("trail", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Trail))),
         ("carried", CFUNCTYPE(None, *[_pointer] * 5, _whole, _whole, _pointer)),

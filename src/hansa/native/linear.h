@@ -10,18 +10,20 @@
 
 /* y <- y - lr (g + decay y + pull (y - anchor) + shift), through the momentum buffer if there is one:
  * b <- mu b + (...), y <- y - lr b. All pointers are to whole flat vectors; those not used are null. With `change` y stays
- * as it is, and what would be added to it goes there. */
+ * as it is, and what would be added to it goes there; with `to` y stays too, and what it would become, less `minus` where
+ * that is given, goes there. Every parameter is written once a step. */
 typedef struct {
     float *y, *momentum;
     const float *anchor, *shift;
     float lr, pull, decay, mu;
-    float *change;
+    float *change, *to;
+    const float *minus;
 } step_t;
 
 INLINE int plain(const step_t *step) { return !step->momentum && !step->shift && step->pull == 0 && step->decay == 0; }
 
 /* Where the result of a step goes, and what it is: y or the change, by a total of g. */
-INLINE float *target(const step_t *step) { return step->change ? step->change : step->y; }
+INLINE float *target(const step_t *step) { return step->change ? step->change : step->to ? step->to : step->y; }
 
 INLINE vf stepped(const step_t *step, ptrdiff_t at, ptrdiff_t count, vf g) {
     vf y = load_part(step->y + at, count);
@@ -32,7 +34,10 @@ INLINE vf stepped(const step_t *step, ptrdiff_t at, ptrdiff_t count, vf g) {
         g = madd(splat(step->mu), load_part(step->momentum + at, count), g);
         store_part(step->momentum + at, g, count);
     }
-    return step->change ? (vf)(splat(-step->lr) * g) : madd(splat(-step->lr), g, y);
+    if (step->change) return splat(-step->lr) * g;
+    y = madd(splat(-step->lr), g, y);
+    if (step->minus) y = y - load_part(step->minus + at, count);
+    return y;
 }
 
 /* The step on `count` parameters from `at`, gradient times `scale` (clipping). */
@@ -148,6 +153,16 @@ INLINE void outer_end(const int M, const int N, const int PART, const outer_t *j
         vf rate = splat(-job->step->lr);
         UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++)
             store_part(c + i * job->c_row + j * VL, rate * sum[i * N + j], PART ? lanes : VL);
+    } else if (plain(job->step) && job->step->to) {
+        vf rate = splat(-job->step->lr);
+        ptrdiff_t first = job->at + m * job->c_row + n;
+        const float *from = job->step->y + first, *less = job->step->minus ? job->step->minus + first : NULL;
+        UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {
+            ptrdiff_t at = i * job->c_row + j * VL, some = PART ? lanes : VL;
+            vf y = madd(rate, sum[i * N + j], load_part(from + at, some));
+            if (less) y = y - load_part(less + at, some);
+            store_part(c + at, y, some);
+        }
     } else if (plain(job->step)) {
         vf rate = splat(-job->step->lr);
         UNROLL for (int i = 0; i < M; i++) UNROLL for (int j = 0; j < N; j++) {

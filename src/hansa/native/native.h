@@ -10,7 +10,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 8
+#define HANSA_ABI 10
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -53,7 +53,7 @@ typedef struct {
 } hansa_update;
 
 /* One client's round: from x, `steps` steps on batches of its own rows, drawn by NumPy's Philox with the given key;
- * `change` becomes y - x. A call that has lasted `seconds` returns early: it is called again until `done` is `steps`. */
+ * `change` becomes y - x, and y is what the steps came to if it is to be kept. */
 typedef struct {
     const float *x;
     float *y, *change;
@@ -61,8 +61,7 @@ typedef struct {
     int64_t samples, steps, batch;
     uint64_t key[2];
     float *losses;
-    double seconds, squares; /* squares: of the change */
-    int64_t done, finite;
+    int64_t done, finite, keep;
 } hansa_client;
 
 /* What a cohort of clients that gossip does, one thing after the other: the step of a row on `batch` examples, or one of
@@ -140,7 +139,8 @@ typedef struct {
     void (*stack_free)(hansa_stack *);
     int64_t (*train)(hansa_stack *, float *y, const hansa_data *, const hansa_batches *, const hansa_update *,
                      float *losses, int64_t *done, double seconds);
-    int64_t (*client)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_client *);
+    int64_t (*clients)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_client *, int64_t count,
+                       int64_t *at, double seconds);
     int64_t (*cohort)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_cohort *);
     int64_t (*trail)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_trail *);
     void (*carried)(const float *start, const float *changes, const int64_t *starts, const int64_t *places,

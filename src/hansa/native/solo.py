@@ -1,12 +1,13 @@
-"""One client's round after another, each in one native call: batches drawn, steps taken, the change and whether it is
+"""Clients' rounds one after the other in one native call: batches drawn, steps taken, the change and whether it is
 finite. All that stays the same from client to client is kept."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from ctypes import c_int64
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +31,29 @@ class Settings(NamedTuple):
     velocity: Tensor | None = None
 
 
-class Ready(NamedTuple):
-    """A client's round that is about to begin."""
+_ADDRESS, _WHOLE = np.uint64, np.int64
+CLIENT = np.dtype(
+    [
+        *((name, _ADDRESS) for name in ("x", "y", "change", "own")),
+        *((name, _WHOLE) for name in ("samples", "steps", "batch")),
+        ("key", np.uint64, 2),
+        ("losses", _ADDRESS),
+        *((name, _WHOLE) for name in ("done", "finite", "keep")),
+    ]
+)
+"""`abi.Client` as rows of a table."""
 
-    client: abi.Client
-    update: abi.Update
-    losses: np.ndarray[tuple[int], np.dtype[np.float32]]
+
+class Errand(NamedTuple):
+    """What a client is to do: steps on batches of its own rows, which are those of the index from first to stop, drawn
+    by the key; ``change`` becomes how far it came."""
+
+    change: Tensor
+    first: int
+    stop: int
+    steps: int
+    batch: int
+    key: bytes
 
 
 class Solo:
@@ -56,41 +74,67 @@ class Solo:
     ) -> tuple[list[float], bool]:
         """The steps from ``x`` on shuffled batches of the rows ``own``, in ``y``; ``change`` becomes y - x. Gives the
         loss of each step and whether all of the change is finite."""
-        return self.go(self.ready(x, y, change, own, steps, batch, key, settings))
+        return self.runs(x, y, own, [Errand(change, 0, own.numel(), steps, batch, key)], settings, keep=True)[0]
 
-    def ready(
-        self, x: Tensor, y: Tensor, change: Tensor, own: Tensor, steps: int, batch: int, key: bytes, settings: Settings
-    ) -> Ready:
-        """All that `go` needs for a `run`, checked, so that many can be gone through with little in between."""
-        for name, vector in (("x", x), ("y", y), ("change", change)):
-            self.stack.expect(name, vector)
-        if own.dtype != torch.int64 or not own.is_contiguous() or own.device.type != "cpu" or not own.numel():
-            raise HansaError(f"Solo.run: own is {own.dtype} {list(own.shape)}: expected contiguous int64 row numbers.")
+    def runs(
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        errands: Sequence[Errand],
+        settings: Settings,
+        *,
+        keep: bool = False,
+    ) -> list[tuple[list[float], bool]]:
+        """The same for one client after the other, all of them from ``x``; unless it is to be kept, what the last one
+        leaves in ``y`` is not its model, since the last step goes to the change at once."""
+        self.stack.expect("x", x)
+        self.stack.expect("y", y)
+        if index.dtype != torch.int64 or not index.is_contiguous() or index.device.type != "cpu" or not index.numel():
+            raise HansaError(
+                f"Solo.run: own is {index.dtype} {list(index.shape)}: expected contiguous int64 row numbers."
+            )
         if self.stack.keeps:
             raise HansaError("Solo.run: the stack drops out, and one call draws nothing: take steps() with keep=.")
         _need_velocity(settings)
-        update, losses = abi.Update(), np.empty(steps, np.float32)
+        update = abi.Update()
         self._fill(update, settings, x)
-        client = abi.Client(
-            x=x.data_ptr(), y=y.data_ptr(), change=change.data_ptr(), own=own.data_ptr(), samples=own.numel(),
-            steps=steps, batch=batch, losses=losses.ctypes.data, seconds=SLICE,
-        )  # fmt: skip
-        client.key[0], client.key[1] = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
-        client.kept = (x, y, change, own, settings)
-        return Ready(client, update, losses)
+        table, losses, ends = self._table(x, y, index, errands)
+        table["keep"] = keep
+        self._go(table, update, index, errands)
+        found, starts, finite = losses.tolist(), [0, *ends[:-1]], table["finite"].tolist()
+        return [(found[a:b], fine != 0) for a, b, fine in zip(starts, ends, finite, strict=True)]
 
-    def go(self, ready: Ready) -> tuple[list[float], bool]:
-        """The steps that were made ready."""
-        client, update, losses = ready
-        space = self.space(client.batch)
-        while client.done < client.steps:
-            code = space.kernels.client(space.handle, self.data, update, client)
+    def _table(
+        self, x: Tensor, y: Tensor, index: Tensor, errands: Sequence[Errand]
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int]]:
+        """The errands as native code reads them, where the losses will be, and where those of each end."""
+        table = np.zeros(len(errands), CLIENT)
+        for errand in errands:
+            self.stack.expect("change", errand.change)
+        table["x"], table["y"] = x.data_ptr(), y.data_ptr()
+        table["change"] = [errand.change.data_ptr() for errand in errands]
+        first = np.array([errand.first for errand in errands])
+        table["samples"] = np.array([errand.stop for errand in errands]) - first
+        if first.min() < 0 or table["samples"].min() < 1 or int((first + table["samples"]).max()) > index.numel():
+            raise HansaError(f"Solo.run: clients' rows lie outside of the {index.numel()} that there are.")
+        table["own"] = index.data_ptr() + 8 * first
+        table["steps"], table["batch"] = zip(*((errand.steps, errand.batch) for errand in errands), strict=True)
+        table["key"] = np.frombuffer(b"".join(errand.key for errand in errands), "<u8").reshape(-1, 2)
+        ends = table["steps"].cumsum()
+        losses = np.empty(int(ends[-1]), np.float32)
+        table["losses"] = losses.ctypes.data + 4 * (ends - table["steps"])
+        return table, losses, ends.tolist()
+
+    def _go(self, table: np.ndarray[Any, Any], update: abi.Update, index: Tensor, errands: Sequence[Errand]) -> None:
+        space, at, count = self.space(int(table["batch"].max())), c_int64(), len(table)
+        while at.value < count:
+            code = space.kernels.clients(space.handle, self.data, update, table.ctypes.data, count, at, SLICE)
             if code:
-                own = client.kept[3]
+                own = index[errands[at.value].first : errands[at.value].stop]
                 check_code(code, "Solo.run", self.stack, own[None], None, self._labels, self._rows)
             if self.stop:
                 raise HansaError("Solo.run: stopped.")
-        return losses.tolist(), bool(client.finite)
 
     def steps(
         self, y: Tensor, index: Tensor, settings: Settings, anchor: Tensor | None, keep: Tensor | None = None

@@ -259,7 +259,9 @@ static int64_t train(hansa_stack *stack, float *y, const hansa_data *data, const
     return wrong;
 }
 
-static int64_t client(hansa_stack *stack, const hansa_data *data, const hansa_update *update, hansa_client *client) {
+/* One client's steps from `done` on, until all are done or `seconds` are over. */
+static int64_t client_steps(hansa_stack *stack, const hansa_data *data, const hansa_update *update,
+                            hansa_client *client, double seconds) {
     int64_t length = client->steps * client->batch, need = length + client->samples;
     if (need > stack->room) {
         int64_t *drawn = realloc(stack->drawn, sizeof(int64_t) * (size_t)need);
@@ -272,11 +274,37 @@ static int64_t client(hansa_stack *stack, const hansa_data *data, const hansa_up
         draw_batches(client->key, client->own, client->samples, length, stack->drawn + length, stack->drawn);
         int64_t wrong = check(stack, data, &batches);
         if (wrong) return wrong;
-        memcpy(client->y, client->x, sizeof(float) * stack->parameters);
+        client->finite = 1;
     }
-    descend(stack, client->y, data, &batches, update, client->losses, &client->done, client->seconds);
+    step_t step = step_on(client->y, update);
+    double end = now() + seconds;
+    do { /* the first step reads x, and the last writes the change */
+        int64_t t = client->done;
+        int last = !client->keep && t + 1 == client->steps;
+        step.y = t ? client->y : (float *)client->x;
+        step.to = last ? client->change : t ? NULL : client->y;
+        step.minus = last ? client->x : NULL;
+        stack->keep = NULL;
+        client->losses[t] = step_once(stack, data, stack->drawn + t * client->batch, client->batch, &step, update->clip);
+    } while (++client->done < client->steps && now() < end);
     if (client->done < client->steps) return HANSA_OK;
-    client->squares = difference32(client->y, client->x, stack->parameters, client->change, &client->finite);
+    if (client->keep) difference32(client->y, client->x, stack->parameters, client->change, &client->finite);
+    else squares32(client->change, stack->parameters, &client->finite);
+    return HANSA_OK;
+}
+
+/* One client after the other, from `at` on. A call that has lasted `seconds` returns early: it is called again until
+ * `at` is `count`. */
+static int64_t clients(hansa_stack *stack, const hansa_data *data, const hansa_update *update, hansa_client *all,
+                       int64_t count, int64_t *at, double seconds) {
+    double end = now() + seconds, left = seconds;
+    if (*at >= count) return HANSA_OK;
+    do {
+        int64_t wrong = client_steps(stack, data, update, all + *at, left);
+        if (wrong) return wrong;
+        *at += all[*at].done == all[*at].steps;
+        left = end - now();
+    } while (*at < count && left > 0);
     return HANSA_OK;
 }
 

@@ -238,5 +238,7 @@ def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:
     >>> sorted(scoped({"solver/control": torch.zeros(1), "uplink/model/residual": torch.zeros(1)}, "solver"))
     ['control']
     """
+    if not memory:
+        return {}
     prefix = scope + "/"
     return {name[len(prefix) :]: row for name, row in memory.items() if name.startswith(prefix)}

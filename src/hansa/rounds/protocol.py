@@ -158,18 +158,35 @@ def client_rounds(algorithm: Algorithm, orders: Sequence[Order], shell: Shell, p
     else is done before and after: what is interpreted runs slowly next to steps that take up the whole cache."""
     phase, found, started = algorithm.local, None, list[Phase]()
     alone = phase.mixing is None and phase.private is None and BUFFERS not in algorithm.channels
-    if len(orders) > 1 and alone and shell.y.device.type == "cpu" and not any(order.mean for order in orders):
-        got = [received(algorithm, order, {}) for order in orders]
-        started = [_started(algorithm, order, one) for order, one in zip(orders, got, strict=True) if one is not None]
-        if len(started) == len(orders):
+    if orders and alone and shell.y.device.type == "cpu" and not any(order.mean for order in orders):
+        mail = orders[0].mail
+        got = received(algorithm, orders[0], {}) if all(order.mail is mail for order in orders) else None
+        if got is not None:
+            started = _all_started(algorithm, orders, got)
             found = declared(shell, Shell, "phases")(started)
-    if found is None:
+    if found is None or got is None:
         return [client_round(algorithm, order, shell, population) for order in orders]
     return [
-        _report(algorithm, order, one, _ended(algorithm, order, begun, moved, shell, None))
-        for order, one, begun, moved in zip(orders, got, started, found, strict=True)
-        if one is not None
+        _report(algorithm, order, got, _ended(algorithm, order, begun, moved, shell, None))
+        for order, begun, moved in zip(orders, started, found, strict=True)
     ]
+
+
+def _all_started(algorithm: Algorithm, orders: Sequence[Order], got: Vectors) -> list[Phase]:
+    """`_started` of each; clients that remember nothing and build up no momentum have one descent in common."""
+    phase, made = algorithm.local, list[Phase]()
+    alike = not phase.momentum and phase.optimizer is None and phase.optimizer_state == "fresh"
+    common: Phase | None = None
+    for order in orders:
+        if common is None or order.memory:
+            made.append(_started(algorithm, order, got))
+            if alike and not order.memory:
+                common = made[-1]
+        else:
+            (client,) = order.clients
+            key = order.key.child("local", order.round, client)
+            made.append(Phase(common.x, client, order.work, common.descent, key))
+    return made
 
 
 def _started(algorithm: Algorithm, order: Order, got: Vectors) -> Phase:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils import _pytree as trees
 
@@ -191,6 +193,20 @@ def evaluation_rows(data: Any) -> int:
     if hasattr(data, "fetch_test"):
         return int(data.test_count)
     return 0 if data.test_inputs is None or data.test_targets is None else rows_of(data.test_targets)
+
+
+def own_rows(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    """A contiguous index in int64, and where in it the row numbers of each client are: the data's own where it has one
+    for all, otherwise one made for these clients."""
+    index: Any = getattr(data, "index", None)
+    offsets: Any = getattr(data, "offsets", None)
+    plain = all(isinstance(one, torch.Tensor) and one.dtype == torch.int64 for one in (index, offsets))
+    if plain and index.is_contiguous() and min(clients) >= 0 and max(clients) < len(offsets) - 1:
+        chosen, ends = np.array(clients), offsets.numpy()
+        return index, list(zip(ends[chosen].tolist(), ends[chosen + 1].tolist(), strict=True))
+    owned = [data.rows(client).to(torch.int64) for client in clients]
+    stops = list(accumulate(map(len, owned)))
+    return torch.cat(owned).contiguous(), list(zip([0, *stops[:-1]], stops, strict=True))
 
 
 def rows_of(tree: Tree) -> int:

@@ -15,7 +15,7 @@ from hansa.keys import Key
 from hansa.local.descent import Descent, Moved, Phase
 from hansa.local.work import Work
 from hansa.losses import unweighted
-from hansa.native.solo import Ready, Settings, Solo, draws, shuffles_like_numpy
+from hansa.native.solo import Errand, Settings, Solo, draws, shuffles_like_numpy
 from hansa.native.together import Together
 from hansa.native.trail import Trail
 from hansa.tasks import generators
@@ -30,6 +30,7 @@ from hansa.tasks.samples import (
     Through,
     evaluation_rows,
     evaluation_source,
+    own_rows,
     take_rows,
     train_source,
 )
@@ -213,8 +214,7 @@ class ModuleShell:
         assert self.solo is not None
         if self.solo.stack.keeps:
             return self._dropping(self.solo, x, client, work, descent, key)
-        ready, change = self._ready(x, client, work, descent, key)
-        return Moved(change, *self.solo.go(ready))
+        return self._moved([Phase(x, client, work, descent, key)], self._settings(descent), keep=True)[0]
 
     def _dropping(self, solo: Solo, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved:
         """The same for a model that drops out: for each step the generator's numbers are those of eager training."""
@@ -240,19 +240,27 @@ class ModuleShell:
         assert self.solo is not None
         if self.solo.stack.keeps:
             return [self._dropping(self.solo, *one) for one in given]
-        ready = [self._ready(*one) for one in given]
-        return [Moved(change, *self.solo.go(one)) for one, change in ready]
+        settings = [self._settings(one.descent) for one in given]
+        alone = settings[0].s is not None or settings[0].velocity is not None
+        if alone or any(one.x is not given[0].x for one in given) or any(one != settings[0] for one in settings):
+            return [self._moved([one], each)[0] for one, each in zip(given, settings, strict=True)]
+        return self._moved(given, settings[0])
 
     @property
     def _whole(self) -> bool:
         """Whether native code knows a client's round as a whole."""
         return self.solo is not None and self.buffers is None and self._direct and shuffles_like_numpy()
 
-    def _ready(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> tuple[Ready, Vector]:
+    def _moved(self, given: Sequence[Phase], settings: Settings, *, keep: bool = False) -> list[Moved]:
+        """Clients' rounds from one model in one native call; the last one's stays in y if it is to be kept."""
         assert self.solo is not None
-        change, own = allocate.like(x), self.task.data.rows(client).to(torch.int64).contiguous()
-        digest, settings = key.child("batch").digest(16), self._settings(descent)
-        return self.solo.ready(x, self.y, change, own, work.steps, work.batch_size, digest, settings), change
+        index, spans = own_rows(self.task.data, [one.client for one in given])
+        errands = [
+            Errand(allocate.like(one.x), *span, *one.work, one.key.child("batch").digest(16))
+            for one, span in zip(given, spans, strict=True)
+        ]
+        found = self.solo.runs(given[0].x, self.y, index, errands, settings, keep=keep)
+        return [Moved(errand.change, *each) for errand, each in zip(errands, found, strict=True)]
 
     def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
         """A cohort's rows for native code, or None where there is no such form of their steps."""
