@@ -164,14 +164,54 @@ def test_what_does_not_fit_is_refused_before_anything_moves():
     assert torch.equal(rows, before)
 
 
+def apart(rows):
+    return float((rows.double() - rows.double().mean(dim=0)).square().sum())
+
+
 @pytest.mark.parametrize("isa", each_set())
-def test_the_spread_is_that_of_the_chosen_rows(isa):
-    rows = 100 + torch.randn(6, 2500, generator=torch.Generator().manual_seed(0))
-    chosen = rows[[0, 2, 5], :2300].double()
-    expected = float((chosen - chosen.mean(dim=0)).square().sum())
-    assert spread(rows, [0, 2, 5], 2300, isa) == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize(("size", "close"), [(1.0, 1e-7), (1e25, 1e-12), (1e-18, 1e-12)])
+def test_the_spread_is_that_of_the_chosen_rows(size, close, isa):
+    """Of few rows to seven digits; where squares do not fit float32, and of many rows, in float64."""
+    rows = 100 * size + size * torch.randn(20, 2500, generator=torch.Generator().manual_seed(0))
+    assert spread(rows, [0, 2, 5], 2300, isa) == pytest.approx(apart(rows[[0, 2, 5], :2300]), rel=close)
+    assert spread(rows, range(17), 2300, isa) == pytest.approx(apart(rows[:17, :2300]), rel=1e-12)
+    assert spread(rows[:1].repeat(3, 1), [0, 2], 2300, isa) == 0
     with pytest.raises(HansaError, match="spread: 1 rows"):
-        spread(rows, [6], 2300)
+        spread(rows, [20], 2300)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("many", [4, 18])
+def test_what_rows_have_moved_comes_with_the_spread(many, isa):
+    draw = torch.Generator().manual_seed(1)
+    rows, start = torch.randn(many, 2501, generator=draw), torch.randn(2501, generator=draw)
+    moved = {3: torch.zeros(2501), 1: torch.zeros(2501)}
+    chosen = [place for place in range(many) if place != 2]
+    assert spread(rows, chosen, 2300, isa, start=start, moved=moved) == spread(rows, chosen, 2300, isa)
+    assert all(torch.equal(vector, rows[place] - start) for place, vector in moved.items())
+    for wrong in ({2: torch.zeros(2501)}, {1: torch.zeros(2500)}):
+        with pytest.raises(HansaError, match="each into a vector of 2501"):
+            spread(rows, chosen, 2300, isa, start=start, moved=wrong)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("kind", [abi.MIX, abi.AVERAGE, abi.SIGNS, None])
+def test_rows_become_the_start_when_they_are_needed(kind, isa):
+    solo, rows, index = laboratory(isa, "single linear layer")
+    start, found = rows[0].clone(), []
+    for begun in (start, None):
+        own = start.repeat(N, 1) if begun is None else torch.full_like(rows, torch.nan)
+        copies = own.clone()
+        together = Together(solo, own, Settings(0.05), start, start=begun)
+        together.weigh(*csr(RING))
+        if kind == abi.SIGNS:
+            together.publish(copies, 0.3)
+        together.run(turns((1, index[1][0]), *([] if kind is None else [(kind, None)]), (3, index[3][0])))
+        together.run(turns())
+        found.append((own, copies if kind == abi.SIGNS else own))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0][1], start)
 
 
 @pytest.mark.parametrize("isa", each_set())

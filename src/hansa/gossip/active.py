@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from hansa.errors import HansaError, fraction, refuse, whole
 from hansa.keys import Key
+from hansa.native.chance import chosen
 from hansa.protocols import expect, lacking
 
 
@@ -146,8 +147,7 @@ class resample(Activity):
             raise HansaError("resample(): how many report is not known here. resample(2) draws two.")
         if m >= len(cohort):
             return cohort
-        chance = _address(key, round, step, cohort).numpy()
-        return sorted(cohort[i] for i in chance.choice(len(cohort), m, replace=False, shuffle=False).tolist())
+        return sorted(cohort[i] for i in chosen(_address(key, round, step, cohort).digest(16), len(cohort), m))
 
 
 @dataclass(frozen=True, slots=True)

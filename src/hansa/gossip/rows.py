@@ -164,6 +164,17 @@ class DenseRows:
     def mean(self, mixer: Mixer) -> Vector:
         return self.rows[mixer.positions].mean(dim=0, dtype=torch.float64)
 
+    def ended(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
+        """What the rows at these positions have moved from a start, and the spread; natively in one pass."""
+        moved = [allocate.like(start) for _ in positions]
+        if self.rows.dtype == torch.float32 and fits(self.rows, start):
+            by_row = dict(zip(positions, moved, strict=True))
+            total = spread(self.rows, mixer.positions, dim, start=start, moved=by_row)
+            return moved, math.sqrt(total / len(mixer.positions))
+        for position, vector in zip(positions, moved, strict=True):
+            torch.sub(self.rows[position], start, out=vector)
+        return moved, self.spread(mixer, dim)
+
     def spread(self, mixer: Mixer, dim: int) -> float:
         if self.rows.dtype == torch.float32 and fits(self.rows):
             return math.sqrt(spread(self.rows, mixer.positions, dim) / len(mixer.positions))

@@ -105,7 +105,9 @@ class Shell(Protocol):
         kept."""
         return None
 
-    def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
+    def together(
+        self, rows: torch.Tensor, descent: Descent, *, later: bool = False, start: Vector | None = None
+    ) -> Together | None:
         """A cohort's models [n, d] to be stepped and mixed natively in place where the shell knows how; otherwise None.
         The ``descent`` is everybody's, but for its velocity."""
         return None

@@ -16,7 +16,7 @@ from ctypes import (
 )
 from typing import Any
 
-ABI = 10
+ABI = 11
 SUM_LANES = 1024
 CONV, LINEAR = 0, 1
 MAX, MEAN = 1, 2
@@ -115,6 +115,8 @@ class Cohort(Structure):
         ("scratch", c_void_p),
         ("rate", c_double),
         ("seconds", c_double),
+        ("start", c_void_p),
+        ("begun", c_void_p),
     ]
 
 
@@ -185,7 +187,8 @@ class Kernels(Structure):
         ("cohort", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Cohort))),
         ("trail", CFUNCTYPE(_whole, _pointer, POINTER(Data), POINTER(Update), POINTER(Trail))),
         ("carried", CFUNCTYPE(None, *[_pointer] * 5, _whole, _whole, _pointer)),
-        ("spread", CFUNCTYPE(c_double, _pointer, _pointer, _whole, _whole, _whole)),
+        ("spread", CFUNCTYPE(c_double, _pointer, _pointer, _whole, _whole, _whole, _pointer, _pointer)),
+        ("choose", CFUNCTYPE(None, c_char_p, _whole, _whole, _pointer)),
         ("draw", CFUNCTYPE(None, _pointer, _pointer, _whole, _whole, _pointer, _pointer)),
         (
             "gradient",

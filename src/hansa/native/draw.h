@@ -3,6 +3,7 @@
 #define HANSA_DRAW_H
 
 #include <stdint.h>
+#include <string.h>
 
 #define PHILOX_STEP0 0x9E3779B97F4A7C15u
 #define PHILOX_STEP1 0xBB67AE8584CAA73Bu
@@ -90,6 +91,33 @@ static inline uint64_t philox_within(philox_t *draw, uint64_t most) {
     do value = (most <= 0xffffffffu ? philox_half(draw) : philox_next(draw)) & mask;
     while (value > most);
     return value;
+}
+
+/* The same by products (Lemire 2019), for `most` below 2^32 - 1. */
+static inline uint64_t philox_below(philox_t *draw, uint32_t most) {
+    const uint32_t numbers = most + 1, bad = (UINT32_MAX - most) % numbers;
+    uint64_t product;
+    if (!most) return 0;
+    do product = (uint64_t)philox_half(draw) * numbers;
+    while ((uint32_t)product < bad);
+    return product >> 32;
+}
+
+/* `some` of the numbers below `many`, at most 10,000, as Generator.choice without replacement or shuffle has them
+ * (Floyd's way): number j, or a lower one if that is not taken yet. */
+static void choose(const char *key, int64_t many, int64_t some, int64_t *out) {
+    uint64_t words[2];
+    memcpy(words, key, sizeof words);
+    philox_t draw = philox_new(words);
+    for (int64_t i = 0; i < some; i++) {
+        int64_t j = many - some + i, value = (int64_t)philox_below(&draw, (uint32_t)j);
+        for (int64_t k = 0; k < i; k++)
+            if (out[k] == value) {
+                value = j;
+                break;
+            }
+        out[i] = value;
+    }
 }
 
 /* `length` entries of `own`, pass after pass over all of them, each shuffled as Generator.permutation does. `order` has

@@ -4,6 +4,7 @@
 #include "gram.h"
 #include "planes.h"
 #include "rows.h"
+#include "spread.h"
 #include "stack.h"
 #include "wire.h"
 #include "together.h"
@@ -19,6 +20,7 @@ const hansa_kernels HANSA_KERNELS = {
     .trail = trail,
     .carried = carried,
     .spread = spread,
+    .choose = choose,
     .draw = draw_batches,
     .gradient = gradient,
     .evaluate = evaluate,

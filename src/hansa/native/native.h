@@ -10,7 +10,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 10
+#define HANSA_ABI 11
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -90,6 +90,8 @@ typedef struct {
     double *reach;  /* a bound on the entries of each row, below 0 where none is known */
     float *scratch; /* of HANSA_CUT entries a row, and a row's bits and one scale a row behind them */
     double rate, seconds;
+    const float *start; /* what rows (and open) begin as, or null: they are there */
+    int64_t *begun;     /* a flag for each row: it is there */
 } hansa_cohort;
 
 #define HANSA_CUT 1024
@@ -145,7 +147,9 @@ typedef struct {
     int64_t (*trail)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_trail *);
     void (*carried)(const float *start, const float *changes, const int64_t *starts, const int64_t *places,
                     const float *weights, int64_t count, int64_t d, float *out);
-    double (*spread)(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride);
+    double (*spread)(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride,
+                     const float *start, float *const *moved);
+    void (*choose)(const char *key, int64_t many, int64_t some, int64_t *out);
     void (*draw)(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
                  int64_t *out);
     int64_t (*gradient)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *g,

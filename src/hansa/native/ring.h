@@ -106,11 +106,12 @@ INLINE void ring_columns(const int KIND, const int LINKS, const int N, const int
 #undef GIVE
 }
 
-INLINE void ring_pass(const int KIND, const int LINKS, const ring_t *ring) {
+INLINE void ring_pass(const int KIND, const int LINKS, const ring_t *given) {
+    const ring_t ring = *given; /* in registers: no store can reach it */
     ptrdiff_t i = 0;
-    for (; i + RING_VECTORS * VL <= ring->d; i += RING_VECTORS * VL)
-        ring_columns(KIND, LINKS, RING_VECTORS, 0, ring, i, VL);
-    for (; i < ring->d; i += VL) ring_columns(KIND, LINKS, 1, 1, ring, i, ring->d - i);
+    for (; i + RING_VECTORS * VL <= ring.d; i += RING_VECTORS * VL)
+        ring_columns(KIND, LINKS, RING_VECTORS, 0, &ring, i, VL);
+    for (; i < ring.d; i += VL) ring_columns(KIND, LINKS, 1, 1, &ring, i, ring.d - i);
 }
 
 /* One exchange of all: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. */

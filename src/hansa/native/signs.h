@@ -64,10 +64,12 @@ static double exact_distance(const float *a, const float *b, int64_t n) {
 INLINE uint32_t sizes_and_signs(const float *a, const float *b, wide_t *lanes) {
     uint32_t word = 0;
 #if VL == 16
+    __m512d one = _mm512_set1_pd(1);
+    __asm__("" : "+v"(one)); /* sums as products by one: adders are busy with differences and conversions */
     UNROLL for (int k = 0; k < 4; k++) {
         __m256 apart = _mm256_loadu_ps(a + 8 * k) - _mm256_loadu_ps(b + 8 * k);
         word |= (uint32_t)_mm256_cmp_ps_mask(apart, _mm256_setzero_ps(), _CMP_GE_OQ) << 8 * k;
-        lanes[k] += _mm512_cvtps_pd(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), apart));
+        lanes[k] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), apart)), one, lanes[k]);
     }
 #elif VL == 8
     UNROLL for (int k = 0; k < 4; k++) {

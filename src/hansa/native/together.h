@@ -123,6 +123,16 @@ INLINE ptrdiff_t cut_of(const hansa_cohort *c) {
     return at_most(HANSA_CUT, fair < 64 ? 64 : fair);
 }
 
+/* Rows that begin as `start`, once they are needed: `only` one of them, or all that are left. */
+static void begin_rows(const hansa_cohort *c, ptrdiff_t d, int64_t only) {
+    for (int64_t row = only < 0 ? 0 : only; c->start && row < (only < 0 ? c->rows : only + 1); row++) {
+        if (c->begun[row]) continue;
+        memcpy(c->x + row * d, c->start, sizeof(float) * (size_t)d);
+        if (c->open) memcpy(c->open + row * d, c->start, sizeof(float) * (size_t)d);
+        c->begun[row] = 1;
+    }
+}
+
 /* A cut of every row, copied aside where it is about to be overwritten. */
 static void aside(const hansa_cohort *c, ptrdiff_t d, ptrdiff_t i, ptrdiff_t cut, ptrdiff_t some) {
     for (int64_t row = 0; row < c->rows; row++) {
@@ -274,6 +284,7 @@ static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_up
         int64_t at = c->done++, row = c->turns[at].row;
         if (row >= 0) {
             float *x = c->x + row * d;
+            begin_rows(c, d, row);
             step.y = c->later ? c->later + row * d : x;
             step.momentum = c->momenta ? c->momenta[row] : NULL;
             if (c->later) {
@@ -288,9 +299,11 @@ static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_up
                                 : stayed(c, row, d, reach_of_step(stack, c->turns[at].batch, &step, update->clip));
             if (!fine) {
                 c->lost = row;
+                begin_rows(c, d, -1);
                 return HANSA_OK;
             }
         } else {
+            begin_rows(c, d, -1);
             if (row == HANSA_SIGNS && (c->lost = sign_rest(c, d)) >= 0) return HANSA_BAD_SUM;
             if (on_a_ring(c, d, row)) {
             } else if (row == HANSA_MIX) mix_rows(c, d);
@@ -303,40 +316,8 @@ static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_up
         }
         if (now() >= end) break;
     }
+    if (c->done == c->count) begin_rows(c, d, -1);
     return HANSA_OK;
-}
-
-/* sum_i ||x_i - mean||^2 over the chosen rows, of `stride` entries each, in float64 throughout: 32 entries at a time, so
- * that the second look finds them near, in 32 lanes. */
-static double spread(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride) {
-    const double share = 1.0 / (double)count;
-    wide_t squares[32 / WIDE];
-    double flat[32];
-    int64_t i = 0;
-    memset(squares, 0, sizeof squares);
-    for (; i + 32 <= d; i += 32) {
-        wide_t mean[32 / WIDE];
-        memset(mean, 0, sizeof mean);
-        for (int64_t r = 0; r < count; r++)
-            UNROLL for (int j = 0; j < 32 / WIDE; j++) mean[j] += widened(x + chosen[r] * stride + i + j * WIDE);
-        UNROLL for (int j = 0; j < 32 / WIDE; j++) mean[j] *= share;
-        for (int64_t r = 0; r < count; r++)
-            UNROLL for (int j = 0; j < 32 / WIDE; j++) {
-                wide_t apart = widened(x + chosen[r] * stride + i + j * WIDE) - mean[j];
-                squares[j] += apart * apart;
-            }
-    }
-    memcpy(flat, squares, sizeof flat);
-    for (int j = 0; i < d; i++, j++) {
-        double mean = 0;
-        for (int64_t r = 0; r < count; r++) mean += (double)x[chosen[r] * stride + i];
-        mean *= share;
-        for (int64_t r = 0; r < count; r++) {
-            double apart = (double)x[chosen[r] * stride + i] - mean;
-            flat[j] += apart * apart;
-        }
-    }
-    return sum_of_lanes(flat);
 }
 
 #endif

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,40 @@ TURN = np.dtype([("row", np.int64), ("batch", np.int64), ("index", np.uint64)])
 something that all rows do (`hansa.native.abi`: MIX, AVERAGE, SETTLE, PULL, SIGNS)."""
 
 
+class Links(NamedTuple):
+    """W over ``rows`` rows by its links, looked at once: as native code reads them, and where that is."""
+
+    rows: int
+    arrays: tuple[np.ndarray[Any, Any], ...]
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: int, starts: Any, links: Any, weights: Any) -> Links:
+        count = len(links)
+        fits = starts.shape == (rows + 1,) and starts[0] == 0 and starts[-1] == count == len(weights)
+        if not fits or np.any(np.diff(starts) < 0) or (count and not 0 <= links.min() <= links.max() < rows):
+            raise HansaError(f"Together.weigh: links that are not those of {rows} rows.")
+        arrays = (starts.astype(np.int64), links.astype(np.int64), weights.astype(np.float64))
+        return cls(rows, arrays, tuple(array.ctypes.data for array in arrays))
+
+
 class Together:
     """The rows [n, d] of a cohort, changed in place, for one thread.
 
-    ``later`` says that steps are made apart, and moved into the rows by the next turn of all (combine-then-adapt).
+    ``later`` says that steps are made apart, and moved into the rows by the next turn of all (combine-then-adapt). With
+    ``start`` all rows, and their public copies, become that once they are needed: anything may be in them until a run.
     """
 
-    def __init__(self, solo: Solo, rows: Tensor, settings: Settings, anchor: Tensor, *, later: bool = False) -> None:
+    def __init__(
+        self,
+        solo: Solo,
+        rows: Tensor,
+        settings: Settings,
+        anchor: Tensor,
+        *,
+        later: bool = False,
+        start: Tensor | None = None,
+    ) -> None:
         stack = solo.stack
         if stack.keeps:
             raise HansaError("Together: the stack drops out, and turns draw nothing: step row by row.")
@@ -46,19 +73,25 @@ class Together:
         if self._later is not None:
             self._cohort.later = self._later.data_ptr()
         self._kept: dict[str, Any] = {}
+        if start is not None:
+            stack.expect("start", start)
+            begun = np.zeros(n, np.int64)
+            self._kept["start"] = (start, begun)
+            self._cohort.start, self._cohort.begun = start.data_ptr(), begun.ctypes.data
         self.rows = rows
         self.lost: int | None = None
         """The row whose last step left the numbers, where one did: the call ended there."""
 
     def weigh(self, starts: Any, links: Any, weights: Any) -> None:
         """W by its links; a row without any is left alone."""
-        n, count = len(self.rows), len(links)
-        fits = starts.shape == (n + 1,) and starts[0] == 0 and starts[-1] == count == len(weights)
-        if not fits or np.any(np.diff(starts) < 0) or (count and not 0 <= links.min() <= links.max() < n):
-            raise HansaError(f"Together.weigh: links that are not those of {n} rows.")
-        arrays = (starts.astype(np.int64), links.astype(np.int64), weights.astype(np.float64))
-        self._kept["links"] = arrays
-        self._cohort.starts, self._cohort.links, self._cohort.weights = (array.ctypes.data for array in arrays)
+        self.link(Links.of(len(self.rows), starts, links, weights))
+
+    def link(self, links: Links) -> None:
+        """The same, looked at before."""
+        if links.rows != len(self.rows):
+            raise HansaError(f"Together.link: links of {links.rows} rows for {len(self.rows)}.")
+        self._kept["links"] = links
+        self._cohort.starts, self._cohort.links, self._cohort.weights = links.places
 
     def publish(self, copies: Tensor, rate: float) -> None:
         """The public copies of compressed gossip, X <- X + rate (W - I) copies."""
@@ -90,7 +123,7 @@ class Together:
             self._stepped.fill(0)
         cohort.x, cohort.turns, cohort.losses = self.rows.data_ptr(), turns.ctypes.data, losses.ctypes.data
         cohort.count, cohort.done, cohort.lost = len(turns), 0, -1
-        while cohort.done < cohort.count and cohort.lost < 0:
+        while True:
             code = space.kernels.cohort(space.handle, solo.data, solo.update, cohort)
             if code == abi.BAD_SUM:
                 raise HansaError(
@@ -101,19 +134,37 @@ class Together:
                 raise HansaError(f"Together.run: {abi.REFUSALS[code]}.")
             if solo.stop:
                 raise HansaError("Together.run: stopped.")
+            if cohort.done >= cohort.count or cohort.lost >= 0:
+                break
         self.lost = None if cohort.lost < 0 else int(cohort.lost)
         return losses, int(cohort.done)
 
 
-def spread(rows: Tensor, chosen: Sequence[int], dim: int, isa: str = "") -> float:
-    """sum_i ||x_i - mean||^2 over the first ``dim`` entries of the chosen rows, in float64.
+def spread(
+    rows: Tensor,
+    chosen: Sequence[int],
+    dim: int,
+    isa: str = "",
+    *,
+    start: Tensor | None = None,
+    moved: Mapping[int, Tensor] | None = None,
+) -> float:
+    """sum_i ||x_i - mean||^2 over the first ``dim`` entries of the chosen rows: of up to 16 rows to about seven digits,
+    in float64 throughout of more. ``moved`` has vectors that become x_i - start in the same pass, by row.
 
     >>> spread(torch.tensor([[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]), [0, 1], 2)
     2.0
     """
     if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous() or rows.device.type != "cpu":
         raise HansaError(f"spread: rows are {rows.dtype} {list(rows.shape)}, expected contiguous float32 [n, d].")
-    places = np.array(chosen, np.int64)
+    places, moved = np.array(chosen, np.int64), moved or {}
     if not len(places) or places.min() < 0 or places.max() >= len(rows) or not 0 <= dim <= rows.shape[1]:
         raise HansaError(f"spread: {len(places)} rows and {dim} entries of {list(rows.shape)}.")
-    return float(native.load(isa).spread(rows.data_ptr(), places.ctypes.data, len(places), dim, rows.shape[1]))
+    vectors = [] if start is None else [start, *moved.values()]
+    fine = all(x.dtype == rows.dtype and x.shape == rows.shape[1:] and x.is_contiguous() for x in vectors)
+    if not fine or not set(moved) <= set(chosen) or (moved and start is None):
+        raise HansaError(f"spread: rows {sorted(moved)} move from a start, each into a vector of {rows.shape[1]}.")
+    held = np.array([moved[row].data_ptr() if row in moved else 0 for row in chosen], np.uint64)
+    given = (start.data_ptr(), held.ctypes.data) if start is not None and moved else (None, None)
+    call = native.load(isa).spread
+    return float(call(rows.data_ptr(), places.ctypes.data, len(places), dim, rows.shape[1], *given))

@@ -21,7 +21,7 @@ from hansa.native.together import TURN, Together
 from hansa.protocols import declared
 from hansa.rounds.lazily import Walk, march
 from hansa.rounds.messages import Lost, Order, Trained, scoped
-from hansa.rounds.mixed import Mixed, passed_on, stacked
+from hansa.rounds.mixed import Mixed, blank, passed_on, share, stacked
 from hansa.rounds.turns import Batches, Program, links_of, program
 from hansa.server import ServerTransform
 from hansa.types import BUFFERS, MODEL, Vector, Vectors
@@ -38,13 +38,7 @@ def train_together(phase: LocalPhase, order: Order, got: Vectors, shell: Shell, 
 
 class _Cohort:
     def __init__(
-        self,
-        phase: LocalPhase,
-        mixing: Mixing,
-        order: Order,
-        got: Vectors,
-        shell: Shell,
-        samples: Sequence[int],
+        self, phase: LocalPhase, mixing: Mixing, order: Order, got: Vectors, shell: Shell, samples: Sequence[int]
     ) -> None:
         self.phase, self.mixing, self.order, self.shell, self.samples = phase, mixing, order, shell, samples
         self.got = got
@@ -59,7 +53,11 @@ class _Cohort:
         self.active: Activity = declared(rule, Activity, "among")(order.reporters)
         self.drawn: dict[tuple[int, int], list[int]] = {}
         self.rows = self._rows()
-        self.public = stacked(self._remembered("local/public")) if mixing.compressor is not None else None
+        self.begun = not isinstance(self.rows, DenseRows) or mixing.persistent
+        self.public: torch.Tensor | None = None
+        if mixing.compressor is not None:
+            kept = mixing.persistent
+            self.public = stacked(self._remembered("local/public")) if kept else blank(len(self.clients), self.start)
         self.shared: tuple[str, ...] = declared(phase.optimizer, ServerTransform, "shared")
         self.together: Together | None = None
         self.descents: dict[int, Descent] = {}
@@ -77,8 +75,16 @@ class _Cohort:
             self._finish()
         return self.mixed
 
+    def _begin(self) -> None:
+        """All begin with the model received, where native code did not see to that."""
+        if not self.begun and isinstance(self.rows, DenseRows):
+            for rows in (self.rows.rows,) if self.public is None else (self.rows.rows, self.public):
+                rows.copy_(self.start)
+        self.begun = True
+
     def _walk(self) -> None:
         """Step after step, client after client."""
+        self._begin()
         for step in range(self.order.work.steps):
             moves = self._compute(step)
             if not self.mixer.positions:
@@ -97,10 +103,13 @@ class _Cohort:
         if not isinstance(rows, DenseRows) or rows.rows.shape[1] != self.dim or (late and not self._mixes_natively()):
             return False
         make = declared(self.shell, Shell, "together")
-        together = make(rows.rows, self._new_descent(self.clients[0]), later=late)
+        start = None if self.begun or not self.order.work.steps else self.start
+        together = make(rows.rows, self._new_descent(self.clients[0]), later=late, start=start)
         if together is None:
             return False
         self.together = together
+        if start is None:
+            self._begin()
         batches = Batches(len(self.clients), lambda position: self._batches(self.clients[position]))
         first, begun = 0, None
         while first < self.order.work.steps and self.mixer.positions:
@@ -166,7 +175,7 @@ class _Cohort:
 
     def _equip(self, together: Together, plan: Program) -> None:
         """W as it is now, the public copies, and the velocities of those whose turn comes."""
-        together.weigh(*links_of(self.mixer, uniform=self.public is not None))
+        together.link(links_of(self.mixer, uniform=self.public is not None))
         if self.public is not None:
             together.publish(self.public, self.mixing.consensus_rate)
         if self.phase.momentum:
@@ -238,13 +247,13 @@ class _Cohort:
         if self.mixing.persistent:
             return DenseRows(stacked(self._remembered("local/row")))
         if self.mixing.compressor is not None:
-            return DenseRows(stacked([self.start] * n))
+            return DenseRows(blank(n, self.start))
         if self.mixer.still:
             return ApartRows(self.start)
         active = [len(self._active(step)) for step in range(steps)]
         if lazy_pays(n, active, self.mixing.every, self.mixer.links, self.start.numel(), self._marches()):
             return LazyRows(self.start, n, sum(active))
-        return DenseRows(stacked([self.start] * n))
+        return DenseRows(blank(n, self.start))
 
     def _marches(self) -> bool:
         """Whether steps and gossip have a native form."""
@@ -325,7 +334,7 @@ class _Cohort:
             return
         (self.rows.average if averaged else self.rows.mix)(self.mixer)
         for name in self.shared:
-            self._share(name, averaged)
+            share([self._descent(client) for client in self._survivors()], name, self.mixer, averaged)
         self._count(int(not averaged), int(averaged))
 
     def _count(self, gossips: int, averages: int) -> None:
@@ -339,19 +348,6 @@ class _Cohort:
             size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
         sent = (self.mixer.degrees * size * gossips + each).tolist()
         self.mixed.peer.update(dict(zip(alive, sent, strict=True)))
-
-    def _share(self, name: str, averaged: bool) -> None:
-        """A row of the local optimizers that gossips with the models."""
-        descents = [self._descent(client) for client in self._survivors()]
-        for descent in descents:
-            descent.begin()
-        rows = torch.stack([descent.state[name] for descent in descents])
-        if averaged:
-            mixed = rows.mean(dim=0).expand_as(rows)
-        else:
-            mixed = self.mixer.dense(rows.dtype).to(rows.device) @ rows
-        for descent, row in zip(descents, mixed, strict=True):
-            descent.state = {**descent.state, name: row}
 
     def _gossip_compressed(self, turn: int) -> None:
         """CHOCO: neighbours hear the compressed difference to a public copy, X <- X + gamma (W - I) Xhat."""
@@ -374,26 +370,29 @@ class _Cohort:
     def _finish(self) -> None:
         reporters = [client for client in self.order.reporters if self.mixer.alive[self.position[client]]]
         loss = math.fsum(self.losses) / len(self.losses) if self.losses else None
-        for client, row in zip(reporters, self._finals(reporters), strict=True):
-            moved = torch.sub(row, self.start, out=allocate.like(self.start))
-            buffers = moved[self.dim :] if row.numel() > self.dim else None
-            self.mixed.trained[client] = Trained(moved[: self.dim], buffers, loss, self._memory(client, row))
-        self.mixed.info["consensus"] = self.rows.spread(self.mixer, self.dim)
+        positions = [self.position[client] for client in reporters]
+        moved, spread = self._ended(positions)
+        for client, position, change in zip(reporters, positions, moved, strict=True):
+            buffers = change[self.dim :] if change.numel() > self.dim else None
+            self.mixed.trained[client] = Trained(change[: self.dim], buffers, loss, self._memory(client, position))
+        self.mixed.info["consensus"] = spread
         if self.order.mean:
             self.mixed.mean = self.rows.mean(self.mixer).to(self.start)
             self.mixed.alive = len(self.mixer.positions)
 
-    def _finals(self, reporters: Sequence[int]) -> Sequence[Vector]:
-        positions = [self.position[client] for client in reporters]
+    def _ended(self, positions: Sequence[int]) -> tuple[Sequence[Vector], float]:
+        """What some have moved from the model received, and how far all are apart."""
         if isinstance(self.rows, DenseRows):
-            return [self.rows.rows[position] for position in positions]
-        return tuple(self.rows.read(positions)) if positions else ()
+            return self.rows.ended(self.mixer, self.dim, self.start, positions)
+        rows = self.rows.read(positions) if positions else ()
+        moved = [torch.sub(row, self.start, out=allocate.like(self.start)) for row in rows]
+        return moved, self.rows.spread(self.mixer, self.dim)
 
-    def _memory(self, client: int, row: Vector) -> Vectors:
+    def _memory(self, client: int, position: int) -> Vectors:
         """What a client whose model lives on keeps: the model, its public copy, its optimizer."""
         if not self.mixing.persistent:
             return {}
         kept = self.descents[client].kept() if client in self.descents else {}
-        public = {} if self.public is None else {"local/public": self.public[self.position[client]].clone()}
+        public = {} if self.public is None else {"local/public": self.public[position].clone()}
         optimizer = {f"local/optimizer/{name}": value.clone() for name, value in kept.items()}
-        return {"local/row": row.clone(), **public, **optimizer}
+        return {"local/row": self.rows.read([position])[0], **public, **optimizer}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hansa.gossip.rows import Mixer
+from hansa.local.descent import Descent
 from hansa.rounds.messages import Lost, Order, Trained
 from hansa.types import Vector
 from hansa.vectors import allocate
@@ -37,12 +39,32 @@ def passed_on(order: Order, alive: int, size: int) -> Counter[int]:
     return sent
 
 
+def blank(n: int, like: Vector) -> torch.Tensor:
+    """A matrix of n such rows with anything in it, in memory that is used again."""
+    if like.device.type != "cpu":
+        return like.new_empty(n, like.numel())
+    return allocate.empty(n * like.numel(), like.dtype).view(n, -1)
+
+
 def stacked(rows: Sequence[Vector]) -> torch.Tensor:
     """The rows as a matrix of their own, in memory that is used again."""
     first = rows[0]
     if first.device.type != "cpu":
         return torch.stack(list(rows))
-    held = allocate.empty(len(rows) * first.numel(), first.dtype).view(len(rows), -1)
+    held = blank(len(rows), first)
     for place, row in zip(held, rows, strict=True):
         place.copy_(row)
     return held
+
+
+def share(descents: Sequence[Descent], name: str, mixer: Mixer, averaged: bool) -> None:
+    """A row of the local optimizers of the survivors gossips with the models, or is averaged."""
+    for descent in descents:
+        descent.begin()
+    rows = torch.stack([descent.state[name] for descent in descents])
+    if averaged:
+        mixed = rows.mean(dim=0).expand_as(rows)
+    else:
+        mixed = mixer.dense(rows.dtype).to(rows.device) @ rows
+    for descent, row in zip(descents, mixed, strict=True):
+        descent.state = {**descent.state, name: row}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -10,8 +11,9 @@ import scipy
 import torch
 
 from hansa.gossip.rows import Mixer
+from hansa.gossip.topology import Topology
 from hansa.native import abi
-from hansa.native.together import TURN
+from hansa.native.together import TURN, Links
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -86,9 +88,20 @@ def program(
     return Program(as_turns(made), np.array(places), np.array(exact, bool))
 
 
-def links_of(mixer: Mixer, *, uniform: bool) -> tuple[Array, Array, Array]:
+def links_of(mixer: Mixer, *, uniform: bool) -> Links:
     """W over all positions by its links, none at those that are lost. Where W = 11'/n its links are wanted only if
     ``uniform``; each row's link to itself stands for them otherwise."""
+    if len(mixer.positions) == len(mixer.alive):
+        return _all_links(mixer.topology, len(mixer.alive), uniform)
+    return _links(mixer, uniform)
+
+
+@lru_cache(maxsize=64)
+def _all_links(topology: Topology, n: int, uniform: bool) -> Links:
+    return _links(Mixer(topology, n), uniform)
+
+
+def _links(mixer: Mixer, uniform: bool) -> Links:
     positions, n = np.array(mixer.positions, np.int64), len(mixer.positions)
     if mixer.weights is not None:
         matrix = mixer.weights.tocsr()
@@ -98,4 +111,5 @@ def links_of(mixer: Mixer, *, uniform: bool) -> tuple[Array, Array, Array]:
         )
     counts = np.zeros(len(mixer.alive), np.int64)
     counts[positions] = np.diff(matrix.indptr)
-    return np.concatenate([[0], np.cumsum(counts)]), positions[matrix.indices], np.asarray(matrix.data, np.float64)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return Links.of(len(mixer.alive), starts, positions[matrix.indices], np.asarray(matrix.data, np.float64))

@@ -262,12 +262,15 @@ class ModuleShell:
         found = self.solo.runs(given[0].x, self.y, index, errands, settings, keep=keep)
         return [Moved(errand.change, *each) for errand, each in zip(errands, found, strict=True)]
 
-    def together(self, rows: torch.Tensor, descent: Descent, *, later: bool = False) -> Together | None:
-        """A cohort's rows for native code, or None where there is no such form of their steps."""
+    def together(
+        self, rows: torch.Tensor, descent: Descent, *, later: bool = False, start: Vector | None = None
+    ) -> Together | None:
+        """A cohort's rows for native code, which begin as ``start`` where that is given, or None where there is no such
+        form of their steps."""
         settings = self._marching(rows, descent)
         if settings is None or self.solo is None:
             return None
-        return Together(self.solo, rows, settings, descent.anchor, later=later)
+        return Together(self.solo, rows, settings, descent.anchor, later=later, start=start)
 
     def trail(self, start: torch.Tensor, descent: Descent) -> Trail | None:
         """The changes of a cohort for native code, or None where there is no such form of its steps."""
