@@ -284,8 +284,12 @@ static int64_t cohort(hansa_stack *stack, const hansa_data *data, const hansa_up
         int64_t at = c->done++, row = c->turns[at].row;
         if (row >= 0) {
             float *x = c->x + row * d;
-            begin_rows(c, d, row);
-            step.y = c->later ? c->later + row * d : x;
+            /* a row that is not there yet: the step reads the start, and writes the row */
+            int fresh = c->start && !c->begun[row] && !c->open && !c->later;
+            if (fresh) c->begun[row] = 1;
+            else begin_rows(c, d, row);
+            step.y = c->later ? c->later + row * d : fresh ? (float *)c->start : x;
+            step.to = fresh ? x : NULL;
             step.momentum = c->momenta ? c->momenta[row] : NULL;
             if (c->later) {
                 memcpy(step.y, x, sizeof(float) * (size_t)d);
