@@ -74,8 +74,8 @@ static void few_forward(const filters_t *filters, ptrdiff_t C, const float *x, i
 }
 
 /* dW of a first layer of few channels behind a pool, one filter, whose gradients come as a list: the sum of value times
- * window, of which each of K rows is W short vectors. `dw` is [K][FEW_ROW]; what lies beyond a row's end is not used. Two
- * sums take turns where one would wait for itself. */
+ * window, of which each of K rows is W short vectors. `dw` is [K][FEW_ROW]; what lies beyond a row's end is not used.
+ * Two sums take turns where one would wait for itself. */
 #define FEW_ROW 16
 
 #if VL == 16

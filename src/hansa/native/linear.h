@@ -52,6 +52,8 @@ static void step_span(const step_t *step, ptrdiff_t at, const float *gradient, p
 
 #define DOT_ROWS 4
 #define DOT_FILTERS (WIDE_REGISTERS ? 4 : 3)
+#define DOT_BLOCK 7168        /* inputs that the first cache holds */
+#define DOT_NEAR (3 << 16)    /* weights that the second cache holds */
 
 INLINE void sum_tile(const vf *sum, float *totals) {
 #if VL == 16
@@ -102,34 +104,48 @@ INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const floa
     }
     float totals[DOT_ROWS * DOT_FILTERS];
     sum_tile(sum, totals);
+#if VL == 16
+    if (rows >= DOT_ROWS && filters >= DOT_FILTERS) {
+        UNROLL for (int b = 0; b < DOT_ROWS; b++) {
+            float *to = y + b * y_row;
+            _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), _mm_loadu_ps(totals + b * DOT_FILTERS)));
+        }
+        return;
+    }
+#endif
     for (ptrdiff_t b = 0; b < at_most(DOT_ROWS, rows); b++)
         for (ptrdiff_t o = 0; o < at_most(DOT_FILTERS, filters); o++) y[b * y_row + o] += totals[b * DOT_FILTERS + o];
 }
 
-/* y = bias + x w'. Inputs are cut so that a block of them stays in the first cache while the weights stream past. */
+/* y = bias + x w'. A block of inputs stays in the first cache while the weights stream past: few and long rows where
+ * the weights stay in the second cache, many and short ones, so that weights pass seldom, where they do not. */
 static void linear_forward(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, const float *bias,
                            ptrdiff_t in, ptrdiff_t out, float *y, ptrdiff_t y_row) {
     for (ptrdiff_t b = 0; b < rows; b++) {
         if (bias) memcpy(y + b * y_row, bias, sizeof(float) * out);
         else memset(y + b * y_row, 0, sizeof(float) * out);
     }
-    ptrdiff_t blocks = (rows + 23) / 24;
-    for (ptrdiff_t block = 0, b0 = 0; block < blocks; block++) {
-        ptrdiff_t some = (rows - b0 + blocks - block - 1) / (blocks - block);
-        ptrdiff_t cuts = (in * some + 7167) / 7168, cut = round_up((in + cuts - 1) / cuts, VL);
+    ptrdiff_t most = in * out <= DOT_NEAR ? 8 : 24, longest = DOT_BLOCK / most;
+    ptrdiff_t cuts = (in + longest - 1) / longest, cut = round_up((in + cuts - 1) / cuts, VL);
+    for (ptrdiff_t b0 = 0; b0 < rows; b0 += most)
         for (ptrdiff_t i = 0; i < in; i += cut)
             for (ptrdiff_t o = 0; o < out; o += DOT_FILTERS)
-                for (ptrdiff_t b = b0; b < b0 + some; b += DOT_ROWS)
-                    dot_tile(x + b * x_row + i, x_row, at_most(DOT_ROWS, b0 + some - b), w + o * in + i, in,
-                             out - o, at_most(cut, in - i), y + b * y_row + o, y_row);
-        b0 += some;
-    }
+                for (ptrdiff_t b = b0; b < at_most(b0 + most, rows); b += DOT_ROWS)
+                    dot_tile(x + b * x_row + i, x_row, at_most(DOT_ROWS, rows - b), w + o * in + i, in, out - o,
+                             at_most(cut, in - i), y + b * y_row + o, y_row);
 }
 
 /* Backward: c[m][n] = sum over k of a(m, k) b[k][n] --------------------------------------------------------------- */
 
 #define OUTER_ROWS 6
 #define OUTER_VECTORS (WIDE_REGISTERS ? 4 : 2)
+
+/* Examples that the next step will read, so that they can be asked for while this one computes. */
+typedef struct {
+    const char *values; /* null where none is known */
+    const int64_t *index;
+    ptrdiff_t rows, bytes; /* how many rows, and the length of one */
+} ahead_t;
 
 typedef struct {
     const float *a; /* a(m, k) = a[m * a_m + k * a_k] */
@@ -233,7 +249,7 @@ static void outer(const outer_t *job, ptrdiff_t rows, ptrdiff_t columns) {
 
 /* The same for an `a` that is mostly zeros: row m has the entries start[m] to start[m + 1] of a list. */
 
-#define LIST_VECTORS 8
+#define LIST_VECTORS 13
 #define LIST_AHEAD 4 /* filters whose weights are asked for before they are needed */
 
 typedef struct {
@@ -242,20 +258,24 @@ typedef struct {
     const int32_t *start;
 } outer_list_t;
 
-/* Lists the entries of a[k][m], m < rows, that are not zero. `value` and `place` hold rows * depth at most. */
-static void list_outer(const float *a, ptrdiff_t a_k, ptrdiff_t rows, ptrdiff_t depth, float *value, int32_t *place,
-                       int32_t *start) {
-    int32_t end = 0;
-    for (ptrdiff_t m = 0; m < rows; m++) {
-        start[m] = end;
-        for (ptrdiff_t k = 0; k < depth; k++) {
-            float v = a[k * a_k + m];
-            value[end] = v;
-            place[end] = (int32_t)k;
-            end += v != 0;
+/* Lists the entries of a[k][m], m < rows, that are not zero. `value` and `place` hold rows * depth and a vector more at
+ * most; `turned` is scratch of VL times the depth, rounded up. */
+static void list_outer(const float *a, ptrdiff_t a_k, ptrdiff_t rows, ptrdiff_t depth, float *turned, float *value,
+                       int32_t *place, int32_t *start) {
+    ptrdiff_t end = 0, stride = round_up(depth, VL);
+    int32_t ramp[VL];
+    for (int i = 0; i < VL; i++) ramp[i] = i;
+    for (ptrdiff_t m = 0; m < rows; m += VL) {
+        ptrdiff_t some = at_most(VL, rows - m);
+        transpose(a + m, a_k, turned, stride, depth, some);
+        for (ptrdiff_t i = 0; i < some; i++) {
+            start[m + i] = (int32_t)end;
+            for (ptrdiff_t k = 0; k < depth; k += VL)
+                end = append(value, place, end, load_part(turned + i * stride + k, depth - k),
+                             add_int(load_int(ramp), splat_int((int32_t)k)));
         }
     }
-    start[rows] = end;
+    start[rows] = (int32_t)end;
 }
 
 INLINE void listed_tile(const int N, const int PART, const outer_t *job, const outer_list_t *list, ptrdiff_t m,
@@ -277,8 +297,11 @@ INLINE void listed_tile(const int N, const int PART, const outer_t *job, const o
     outer_end(1, N, PART, job, m, n, lanes, sum);
 }
 
-static void outer_listed(const outer_t *job, const outer_list_t *list, ptrdiff_t rows, ptrdiff_t columns) {
+static void outer_listed(const outer_t *job, const outer_list_t *list, ptrdiff_t rows, ptrdiff_t columns,
+                         const ahead_t *ahead) {
     ptrdiff_t whole = columns / VL, blocks = (whole + LIST_VECTORS - 1) / LIST_VECTORS, lanes = columns - whole * VL;
+    ptrdiff_t asked = 0, byte = 0, lines = ahead->values ? ahead->rows * ((ahead->bytes + 63) / 64) : 0;
+    ptrdiff_t tiles = at_least(1, blocks * rows), each = (lines + tiles - 1) / tiles;
     for (ptrdiff_t block = 0, v = 0, N; block < blocks; block++, v += N) {
         N = (whole - v + blocks - block - 1) / (blocks - block);
         for (ptrdiff_t m = 0; m < rows; m++) {
@@ -287,8 +310,16 @@ static void outer_listed(const outer_t *job, const outer_list_t *list, ptrdiff_t
             switch (N) {
                 LISTED_CASE(1) LISTED_CASE(2) LISTED_CASE(3) LISTED_CASE(4)
                 LISTED_CASE(5) LISTED_CASE(6) LISTED_CASE(7) LISTED_CASE(8)
+                LISTED_CASE(9) LISTED_CASE(10) LISTED_CASE(11) LISTED_CASE(12) LISTED_CASE(13)
             }
 #undef LISTED_CASE
+            for (ptrdiff_t i = 0; i < each && asked < ahead->rows; i++) {
+                __builtin_prefetch(ahead->values + ahead->index[asked] * ahead->bytes + byte, 0, 2);
+                byte += 64;
+                if (byte < ahead->bytes) continue;
+                byte = 0;
+                asked++;
+            }
         }
     }
     for (ptrdiff_t m = 0; lanes && m < rows; m++) listed_tile(1, 1, job, list, m, whole * VL, lanes);

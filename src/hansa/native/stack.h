@@ -132,13 +132,15 @@ static double cross_entropy(const float *z, ptrdiff_t classes, int64_t label, fl
 
 /* dW and db of a linear stage, stored at `gradient` or, where that is null, applied at once. */
 static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, const step_t *step,
-                            const sparse_t *list) {
+                            const scratch_t *scratch, const ahead_t *ahead) {
+    const sparse_t *list = &scratch->list;
     outer_t job = {s->out_gradient, 1, s->out_step, s->in, s->in_step, size, gradient ? gradient + s->weight : NULL,
                    s->features,     step, s->weight};
     if (s->is.relu) {
         outer_list_t some = {list->value, list->place, list->start};
-        list_outer(s->out_gradient, s->out_step, s->is.out, size, list->value, list->place, list->start);
-        outer_listed(&job, &some, s->is.out, s->features);
+        list_outer(s->out_gradient, s->out_step, s->is.out, size, scratch->turned, list->value, list->place,
+                   list->start);
+        outer_listed(&job, &some, s->is.out, s->features, ahead);
     } else {
         outer(&job, s->is.out, s->features);
     }
@@ -181,7 +183,7 @@ static float backward(const hansa_stack *stack, const float *y, const hansa_data
                            below_linear ? s[-1].out_step : s->in_step, NULL, 0};
             outer(&job, size, s->features);
         }
-        linear_gradient(s, size, gradient, step, &scratch->list);
+        linear_gradient(s, size, gradient, step, scratch, i == 0 ? &stack->ahead : &(ahead_t){0});
     }
     if (i >= 0) {
         const stage_t *last = stack->stage + i, *flat = last + 1;
@@ -247,8 +249,13 @@ static void descend(hansa_stack *stack, float *y, const hansa_data *data, const 
     do {
         int64_t t = *done;
         stack->keep = batches->keep ? batches->keep + t * batches->batch * stack->keeps : NULL;
+        if (t + 1 < batches->steps)
+            stack->ahead = (ahead_t){data->values, batches->index + (t + 1) * batches->batch,
+                                     batch_size(batches, t + 1),
+                                     stack->stage->features * (data->table ? 1 : (ptrdiff_t)sizeof(float))};
         losses[t] = step_once(stack, data, batches->index + t * batches->batch, batch_size(batches, t), &step,
                               update->clip);
+        stack->ahead = (ahead_t){0};
     } while (++*done < batches->steps && now() < end);
 }
 

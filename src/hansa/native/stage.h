@@ -39,7 +39,7 @@ typedef struct {
     int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
     int32_t *base;                       /* [positions], the window's place in the padded image */
     float *forward_weight, *backward_weight, *padded_bias;
-    float *points;                       /* [(K + 1)^2][channels][out_step], the weights as Winograd's form wants them */
+    float *points;                       /* [(K + 1)^2][channels][out_step], the weights in Winograd's form */
     float *dw, *db;
 } stage_t;
 

@@ -11,6 +11,7 @@ struct hansa_stack {
     ptrdiff_t stages, batch, classes, parameters, logits_row;
     ptrdiff_t keeps;   /* numbers that dropout has for a row, in all */
     const float *keep; /* those of the present batch, or null */
+    ahead_t ahead;     /* the next batch, where it is known */
     int failed;
     stage_t *stage;
     float *logits, *gradient;
@@ -154,7 +155,8 @@ static void shared_buffers(hansa_stack *stack) {
     for (ptrdiff_t i = 0; i < stack->stages; i++) {
         const stage_t *s = stack->stage + i;
         GROW(starts, s->is.out + 1);
-        GROW(listed, s->is.kind == HANSA_LINEAR && s->is.relu ? stack->batch * s->is.out + 1 : 0);
+        GROW(listed, s->is.kind == HANSA_LINEAR && s->is.relu ? stack->batch * s->is.out + VL : 0);
+        GROW(turned, s->is.kind == HANSA_LINEAR && s->is.relu ? round_up(stack->batch, VL) * VL : 0);
         if (s->is.kind != HANSA_CONV) continue;
         GROW(rows, 4 * (s->out_w + 1) * s->out_step);
         GROW(rows, s->is.width * s->in_step);
