@@ -88,7 +88,7 @@ class Packet:
     def of(cls, x: Tensor, kind: str = "identity") -> Packet:
         """A packet that holds the tensor itself, uncopied: whoever holds the packet must not change the tensor."""
         size = HEADER.size + x.numel() * floats(x.dtype).itemsize
-        return cls(kind, x.numel(), x.dtype, size, x.detach())
+        return cls(kind, x.numel(), x.dtype, size, x.detach() if x.requires_grad else x)
 
     @classmethod
     def parse(cls, data: Buffer) -> Packet:

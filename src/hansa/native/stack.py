@@ -232,7 +232,7 @@ class Stack:
     def expect(self, name: str, vector: Tensor) -> None:
         """Refuse what is not a flat vector of this stack."""
         fits = vector.dtype == torch.float32 and vector.shape == (self.dim,) and vector.is_contiguous()
-        if not fits or vector.device.type != "cpu":
+        if not fits or not vector.is_cpu:
             raise HansaError(
                 f"Stack: {name} is {_describe(vector)}, expected a contiguous float32 vector of {self.dim} on the CPU."
             )

@@ -23,12 +23,13 @@ PAYS = 1 << 24  # products that are worth a thread of their own
 
 def fits(*vectors: Vector) -> bool:
     """Whether native kernels can take these vectors: alike, dense and on the CPU."""
-    first = vectors[0]
-    return (
-        first.dtype in (torch.float32, torch.float64)
-        and all(v.dtype == first.dtype and v.is_contiguous() and v.device.type == "cpu" for v in vectors)
-        and native.available()
-    )
+    dtype = vectors[0].dtype
+    if dtype != torch.float32 and dtype != torch.float64:
+        return False
+    for vector in vectors:
+        if vector.dtype != dtype or not vector.is_contiguous() or not vector.is_cpu:
+            return False
+    return native.available()
 
 
 def norm(x: Vector) -> float:

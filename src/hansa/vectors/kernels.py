@@ -297,10 +297,12 @@ def _size(x: Array) -> int:
 
 def address_of(where: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
     """The address of a contiguous vector on the CPU, of the dtype and (if given) the size expected."""
-    wanted = str(dtype).removeprefix("torch.")
     if isinstance(x, torch.Tensor):
-        fits, address = x.dtype == dtype and x.is_contiguous() and x.device.type == "cpu", x.data_ptr()
-    else:
+        fits, address = x.dtype == dtype and x.is_contiguous() and x.is_cpu, x.data_ptr()
+        if fits and (size is None or x.numel() == size):
+            return address
+    wanted = str(dtype).removeprefix("torch.")
+    if not isinstance(x, torch.Tensor):
         fits, address = x.dtype == np.dtype(wanted) and x.flags.c_contiguous, x.ctypes.data
     if not fits or (size is not None and _size(x) != size):
         place = x.device if isinstance(x, torch.Tensor) else "cpu"
