@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import resource
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,3 +138,17 @@ sys.modules["torch.held"] = held
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_memory_that_was_freed_goes_back_to_the_system():
+    statm = Path("/proc/self/statm")
+    if allocate._malloc_trim() is None or not statm.exists():
+        pytest.skip("this system's C library keeps it")
+    held = [b"%d" % turn * 20_000 for turn in range(1000, 2000)]  # too small for mappings of their own
+    last = b"last" * 20_000  # keeps the end of the heap in use
+    del held
+    before = int(statm.read_text().split()[1])
+    allocate.trim()
+    given = (before - int(statm.read_text().split()[1])) * resource.getpagesize()
+    assert given > 40_000_000
+    assert last.endswith(b"last")

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from hansa.errors import HansaError, whole
 from hansa.gossip import draw
 from hansa.gossip.clusters import Clustering, resolve
@@ -85,6 +82,9 @@ class Description:
         return {**asdict(orders), "enough_rounds": orders.enough(self.rounds)}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold")
         table.add_column()

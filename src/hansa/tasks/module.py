@@ -44,6 +44,7 @@ from hansa.tasks.scores import (
 )
 from hansa.tasks.shell import EVALUATION_BATCH, ModuleShell, fresh
 from hansa.types import BUFFERS, MODEL, Population, Vectors
+from hansa.vectors import allocate
 from hansa.vectors.layout import Layout, widened
 
 log = logging.getLogger("hansa")
@@ -136,6 +137,7 @@ class Task:
         self.compile = compile and self._compiles()
         self._owned = owned_rows(getattr(data, "test_owners", None))
         self._compared = False
+        allocate.trim()  # what the comparisons took
 
     def _some(self) -> Batch:
         """A few rows as the model is to see them in training."""

@@ -6,6 +6,7 @@ the pass that fills it.
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from threading import RLock
 from typing import Any
@@ -93,6 +94,21 @@ def _lent() -> type[Any]:
 @cache
 def _kinds() -> dict[torch.dtype, Any]:
     return {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def trim() -> None:
+    """Give memory that was freed, by whomever, back to the system, where the C library can: after much that is not
+    done again."""
+    if (give_back := _malloc_trim()) is not None:
+        give_back(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # glibc's
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 SHARED = Allocator()

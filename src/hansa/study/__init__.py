@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import logging
-import re
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, Unpack, overload
 
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.citations import citations
-from hansa.config import Config
-from hansa.config.sections import CheckpointSection, EvaluateSection, PythonSection
-from hansa.devices import Device, devices
-from hansa.engine import choose, keep_workers
+from hansa.devices import Device
+from hansa.engine import keep_workers
 from hansa.errors import HansaError, refuse, whole
 from hansa.measures.base import Measure
-from hansa.report.progress import Bars, Lines, Silence, Stopper, progress_of
-from hansa.report.results import Comparison, Runs
 from hansa.rounds.faults import faults
 from hansa.runs.driver import Callback, Run
 from hansa.runs.driver import run as run_in_memory
-from hansa.runs.experiment import Experiment, Maker, identity
-from hansa.runs.folder import RunFolder, slug
-from hansa.runs.group import GroupFolder, per_seed, seed_list
-from hansa.runs.proposals import Axis, Search
 from hansa.store import ClientStore
 from hansa.tasks import TaskLike, personalise
+
+if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and progress are imported where they are used
+    from contextlib import AbstractContextManager
+
+    from hansa.report.progress import Bars, Lines, Silence
+    from hansa.report.results import Comparison, Runs
+    from hansa.runs.proposals import Axis, Search
+
+Shown: TypeAlias = "Bars | Lines | Silence | None"
 
 log = logging.getLogger("hansa")
 
@@ -52,7 +50,7 @@ class Options(TypedDict, total=False):
     personalise: personalise | Mapping[str, Any] | None
 
 
-class _Folder(NamedTuple):
+class Place(NamedTuple):
     """How a run is kept."""
 
     path: Path
@@ -139,13 +137,15 @@ def run(
     if not isinstance(algorithm, Algorithm):
         raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
     whole("run", "rounds", rounds)
-    kept = None if out is None else _Folder(Path(out), name, overwrite, checkpoint_every)
+    kept = None if out is None else Place(Path(out), name, overwrite, checkpoint_every)
     title = name if name is not None else algorithm.name
-    with keep_workers() if seeds is not None else nullcontext(), progress_of(progress) as shown:
+    with keep_workers() if seeds is not None else nullcontext(), _progress(progress) as shown:
         if seeds is None:
             return _run(algorithm, task, rounds, seed, kept, store, options, shown, title)
         if store is not None:
             raise refuse("run", "store", store, "None with several seeds", "Each has a store of its own.")
+        from hansa.runs.group import seed_list
+
         return _runs(algorithm, task, rounds, seed_list(seeds, seed), kept, options, shown, title)
 
 
@@ -173,6 +173,10 @@ def compare(
     >>> len(compare(methods, task, rounds=2, seeds=2)["FedAMS"])
     2
     """
+    from hansa.report.results import Comparison
+    from hansa.runs.folder import slug
+    from hansa.runs.group import seed_list
+
     if not isinstance(methods, Mapping) or not all(isinstance(made, Algorithm) for made in methods.values()):
         raise refuse("compare", "methods", methods, "names and algorithms", '{"FedAvg": hansa.presets.fedavg(...)}.')
     whole("compare", "rounds", rounds)
@@ -180,9 +184,9 @@ def compare(
     if out is not None and len(set(places.values())) < len(places):
         raise HansaError(f"compare: folders {sorted(places.values())}: give methods names that differ as folders do.")
     found = {}
-    with keep_workers(), progress_of(progress) as shown:
+    with keep_workers(), _progress(progress) as shown:
         for name, algorithm in methods.items():
-            kept = None if out is None else _Folder(Path(out) / places[name], name, overwrite, checkpoint_every)
+            kept = None if out is None else Place(Path(out) / places[name], name, overwrite, checkpoint_every)
             found[name] = _runs(algorithm, task, rounds, seed_list(seeds, 0, "compare"), kept, options, shown, name)
     return Comparison(found)
 
@@ -209,10 +213,14 @@ def search(
     the metric's last five; ``prune`` ends early those that lag behind the median. The answer has ``best`` and
     ``trials``. With ``out`` the same call goes on where a search was. Needs the extra ``optuna``.
     """
+    from hansa.runs.folder import slug
+    from hansa.runs.group import seed_list
+    from hansa.runs.proposals import Search
+
     whole("search", "rounds", rounds)
     seed_of = seed_list(seeds, 0, "search")
     found = Search(axes, metric, seeds=len(seed_of), rounds=rounds, prune=prune, folder=out, facts={"task": task.name})
-    with keep_workers(), progress_of(progress) as shown:
+    with keep_workers(), _progress(progress) as shown:
         for asked in found.ask(trials):
             title = ", ".join(f"{name}={value!r}" for name, value in asked.point.items())
             watched: Options = {**options, "callbacks": [*options.get("callbacks", ()), asked]}
@@ -220,7 +228,7 @@ def search(
             for seed in seed_of:
                 kept = None
                 if out is not None:
-                    kept = _Folder(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
+                    kept = Place(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
                 asked.next_seed()
                 try:
                     asked.take(_run(algorithm, task, rounds, seed, kept, None, watched, shown, title).history)
@@ -260,22 +268,28 @@ def resume(
     ...     resume(f"{folder}/run", method, task, rounds=4).state.round
     4
     """
+    from hansa.report.results import Runs
+    from hansa.runs.experiment import Experiment
+    from hansa.runs.folder import RunFolder
+    from hansa.runs.group import GroupFolder, per_seed
+    from hansa.study import kept as kept_runs
+
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
     if task is None and (foreign := sorted(set(options) - {"workers", "callbacks"})):
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration says these.")
 
-    def go_on(path: Path, shown: Bars | Lines | Silence, title: str) -> Run:
+    def go_on(path: Path, shown: Shown, title: str) -> Run:
         make = None
         if algorithm is not None and task is not None:
-            make = _maker(algorithm, task, options)
+            make = kept_runs.maker(algorithm, task, options)
         experiment = Experiment.resumed(
             path, rounds=rounds, workers=options.get("workers"), fallback=fallback, accept=accept, make=make
         )
-        return _go(experiment, options, shown, title)
+        return kept_runs.go(experiment, options, shown, title)
 
     group = GroupFolder(folder)
-    with keep_workers() if group.exists else nullcontext(), progress_of(progress) as shown:
+    with keep_workers() if group.exists else nullcontext(), _progress(progress) as shown:
         if not group.exists:
             config = RunFolder.holding(folder).config
             return go_on(Path(folder), shown, config.title)
@@ -289,10 +303,10 @@ def resume(
             if group.run(each.seed).exists:
                 found.append(go_on(group.run(each.seed).path, shown, title))
             elif algorithm is not None and task is not None:
-                made = Experiment.new(each, group.run(each.seed).path, make=_maker(algorithm, task, options))
-                found.append(_go(made, options, shown, title))
+                made = Experiment.new(each, group.run(each.seed).path, make=kept_runs.maker(algorithm, task, options))
+                found.append(kept_runs.go(made, options, shown, title))
             else:
-                found.append(_go(Experiment.new(each, group.run(each.seed).path), options, shown, title))
+                found.append(kept_runs.go(Experiment.new(each, group.run(each.seed).path), options, shown, title))
         return Runs(config.title, found)
 
 
@@ -301,18 +315,24 @@ def _runs(
     task: TaskLike,
     rounds: int,
     seeds: Sequence[int],
-    kept: _Folder | None,
+    kept: Place | None,
     options: Options,
-    shown: Bars | Lines | Silence,
+    shown: Shown,
     title: str,
 ) -> Runs:
+    from hansa.report.results import Runs
+    from hansa.runs.group import GroupFolder
+    from hansa.study import kept as kept_runs
+
     group = None if kept is None else GroupFolder(kept.path)
     if group is not None and kept is not None:
-        config = _described(algorithm, task, rounds, seeds[0], kept, options).model_copy(update={"seeds": list(seeds)})
+        config = kept_runs.described(algorithm, task, rounds, seeds[0], kept, options).model_copy(
+            update={"seeds": list(seeds)}
+        )
         if not group.exists:
             group.check()
-        elif not kept.overwrite and _seedless(group.config) != _seedless(config):
-            raise _another(group)
+        elif not kept.overwrite and kept_runs.seedless(group.config) != kept_runs.seedless(config):
+            raise kept_runs.another(group)
         group.write_config(config)
     found = []
     for seed in seeds:
@@ -327,83 +347,29 @@ def _run(
     task: TaskLike,
     rounds: int,
     seed: int,
-    kept: _Folder | None,
+    kept: Place | None,
     store: ClientStore | None,
     options: Options,
-    shown: Bars | Lines | Silence,
+    shown: Shown,
     title: str,
 ) -> Run:
     if kept is None:
-        callbacks = [*options.get("callbacks", ()), shown.follow(title, rounds)]
+        callbacks = [*options.get("callbacks", ()), *_followed(shown, title, rounds)]
         given: dict[str, Any] = {**options, "callbacks": callbacks}
         return run_in_memory(algorithm, task, rounds=rounds, seed=seed, store=store, **given)
-    if store is not None:
-        raise refuse("run", "store", store, "None with out", "The run's folder has the clients' rows.")
-    config = _described(algorithm, task, rounds, seed, kept, options)
-    make = _maker(algorithm, task, options)
-    folder = RunFolder(kept.path)
-    if not folder.exists or kept.overwrite:
-        return _go(Experiment.new(config, kept.path, overwrite=kept.overwrite, make=make), options, shown, title)
-    if identity(folder.config) != identity(config):
-        raise _another(folder)
-    if folder.config.rounds > rounds and int(folder.summary["rounds"]) > rounds:
-        raise HansaError(f"{folder}: holds {folder.summary['rounds']} rounds of this run already; asked for {rounds}.")
-    again = Experiment.resumed(kept.path, rounds=rounds, workers=options.get("workers"), make=make)
-    return _go(again, options, shown, title)
+    from hansa.study import kept as kept_runs
+
+    return kept_runs.run_kept(algorithm, task, rounds, seed, kept, store, options, shown, title)
 
 
-def _go(experiment: Experiment, options: Options, shown: Bars | Lines | Silence, title: str) -> Run:
-    """Run to the end; after a Ctrl-C, which let the round end and saved everything, interrupt the caller too."""
-    follow = shown.follow(title, experiment.config.rounds, experiment.run.state.round)
-    with Stopper(None, (signal.SIGINT,)) as stopper:
-        experiment.go([follow, stopper], first=options.get("callbacks", ()))
-    if stopper.caught is not None:
-        raise KeyboardInterrupt(f"saved: hansa.resume({str(experiment.folder)!r}) goes on.")
-    return experiment.run
+def _progress(wanted: bool) -> AbstractContextManager[Shown]:
+    if not wanted:
+        return nullcontext()
+    from hansa.report.progress import progress_of
+
+    return progress_of(wanted)
 
 
-def _maker(algorithm: Algorithm, task: TaskLike, options: Options) -> Maker:
-    """How a folder's run is made of what Python has."""
-    given: dict[str, Any] = {key: value for key, value in options.items() if key not in ("workers", "callbacks")}
-
-    def make(config: Config, store: ClientStore | None, done: int) -> Run:
-        where = devices(options.get("device") or getattr(task, "device", None) or "cpu")
-        engine = choose(options.get("workers"), config.rounds - done, devices=where)
-        return Run(algorithm, task, seed=config.seed, store=store, engine=engine, **given)
-
-    return make
-
-
-def _described(algorithm: Algorithm, task: TaskLike, rounds: int, seed: int, kept: _Folder, options: Options) -> Config:
-    """What a folder says of a run that was made in Python."""
-    watching = (
-        "workers", "callbacks", "evaluate_every", "keep_params", "measures", "device", "per_client", "personalise",
-    )  # fmt: skip
-    told = {key: _printed(value) for key, value in options.items() if key not in watching}
-    where = devices(options.get("device") or getattr(task, "device", None) or "cpu")
-    return Config(
-        name=kept.name if kept.name is not None else algorithm.name,
-        seed=seed,
-        rounds=rounds,
-        device=[str(each) for each in where] if len(where) > 1 else str(where[0]),
-        evaluate=EvaluateSection(every=options.get("evaluate_every", 1)),
-        checkpoint=CheckpointSection(every=kept.checkpoint_every),
-        python=PythonSection(
-            algorithm=_printed(algorithm), task=task.name, options=told, cites=list(citations(algorithm))
-        ),
-    )
-
-
-def _seedless(config: Config) -> str:
-    return identity(config.model_copy(update={"seed": 0, "seeds": None}))
-
-
-def _another(folder: RunFolder | GroupFolder) -> HansaError:
-    return HansaError(
-        f"{folder}: holds a run of another method, task, seed or option. Choose another folder; overwrite=True "
-        "replaces it."
-    )
-
-
-def _printed(value: object) -> str:
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+def _followed(shown: Shown, title: str, rounds: int) -> list[Callback]:
+    """What shows the progress of a run."""
+    return [] if shown is None else [shown.follow(title, rounds)]
