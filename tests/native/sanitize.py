@@ -24,6 +24,7 @@ TESTS = [
     "tests/native/test_solo.py",
     "tests/native/test_together.py",
     "tests/native/test_trail.py",
+    "tests/native/test_chance.py",
     "tests/vectors/test_kernels.py",
     "tests/vectors/test_arithmetic.py",
     "tests/vectors/test_fingerprint.py",
