@@ -51,7 +51,8 @@ METHOD = """\
 def page(results: Results, command: str) -> str:
     parts = [
         "# Benchmarks",
-        f"Made by `{command}`; nothing on this page is written by hand.",
+        f"Made by `{command}`; nothing on this page is written by hand. Where something wanted was missed,\n"
+        "[what is left](limits.md) has the profile and what the machine would allow.",
         *_machine(results),
         "## Client-steps a second",
         *_main(results),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import hansa
 from contracts.small import bowls
 from hansa.aggregate.base import weighted_sum
 from hansa.compress import codec, links, sign
-from hansa.types import Packed, Update
+from hansa.types import Packed, Population, RoundContext, Update
 from hansa.vectors import arithmetic
 
 
@@ -53,3 +54,15 @@ def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypat
     assert run.history[-1]["participants"] == 100
     assert decoded >= 400, "every update is decoded to be checked and again to be added"
     assert most <= 17
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_how_many_are_folded_at_a_time_changes_no_bit(dtype, monkeypatch):
+    draw = torch.Generator().manual_seed(3)
+    updates = [Update(i, i, torch.randn(1003, generator=draw, dtype=dtype), 3 + 5 * i, 1.0) for i in range(37)]
+    ctx, found = RoundContext(0, Population((1,) * 37), tuple(range(37))), []
+    for waiting in (1, 5 * updates[0].vector.nbytes, 1 << 30):
+        monkeypatch.setattr(import_module("hansa.aggregate.mean"), "WAITING", waiting)
+        found.append(hansa.aggregate.mean("samples").combine(updates, {}, ctx).vector)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

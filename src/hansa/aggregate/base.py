@@ -19,7 +19,7 @@ Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ..
 """How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
 
 
-DECODED = 16  # updates decoded at once
+DECODED, WAITING = 16, 1 << 22  # updates decoded at once, and bytes of them where they are large
 
 
 class Combined(NamedTuple):

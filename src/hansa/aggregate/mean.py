@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from hansa.aggregate.base import (
     DECODED,
+    WAITING,
     Aggregator,
     Combined,
     Share,
@@ -66,13 +67,14 @@ class RunningMean:
         self._unit = 0.0
         self._waiting: list[Update] = []
         self._total: Vector | None = None
+        self._most = 2  # folded at a time, so that few vectors lie about; how many changes no bit
 
     def add(self, update: Update) -> None:
         """The next update in client order."""
         self._used.append(update.client)
         self._unit = self._unit or self._weights[update.client]
         self._waiting.append(update)
-        if len(self._waiting) == DECODED:
+        if len(self._waiting) >= self._most:
             self._fold()
 
     def vector(self) -> Vector:
@@ -94,6 +96,7 @@ class RunningMean:
         if self._total is not None:
             rows, weights = [self._total, *rows], [1.0, *weights]
         self._total = arithmetic.weighted_sum(rows, weights)
+        self._most = max(2, min(DECODED, WAITING // max(1, self._total.nbytes)))
         self._waiting.clear()
 
 

@@ -1,14 +1,15 @@
 """Makes the embedded data set: ``python -m hansa.data.embedded FOLDER`` where FOLDER holds FashionMNIST/raw.
 
 The recipe draws nothing at random: of every class the first 1,000 training and the first 200 test images, in the order
-of the official files (which is itself shuffled). The file is an xz stream of four .npy arrays.
+of the official files (which is itself shuffled). The file is a gzip stream of four .npy arrays: xz
+would take 0.7 MB less, and a fifth of a second more at every start.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
-import lzma
 import sys
 from importlib import resources
 from pathlib import Path
@@ -21,8 +22,8 @@ from hansa.data.errors import damaged
 from hansa.data.readers.idx import read_idx
 from hansa.data.sources import source
 
-ASSET = "fashion-mini.npy.xz"
-SHA256 = "d4b1b5d30db5490ffd2f4bf0d2f110b0573d0ee0febdfda6ec515b4ffeb2c22b"
+ASSET = "fashion-mini.npy.gz"
+SHA256 = "159ebffb885221fb83a1c92845b44e4da0812fa0a907545f592059941a9d9b45"
 _SHAPES = ((10_000, 28, 28), (10_000,), (2_000, 28, 28), (2_000,))
 
 
@@ -45,7 +46,7 @@ def make(folder: Path) -> bytes:
     stream = io.BytesIO()
     for array in arrays:
         np.save(stream, array, allow_pickle=False)
-    return lzma.compress(stream.getvalue(), preset=9 | lzma.PRESET_EXTREME)
+    return gzip.compress(stream.getvalue(), mtime=0)
 
 
 def read_embedded() -> tuple[npt.NDArray[np.uint8], ...]:
@@ -55,7 +56,7 @@ def read_embedded() -> tuple[npt.NDArray[np.uint8], ...]:
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256:
         raise damaged(str(path), f"SHA-256 {SHA256}", digest, "Install hansa again.")
-    stream = io.BytesIO(lzma.decompress(content))
+    stream = io.BytesIO(gzip.decompress(content))
     arrays: list[npt.NDArray[Any]] = [np.load(stream, allow_pickle=False) for _ in _SHAPES]
     return tuple(arrays)
 

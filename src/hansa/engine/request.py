@@ -47,7 +47,7 @@ log = logging.getLogger("hansa")
 
 BUNDLE = 32  # orders that are done together at most
 _MOMENT = 0.05  # seconds that they may take, so that nobody waits for them
-_CHANGES = 1 << 23  # bytes of changes that may be held meanwhile
+_CHANGES = 1 << 22  # bytes of changes that may be held meanwhile
 Recall: TypeAlias = Callable[[Order], Order]
 RecallExam: TypeAlias = Callable[[Exam], Exam]
 _LOOPS = ("hansa.rounds", "hansa.local", "hansa.gossip")  # where `client` and `t` name the client and the step
