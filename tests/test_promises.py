@@ -116,7 +116,7 @@ def test_every_command_and_option_is_there(page):
         command = root
         for word in words[1:]:
             if word.startswith("--"):
-                options = {name for parameter in command.params for name in parameter.opts}
+                options = {"--help", *(name for parameter in command.params for name in parameter.opts)}
                 assert word.partition("=")[0] in options, f"{page}: {span}"
             elif hasattr(command, "commands"):
                 assert word in command.commands or word.isupper(), f"{page}: {span}"
