@@ -74,7 +74,7 @@ torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture
 
 sanitize: $(VENV)/.ready
-	$(BIN)/python tests/native/sanitize.py
+	$(BIN)/python tests/core/native/sanitize.py
 
 # environments of the peers, logs and results are kept in .bench/
 bench: $(VENV)/.ready

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-NATIVE = Path("src/hansa/native")
+NATIVE = Path("src/hansa/core/native")
 
 setup(
     ext_modules=[
         Extension(
-            "hansa.native._kernels",
+            "hansa.core.native._kernels",
             sources=sorted(path.as_posix() for path in NATIVE.glob("*.c")),
             depends=sorted(path.as_posix() for path in NATIVE.glob("*.h")),
             # Plain arithmetic: contraction to fused multiply-add is allowed, assumptions about NaN are not.

@@ -25,9 +25,9 @@ import torch
 
 from hansa.aggregate import aware, min_norm
 from hansa.aggregate.aware import MOMENTUM
-from hansa.keys import Key
-from hansa.store import DiskStore
-from hansa.types import Population, RoundContext, Update
+from hansa.core.keys import Key
+from hansa.core.types import Population, RoundContext, Update
+from hansa.runs.store import DiskStore
 
 FACTORS = 16
 AWARE: Any = importlib.import_module("hansa.aggregate.aware")  # the module, whose name the part of that name hides
@@ -95,7 +95,7 @@ def bytes_from_disk() -> int:
 
 def on_disk(rows: Rows, participants: int, rounds: int, folder: Path) -> dict[str, Any]:
     split = Split()
-    part = aware(rows="disk")
+    part = aware(momentum_storage="disk")
     population = Population((100,) * rows.clients)
     with DiskStore(folder) as store:
         for turn, start in enumerate(range(0, rows.clients, 50)):

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import hansa
 from hansa.engine import RayPool, Serial, choose
-from hansa.engine.choose import EngineFactory
+from hansa.engine.auto import EngineFactory
 from hansa.runs.driver import Run
-from hansa.tasks import generators
+from hansa.training import random_state
 from harness.workloads import W1, deal, fashion
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def alternate(method: hansa.Algorithm, task: Any, made: dict[str, EngineFactory]
     """Seconds of a round by engine, the median, of runs whose rounds are done in turn; nothing is evaluated."""
     seconds: dict[str, list[float]] = {name: [] for name in made}
     runs = {name: Run(method, task, evaluate_every=0) for name in made}
-    with generators.exact_arithmetic(), ExitStack() as stack:
+    with random_state.exact_arithmetic(), ExitStack() as stack:
         engines = {name: make(runs[name].algorithm, task, torch.float32, CPU) for name, make in made.items()}
         for engine in engines.values():
             stack.callback(engine.close)
@@ -81,7 +81,7 @@ def overhead(sizes: Sequence[int], rounds: int, address: str | None) -> None:
     for size in sizes:
         beyond = {}
         for clients in (FEW, MANY):
-            task = hansa.tasks.function(nothing, clients=clients, x0=torch.zeros(size))
+            task = hansa.training.function(nothing, clients=clients, x0=torch.zeros(size))
             made = {"serial": Serial, "ray": partial(RayPool, workers=2, address=address)}
             took = alternate(hansa.presets.fedavg(steps=1), task, made, rounds)
             beyond[clients] = 1e3 * (took["ray"] - took["serial"])

@@ -24,7 +24,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hansa
-from hansa import data, models
+from hansa import data
+from hansa.training import models
 
 CLASSES, ROWS, LR = 10, 240, 0.05
 

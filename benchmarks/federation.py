@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 
 from hansa.config import from_text
-from hansa.sites import Server, certificates
-from hansa.sites.certificates import ServerKeys, SiteKeys
-from hansa.sites.superlink import SuperLink
-from hansa.sites.supernode import SuperNode
+from hansa.federation import Server, certificates
+from hansa.federation.certificates import ServerKeys, SiteKeys
+from hansa.federation.superlink import SuperLink
+from hansa.federation.supernode import SuperNode
 
 SITES = ("north", "east", "south")
 SERVER, OTHER = "10.77.0.1", "10.77.0.2"

@@ -17,7 +17,7 @@ from typing import Any
 from torch.nn.functional import cross_entropy
 
 import hansa
-from hansa import models
+from hansa.training import models
 from scaling import Point, federated, measure
 
 ACTIVE = 5

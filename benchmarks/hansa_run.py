@@ -24,10 +24,11 @@ from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
 
 import hansa
-from hansa import data, models
+from hansa import data
 from hansa.local import descend
 from hansa.local.solvers import Correction
 from hansa.local.work import Work
+from hansa.training import models
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
@@ -133,7 +134,7 @@ class Bare:
         for client in record["clients"]:
             key = self.key.child("local", record["round"] - 1, client)
             rows = self.shells[0].rows(client, work, key.child("batch"))
-            left.append((client, rows, self.algorithm.local.descent(0, self.start, Correction())))
+            left.append((client, rows, self.algorithm.local.local_step(0, self.start, Correction())))
         for shell in self.shells:
             shell.load(self.start, None)
         threads = [threading.Thread(target=self._steps, args=(shell, left, work)) for shell in self.shells[1:]]

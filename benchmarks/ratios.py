@@ -21,11 +21,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hansa
-from hansa import compress, data, models
+from hansa import compress, data
+from hansa.core.types import Population
+from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine.serial import Serial
 from hansa.runs.driver import Run
-from hansa.types import Population
-from hansa.vectors.fingerprint import fingerprint
+from hansa.training import models
 
 CLIENTS, CLUSTERS, REPORTERS, HELD = 20, 4, 2, 100
 SHAPE = (1, 28, 28)

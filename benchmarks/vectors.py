@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 
-from hansa import native, server
+from hansa import server
 from hansa.compress import accumulate, cast, decode, error_feedback, grid, identity, quantize, random_k, sign, top_k
-from hansa.keys import Key
-from hansa.types import Population, RoundContext
-from hansa.vectors import arithmetic
+from hansa.core import native
+from hansa.core.keys import Key
+from hansa.core.types import Population, RoundContext
+from hansa.core.vectors import arithmetic
 
 KEY = Key(0)
 ROWS = 10

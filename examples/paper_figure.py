@@ -9,7 +9,7 @@ import yaml
 
 import hansa
 from hansa.config import algorithm, build, from_text
-from hansa.recipes import library
+from hansa.study.recipes import library
 
 recipe = library()["cams-figure-4"]
 configs = {

@@ -15,12 +15,12 @@ from hansa import Algorithm, Channel, HansaError, LocalPhase
 from hansa.aggregate import Aggregator, aware, clipped, krum, mean, median
 from hansa.aggregate.base import Combined, weighted_sum
 from hansa.algorithm import Mixing
-from hansa.citations import bibliography, bibtex, citations
 from hansa.compress import direct, error_feedback, memoryless, replica, sign, top_k
+from hansa.core.citations import bibliography, bibtex, citations
+from hansa.core.protocols import declared, missing_methods
 from hansa.gossip import everyone, resample, ring, selected
-from hansa.local import Correction, Finished, Work, fixed, prox, sgd
+from hansa.local import Correction, SolverResult, Work, fixed, prox, sgd
 from hansa.local import scaffold as scaffold_solver
-from hansa.protocols import declared, lacking
 from hansa.sample import Sampler, per_cluster, startup, uniform
 from hansa.server import ServerTransform, ams, chain, scale
 
@@ -248,7 +248,7 @@ class plain_sgd:
         return Correction()
 
     def finish(self, change, steps, lr, got, memory):
-        return Finished({}, {})
+        return SolverResult({}, {})
 
 
 class all_compute:
@@ -327,7 +327,7 @@ def test_the_reporters_reach_an_activity_by_its_own_method() -> None:
 class demanding(Aggregator):
     """Declares what an aggregator may declare."""
 
-    least: int = 3
+    min_updates: int = 3
     weights: Any = "samples"
     rows: Any = "disk"
 
@@ -349,11 +349,11 @@ def test_declarations_of_an_aggregator_reach_those_who_need_them_also_through_a_
 
 
 def test_defaults_are_the_protocols() -> None:
-    assert declared(plain_mean(), Aggregator, "least") == 1
+    assert declared(plain_mean(), Aggregator, "min_updates") == 1
     assert declared(plain_mean(), Aggregator, "weights") == "uniform"
-    assert declared(krum(2), Aggregator, "least") == krum(2).least > 1
-    assert lacking(lion(), ServerTransform) == []
-    assert lacking(mean, Aggregator) == []
+    assert declared(krum(2), Aggregator, "min_updates") == krum(2).min_updates > 1
+    assert missing_methods(lion(), ServerTransform) == []
+    assert missing_methods(mean, Aggregator) == []
 
     @dataclass(frozen=True, slots=True)
     class forgetful(Aggregator):

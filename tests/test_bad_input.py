@@ -91,17 +91,17 @@ def test_wrong_runs_are_refused(words, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: hansa.tasks.quadratic([], []), "0 matrices"),
-        (lambda: hansa.tasks.quadratic(torch.ones(2, 3, 2), torch.ones(3, 3)), "2 matrices A and 3 vectors b"),
+        (lambda: hansa.training.quadratic([], []), "0 matrices"),
+        (lambda: hansa.training.quadratic(torch.ones(2, 3, 2), torch.ones(3, 3)), "2 matrices A and 3 vectors b"),
         (
-            lambda: hansa.tasks.quadratic(torch.ones(2, 3, 2), torch.ones(2, 4)),
+            lambda: hansa.training.quadratic(torch.ones(2, 3, 2), torch.ones(2, 4)),
             r"b\[0\] has shape \(4,\): expected \(3,\)",
         ),
-        (lambda: hansa.tasks.quadratic([torch.ones(3, 2), torch.ones(3, 1)], torch.ones(2, 3)), r"A\[1\] has shape"),
-        (lambda: hansa.tasks.quadratic(torch.full((1, 1, 1), math.nan), torch.ones(1, 1)), "client 0 has a NaN"),
-        (lambda: hansa.tasks.quadratic(torch.ones(1, 2, 3), torch.ones(1, 2), x0=torch.ones(2)), r"expected \(3,\)"),
-        (lambda: hansa.tasks.function(lambda i, x: x.sum(), clients=0, x0=torch.ones(2)), "clients=0"),
-        (lambda: hansa.tasks.function(lambda i, x: x.sum(), clients=1, x0=torch.ones(2, 2)), "1-D float vector"),
+        (lambda: hansa.training.quadratic([torch.ones(3, 2), torch.ones(3, 1)], torch.ones(2, 3)), r"A\[1\] has shape"),
+        (lambda: hansa.training.quadratic(torch.full((1, 1, 1), math.nan), torch.ones(1, 1)), "client 0 has a NaN"),
+        (lambda: hansa.training.quadratic(torch.ones(1, 2, 3), torch.ones(1, 2), x0=torch.ones(2)), r"expected \(3,\)"),
+        (lambda: hansa.training.function(lambda i, x: x.sum(), clients=0, x0=torch.ones(2)), "clients=0"),
+        (lambda: hansa.training.function(lambda i, x: x.sum(), clients=1, x0=torch.ones(2, 2)), "1-D float vector"),
     ],
 )
 def test_wrong_tasks_are_refused(make, message):
@@ -121,8 +121,8 @@ def test_a_client_whose_loss_becomes_nan_is_left_out_and_the_run_says_so(caplog)
     def loss(client, x):
         return (x - 1).square().sum() * (math.nan if client == 1 else 1.0)
 
-    task = hansa.tasks.function(loss, clients=3, x0=torch.zeros(2, dtype=torch.float64))
-    healthy = hansa.tasks.function(
+    task = hansa.training.function(loss, clients=3, x0=torch.zeros(2, dtype=torch.float64))
+    healthy = hansa.training.function(
         lambda i, x: (x - 1).square().sum(), clients=3, x0=torch.zeros(2, dtype=torch.float64)
     )
     with caplog.at_level(logging.WARNING, logger="hansa"):
@@ -143,7 +143,7 @@ def test_a_lost_client_keeps_its_memory_and_the_others_go_on():
         late = client == 1 and len(calls) > 8
         return (x - client).square().sum() * (math.nan if late else 1.0)
 
-    task = hansa.tasks.function(loss, clients=2, x0=torch.zeros(1, dtype=torch.float64))
+    task = hansa.training.function(loss, clients=2, x0=torch.zeros(1, dtype=torch.float64))
     kept = []
     run = hansa.run(
         presets.scaffold(steps=2),
@@ -160,7 +160,7 @@ def test_below_the_quorum_nothing_moves():
     def loss(client, x):
         return (x - client).square().sum() * (math.nan if client else 1.0)
 
-    task = hansa.tasks.function(loss, clients=3, x0=torch.zeros(2, dtype=torch.float64))
+    task = hansa.training.function(loss, clients=3, x0=torch.zeros(2, dtype=torch.float64))
     run = hansa.run(presets.fedadam(steps=2), task, rounds=2, quorum=2, keep_params=True, evaluate_every=0)
     assert torch.equal(run.params, torch.zeros(2, dtype=torch.float64))
     assert run.state.server["model"]["0"]["t"] == 0

@@ -40,7 +40,7 @@ LAYERS = (
 """From the ground up. A room may import those below it and none beside it."""
 
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-SHARED_NAMES = {"__init__.py", "base.py", "errors.py", "schema.py"}
+SHARED_NAMES = {"__init__.py", "base.py", "core/errors.py", "schema.py"}
 """Names that mean the same wherever they stand: a room's protocol, its errors, the JSON schema of what it knows."""
 
 

@@ -72,7 +72,7 @@ def test_every_command_and_block_of_the_page_runs(page, quick):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
     from typer.testing import CliRunner
 
-    from hansa.sites import Policy
+    from hansa.federation import Policy
 
     for command in commands(page):
         call(CliRunner(), app, command)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hansa import native
+from hansa.core import native
 from harness import processes
 from harness.environments import RECIPES, Unavailable, environment
 from harness.workloads import Workload

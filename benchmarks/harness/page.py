@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from hansa import __version__, native
+from hansa import __version__
+from hansa.core import native
 from harness.contenders import CONTENDERS, NARROWER, Contender
 from harness.environments import RECIPES
 from harness.tables import MEGABYTE, TABLES, table

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from hansa import data, models
-from hansa.keys import Key
+from hansa import data
+from hansa.core.keys import Key
+from hansa.training import models
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from study import arguments, image_task, keep
-
 from hansa import Key, data, presets
 from hansa.aggregate import Combined, aware
+from hansa.core.types import RoundContext, State, Update, in_client_order
 from hansa.local import hybrid_plus
 from hansa.sample import explore
-from hansa.types import RoundContext, State, Update, in_client_order
+from study import arguments, image_task, keep
 
 SETTING = {
     "data": "cifar10",

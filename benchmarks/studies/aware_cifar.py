@@ -4,10 +4,9 @@ Run: python benchmarks/studies/aware_cifar.py"""
 
 from __future__ import annotations
 
-from study import arguments, image_task, keep
-
 from hansa import data, presets
 from hansa.local import hybrid_plus
+from study import arguments, image_task, keep
 
 SETTING = {
     "data": "cifar10",

@@ -4,9 +4,8 @@ inside it in HA-Fed (Alg. 2). Run: python benchmarks/studies/ha_fed_fashion.py""
 
 from __future__ import annotations
 
-from study import arguments, image_task, keep
-
 from hansa import data, presets
+from study import arguments, image_task, keep
 
 SETTING = {
     "data": "fashion-mnist",

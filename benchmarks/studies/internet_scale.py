@@ -23,11 +23,11 @@ import torch
 
 import hansa
 from hansa import compress, server
-from hansa.advice import packet_bytes
+from hansa.core.types import Population, RoundContext
+from hansa.core.vectors import arithmetic
 from hansa.gossip import messages, ring
-from hansa.store.base import BLOCK
-from hansa.types import Population, RoundContext
-from hansa.vectors import arithmetic
+from hansa.runs.store.base import BLOCK
+from hansa.study.advice import packet_bytes
 
 ROOT = Path(__file__).parents[2]
 PAGE, PASSES, MILLION = (

@@ -15,7 +15,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hansa
-from hansa import data, models
+from hansa import data
+from hansa.training import models
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

@@ -4,10 +4,9 @@ Run: python benchmarks/studies/two_way_fashion.py [--seed 1] [--only fedams fedc
 
 from __future__ import annotations
 
-from study import arguments, image_task, keep
-
 from hansa import data, presets
 from hansa.compress import grid, sign, top_k
+from study import arguments, image_task, keep
 
 SETTING = {"data": "fashion-mini", "partition": "iid, 100 clients", "model": "cnn_29k"}
 

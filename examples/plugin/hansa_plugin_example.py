@@ -9,9 +9,9 @@ import torch
 from hansa import presets
 from hansa.aggregate import Combined
 from hansa.compress import Coder
+from hansa.core.types import in_client_order
 from hansa.gossip import Topology, metropolis
 from hansa.schedule import Rate, rate_at
-from hansa.types import in_client_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,65 +2,57 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.later import later
+from hansa.core.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
-    from hansa import (
-        aggregate,
-        augment,
-        compress,
-        data,
-        gossip,
-        local,
-        losses,
-        measures,
-        models,
-        presets,
-        sample,
-        server,
-        store,
-        tasks,
-    )
+    from hansa import aggregate, compress, data, gossip, local, presets, sample, schedule, server, training
     from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
-    from hansa.citations import cite
+    from hansa.core.citations import cite
+    from hansa.core.errors import HansaError
+    from hansa.core.keys import Key
+    from hansa.core.vectors.layout import Layout
     from hansa.engine import workers
-    from hansa.errors import HansaError
-    from hansa.keys import Key
-    from hansa.report.results import Comparison, Runs
+    from hansa.rounds import measures
     from hansa.rounds.faults import faults
+    from hansa.runs import store
     from hansa.runs.driver import Run
+    from hansa.runs.export import export, load_model, predict
     from hansa.runs.metrics import load_run
-    from hansa.runs.proposals import between
-    from hansa.runs.trained import export, load_model, predict
+    from hansa.runs.search import between
     from hansa.study import compare, resume, run, search
-    from hansa.tasks import Task
-    from hansa.vectors.layout import Layout
+    from hansa.study.report.results import Comparison, Runs
+    from hansa.training import Task, augment, losses, models
 
 __version__ = "0.2.0"
 
 _HOMES = {
     "Algorithm": "hansa.algorithm",
     "Channel": "hansa.algorithm",
-    "Comparison": "hansa.report.results",
-    "HansaError": "hansa.errors",
-    "Key": "hansa.keys",
-    "Layout": "hansa.vectors.layout",
+    "Comparison": "hansa.study.report.results",
+    "HansaError": "hansa.core.errors",
+    "Key": "hansa.core.keys",
+    "Layout": "hansa.core.vectors.layout",
     "LocalPhase": "hansa.algorithm",
     "Mixing": "hansa.algorithm",
     "Run": "hansa.runs.driver",
-    "Runs": "hansa.report.results",
-    "Task": "hansa.tasks",
-    "between": "hansa.runs.proposals",
-    "cite": "hansa.citations",
+    "Runs": "hansa.study.report.results",
+    "Task": "hansa.training",
+    "augment": "hansa.training",
+    "between": "hansa.runs.search",
+    "cite": "hansa.core.citations",
     "compare": "hansa.study",
-    "export": "hansa.runs.trained",
+    "export": "hansa.runs.export",
     "faults": "hansa.rounds.faults",
-    "load_model": "hansa.runs.trained",
+    "load_model": "hansa.runs.export",
     "load_run": "hansa.runs.metrics",
-    "predict": "hansa.runs.trained",
+    "losses": "hansa.training",
+    "measures": "hansa.rounds",
+    "models": "hansa.training",
+    "predict": "hansa.runs.export",
     "resume": "hansa.study",
     "run": "hansa.study",
     "search": "hansa.study",
+    "store": "hansa.runs",
     "workers": "hansa.engine",
 }
 """Where each public name is at home; the others are rooms. All are imported when they are first asked for."""
@@ -98,12 +90,13 @@ __all__ = [
     "resume",
     "run",
     "sample",
+    "schedule",
     "search",
     "server",
     "store",
-    "tasks",
+    "training",
     "workers",
 ]
 
 if not TYPE_CHECKING:  # type checkers see the names themselves, and tell of those that do not exist
-    __getattr__, __dir__ = later(__name__, _HOMES, __all__)
+    __getattr__, __dir__ = lazy_attributes(__name__, _HOMES, __all__)

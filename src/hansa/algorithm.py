@@ -8,26 +8,34 @@ from typing import Any, Literal
 
 from hansa.aggregate import Aggregator, mean
 from hansa.aggregate.base import Weights, check_aggregator
-from hansa.citations import check_citations
 from hansa.compress import Downlink, Uplink, direct
 from hansa.compress.downlink import check_downlink
-from hansa.compress.links import check_uplink
-from hansa.errors import HansaError, decay, near, non_negative, positive, refuse, whole
+from hansa.compress.uplink import check_uplink
+from hansa.core.citations import check_citations
+from hansa.core.errors import (
+    HansaError,
+    check_decay,
+    check_integer,
+    check_non_negative,
+    check_positive,
+    invalid_argument,
+    suggestion,
+)
+from hansa.core.html_repr import HtmlRepr
+from hansa.core.keys import Key
+from hansa.core.protocols import declared, walk_components
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.core.vectors.layout import Layout
 from hansa.gossip import Activity, Topology, resolve
-from hansa.keys import Key
-from hansa.local import Correction, Descent, LocalWork, Solver, blocks, epochs, solver_receives
+from hansa.local import Correction, LocalStep, LocalWork, Solver, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
 from hansa.local.mixing import Mixing as Mixing
 from hansa.local.solvers import check_solver
 from hansa.local.work import check_work
-from hansa.notebook import Shown
-from hansa.protocols import declared, walk
 from hansa.sample import Sampler, check_sampler, uniform
 from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import ServerTransform, scale
 from hansa.server.base import check_server
-from hansa.types import BUFFERS, MODEL, Vector, Vectors
-from hansa.vectors.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +81,13 @@ class LocalPhase:
     batch_size: int | None = 32
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float | None = None
+    max_grad_norm: float | None = None
     optimizer: ServerTransform | None = None
     mixing: Mixing | None = None
     optimizer_state: Literal["fresh", "kept"] | Mapping[str, str] = "fresh"
-    decoupled: bool = False
-    private: blocks | None = None
-    frozen: blocks | None = None
+    decoupled_weight_decay: bool = False
+    private_blocks: blocks | None = None
+    frozen_blocks: blocks | None = None
 
     def __post_init__(self) -> None:
         check_solver("LocalPhase", "solver", self.solver)
@@ -88,24 +96,35 @@ class LocalPhase:
             check_server("LocalPhase", "optimizer", self.optimizer)
         check_rate("LocalPhase", "lr", self.lr)
         if self.batch_size is not None:
-            whole("LocalPhase", "batch_size", self.batch_size, "None takes all of a client's samples at each step.")
-        decay("LocalPhase", "momentum", self.momentum, "0.9 is usual, 0 is none.")
-        non_negative("LocalPhase", "weight_decay", self.weight_decay)
-        if self.clip is not None:
-            positive("LocalPhase", "clip", self.clip, "It bounds the norm of a gradient; None does not clip.")
+            check_integer(
+                "LocalPhase", "batch_size", self.batch_size, "None takes all of a client's samples at each step."
+            )
+        check_decay("LocalPhase", "momentum", self.momentum, "0.9 is usual, 0 is none.")
+        check_non_negative("LocalPhase", "weight_decay", self.weight_decay)
+        if self.max_grad_norm is not None:
+            check_positive(
+                "LocalPhase",
+                "max_grad_norm",
+                self.max_grad_norm,
+                "It bounds the norm of a gradient; None does not clip.",
+            )
         if self.optimizer is not None and self.momentum:
-            raise refuse("LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own")
+            raise invalid_argument(
+                "LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own"
+            )
         self._check_state()
         if self.mixing is not None:
             if not isinstance(self.mixing, Mixing):
                 meant = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
-                raise refuse("LocalPhase", "mixing", self.mixing, meant)
+                raise invalid_argument("LocalPhase", "mixing", self.mixing, meant)
             if declared(self.solver, Solver, "memory") or declared(self.solver, Solver, "channels"):
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
                     "own. Use sgd() or prox(mu)."
                 )
-            if self.mixing.persistent and (declared(self.solver, Solver, "pull") or solver_receives(self.solver)):
+            if self.mixing.keep_local_models and (
+                declared(self.solver, Solver, "prox_weight") or solver_receives(self.solver)
+            ):
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=Mixing(persistent=True)): clients that keep their own "
                     "models receive none to be pulled towards. Use sgd()."
@@ -116,7 +135,7 @@ class LocalPhase:
                     "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor."
                 )
             if declared(self.steps, LocalWork, "common") is None:
-                raise refuse(
+                raise invalid_argument(
                     "LocalPhase", "steps", self.steps, "one number of steps for all", "Those who gossip step together."
                 )
 
@@ -125,13 +144,13 @@ class LocalPhase:
         if isinstance(state, Mapping):
             object.__setattr__(self, "optimizer_state", dict(state))
             if self.optimizer is None:
-                raise refuse("LocalPhase", "optimizer_state", state, "a local optimizer to start from it")
+                raise invalid_argument("LocalPhase", "optimizer_state", state, "a local optimizer to start from it")
         elif state not in ("fresh", "kept"):
-            raise refuse("LocalPhase", "optimizer_state", state, "'fresh', 'kept' or a mapping to channels")
-        for name, chosen in (("private", self.private), ("frozen", self.frozen)):
+            raise invalid_argument("LocalPhase", "optimizer_state", state, "'fresh', 'kept' or a mapping to channels")
+        for name, chosen in (("private_blocks", self.private_blocks), ("frozen_blocks", self.frozen_blocks)):
             if chosen is not None and not isinstance(chosen, blocks):
-                raise refuse("LocalPhase", name, chosen, "blocks of the model", 'hansa.local.blocks("bn*").')
-        if self.mixing is not None and (self.private or self.frozen or state != "fresh"):
+                raise invalid_argument("LocalPhase", name, chosen, "blocks of the model", 'hansa.local.blocks("bn*").')
+        if self.mixing is not None and (self.private_blocks or self.frozen_blocks or state != "fresh"):
             raise HansaError(
                 "LocalPhase(mixing=...): clients that gossip share the whole model, and their optimizers last as long "
                 "as their models do. Leave out private, frozen and optimizer_state."
@@ -146,26 +165,26 @@ class LocalPhase:
     def lr_at(self, round: int) -> float:
         return rate_at(self.lr, round)
 
-    def descent(
+    def local_step(
         self,
         round: int,
         anchor: Vector,
         correction: Correction,
         got: Vectors | None = None,
         memory: Vectors | None = None,
-    ) -> Descent:
+    ) -> LocalStep:
         """One client's descent in a round, from the model it received and what it remembers."""
-        descent = Descent(
+        descent = LocalStep(
             self.lr_at(round),
             anchor,
             correction,
             self.momentum,
             self.weight_decay,
-            self.clip,
+            self.max_grad_norm,
             self.optimizer,
-            self.decoupled,
-            declared(self.solver, Solver, "ahead"),
-            self.frozen,
+            self.decoupled_weight_decay,
+            declared(self.solver, Solver, "ascent_offset"),
+            self.frozen_blocks,
         )
         if isinstance(self.optimizer_state, Mapping):
             assert got is not None
@@ -176,38 +195,42 @@ class LocalPhase:
             descent.restore(rows, anchor)
         return descent
 
-    def personal(self, x: Vector, memory: Mapping[str, Vector], *, of_buffers: bool = False) -> Vector:
+    def client_start(self, x: Vector, memory: Mapping[str, Vector], *, of_buffers: bool = False) -> Vector:
         """The model that a client starts from: the received one with its own private blocks in it."""
         own = memory.get("local/private_buffers" if of_buffers else "local/private")
-        if self.private is None or own is None:
+        if self.private_blocks is None or own is None:
             return x
-        return self.private.put(x.clone(), own, of_buffers=of_buffers)
+        return self.private_blocks.put(x.clone(), own, of_buffers=of_buffers)
 
-    def shared(self, change: Vector, *, of_buffers: bool = False) -> Vector:
+    def without_private_blocks(self, change: Vector, *, of_buffers: bool = False) -> Vector:
         """What of a change is reported: nothing of private blocks."""
-        return change if self.private is None else self.private.put(change, 0.0, of_buffers=of_buffers)
+        return change if self.private_blocks is None else self.private_blocks.put(change, 0.0, of_buffers=of_buffers)
 
-    def keeps(self, descent: Descent, y: Vector, buffers: Vector | None) -> Vectors:
+    def memory_after(self, descent: LocalStep, y: Vector, buffers: Vector | None) -> Vectors:
         """What a client remembers of its training."""
         kept: Vectors = {}
-        if self.private is not None:
-            kept["local/private"] = self.private.take(y)
-            if buffers is not None and self.private.buffers:
-                kept["local/private_buffers"] = self.private.take(buffers, of_buffers=True)
+        if self.private_blocks is not None:
+            kept["local/private"] = self.private_blocks.take(y)
+            if buffers is not None and self.private_blocks.buffers:
+                kept["local/private_buffers"] = self.private_blocks.take(buffers, of_buffers=True)
         if self.optimizer_state == "kept":
             kept.update({f"local/optimizer/{name}": row for name, row in descent.kept().items()})
         return kept
 
     def bind(self, layout: Layout | None) -> LocalPhase:
         """The same phase with its blocks placed in a model."""
-        if self.private is None and self.frozen is None:
+        if self.private_blocks is None and self.frozen_blocks is None:
             return self
-        private = None if self.private is None else self.private.bind(layout)
-        return replace(self, private=private, frozen=None if self.frozen is None else self.frozen.bind(layout))
+        private = None if self.private_blocks is None else self.private_blocks.bind(layout)
+        return replace(
+            self,
+            private_blocks=private,
+            frozen_blocks=None if self.frozen_blocks is None else self.frozen_blocks.bind(layout),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm(Shown):
+class Algorithm(HtmlRepr):
     """A federated method as a composition of parts. `hansa.presets` has the famous ones.
 
     >>> from hansa import presets
@@ -224,13 +247,17 @@ class Algorithm(Shown):
     def __post_init__(self) -> None:
         check_sampler("Algorithm", "sampler", self.sampler)
         if not isinstance(self.local, LocalPhase):
-            raise refuse("Algorithm", "local", self.local, "a local phase", "LocalPhase(steps=fixed(5)) is one.")
+            raise invalid_argument(
+                "Algorithm", "local", self.local, "a local phase", "LocalPhase(steps=fixed(5)) is one."
+            )
         if not isinstance(self.channels, Mapping):
-            raise refuse("Algorithm", "channels", self.channels, "channels by name", "{'model': Channel(...)}.")
+            raise invalid_argument(
+                "Algorithm", "channels", self.channels, "channels by name", "{'model': Channel(...)}."
+            )
         for name, channel in self.channels.items():
             if not isinstance(channel, Channel):
                 meant = f"a channel, Channel(...), on {name!r}"
-                raise refuse("Algorithm", "channels", self.channels, meant)
+                raise invalid_argument("Algorithm", "channels", self.channels, meant)
         object.__setattr__(self, "channels", dict(self.channels))
         self.validate()
 
@@ -252,7 +279,7 @@ class Algorithm(Shown):
             if channel.follows is not None and (followed is None or followed.follows is not None):
                 raise HansaError(
                     f"{self.name}: channel {name!r} follows {channel.follows!r}, on which nothing is reported. "
-                    f"{near(channel.follows, [n for n, c in self.channels.items() if c.follows is None])}"
+                    f"{suggestion(channel.follows, [n for n, c in self.channels.items() if c.follows is None])}"
                 )
         for name in self.local.receives:
             if name not in self.channels:
@@ -263,10 +290,10 @@ class Algorithm(Shown):
         known = {MODEL, BUFFERS, *reports, *self.local.receives}
         for name in self.channels:
             if name not in known:
-                raise HansaError(f"{self.name}: nothing reports on channel {name!r}. {near(name, known)}")
+                raise HansaError(f"{self.name}: nothing reports on channel {name!r}. {suggestion(name, known)}")
         weights = declared(self.channels[MODEL].aggregate, Aggregator, "weights")
         if declared(solver, Solver, "uniform_only") and weights != "uniform":
-            raise refuse(
+            raise invalid_argument(
                 self.name,
                 "weights",
                 weights,
@@ -274,7 +301,7 @@ class Algorithm(Shown):
                 f"{type(solver).__name__} is defined for equal weights only.",
             )
         if reports and self.local.momentum:
-            raise refuse(
+            raise invalid_argument(
                 self.name, "local_momentum", self.local.momentum, "0", "SCAFFOLD reads gradients off y - x, which "
                 "momentum would distort."
             )  # fmt: skip
@@ -285,14 +312,18 @@ class Algorithm(Shown):
     @property
     def serverless(self) -> bool:
         """Whether clients keep their own models, so that the server only looks on."""
-        return self.local.mixing is not None and self.local.mixing.persistent
+        return self.local.mixing is not None and self.local.mixing.keep_local_models
 
     @property
-    def informed(self) -> bool:
+    def needs_client_stats(self) -> bool:
         """Whether a sampler or an aggregator asks for what was last heard of every client."""
-        aggregators = (declared(channel.aggregate, Aggregator, "informed") for channel in self.channels.values())
-        asked = (declared(self.sampler, Sampler, "informed"), *aggregators)
-        return any(asked) or any(getattr(part, "informed", False) is True for part in self.parts() if part is not self)
+        aggregators = (
+            declared(channel.aggregate, Aggregator, "needs_client_stats") for channel in self.channels.values()
+        )
+        asked = (declared(self.sampler, Sampler, "needs_client_stats"), *aggregators)
+        return any(asked) or any(
+            getattr(part, "needs_client_stats", False) is True for part in self.parts() if part is not self
+        )
 
     def placed(self, layout: Layout | None) -> Algorithm:
         """The same algorithm for a given model: named blocks have their places in its flat vector."""
@@ -348,7 +379,7 @@ class Algorithm(Shown):
         """What only clients that gossip have."""
         for name, channel in self.channels.items():
             if declared(channel.aggregate, Aggregator, "weights") == "clusters":
-                raise refuse(
+                raise invalid_argument(
                     self.name, "weights", "clusters", "'uniform' or 'samples'", f"On {name!r} nobody has a cluster."
                 )
         if _gossips(self.local.optimizer):
@@ -359,7 +390,7 @@ class Algorithm(Shown):
     def on(self, name: str, **changes: Any) -> Algorithm:
         """The same algorithm with parts of one channel exchanged: ``algo.on("model", uplink=...)``."""
         if name not in self.channels:
-            raise HansaError(f"{self.name} has no channel {name!r}. {near(name, self.channels)}")
+            raise HansaError(f"{self.name} has no channel {name!r}. {suggestion(name, self.channels)}")
         return self.exchange(channels={name: changes})
 
     def exchange(
@@ -396,7 +427,7 @@ class Algorithm(Shown):
 
     def parts(self) -> Iterator[Any]:
         """Every part in use, outermost first."""
-        yield from walk(self)
+        yield from walk_components(self)
 
 
 def _gossips(optimizer: ServerTransform | None) -> bool:

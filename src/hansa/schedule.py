@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from hansa.errors import non_negative, positive, refuse, whole
+from hansa.core.errors import check_integer, check_non_negative, check_positive, invalid_argument
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ def rate_at(rate: Rate, round: int) -> float:
 def check_rate(part: str, argument: str, rate: object) -> None:
     """Refuse anything but a positive number or a schedule."""
     if not isinstance(rate, Schedule):
-        positive(part, argument, rate, "Use a small positive rate such as 0.05, or a schedule.")
+        check_positive(part, argument, rate, "Use a small positive rate such as 0.05, or a schedule.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class step_decay:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        positive("step_decay", "lr", self.lr)
-        whole("step_decay", "every", self.every)
-        positive("step_decay", "factor", self.factor)
+        check_positive("step_decay", "lr", self.lr)
+        check_integer("step_decay", "every", self.every)
+        check_positive("step_decay", "factor", self.factor)
 
     def at(self, round: int) -> float:
         return self.lr * self.factor ** (round // self.every)
@@ -64,8 +64,8 @@ class inverse_sqrt:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("inverse_sqrt", "lr", self.lr)
-        positive("inverse_sqrt", "scale", self.scale)
+        check_positive("inverse_sqrt", "lr", self.lr)
+        check_positive("inverse_sqrt", "scale", self.scale)
 
     def at(self, round: int) -> float:
         return self.lr / math.sqrt(1 + round / self.scale)
@@ -84,11 +84,11 @@ class cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        positive("cosine", "lr", self.lr)
-        whole("cosine", "rounds", self.rounds)
-        non_negative("cosine", "floor", self.floor)
+        check_positive("cosine", "lr", self.lr)
+        check_integer("cosine", "rounds", self.rounds)
+        check_non_negative("cosine", "floor", self.floor)
         if self.floor > self.lr:
-            raise refuse("cosine", "floor", self.floor, f"floor <= lr = {self.lr}")
+            raise invalid_argument("cosine", "floor", self.floor, f"floor <= lr = {self.lr}")
 
     def at(self, round: int) -> float:
         phase = min(round / self.rounds, 1.0)
@@ -108,7 +108,7 @@ class warmup:
 
     def __post_init__(self) -> None:
         check_rate("warmup", "lr", self.lr)
-        whole("warmup", "rounds", self.rounds)
+        check_integer("warmup", "rounds", self.rounds)
 
     def at(self, round: int) -> float:
         return rate_at(self.lr, round) * min((round + 1) / self.rounds, 1.0)
@@ -127,9 +127,9 @@ class piecewise:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
         if not self.rates:
-            raise refuse("piecewise", "rates", self.rates, "at least one rate")
+            raise invalid_argument("piecewise", "rates", self.rates, "at least one rate")
         for rate in self.rates:
-            positive("piecewise", "rates", rate)
+            check_positive("piecewise", "rates", rate)
 
     def at(self, round: int) -> float:
         return self.rates[min(round, len(self.rates) - 1)]

@@ -12,9 +12,9 @@ import torch
 import hansa
 from contracts.small import bowls
 from hansa.aggregate.base import weighted_sum
-from hansa.compress import codec, links, sign
-from hansa.types import Packed, Population, RoundContext, Update
-from hansa.vectors import arithmetic
+from hansa.compress import codec, sign, uplink
+from hansa.core.types import EncodedUpdate, Population, RoundContext, Update
+from hansa.core.vectors import arithmetic
 
 
 @pytest.mark.parametrize("native", ["", "off"])
@@ -24,7 +24,7 @@ def test_a_sum_in_parts_is_the_sum_at_once_to_the_bit(count: int, native: str, m
     rows = list(torch.randn(count, 1003, generator=torch.Generator().manual_seed(count)))
     weights = [(i + 1) / (count * (count + 1) / 2) for i in range(count)]
     updates = [Update(i, i, row, 1, 1.0) for i, row in enumerate(rows)]
-    packed = [Packed(i, i, lambda row=row: row, 1, 1.0) for i, row in enumerate(rows)]
+    packed = [EncodedUpdate(i, i, lambda row=row: row, 1, 1.0) for i, row in enumerate(rows)]
     assert torch.equal(weighted_sum(updates, weights), arithmetic.weighted_sum(rows, weights))
     assert torch.equal(weighted_sum(packed, weights), arithmetic.weighted_sum(rows, weights))
 
@@ -47,9 +47,9 @@ def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypat
         most = max(most, living)
         return vector
 
-    monkeypatch.setattr(links, "decode", counted)
+    monkeypatch.setattr(uplink, "decode", counted)
     task = bowls(100, dim=30, dtype=torch.float32)
-    algorithm = hansa.presets.named(preset, steps=2).on("model", uplink=links.memoryless(sign()))
+    algorithm = hansa.presets.named(preset, steps=2).on("model", uplink=uplink.memoryless(sign()))
     run = hansa.run(algorithm, task, rounds=2, workers=1)
     assert run.history[-1]["participants"] == 100
     assert decoded >= 400, "every update is decoded to be checked and again to be added"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from hansa.aggregate.min_norm import min_norm
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from oracle.minnorm import authors_weights
 
 solver: Any = importlib.import_module("hansa.aggregate.min_norm")  # the module, whose name the function hides

@@ -6,7 +6,7 @@ import torch
 
 import hansa
 from hansa import aggregate, presets
-from hansa.types import Population, RoundContext, Update
+from hansa.core.types import Population, RoundContext, Update
 
 
 def combine(part, rows):
@@ -69,5 +69,5 @@ def test_robust_aggregators_work_inside_a_run():
     A = [torch.randn(rows, 3, dtype=torch.float64, generator=draw) for rows in (4, 9, 6, 12, 5, 7)]
     b = [a @ torch.ones(3, dtype=torch.float64) for a in A]
     algorithm = presets.fedavg(steps=3, local_lr=0.05).on("model", aggregate=aggregate.median())
-    run = hansa.run(algorithm, hansa.tasks.quadratic(A, b), rounds=20)
+    run = hansa.run(algorithm, hansa.training.quadratic(A, b), rounds=20)
     assert run.history[-1]["loss"] < run.history[0]["loss"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hansa.runs import provenance
 from hansa.runs.folder import RunFolder
 
 from .test_resume import LONG, wait_for_rounds
@@ -149,10 +150,9 @@ def test_a_damaged_end_is_left_behind_by_falling_back(cli, folder, what):
 
 
 def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
-    from hansa.runs import bindings
 
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
-    monkeypatch.setattr(bindings, "hansa_version", lambda: "9.9")
+    monkeypatch.setattr(provenance, "hansa_version", lambda: "9.9")
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
     assert "changed since the run was begun: version (hansa 0.2.0 then, 9.9 now)" in refused.stderr

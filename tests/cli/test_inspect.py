@@ -189,7 +189,7 @@ def test_data_show_draws_who_holds_which_labels(cli, folder):
 
 
 def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():
-    from hansa.report.progress import Bars, progress
+    from hansa.study.report.progress import Bars, progress
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=140, color_system=None, legacy_windows=False)
@@ -217,6 +217,6 @@ def test_help_says_what_positional_arguments_are(cli):
 
 
 def test_every_citation_has_an_author(cli):
-    from hansa.citations import bibliography
+    from hansa.core.citations import bibliography
 
     assert all("author = {" in entry for entry in bibliography().values())

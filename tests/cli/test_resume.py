@@ -183,7 +183,7 @@ def test_other_arithmetic_than_before_is_told(cli, monkeypatch):
 def native_was_in_use():
     import os
 
-    from hansa import native
+    from hansa.core import native
 
     assert os.environ["HANSA_NATIVE"] == "off"
     return bool(native.instruction_sets())

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hansa.config import from_text
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.runs.group import GroupFolder, per_seed
+from hansa.runs.seed_group import GroupFolder, per_seed
 
 
 def scores(group):

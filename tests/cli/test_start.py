@@ -98,7 +98,7 @@ def test_a_graph_is_described_without_torch(made):
 def test_the_package_imports_its_rooms_when_they_are_used():
     code = "import sys, hansa; print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'hansa')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['hansa', 'hansa.later']"
+    assert done.stdout.strip() == "['hansa', 'hansa.core.lazy_imports']"
 
 
 def test_training_in_memory_imports_nothing_that_only_gossip_files_or_pages_need():
@@ -107,7 +107,7 @@ import sys, torch, hansa
 data = hansa.data.from_arrays(torch.randn(9, 3), torch.randn(9, 1), clients=torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2]))
 task = hansa.Task(lambda: torch.nn.Linear(3, 1), torch.nn.functional.mse_loss, data)
 hansa.run(hansa.presets.fedcams(steps=2, batch_size=2), task, rounds=1)
-unneeded = "networkx scipy.sparse scipy.linalg pandas matplotlib pydantic rich yaml hansa.config hansa.report".split()
+unneeded = "networkx scipy.sparse scipy.linalg pandas matplotlib pydantic rich yaml hansa.config hansa.study.report".split()
 print([name for name in unneeded if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -118,14 +118,14 @@ def test_every_public_name_is_there_listed_and_at_home():
     assert set(hansa.__all__) <= set(dir(hansa))
     for name in hansa.__all__:
         assert getattr(hansa, name) is not None
-    for room in (hansa.data, hansa.store, hansa.rounds):
+    for room in (hansa.data, hansa.runs.store, hansa.rounds):
         assert set(room.HOMES) == set(room.__all__) <= set(dir(room))
         for name, home in room.HOMES.items():
             assert getattr(room, name) is getattr(sys.modules[home], name)
 
 
 def test_no_name_that_is_imported_later_is_that_of_a_module_which_would_hide_it():
-    for room in (hansa, hansa.data, hansa.store, hansa.rounds, hansa.report):
+    for room in (hansa, hansa.data, hansa.runs.store, hansa.rounds, hansa.study.report):
         modules = {found.name for found in iter_modules(room.__path__)}
         names = set(getattr(room, "HOMES", None) or getattr(room, "_HOMES", ()))
         assert not names & modules

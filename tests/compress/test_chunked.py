@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hansa.compress import chunked
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 
 
 def by_sorting(x: np.ndarray, k: int) -> list[int]:

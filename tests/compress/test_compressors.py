@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from hansa.compress import accumulate, cast, decode, grid, identity, quantize, random_k, sign, top_k
 from hansa.compress.sparse import shuffled
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 
 KEY = Key(3)
 ALWAYS = [

@@ -24,8 +24,8 @@ from hansa.compress import (
     top_k,
 )
 from hansa.compress.base import Mergeable
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 
 DIM, CLIENTS = 200, 6
 COMPRESSORS = [identity(), cast(), sign(), top_k(1 / 8), top_k(1 / 16, sign()), random_k(1 / 4), quantize(3)]

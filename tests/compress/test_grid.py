@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa.compress import Packet, PacketError, accumulate, decode, grid, replica, top_k
-from hansa.compress import planes as plane_code
+from hansa.compress import entropy_coding as plane_code
 from hansa.compress.grid import grain_of, outgrown, settled
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 
 KEY = Key(2)
 relaxed = settings(deadline=None, max_examples=60)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa.compress import bits
-from hansa.compress.indices import BITMAP, RICE, VARINT, Coded, decode, encode
+from hansa.compress.index_coding import BITMAP, RICE, VARINT, Coded, decode, encode
 from hansa.compress.packet import PacketError
 
 

@@ -21,8 +21,8 @@ from hansa.compress import (
     sign,
     top_k,
 )
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 
 COMPRESSORS = [identity(), cast(), sign(), top_k(1 / 8), top_k(1 / 4, sign()), random_k(1 / 4), quantize(16)]
 LINKS = [direct(), *map(error_feedback, COMPRESSORS), *map(memoryless, COMPRESSORS)]

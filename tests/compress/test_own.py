@@ -31,15 +31,15 @@ from hansa.compress import (
     sign,
     top_k,
 )
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.engine import Serial
 from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
-from hansa.errors import HansaError
-from hansa.keys import Key
-from hansa.measures import compression, gamma
+from hansa.rounds.measures import compression, gamma
 from hansa.runs import checkpoint
 from hansa.runs.driver import Run
-from hansa.store import RamStore
+from hansa.runs.store import RamStore
 
 KEY = Key(1)
 X = torch.from_numpy(np.random.default_rng(0).standard_normal(1001, dtype=np.float32))

@@ -24,8 +24,8 @@ from hansa.compress import (
     top_k,
 )
 from hansa.compress.packet import HEADER
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 
 KEY = Key(5)
 X = torch.tensor([0.5, -2.0, 0.0, 4.0, -1.5, 0.25, 3.0, -0.125, 1.0, -1.0, 2.5])

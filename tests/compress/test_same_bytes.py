@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from hansa import native
+from core.native.sets import each_set
 from hansa.compress import Coder, Packet, cast, decode, grid, identity, quantize, sign, top_k
-from hansa.compress import planes as plane_code
+from hansa.compress import entropy_coding as plane_code
 from hansa.compress.packet import memory
-from hansa.errors import HansaError
-from hansa.keys import Key
-from hansa.vectors import kernels
-from native.sets import each_set
+from hansa.core import native
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.vectors import kernels
 
 SIZES = (1, 8, 63, 65, 1000, plane_code.BLOCK + 5)
 CODERS: list[Coder] = [

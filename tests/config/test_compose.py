@@ -122,7 +122,7 @@ def test_every_field_of_a_composition_can_be_said_in_a_file(part, section, elsew
 def test_blocks_kept_optimizers_and_broadcast_channels():
     made = algorithm(from_text("local: {private: ['0.*'], optimizer: adam, optimizer_state: kept, decoupled: true}"))
     assert made.local == LocalPhase(
-        private=local.blocks("0.*"), optimizer=server.adam(), optimizer_state="kept", decoupled=True
+        private_blocks=local.blocks("0.*"), optimizer=server.adam(), optimizer_state="kept", decoupled_weight_decay=True
     )
     text = (
         "local: {optimizer: momentum, optimizer_state: {m: push}}\nchannels: {push: {follows: model, server: momentum}}"
@@ -140,7 +140,7 @@ def test_any_preset_gossips():
     assert algorithm(from_text(text)) == expected
     dsgd = algorithm(from_text("algorithm: dsgd\ngossip: {every: 2, average_every: 6}"))
     assert dsgd.local.mixing == Mixing(
-        gossip.ring(), every=2, persistent=True, average_every=6, order="combine-then-adapt"
+        gossip.ring(), gossip_every=2, keep_local_models=True, average_every=6, order="combine-then-adapt"
     )
 
 

@@ -13,7 +13,7 @@ import hansa.data
 from hansa import presets
 from hansa.config import ConfigError, algorithm, from_preset, from_text, json_schema, load, to_text
 from hansa.config.arguments import TABLES, own_words, words
-from hansa.registry import KINDS
+from hansa.config.registry import KINDS
 
 
 def problems(text: str, *changes: str) -> str:

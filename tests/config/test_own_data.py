@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hansa.config import build, from_text, to_text
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 from hansa.runs.experiment import Experiment
 
 OWN = """

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hansa.config import from_text
-from hansa.config.text import ConfigError, dump, parse, read
+from hansa.config.yaml_text import ConfigError, dump, parse, read
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ def sizes(clients: int) -> list[int]:
     return [4 + 7 * client % 11 for client in range(clients)]
 
 
-def bowls(clients: int = 5, dim: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> hansa.tasks.quadratic:
+def bowls(
+    clients: int = 5, dim: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> hansa.training.quadratic:
     """A quadratic a client, each with its own number of rows."""
     draw = torch.Generator().manual_seed(seed)
     A = [torch.randn(rows, dim, dtype=dtype, generator=draw) for rows in sizes(clients)]
-    return hansa.tasks.quadratic(A, [torch.randn(len(a), dtype=dtype, generator=draw) for a in A])
+    return hansa.training.quadratic(A, [torch.randn(len(a), dtype=dtype, generator=draw) for a in A])

@@ -17,7 +17,7 @@ from hansa.aggregate.base import Combined
 from hansa.compress import Coder, Packet, decode, direct, error_feedback, identity, memoryless, replica, sign, top_k
 from hansa.gossip import Topology, ring
 from hansa.gossip.weights import as_sparse
-from hansa.local import Correction, Finished, Work
+from hansa.local import Correction, SolverResult, Work
 
 part = dataclass(frozen=True, slots=True)
 
@@ -211,16 +211,16 @@ class solver:
     memory: Any = ()
 
     def correction(self, got, memory):
-        return Correction(a=0.5) if self.wrong == "pull" else Correction()
+        return Correction(prox_weight=0.5) if self.wrong == "pull" else Correction()
 
     def finish(self, change, steps, lr, got, memory):
         if self.wrong == "in place":
             change.mul_(2)
         if self.wrong == "undeclared":
-            return Finished({}, {"row": change})
+            return SolverResult({}, {"row": change})
         if self.wrong == "matrix":
-            return Finished({}, {"row": change[None]})
-        return Finished({"control": change} if self.wrong == "unreported" else {}, {})
+            return SolverResult({}, {"row": change[None]})
+        return SolverResult({"control": change} if self.wrong == "unreported" else {}, {})
 
 
 @part

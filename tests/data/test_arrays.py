@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
+from hansa.core.errors import HansaError
 from hansa.data import Split, dirichlet, from_arrays, from_dataset, from_hf
-from hansa.errors import HansaError
 
 X = np.random.default_rng(0).normal(size=(12, 3))
 Y = np.arange(12) % 4

@@ -21,7 +21,7 @@ import pytest
 
 from data.official_files import cifar_bytes, write_idx
 from hansa.data import DataError, check, download, load, source
-from hansa.data.downloading import fetch
+from hansa.data.download import fetch
 from hansa.data.sources import Remote, Source
 
 CONTENT = np.random.default_rng(0).bytes(700_000)

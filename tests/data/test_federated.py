@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hansa.core.errors import HansaError
 from hansa.data import Dataset, FederatedData, iid, label_counts, partition, with_clients
 from hansa.data.split import Split
-from hansa.errors import HansaError
 
 
 def tiny() -> FederatedData:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from data.official_files import write_cifar, write_idx
+from hansa.core.errors import HansaError
 from hansa.data import (
     DataError,
     Dataset,
@@ -29,7 +30,6 @@ from hansa.data import (
 from hansa.data.embedded import ASSET, first_of_each
 from hansa.data.loading import normalised
 from hansa.data.sources import SOURCES
-from hansa.errors import HansaError
 
 DRAW = np.random.default_rng(0)
 

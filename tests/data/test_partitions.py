@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.data import Dataset, Split, dirichlet, iid, natural, partition, quantity_skew, shards
 from hansa.data.partitions import Partition
-from hansa.errors import HansaError
-from hansa.keys import Key
 
 ALL_DEALING_EVERYTHING = [
     iid(),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hansa.core.keys import Key
 from hansa.data import DataError, Dataset, MissingError, dirichlet, load_split, partition, save_split, saved
-from hansa.keys import Key
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hansa.core.errors import HansaError
 from hansa.data import synthetic, two_gaussians
-from hansa.errors import HansaError
 
 
 @pytest.mark.parametrize(("study", "variance"), [(1, 1.0), (2, 0.5)])

@@ -54,7 +54,7 @@ def same(vectors, records, expected):
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    from hansa.sites import certificates
+    from hansa.federation import certificates
 
     folder = tmp_path_factory.mktemp("trust") / "keys"
     certificates.make(folder, ["north", "south"])
@@ -64,8 +64,8 @@ def keys(tmp_path_factory):
 @pytest.fixture(scope="module")
 def link(keys, tmp_path_factory):
     """A SuperLink of this process, and two sites that are processes of their own."""
-    from hansa.sites.certificates import ServerKeys
-    from hansa.sites.superlink import SuperLink
+    from hansa.federation.certificates import ServerKeys
+    from hansa.federation.superlink import SuperLink
 
     folder = tmp_path_factory.mktemp("sites")
     made = SuperLink(["north", "south"], ServerKeys(keys / "server"))
@@ -83,7 +83,7 @@ def link(keys, tmp_path_factory):
 
 
 def federated(link, folder, *words, callbacks=()):
-    from hansa.sites import Server
+    from hansa.federation import Server
 
     experiment = Server(from_text(TEXT, words), link).new(folder)
     experiment.go(list(callbacks))
@@ -138,7 +138,7 @@ def test_the_superlink_that_is_killed_costs_time_only(link, tmp_path):
 @whole
 def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys, tmp_path):
     """kill -9 of a whole site in mid-round, then of the server, then of both at once; no process stays behind."""
-    from hansa.sites.programs import free_port
+    from hansa.federation.processes import free_port
 
     words = ["algorithm=scaffold", "rounds=5"]
     (tmp_path / "config.yaml").write_text(TEXT)
@@ -184,7 +184,7 @@ def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys,
 @whole
 def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
     """Another authority, a key that nobody registered, no keys at all: none of them is ever asked for anything."""
-    from hansa.sites import certificates
+    from hansa.federation import certificates
 
     certificates.make(tmp_path / "other", ["north", "south"])
     stranger = tmp_path / "stranger"
@@ -212,10 +212,10 @@ def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
 
 @whole
 def test_a_site_that_claims_to_be_another_is_known_by_its_key(keys, tmp_path):
-    from hansa.errors import HansaError
-    from hansa.sites import Server
-    from hansa.sites.certificates import ServerKeys
-    from hansa.sites.superlink import SuperLink
+    from hansa.core.errors import HansaError
+    from hansa.federation import Server
+    from hansa.federation.certificates import ServerKeys
+    from hansa.federation.superlink import SuperLink
 
     link = SuperLink(["north", "south"], ServerKeys(keys / "server"))
     impostor = join(tmp_path, "south", link.address, "--keys", str(keys / "north"))

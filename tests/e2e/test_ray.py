@@ -19,7 +19,7 @@ from torch import nn
 import hansa
 from hansa import presets
 from hansa.engine import Serial
-from hansa.engine.cluster import RayPool
+from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
 
 ray = pytest.importorskip(

@@ -15,8 +15,8 @@ from torch import nn
 import hansa
 from hansa.data.federated import FederatedData
 from hansa.rounds import ServerState, open_round
-from hansa.rounds.messages import Order, Report
-from hansa.tasks import quadratic
+from hansa.rounds.messages import Report, WorkOrder
+from hansa.training import quadratic
 
 CPU = torch.device("cpu")
 CLIENTS = 6
@@ -86,9 +86,9 @@ def bowls(dtype: torch.dtype = torch.float64) -> quadratic:
     )
 
 
-def with_accident(loss, client: int) -> hansa.tasks.function:
+def with_accident(loss, client: int) -> hansa.training.function:
     """Bowls around the client's number; what happens at ``client`` is up to ``loss``."""
-    return hansa.tasks.function(partial(loss, client), clients=CLIENTS, x0=torch.zeros(3, dtype=torch.float64))
+    return hansa.training.function(partial(loss, client), clients=CLIENTS, x0=torch.zeros(3, dtype=torch.float64))
 
 
 def _bowl(client: int, x: torch.Tensor) -> torch.Tensor:
@@ -119,22 +119,22 @@ class dying:
         return _bowl(client, x)
 
 
-def first_orders(algorithm: hansa.Algorithm, task, dtype: torch.dtype = torch.float64) -> tuple[Order, ...]:
+def first_orders(algorithm: hansa.Algorithm, task, dtype: torch.dtype = torch.float64) -> tuple[WorkOrder, ...]:
     """The orders of a run's first round."""
     key = hansa.Key(0)
     state = ServerState.start(algorithm, task.start(key, dtype), task.population.count)
     return open_round(algorithm, state, task.population, "run", key).orders
 
 
-def vectors_of(order: Order) -> dict[str, torch.Tensor]:
+def vectors_of(order: WorkOrder) -> dict[str, torch.Tensor]:
     """What an order of this process brings."""
-    return {name: sent.packets[0].content for name, sent in order.mail.items()}
+    return {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
 
 
 def reports_equal(left: Report, right: Report) -> bool:
     """Every number of two reports, bit for bit."""
     assert left.cohort == right.cohort
-    assert left.lost == right.lost
+    assert left.dropped == right.dropped
     assert left.memory.keys() == right.memory.keys()
     for a, b in zip(left.uploads, right.uploads, strict=True):
         assert (a.client, a.round, a.base, a.loss) == (b.client, b.round, b.base, b.loss)

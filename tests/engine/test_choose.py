@@ -15,11 +15,11 @@ from torch import nn
 import hansa
 from engine import laboratory as lab
 from hansa import presets
-from hansa.engine.choose import Auto, choose, cores
+from hansa.engine.auto import Auto, choose, cores
 from hansa.engine.serial import Serial
 from hansa.runs.driver import Run
 
-chooser = import_module("hansa.engine.choose")
+chooser = import_module("hansa.engine.auto")
 WORDS = {"local_lr": 0.05, "steps": 3, "batch_size": 7}
 
 
@@ -105,7 +105,7 @@ def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
 
 
 def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
-    monkeypatch.setattr(hansa.tasks.shell.ModuleShell, "releases_gil", True, raising=False)
+    monkeypatch.setattr(hansa.training.trainer.ModuleShell, "releases_gil", True, raising=False)
     monkeypatch.setattr(chooser, "HANDOVER", 0.0)
     task = lab.task()
     with caplog.at_level(logging.INFO, "hansa"):
@@ -114,7 +114,7 @@ def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
 
 
 def test_steps_shorter_than_their_handing_over_stay_serial(caplog, monkeypatch):
-    monkeypatch.setattr(hansa.tasks.shell.ModuleShell, "releases_gil", True, raising=False)
+    monkeypatch.setattr(hansa.training.trainer.ModuleShell, "releases_gil", True, raising=False)
     monkeypatch.setattr(chooser, "HANDOVER", 10.0)
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), lab.task(), choose(2, rounds=3)))

@@ -15,10 +15,10 @@ from contracts.five import task as clients
 from contracts.small import NAMES, small
 from engine.fake_ray import FakeRay
 from hansa import presets
-from hansa.engine import Serial, cluster
-from hansa.engine.cluster import Lent, RayPool
-from hansa.engine.shared import CodePacker, Memory, unpack
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
+from hansa.engine import Serial, ray_pool
+from hansa.engine.ray_pool import Lent, RayPool
+from hansa.engine.shared_memory import CodePacker, Memory, unpack
 from hansa.runs.driver import Run
 
 
@@ -29,7 +29,7 @@ def no_worker(monkeypatch):
 
 
 def on(ray, method, rounds=3, workers=2, monkeypatch=None):
-    monkeypatch.setattr(cluster, "_ray", lambda: ray)
+    monkeypatch.setattr(ray_pool, "_ray", lambda: ray)
     return Run(method, clients(tested=20), engine=partial(RayPool, workers=workers)).advance(rounds)
 
 
@@ -68,7 +68,7 @@ def test_clients_are_examined_on_actors_as_they_are_serially(monkeypatch):
     inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
     test = (inputs[:20], targets[:20])
     held = hansa.data.from_arrays(inputs, targets, clients=OWNERS, test=test, test_clients=[n % 5 for n in range(20)])
-    monkeypatch.setattr(cluster, "_ray", FakeRay)
+    monkeypatch.setattr(ray_pool, "_ray", FakeRay)
     runs = []
     for engine in (Serial, partial(RayPool, workers=2)):
         mine = hansa.Task(Net, nn.functional.cross_entropy, held)
@@ -98,7 +98,7 @@ def test_errors_of_clients_name_the_round_and_the_client(monkeypatch):
                 raise RuntimeError("no such layer")
             return super().forward(x)
 
-    monkeypatch.setattr(cluster, "_ray", FakeRay)
+    monkeypatch.setattr(ray_pool, "_ray", FakeRay)
     broken = hansa.Task(Broken, nn.functional.cross_entropy, clients(tested=20).data)
     with pytest.raises(HansaError, match=r"round 0, client \d, step 0: RuntimeError: no such layer"):
         Run(presets.fedavg(batch_size=2, steps=1), broken, engine=partial(RayPool, workers=2)).advance(1)
@@ -126,7 +126,7 @@ def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_
 
 
 def test_what_cannot_be_is_refused(monkeypatch):
-    monkeypatch.setattr(cluster, "_ray", FakeRay)
+    monkeypatch.setattr(ray_pool, "_ray", FakeRay)
     with pytest.raises(HansaError, match="workers=0"):
         RayPool(METHOD, clients(tested=20), torch.float32, torch.device("cpu"), workers=0)
     with pytest.raises(HansaError, match="actors train on CPUs"):
@@ -135,4 +135,4 @@ def test_what_cannot_be_is_refused(monkeypatch):
 
 def test_an_address_where_nobody_answers_is_told_at_once():
     with pytest.raises(HansaError, match=r"engine\.address='127\.0\.0\.1:1': no Ray cluster answers there"):
-        cluster._begin(FakeRay(), 2, "127.0.0.1:1")
+        ray_pool._begin(FakeRay(), 2, "127.0.0.1:1")

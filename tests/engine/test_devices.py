@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hansa
 from engine import laboratory as lab
-from hansa import devices as places
+from hansa.core import devices as places
 from hansa.engine import choose
 from hansa.engine.processes import Processes
-from hansa.rounds import protocol
-from hansa.rounds.crossing import away, home
+from hansa.rounds import round
+from hansa.rounds.device_transfer import away, home
 from hansa.rounds.messages import Report
 from hansa.runs.driver import Run
-from hansa.tasks.private import Private
+from hansa.training.module_state import Private
 
 META, GPU = torch.device("meta"), torch.device("cuda:0")
 
@@ -68,11 +68,11 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
     seen = (hansa.augment.crop(1), hansa.augment.flip()) if name == "momentum" else ()
     task = hansa.Task(Residual, nn.functional.cross_entropy, lab.data(), native=False, augment=seen)
     run = Run(METHODS[name], task)
-    opened = protocol.open_round(run.algorithm, run.state, task.population, "run", run.key)
+    opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
-    monkeypatch.setattr("hansa.tasks.generators._seed_device", lambda device, seed: None)
+    monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
     monkeypatch.setattr(Private, "refuse_change", lambda private: None)  # compares bits, of which there are none
-    got = {name: sent.packets[0].content for name, sent in order.mail.items()}
+    got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
     with Pretended():
         shell = task.shell(torch.float32, META)
         held = shell.source
@@ -80,7 +80,7 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
         assert {part.device for part in (*shell.module.parameters(), *shell.module.buffers())} == {META}
         there = away(META, order, got)
         assert {vector.device for vector in there[1].values()} == {META}
-        mixed = protocol._trained(run.algorithm, *there, shell, task.population)
+        mixed = round._trained(run.algorithm, *there, shell, task.population)
         (trained, *_) = mixed.trained.values()
         assert trained.change.device == META
         assert mixed.mean.device == META
@@ -104,15 +104,15 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
 
     def client_round(algorithm, order, shell, population, held=None) -> Report:
         crossed.append(1)
-        got = protocol.received(algorithm, order, held or {})
-        mixed = home(protocol._trained(algorithm, *away(places.CPU, order, got), shell, population))
-        monkeypatch.setattr(protocol, "_trained", lambda *given: mixed)
+        got = round.received(algorithm, order, held or {})
+        mixed = home(round._trained(algorithm, *away(places.CPU, order, got), shell, population))
+        monkeypatch.setattr(round, "_trained", lambda *given: mixed)
         try:
-            return protocol.client_round(algorithm, order, shell, population, held)
+            return round.client_round(algorithm, order, shell, population, held)
         finally:
-            monkeypatch.setattr(protocol, "_trained", trained)
+            monkeypatch.setattr(round, "_trained", trained)
 
-    trained = protocol._trained
+    trained = round._trained
     method = METHODS["scaffold, clip"]
     expected = Run(method, task).advance(2)
     with monkeypatch.context() as patch:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import hansa
 from engine import laboratory as lab
 from hansa import presets
-from hansa.engine.job import Answered, Gone, Job, Ready, StartError
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
+from hansa.engine.worker_group import Answered, Gone, Job, Ready, StartError
 from hansa.local.work import Work
-from hansa.rounds.messages import Order, Report
+from hansa.rounds.messages import Report, WorkOrder
 
 
 @dataclass(eq=False)
@@ -91,8 +91,8 @@ class Stage:
         return [event]
 
 
-def orders(costs: list[int]) -> list[Order]:
-    return [Order("run", 0, i, (i,), (i,), Work(cost, 1), b"", {}, hansa.Key(0)) for i, cost in enumerate(costs)]
+def orders(costs: list[int]) -> list[WorkOrder]:
+    return [WorkOrder("run", 0, i, (i,), (i,), Work(cost, 1), b"", {}, hansa.Key(0)) for i, cost in enumerate(costs)]
 
 
 def pool(stage: Stage, workers: int) -> Pool:

@@ -18,9 +18,9 @@ from engine import laboratory as lab
 from hansa.engine.pool import Pool
 from hansa.engine.processes import Processes
 from hansa.engine.serial import Serial
-from hansa.engine.shared import CodePacker, Memory, Packer, unpack
+from hansa.engine.shared_memory import CodePacker, Memory, Packer, unpack
 
-chooser = import_module("hansa.engine.choose")
+chooser = import_module("hansa.engine.auto")
 
 SCRIPT = """
 import logging

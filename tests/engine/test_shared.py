@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import hansa
 from engine import laboratory as lab
 from hansa import presets
-from hansa.engine.shared import Memory, Packer, unpack
-from hansa.tasks.samples import Store
+from hansa.engine.shared_memory import Memory, Packer, unpack
+from hansa.training.batch_sources import Store
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.complex64]
 
@@ -121,7 +121,7 @@ def test_what_a_worker_writes_into_the_data_is_seen_by_nobody_else():
 def test_an_order_is_small_whatever_the_population(clients):
     """A row of the client's own memory and the broadcast, which lies elsewhere, are not in the skeleton."""
     algorithm = presets.scaffold(sampler=hansa.sample.uniform(2 / clients))
-    task = hansa.tasks.function(lab.diverging, clients=clients, x0=torch.zeros(2000))
+    task = hansa.training.function(lab.diverging, clients=clients, x0=torch.zeros(2000))
     order = lab.first_orders(algorithm, task, torch.float32)[0]
     packer = Packer(Memory())
     placed = {id(vector): packer.lay(vector, 1) for vector in lab.vectors_of(order).values()}

@@ -13,10 +13,10 @@ import hansa
 from engine import laboratory as lab
 from engine.laboratory import CPU
 from hansa import presets
-from hansa.engine.job import NotShareable
 from hansa.engine.pool import Pool
-from hansa.engine.request import perform_all
+from hansa.engine.requests import perform_all
 from hansa.engine.serial import Serial
+from hansa.engine.worker_group import NotShareable
 from hansa.local.solvers import sgd
 from hansa.runs.driver import Run
 

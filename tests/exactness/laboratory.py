@@ -28,8 +28,10 @@ def problem(seed: int = 3) -> Quadratics:
     return heterogeneous(seed, CLIENTS, ROWS, DIM)
 
 
-def task(reference: Quadratics) -> hansa.tasks.quadratic:
-    return hansa.tasks.quadratic([torch.from_numpy(a) for a in reference.A], [torch.from_numpy(b) for b in reference.b])
+def task(reference: Quadratics) -> hansa.training.quadratic:
+    return hansa.training.quadratic(
+        [torch.from_numpy(a) for a in reference.A], [torch.from_numpy(b) for b in reference.b]
+    )
 
 
 def trajectory(algorithm: hansa.Algorithm, reference: Quadratics, rounds: int = ROUNDS, **more: Any) -> hansa.Run:

@@ -108,14 +108,14 @@ def test_weights_are_on_the_simplex_and_the_numbers_reported_follow_from_them(we
 
 def test_rows_on_disk_are_the_same_to_the_last_bit(tmp_path):
     ram = run(presets.fedaware(**words()))
-    disk = run(presets.fedaware(**words(rows="disk")), store=hansa.store.DiskStore(tmp_path / "rows"))
+    disk = run(presets.fedaware(**words(momentum_storage="disk")), store=hansa.runs.store.DiskStore(tmp_path / "rows"))
     assert torch.equal(ram.trajectory, disk.trajectory)
     assert ram.store.digest() == disk.store.digest()
 
 
 def test_rows_on_disk_need_no_store_of_the_users_own():
-    ram, disk = run(presets.fedaware(**words())), run(presets.fedaware(**words(rows="disk")))
-    assert isinstance(disk.store, hansa.store.DiskStore)
+    ram, disk = run(presets.fedaware(**words())), run(presets.fedaware(**words(momentum_storage="disk")))
+    assert isinstance(disk.store, hansa.runs.store.DiskStore)
     assert torch.equal(ram.trajectory, disk.trajectory)
 
 
@@ -134,7 +134,7 @@ def idle(client, x):
 
 
 def test_a_zero_update_makes_a_zero_row_and_that_is_the_shortest_vector():
-    function = hansa.tasks.function(idle, clients=4, x0=torch.full((2,), 9.0, dtype=torch.float64))
+    function = hansa.training.function(idle, clients=4, x0=torch.full((2,), 9.0, dtype=torch.float64))
     found = hansa.run(presets.fedaware(steps=2, participation=1.0), function, rounds=2)
     assert found.store.clients("server/aware/momentum") == [0, 1, 2, 3]
     assert [record["zero_rows"] for record in found.history] == [1, 1]
@@ -150,7 +150,7 @@ def test_a_zero_update_decays_the_momentum_of_its_client():
     def loss(client, x):
         return 0.5 * (x - (client - 1)).square().sum()
 
-    function = hansa.tasks.function(loss, clients=3, x0=at + 4.0)
+    function = hansa.training.function(loss, clients=3, x0=at + 4.0)
     made = presets.fedaware(steps=1, local_lr=1.0, alpha=0.25, sampler=sampler)
     kept = []
 

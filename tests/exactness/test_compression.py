@@ -62,7 +62,7 @@ def test_a_refused_upload_leaves_the_residual_as_it_was():
         calls.append(client)
         return (x - client).square().sum() * (np.nan if client == 1 and len(calls) > 12 else 1.0)
 
-    function = hansa.tasks.function(loss, clients=2, x0=torch.zeros(3, dtype=torch.float64))
+    function = hansa.training.function(loss, clients=2, x0=torch.zeros(3, dtype=torch.float64))
     kept = []
 
     def keep(run, record):

@@ -246,7 +246,7 @@ def test_a_client_lost_in_mid_round_leaves_its_cluster_going(lazily, monkeypatch
                 return (x * torch.nan).sum()
         return 0.5 * (x - client).square().sum()
 
-    function = hansa.tasks.function(loss, clients=4, x0=torch.zeros(1, dtype=torch.float64))
+    function = hansa.training.function(loss, clients=4, x0=torch.zeros(1, dtype=torch.float64))
     algorithm = presets.ha_fed(clusters=1, reporters=4, topology=ring(), local_lr=0.1, steps=4, server_lr=1.0, eps=1.0)
     found = hansa.run(algorithm, function, rounds=1, evaluate_every=0)
 

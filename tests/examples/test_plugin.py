@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from hansa.config import algorithm, build, from_text, json_schema, load
+from hansa.config.registry import plugins
 from hansa.engine import choose
-from hansa.registry import plugins
 from hansa.runs.driver import Run
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "plugin"

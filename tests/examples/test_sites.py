@@ -23,7 +23,7 @@ def run(folder, script, *words, rounds=2):
 
 
 def test_sites_of_csv_files_with_their_aucs_an_export_and_predictions(tmp_path):
-    script = EXAMPLES / "sites.py"
+    script = EXAMPLES / "federation.py"
     assert len(script.read_text().splitlines()) < 40
     done = run(tmp_path, script, rounds=3)
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ def survive(setting, rounds, words, backs=(), keep=3):
         except ServerDied:
             del saved[max(1, len(saved) - next(back, 0)) :]
             tree, history, rows = saved[-1]
-            store = hansa.store.RamStore.restore(rows)
+            store = hansa.runs.store.RamStore.restore(rows)
             run = Run(algorithm, held, engine=engine, evaluate_every=0, store=store)
             run.restore(tree, history)
             run.oldest = saved[0][0]["server"]["round"]

@@ -14,12 +14,12 @@ from federation.inprocess import Wire
 from federation.small import CLUSTERS, SITES
 from hansa import presets
 from hansa.compress import sign
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
+from hansa.core.vectors.fingerprint import fingerprint
 from hansa.federation import Exam, Federation, Marks, RamVersions, Site
-from hansa.rounds.messages import Delivery
+from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
-from hansa.vectors.fingerprint import fingerprint
 
 ROWS = {"north": 7, "south": 13}
 
@@ -109,7 +109,7 @@ def test_a_site_without_test_rows_adds_nothing_and_a_silent_one_is_told_of(caplo
 
     class Deaf(Wire):
         def send(self, site, data):
-            if site == "north" or hansa.rounds.frames.kind_of(data) != "exam":
+            if site == "north" or hansa.rounds.wire_format.kind_of(data) != "exam":
                 super().send(site, data)
 
     bound = Run(METHOD, TASKS["server"]).algorithm
@@ -125,7 +125,7 @@ def test_a_site_without_test_rows_adds_nothing_and_a_silent_one_is_told_of(caplo
 
 def exam_of(found, wire, **changes):
     names = [name for name in ("model", "buffers") if name in found.state.vectors]
-    mail = {name: Delivery.whole(found.state.vectors[name], 3) for name in names}
+    mail = {name: Broadcast.whole(found.state.vectors[name], 3) for name in names}
     digest = fingerprint(found.params)
     return Exam(**{"run": found.id, "round": 2, "mail": mail, "digest": digest, **changes})
 
@@ -142,9 +142,9 @@ def test_exams_that_are_not_for_a_site_are_refused():
         ("run", exam_of(found, wire, run="another")),
         ("channels", exam_of(found, wire, mail={})),
         ("model", exam_of(found, wire, digest=b"\0" * 16)),
-        ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery.whole(torch.ones(5))})),
-        ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery(1, None, ())})),
-        ("model", exam_of(found, wire, mail={**good.mail, "model": Delivery(1, None, (damaged,))})),
+        ("model", exam_of(found, wire, mail={**good.mail, "model": Broadcast.whole(torch.ones(5))})),
+        ("model", exam_of(found, wire, mail={**good.mail, "model": Broadcast(1, None, ())})),
+        ("model", exam_of(found, wire, mail={**good.mail, "model": Broadcast(1, None, (damaged,))})),
     ]
     for reason, exam in wrong:
         before = site.refusals.counts[reason]

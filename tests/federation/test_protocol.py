@@ -14,7 +14,7 @@ from federation.small import CLUSTERS, ONE_CLUSTER, SITES, federated, method, sa
 from federation.survival import SETTINGS, expected, survive
 from hansa import presets
 from hansa.compress import grid, sign
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 from hansa.federation import DiskVersions, Federation, RamVersions, RoundOrders, RoundReports, Site, Stamp
 from hansa.runs.driver import Run
 
@@ -94,7 +94,7 @@ def test_a_server_that_goes_back_is_answered_as_before(name, back, tmp_path):
         engines.append(Federation(*parts, transport=wire, sites=SITES))
         return engines[-1]
 
-    again = Run(algorithm, task(), engine=engine, evaluate_every=0, store=hansa.store.RamStore.restore(rows))
+    again = Run(algorithm, task(), engine=engine, evaluate_every=0, store=hansa.runs.store.RamStore.restore(rows))
     again.restore(tree, history)
     again.advance(6 - again.state.round)
     same(again, whole)
@@ -182,7 +182,7 @@ def test_memory_never_travels():
     federated(algorithm, rounds=3, wire=wire)
     assert len(seen) > 3
     for _, sent, reply in seen:
-        assert not any(order.memory or order.mail for order in RoundOrders.from_bytes(sent).orders)
+        assert not any(order.memory or order.broadcasts for order in RoundOrders.from_bytes(sent).orders)
         assert not any(report.memory for report in RoundReports.from_bytes(reply).reports)
 
 

@@ -20,15 +20,15 @@ from federation.small import SITES, captured, federated, same, serial, task
 from hansa import presets
 from hansa.compress import top_k
 from hansa.compress.packet import HEADER
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.types import MODEL
 from hansa.federation import Marks, RamVersions, RoundOrders, RoundReports, Site
-from hansa.keys import Key
-from hansa.rounds import frames
-from hansa.rounds.frames import DIGEST, pack, unpack
-from hansa.rounds.messages import Delivery, Lost, Report
+from hansa.rounds import wire_format
+from hansa.rounds.messages import Broadcast, DroppedClient, Report
+from hansa.rounds.wire_format import DIGEST, pack, unpack
 from hansa.runs.driver import Run
-from hansa.store.base import identity
-from hansa.types import MODEL
+from hansa.runs.store.base import identity
 
 METHOD = presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5))
 
@@ -65,10 +65,10 @@ def sealed(data: bytes) -> bytes:
 
 def edited(data: bytes, change) -> bytes:
     """A frame whose head was changed by hand, with a right digest."""
-    frame = unpack(data, frames.kind_of(data))
+    frame = unpack(data, wire_format.kind_of(data))
     head = json.loads(json.dumps(frame.head))
     change(head)
-    return pack(frames.kind_of(data), head, frame.blobs)
+    return pack(wire_format.kind_of(data), head, frame.blobs)
 
 
 def test_a_site_refuses_what_is_not_for_it(exchange):
@@ -150,7 +150,7 @@ def test_the_server_refuses_what_a_site_may_not_say(exchange):
         ("clients", with_first(replace(first, uploads=(theirs,)))),
         ("clients", with_first(replace(first, uploads=(*first.uploads, others[0].uploads[0])))),
         ("clients", with_first(replace(first, uploads=first.uploads * 2))),
-        ("clients", with_first(replace(first, lost=(Lost(3, "lost"),)))),
+        ("clients", with_first(replace(first, lost=(DroppedClient(3, "lost"),)))),
         ("clients", with_first(replace(first, peer={3: 10}))),
         ("report", with_first(replace(first, info={"test_accuracy": 1.0}))),
         ("report", with_first(replace(first, trained=1000))),
@@ -235,7 +235,7 @@ def test_a_site_with_another_model_is_refused_and_told_of(two_way):
 def test_mail_that_makes_another_model_than_the_server_says_is_refused(exchange):
     wire, _, seen = exchange
     site, told = wire.sites["north"], RoundOrders.from_bytes(seen["north"][0])
-    moved = {name: Delivery.whole(torch.ones(site._dims[name]), sent.version) for name, sent in told.mail.items()}
+    moved = {name: Broadcast.whole(torch.ones(site._dims[name]), sent.version) for name, sent in told.mail.items()}
     refused(site, replace(told, mail=moved).to_bytes(), "model")
 
 
@@ -246,7 +246,7 @@ def test_packets_that_would_unpack_large_are_not_opened(exchange):
     small = bytearray(top_k(0.5).encode(torch.ones(4), Key(0)).bytes)
     small[4:12] = struct.pack("<Q", 1 << 40)
     assert len(small) < HEADER.size + 64
-    huge = {name: Delivery(1, 0, (hansa.compress.Packet.parse(bytes(small)),)) for name in told.mail}
+    huge = {name: Broadcast(1, 0, (hansa.compress.Packet.parse(bytes(small)),)) for name in told.mail}
     refused(site, replace(told, mail=huge).to_bytes(), "model")
 
 
@@ -298,7 +298,7 @@ def test_heads_that_no_writer_makes_are_refused_in_a_sentence(before, after):
     head = json.dumps(frame.head, sort_keys=True, separators=(",", ":")).encode()
     assert Report.from_bytes(raw("report", head, [])).to_bytes() == report.to_bytes()
     assert before in head
-    with pytest.raises(frames.FrameError) as refusal:
+    with pytest.raises(wire_format.FrameError) as refusal:
         Report.from_bytes(raw("report", head.replace(before, after, 1), [b""]))
     assert str(refusal.value).isprintable()
     assert len(str(refusal.value)) < 300
@@ -316,7 +316,7 @@ def test_memory_is_reset_by_the_operator_alone_and_once(tmp_path):
     assert run.history[-1]["reasons"] == {"memory": 3}
     run.forget(0, 4)
     tree, rows, history = run.tree(), run.store.tree(), list(run.history)
-    again = Run(algorithm, held, engine=run._engine, evaluate_every=0, store=hansa.store.RamStore.restore(rows))
+    again = Run(algorithm, held, engine=run._engine, evaluate_every=0, store=hansa.runs.store.RamStore.restore(rows))
     again.restore(tree, history)  # it outlives the server
     again.advance(1)
     assert again.history[-1]["clients"] == [0, 1, 3, 4]
@@ -336,7 +336,10 @@ def test_a_client_that_is_forgotten_starts_as_in_the_first_round():
     run.forget(2)
     run.advance(1)
     lone = Run(algorithm, task(), evaluate_every=0)
-    lone.state, lone.store = serial(algorithm, 2).state, hansa.store.RamStore.restore({"generation": 2, "rows": {}})
+    lone.state, lone.store = (
+        serial(algorithm, 2).state,
+        hansa.runs.store.RamStore.restore({"generation": 2, "rows": {}}),
+    )
     lone.advance(1)
     assert torch.equal(run.store.read(2)["solver/control"], lone.store.read(2)["solver/control"])
     assert not torch.equal(run.store.read(2)["solver/control"], before["solver/control"])

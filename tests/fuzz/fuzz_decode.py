@@ -31,7 +31,7 @@ if guided := __name__ == "__main__" and importlib.util.find_spec("atheris") is n
 
 from hansa.compress import PacketError, accumulate, cast, decode, grid, identity, quantize, random_k, sign, top_k
 from hansa.compress.packet import HEADER
-from hansa.keys import Key
+from hansa.core.keys import Key
 
 DIM = 259
 TABLES = 100_000  # bytes for look-up tables and the interpreter's own objects

@@ -30,15 +30,15 @@ from federation.inprocess import Wire
 from federation.small import CLUSTERS, SITES, task
 from hansa import presets
 from hansa.compress import sign, top_k
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 from hansa.federation import Exam, Federation, Marks, RamVersions, RoundOrders, RoundReports, Site
-from hansa.federation.charge import Charge, Hello, Refused
-from hansa.federation.exchange import NotOurs
-from hansa.rounds import frames
-from hansa.rounds.frames import DIGEST, FrameError, pack, unpack
-from hansa.rounds.messages import Order, Report
+from hansa.federation.enrollment import Charge, Hello, Refused
+from hansa.federation.messages import NotOurs
+from hansa.rounds import wire_format
+from hansa.rounds.messages import Report, WorkOrder
+from hansa.rounds.wire_format import DIGEST, FrameError, pack, unpack
 from hansa.runs.driver import Run
-from hansa.store.base import identity
+from hansa.runs.store.base import identity
 
 SECONDS = 5.0
 """Of processor time that one input may take."""
@@ -49,7 +49,7 @@ MEMORY = 64 << 20
 MESSAGE = 4000
 LIMIT = 8 << 20
 READERS: dict[str, Callable[..., Any]] = {
-    "order": Order.from_bytes,
+    "order": WorkOrder.from_bytes,
     "report": Report.from_bytes,
     "orders": RoundOrders.from_bytes,
     "reports": RoundReports.from_bytes,
@@ -104,7 +104,7 @@ def _place(method: Any) -> Place:
     found: list[tuple[str, bytes]] = []
     for _, sent, reply in seen:
         for data in (sent, reply):
-            kind = frames.kind_of(data)
+            kind = wire_format.kind_of(data)
             found.append((kind, data))
             if kind in ("orders", "reports"):
                 inner = "order" if kind == "orders" else "report"
@@ -118,8 +118,8 @@ def _place(method: Any) -> Place:
         ("hello", Hello("0" * 32, "1.0", {0: 4, 2: 9}, "f" * 32, {0: (1, 3), 2: (9, 0)}).to_bytes()),
         ("refused", Refused("run", "orders of another run").to_bytes()),
     ]
-    last = {site: sent for site, sent, _ in seen if frames.kind_of(sent) == "orders"}
-    exam = Exam.from_bytes(next(sent for _, sent, _ in seen if frames.kind_of(sent) == "exam"))
+    last = {site: sent for site, sent, _ in seen if wire_format.kind_of(sent) == "orders"}
+    exam = Exam.from_bytes(next(sent for _, sent, _ in seen if wire_format.kind_of(sent) == "exam"))
     told = {site: RoundOrders.from_bytes(sent) for site, sent in last.items()}
     return Place(engines[-1], told, wire.sites["north"], exam, tuple(dict.fromkeys(found)))
 

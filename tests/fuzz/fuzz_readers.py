@@ -31,12 +31,12 @@ import torch
 
 from data.official_files import cifar_bytes, idx_bytes
 from hansa.config import from_text
+from hansa.core.errors import HansaError
 from hansa.data import Split, load_split, save_split
 from hansa.data.readers.cifar import read_cifar
 from hansa.data.readers.idx import read_idx
 from hansa.data.readers.leaf import read_femnist
 from hansa.data.readers.shakespeare import read_shakespeare
-from hansa.errors import HansaError
 
 SECONDS = 5.0
 """Of processor time that one input may take: far more than any does, far less than for ever."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fuzz.fuzz_readers import Target, check, run, targets
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 
 FILES = ("cifar", "idx", "idx.gz", "leaf", "npz", "shakespeare", "partition")
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa import gossip
-from hansa.errors import HansaError
-from hansa.gossip.active import size_of
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.gossip.activity import size_of
 
 RULES = [
     gossip.everyone(),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa import gossip
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 
 
 def dirichlet(clients: int, classes: int, seed: int, alpha: float = 0.3) -> np.ndarray:

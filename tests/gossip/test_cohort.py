@@ -33,7 +33,7 @@ def run(method, rounds=3):
 @pytest.mark.parametrize("preset", [presets.ha_fed, presets.dsgd], ids=["ha_fed", "dsgd"])
 def test_every_client_draws_batches_of_its_own_size(preset, batch_size, clusters):
     if preset is presets.dsgd:
-        mixing = Mixing(ring(), clusters, persistent=True)
+        mixing = Mixing(ring(), clusters, keep_local_models=True)
         run(preset(local_lr=0.05, steps=3, batch_size=batch_size).with_local(mixing=mixing))
     else:
         run(preset(clusters=clusters, reporters=1, batch_size=batch_size, **WORDS))
@@ -106,7 +106,7 @@ def test_words_that_contradict_each_other_are_refused():
     assert presets.cafga(adapted=True).local.mixing.active == everyone()
 
 
-SERVERLESS = Mixing(ring(), persistent=True)
+SERVERLESS = Mixing(ring(), keep_local_models=True)
 
 
 @pytest.mark.parametrize(

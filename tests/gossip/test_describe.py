@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hansa import gossip
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 
 SVG = "{http://www.w3.org/2000/svg}"
 

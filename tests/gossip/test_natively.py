@@ -8,12 +8,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hansa
-from hansa import native, presets
+from hansa import presets
 from hansa.algorithm import Mixing
 from hansa.compress import identity, random_k, sign, top_k
+from hansa.core import native
 from hansa.data.federated import FederatedData
 from hansa.gossip import bernoulli, complete, isolated, resample, ring
-from hansa.tasks.shell import ModuleShell
+from hansa.training.trainer import ModuleShell
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
 
@@ -73,7 +74,9 @@ METHODS = {
     "dsgd, adapt first": lambda: presets.dsgd(**LONE, order="adapt-then-combine"),
     "dsgd, momentum": lambda: presets.dsgd(**LONE).with_local(momentum=0.8),
     "dsgd, every third": lambda: presets.dsgd(**LONE).with_local(
-        mixing=Mixing(ring(), [[0, 1, 2, 3, 4], [5, 6, 7]], persistent=True, every=3, order="combine-then-adapt")
+        mixing=Mixing(
+            ring(), [[0, 1, 2, 3, 4], [5, 6, 7]], keep_local_models=True, gossip_every=3, order="combine-then-adapt"
+        )
     ),
     "gossip_pga": lambda: presets.gossip_pga(**LONE, period=3),
     "gossip_pga, combine first": lambda: presets.gossip_pga(**LONE, period=3, order="combine-then-adapt"),

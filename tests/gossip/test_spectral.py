@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from hansa import gossip
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 from hansa.gossip import spectral
 from hansa.gossip.weights import circulant, identity
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa import gossip
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 
 
 def ring_rho(n: int) -> float:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from hansa import gossip
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.gossip.topology import _random_pairs
 from hansa.gossip.weights import reroute
-from hansa.keys import Key
 
 ANY_SIZE = [
     gossip.ring(),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array, csr_array
 
 from hansa import gossip
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 from hansa.gossip.weights import as_sparse, circulant
 
 

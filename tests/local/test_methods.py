@@ -13,8 +13,8 @@ from torch import nn
 import hansa
 from hansa import presets
 from hansa.algorithm import Channel
-from hansa.errors import HansaError
-from hansa.local import Correction, Finished, blocks, sam
+from hansa.core.errors import HansaError
+from hansa.local import Correction, SolverResult, blocks, sam
 from hansa.sample import replay
 from hansa.server import adam, chain, scale
 
@@ -25,7 +25,7 @@ WHO = ((0, 1, 3), (1, 2), (0, 3), (0, 1, 2, 3))
 
 
 def bowls() -> Any:
-    return hansa.tasks.quadratic(MATRICES, TARGETS)
+    return hansa.training.quadratic(MATRICES, TARGETS)
 
 
 def gradient(client: int, x: np.ndarray) -> np.ndarray:
@@ -65,10 +65,10 @@ class leaning:
     pull: ClassVar[float] = 0.0
 
     def correction(self, got, memory):
-        return Correction(s=(1 / self.alpha - 1) * got["momentum"])
+        return Correction(shift=(1 / self.alpha - 1) * got["momentum"])
 
     def finish(self, change, steps, lr, got, memory):
-        return Finished({}, {})
+        return SolverResult({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
     [
         (lambda: hansa.LocalPhase(optimizer_state="keep"), "optimizer_state='keep'"),
         (lambda: hansa.LocalPhase(optimizer_state={"m": "momentum"}), "a local optimizer"),
-        (lambda: hansa.LocalPhase(private="bn*"), r'hansa.local.blocks\("bn\*"\)'),
+        (lambda: hansa.LocalPhase(private_blocks="bn*"), r'hansa.local.blocks\("bn\*"\)'),
         (lambda: blocks(), "names or patterns"),
         (
             lambda: presets.ha_fed().with_local(private=blocks("a")),

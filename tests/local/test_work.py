@@ -4,9 +4,9 @@ import collections
 
 import pytest
 
-from hansa import HansaError, Key, local, presets, tasks
+from hansa import HansaError, Key, local, presets, training
 from hansa.data import shards as hansa_shards
-from hansa.tasks.shell import batch_stream
+from hansa.training.trainer import batch_stream
 
 
 def test_epochs_count_passes_rounded_down_but_never_to_nothing():
@@ -84,7 +84,7 @@ def test_steps_for_the_wrong_number_of_clients_are_refused():
 
     import hansa
 
-    task = tasks.quadratic(torch.ones(3, 2, 2), torch.ones(3, 2))
+    task = training.quadratic(torch.ones(3, 2, 2), torch.ones(3, 2))
     with pytest.raises(HansaError, match="2 numbers for 3 clients"):
         hansa.run(presets.fedavg(steps=local.fixed([1, 2])), task, rounds=1)
 
@@ -123,7 +123,7 @@ def test_a_device_keeps_its_speed_and_is_stopped_by_the_deadline_or_its_epochs()
 
 
 def test_the_published_settings_have_names():
-    from hansa.data.heterogeneity import setting
+    from hansa.data.settings import setting
 
     assert setting("statistical").words["epochs"] == 3
     assert setting("statistical").partition == hansa_shards(200, 2)

@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy
 import hansa
 from contracts.small import NAMES
 from exactness.laboratory import task
-from hansa import compress, gossip, native, presets, sample
+from hansa import compress, gossip, presets, sample
+from hansa.core import native
+from hansa.core.keys import Key
 from hansa.data.federated import FederatedData
-from hansa.keys import Key
 from oracle.quadratic import heterogeneous
 
 SIZES = (4, 40, 17, 9, 23)
@@ -70,7 +71,7 @@ def held(owners: Sequence[int] = tuple(range(CLIENTS))) -> FederatedData:
 
 
 @cache
-def bowls() -> hansa.tasks.quadratic:
+def bowls() -> hansa.training.quadratic:
     """The same clients with losses written as matrices: every gradient is a full one."""
     return task(heterogeneous(23, CLIENTS, list(SIZES), 6))
 

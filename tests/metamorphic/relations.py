@@ -17,7 +17,7 @@ from hansa import gossip, presets, sample
 from hansa.algorithm import Mixing
 from hansa.runs import checkpoint
 from hansa.runs.driver import Run
-from hansa.store import RamStore
+from hansa.runs.store import RamStore
 from metamorphic.laboratory import (
     CLIENTS,
     DECENTRALIZED,

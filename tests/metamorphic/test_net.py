@@ -8,13 +8,13 @@ import pytest
 
 import hansa.local.work
 from hansa.aggregate import aware
+from hansa.core.types import Update
 from hansa.gossip.rows import ApartRows
 from hansa.local.solvers import Correction, prox
 from hansa.local.work import Work
 from hansa.rounds import ServerState, cohort
 from hansa.runs.driver import Run
 from hansa.server import participation_scale, scale
-from hansa.types import Update
 from metamorphic import relations
 from metamorphic.laboratory import EAGER, NATIVE
 
@@ -90,7 +90,7 @@ def test_a_mean_over_everybody_in_place_of_those_who_took_part(monkeypatch):
 
 
 def test_a_pull_that_has_lost_its_unit(monkeypatch):
-    monkeypatch.setattr(prox, "correction", lambda self, got, memory: Correction(a=0.5))
+    monkeypatch.setattr(prox, "correction", lambda self, got, memory: Correction(prox_weight=0.5))
     broken(relations.scaling_the_loss_is_scaling_the_rate, EAGER, "fedprox")
 
 

@@ -14,8 +14,8 @@ import hansa
 from contracts.small import NAMES, small
 from exactness.laboratory import CLIENTS, problem, task, words
 from hansa import aggregate, presets, server
+from hansa.core.types import Population, RoundContext, Update
 from hansa.rounds import ServerState, client_round, close_round, open_round
-from hansa.types import Population, RoundContext, Update
 
 FINITE = st.floats(-1e3, 1e3, allow_nan=False, width=64)
 AGGREGATORS = [
@@ -167,11 +167,15 @@ def test_a_round_is_the_same_whatever_order_reports_come_in(name, shuffle):
     state = ServerState.start(algorithm, lab.start(key, torch.float64), CLIENTS)
     opened = open_round(algorithm, state, lab.population, "run", key)
     reports = [client_round(algorithm, order, shell, lab.population) for order in opened.orders]
-    straight = close_round(algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.store.RamStore())
+    straight = close_round(
+        algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.runs.store.RamStore()
+    )
     shuffle.shuffle(reports)
-    shuffled = close_round(algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.store.RamStore())
+    shuffled = close_round(
+        algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.runs.store.RamStore()
+    )
     assert torch.equal(straight.state.vectors["model"], shuffled.state.vectors["model"])
-    assert straight.outcome.moved
+    assert straight.outcome.applied
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])

@@ -9,8 +9,8 @@ import torch
 import hansa
 from exactness.laboratory import CLIENTS, LOCAL_LR, ROWS, problem, task, words
 from hansa import presets
+from hansa.core.types import Population, RoundContext
 from hansa.server import adagrad, adam, ams, amsgrad, chain, momentum, scale, yogi
-from hansa.types import Population, RoundContext
 
 ROUNDS = 25
 
@@ -116,6 +116,6 @@ def test_a_chain_of_scales_multiplies():
 
 def test_samples_weights_with_equal_samples_are_uniform():
     A, b = torch.randn(4, 3, 2, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
-    same = hansa.tasks.quadratic(A, b)
+    same = hansa.training.quadratic(A, b)
     runs = [hansa.run(presets.fedavg(steps=2, weights=w), same, rounds=5).params for w in ("uniform", "samples")]
     assert torch.equal(*runs)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import hansa
 from hansa import presets
 from hansa.compress import Packet, direct, error_feedback, sign
+from hansa.core.keys import Key
 from hansa.engine import Serial
-from hansa.keys import Key
 from hansa.rounds import close_round
-from hansa.rounds.admission import Expected, Refused, admit, repeated, sender
 from hansa.rounds.messages import Report, Upload
+from hansa.rounds.validation import Expected, RefusedUpdate, repeated, sender, validate_upload
 from hansa.runs.driver import Run
 from hansa.sample import replay
 from torture import malformed
@@ -43,18 +43,18 @@ def upload(client=1, **changes):
 
 
 def reason(sent, cohort=1, twice=()):
-    with pytest.raises(Refused) as caught:
-        admit(sent, EXPECTED, cohort, twice)
+    with pytest.raises(RefusedUpdate) as caught:
+        validate_upload(sent, EXPECTED, cohort, twice)
     return caught.value.reason
 
 
 def test_an_honest_upload_is_admitted_with_its_norms_and_its_bytes():
-    vectors, norms, nbytes = admit(upload(), EXPECTED, 1)
+    vectors, norms, nbytes = validate_upload(upload(), EXPECTED, 1)
     assert torch.equal(vectors["model"](), X)
     assert vectors["control"]().tolist() == [3.5, -3.5]  # sign: the mean magnitude, (3 + 4)/2
     assert norms["model"] == 5.0
     assert nbytes == {"model": 24 + 8, "control": 24 + 4 + 1}  # header; two floats; a scale and two bits
-    assert admit(upload(loss=None), EXPECTED, 1)
+    assert validate_upload(upload(loss=None), EXPECTED, 1)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -94,7 +94,7 @@ def test_the_checks_come_in_the_order_that_is_documented():
     assert given == list(WRONG)
     assert [name for name in REASONS if name in WRONG] == list(WRONG)
     for name in REASONS:
-        assert f"``{name}``" in hansa.rounds.admission.__doc__
+        assert f"``{name}``" in hansa.rounds.validation.__doc__
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -102,8 +102,8 @@ def test_the_checks_come_in_the_order_that_is_documented():
 def test_huge_and_non_finite_numbers_are_refused_in_either_precision(dtype, value):
     expected = replace(EXPECTED, links={"model": direct()}, vectors={"model": torch.zeros(2, dtype=dtype)})
     vector = torch.tensor([0.0, value], dtype=dtype)
-    with pytest.raises(Refused) as caught:
-        admit(upload(packets={"model": Packet.of(vector)}), expected, 1)
+    with pytest.raises(RefusedUpdate) as caught:
+        validate_upload(upload(packets={"model": Packet.of(vector)}), expected, 1)
     assert caught.value.reason == ("norm" if bool(vector.isfinite().all()) else "non-finite")
 
 
@@ -112,14 +112,14 @@ def test_a_vector_as_long_as_is_admitted_passes_and_a_longer_one_does_not():
     for length, wanted in ((100.0, None), (100.001, "norm")):
         sent = upload(packets={"model": Packet.of(X * (length / 5)), "control": control})
         if wanted is None:
-            assert admit(sent, EXPECTED, 1).norms["model"] == pytest.approx(100.0)
+            assert validate_upload(sent, EXPECTED, 1).norms["model"] == pytest.approx(100.0)
         else:
             assert reason(sent) == wanted
 
 
 def test_nothing_that_a_packet_says_of_itself_is_believed():
     lying = Packet("sign", 10**9, torch.float64, 1, X)
-    _, _, nbytes = admit(upload(packets={**upload().packets, "model": lying}), EXPECTED, 1)
+    _, _, nbytes = validate_upload(upload(packets={**upload().packets, "model": lying}), EXPECTED, 1)
     assert nbytes["model"] == 24 + 8
     dense = Packet("sign", 2, torch.float32, 29, X)  # a whole vector for the price of its signs
     assert reason(upload(packets={**upload().packets, "control": dense})) == "payload"
@@ -130,8 +130,8 @@ def test_a_decoder_that_stumbles_refuses_the_upload_and_nothing_else():
         def receive(self, packet, *, dim, dtype):
             return 1 / 0
 
-    with pytest.raises(Refused, match="malformed: ZeroDivisionError"):
-        admit(upload(), replace(EXPECTED, links={"model": broken(), "control": broken()}), 1)
+    with pytest.raises(RefusedUpdate, match="malformed: ZeroDivisionError"):
+        validate_upload(upload(), replace(EXPECTED, links={"model": broken(), "control": broken()}), 1)
 
 
 anything = st.recursive(
@@ -151,8 +151,8 @@ def test_nothing_in_any_field_raises_anything_but_a_refusal(data):
         sent = replace(sent, packets={"model": data.draw(anything), "control": data.draw(anything)})
     assert isinstance(sender(sent), int)
     try:
-        found = admit(sent, EXPECTED, 1)
-    except Refused as refusal:
+        found = validate_upload(sent, EXPECTED, 1)
+    except RefusedUpdate as refusal:
         told = (refusal.reason in REASONS, len(refusal.detail) < 500)
     else:
         told = tuple(bool(decode().isfinite().all()) for decode in found.vectors.values())
@@ -162,7 +162,7 @@ def test_nothing_in_any_field_raises_anything_but_a_refusal(data):
 @pytest.mark.parametrize("sent", [None, {}, b"", upload, Upload, [upload()], Report(1, (upload(),))])
 def test_what_is_no_upload_is_refused_in_the_name_of_nobody(sent):
     assert reason(sent) == "malformed"
-    assert sender(sent) == hansa.rounds.admission.NOBODY
+    assert sender(sent) == hansa.rounds.validation.NOBODY
 
 
 def test_a_late_upload_of_the_round_before_does_not_count_against_its_sender():
@@ -170,7 +170,7 @@ def test_a_late_upload_of_the_round_before_does_not_count_against_its_sender():
     reports = [Report(0, (upload(0),)), Report(1, (late, now)), Report(2, (upload(2), upload(2)))]
     assert repeated(reports, EXPECTED) == {2}
     assert reason(late) == "round"
-    assert admit(now, EXPECTED, 1, {2})
+    assert validate_upload(now, EXPECTED, 1, {2})
 
 
 def test_a_client_cannot_speak_for_another_nor_silence_it():
@@ -185,7 +185,7 @@ def test_of_three_equal_uploads_none_is_taken_wherever_they_come():
     once_more = Report(report.cohort, (sent,))
     closed = found.close([*found.reports, once_more, once_more])
     assert sent.client not in closed.outcome.admitted
-    assert [lost.reason for lost in closed.outcome.lost] == ["duplicate"] * 3
+    assert [lost.reason for lost in closed.outcome.dropped] == ["duplicate"] * 3
     assert digest(closed.state.tree()) == digest(found.without(sent.client).state.tree())
 
 
@@ -255,8 +255,8 @@ def test_when_everyone_is_refused_nothing_moves(name):
     ]
     closed = found.close(reports)
     assert closed.memory == {}
-    assert not closed.outcome.moved
-    assert {lost.reason for lost in closed.outcome.lost} == {"loss"}
+    assert not closed.outcome.applied
+    assert {lost.reason for lost in closed.outcome.dropped} == {"loss"}
     assert digest({**closed.state.tree(), "round": 0}) == digest({**found.state.tree(), "round": 0})
 
 
@@ -268,9 +268,9 @@ def test_below_the_quorum_nothing_moves_and_at_it_all_does(quorum):
         found.run.algorithm, found.state, found.orders, found.reports, found.run.task.population, quorum=quorum
     )
     same = digest({**closed.state.tree(), "round": 0}) == digest({**found.state.tree(), "round": 0})
-    assert closed.outcome.moved == (quorum <= 3)
+    assert closed.outcome.applied == (quorum <= 3)
     assert same == (quorum > 3)
-    assert [lost.reason for lost in closed.outcome.lost] == ([] if quorum <= 3 else ["quorum"] * 3)
+    assert [lost.reason for lost in closed.outcome.dropped] == ([] if quorum <= 3 else ["quorum"] * 3)
 
 
 def test_the_scenes_cover_several_uploads_a_cohort_and_both_precisions():

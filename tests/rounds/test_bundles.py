@@ -7,10 +7,11 @@ import torch
 
 import hansa
 from gossip.test_natively import task
-from hansa import native, presets
+from hansa import presets
+from hansa.core import native
+from hansa.core.errors import HansaError
 from hansa.engine import Pool, Serial
-from hansa.engine.request import Bundle
-from hansa.errors import HansaError
+from hansa.engine.requests import Bundle
 from hansa.runs.driver import Run
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")

@@ -12,12 +12,12 @@ import hansa
 from contracts.small import NAMES, small
 from hansa import presets
 from hansa.compress import sign
+from hansa.core.vectors import allocator
 from hansa.engine import Serial
 from hansa.engine.pool import _block
-from hansa.rounds import Closing, Lost, Report, close_round, in_cohort_order, open_round
+from hansa.rounds import DroppedClient, Report, RoundAggregation, close_round, in_cohort_order, open_round
 from hansa.runs.driver import Run
-from hansa.store import DiskStore, RamStore
-from hansa.vectors import allocate
+from hansa.runs.store import DiskStore, RamStore
 
 SIZES = (3, 11, 5, 8, 2)
 
@@ -26,7 +26,9 @@ def task(clients: int = 5, dim: int = 4):
     draw = torch.Generator().manual_seed(1)
     sizes = [SIZES[i % len(SIZES)] for i in range(clients)]
     matrices = [torch.randn(size, dim, generator=draw, dtype=torch.float64) for size in sizes]
-    return hansa.tasks.quadratic(matrices, [torch.randn(size, generator=draw, dtype=torch.float64) for size in sizes])
+    return hansa.training.quadratic(
+        matrices, [torch.randn(size, generator=draw, dtype=torch.float64) for size in sizes]
+    )
 
 
 class Watched(np.ndarray):
@@ -49,7 +51,7 @@ def updates_alive(algorithm, monkeypatch) -> int:
         most = max(most, living)
         return torch.from_numpy(memory)
 
-    monkeypatch.setattr(allocate, "like", watched)
+    monkeypatch.setattr(allocator, "like", watched)
     Run(algorithm, task(100), evaluate_every=0).advance(1)
     return most
 
@@ -156,20 +158,20 @@ def test_rows_staged_before_a_crash_are_gone_after_it(tmp_path):
 
 def test_a_second_answer_after_the_fold_is_refused_and_changes_nothing():
     run, opened, reports = opened_round(presets.fedavg(steps=1))
-    closing = Closing(run.algorithm, opened.state, opened.orders, run.task.population)
+    closing = RoundAggregation(run.algorithm, opened.state, opened.orders, run.task.population)
     for report in [*reports, Report(reports[2].cohort, reports[2].uploads)]:
-        closing.take(report)
+        closing.add(report)
     closed = closing.close()
     plain = close_round(run.algorithm, opened.state, opened.orders, reports, run.task.population)
     assert torch.equal(closed.state.vectors["model"], plain.state.vectors["model"])
-    assert [lost.reason for lost in closed.outcome.lost] == ["duplicate"]
+    assert [lost.reason for lost in closed.outcome.dropped] == ["duplicate"]
     several = close_round(run.algorithm, opened.state, opened.orders, [*reports, reports[2]], run.task.population)
     assert reports[2].uploads[0].client not in several.outcome.admitted, "told at once, which one counts is unknown"
 
 
 def test_reports_come_in_cohort_order_whatever_order_they_arrive_in():
     _, opened, reports = opened_round(presets.fedavg(steps=1))
-    stray = Report(99, lost=(Lost(1, "lost"),))
+    stray = Report(99, dropped=(DroppedClient(1, "lost"),))
     for arrival in ([3, 0, 4, 1, 2], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4]):
         came = [reports[i] for i in arrival]
         found = list(in_cohort_order([stray, *came, reports[0]], opened.orders))
@@ -182,7 +184,10 @@ def test_large_reports_are_begun_nearly_in_order_and_small_ones_longest_first():
     assert _block(opened.orders, 2) > 10**6
     big = open_round(
         *(lambda run: (run.algorithm, run.state, run.task.population, "run", run.key))(
-            Run(presets.fedavg(steps=1), hansa.tasks.function(lambda i, x: x.sum(), clients=3, x0=torch.zeros(1 << 24)))
+            Run(
+                presets.fedavg(steps=1),
+                hansa.training.function(lambda i, x: x.sum(), clients=3, x0=torch.zeros(1 << 24)),
+            )
         )
     )
     assert _block(big.orders, 2) == 8

@@ -18,14 +18,14 @@ from hansa import HansaError, faults, presets
 from hansa.aggregate import clipped, krum
 from hansa.compress import sign
 from hansa.config import from_preset
+from hansa.core.keys import Key
 from hansa.engine import Pool, Serial
 from hansa.gossip import hypercube, matrix, ring
-from hansa.keys import Key
 from hansa.rounds import ServerState, client_round, open_round
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.store import io
+from hansa.runs.store import io
 from torture import losses
 from torture.disks import Hasty
 from torture.kill import sha
@@ -178,7 +178,9 @@ def test_a_graph_that_comes_in_one_size_only_closes_up_around_the_lost(topology)
     left = changes(train(replace(order, absent=(2,), reporters=(0, 1, 3))))
     assert left.keys() == {0, 1, 3}
     algorithm = presets.dsgd(topology=hypercube(), steps=2)
-    eight = hansa.tasks.function(lambda i, x: ((x - i) ** 2).sum(), clients=8, x0=torch.zeros(2, dtype=torch.float64))
+    eight = hansa.training.function(
+        lambda i, x: ((x - i) ** 2).sum(), clients=8, x0=torch.zeros(2, dtype=torch.float64)
+    )
     assert len(hansa.run(algorithm, eight, rounds=4, faults=faults(before=0.4)).lost) > 3
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hansa.compress import decode, identity, sign, top_k
-from hansa.errors import HansaError
-from hansa.keys import Key
-from hansa.measures import gamma, q
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.rounds.ledger import Ledger, LinkModel, afga, formulas
+from hansa.rounds.measures import gamma, q
 
 RESNET18, ROUNDS = 11_173_962, 500
 TABLE_2 = [  # [CAMS] Table 2: uncompressed, one-way, two-way

@@ -15,12 +15,12 @@ from contracts.five import task
 from contracts.small import NAMES, small
 from hansa import presets
 from hansa.compress import grid, sign, top_k
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.engine import Loopback, Serial
-from hansa.errors import HansaError
-from hansa.keys import Key
 from hansa.local.work import Work
-from hansa.rounds import frames
-from hansa.rounds.messages import Delivery, Lost, Order, Report, Upload
+from hansa.rounds import wire_format
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, Upload, WorkOrder
 from hansa.runs.driver import Run
 
 
@@ -63,12 +63,12 @@ def test_mail_that_does_not_make_the_model_is_not_trained_on():
     algorithm, held = small("fedavg", batch_size=3), task()
     run = Run(algorithm, held)
     opened = hansa.rounds.open_round(run.algorithm, run.state, held.population, "run", Key(0))
-    order = Order.from_bytes(opened.addressed(opened.orders[0]).to_bytes())
+    order = WorkOrder.from_bytes(opened.addressed(opened.orders[0]).to_bytes())
     shell = held.shell(torch.float32, torch.device("cpu"))
     good = hansa.rounds.client_round(run.algorithm, order, shell, held.population)
     assert good.uploads
-    other = {name: Delivery.whole(made.vector + 1) for name, made in opened.broadcasts.items()}
-    wrong = Order.from_bytes(replace(order, mail=other).to_bytes())
+    other = {name: Broadcast.whole(made.vector + 1) for name, made in opened.broadcasts.items()}
+    wrong = WorkOrder.from_bytes(replace(order, mail=other).to_bytes())
     bad = hansa.rounds.client_round(run.algorithm, wrong, shell, held.population)
     assert not bad.uploads
     assert [lost.reason for lost in bad.lost] == ["base"]
@@ -78,13 +78,15 @@ def example_report() -> Report:
     packet = sign().encode(torch.tensor([1.0, -2.0]), Key(0))
     upload = Upload("run", 3, b"\1\2", 7, {"model": packet}, 0.1)
     rows = {7: {"uplink/model/residual": torch.tensor([0.5, -0.25]), "n": torch.tensor([3])}}
-    return Report(2, (upload,), rows, (Lost(1, "lost", "before"),), {7: 12}, 4, {"consensus": math.inf, "x": math.nan})
+    return Report(
+        2, (upload,), rows, (DroppedClient(1, "lost", "before"),), {7: 12}, 4, {"consensus": math.inf, "x": math.nan}
+    )
 
 
 def test_a_report_keeps_every_bit():
     sent = example_report()
     found = Report.from_bytes(sent.to_bytes())
-    assert (found.cohort, found.lost, found.peer, found.exchanges) == (2, sent.lost, {7: 12}, 4)
+    assert (found.cohort, found.dropped, found.peer_bytes, found.exchanges) == (2, sent.dropped, {7: 12}, 4)
     assert found.info["consensus"] == math.inf
     assert math.isnan(found.info["x"])
     assert found.uploads[0].loss == 0.1
@@ -96,12 +98,12 @@ def test_a_report_keeps_every_bit():
 
 def test_an_order_keeps_every_bit():
     memory = {4: {"solver/control": torch.randn(3, dtype=torch.float64)}}
-    mail = {"model": Delivery(3, None, Delivery.whole(torch.randn(3)).packets), "control": Delivery(3, 2, ())}
-    order = Order("r", 5, 1, (4, 6), (4,), Work(3, 8), b"\0\xff", mail, Key(2, ("a", 3)), memory, (6,))
-    found = Order.from_bytes(order.to_bytes())
+    mail = {"model": Broadcast(3, None, Broadcast.whole(torch.randn(3)).packets), "control": Broadcast(3, 2, ())}
+    order = WorkOrder("r", 5, 1, (4, 6), (4,), Work(3, 8), b"\0\xff", mail, Key(2, ("a", 3)), memory, (6,))
+    found = WorkOrder.from_bytes(order.to_bytes())
     assert (found.run, found.round, found.cohort, found.clients, found.reporters) == ("r", 5, 1, (4, 6), (4,))
     assert (found.work, found.base, found.key, found.absent) == (Work(3, 8), b"\0\xff", Key(2, ("a", 3)), (6,))
-    assert found.mail["control"] == Delivery(3, 2, ())
+    assert found.broadcasts["control"] == Broadcast(3, 2, ())
     assert torch.equal(found.memory[4]["solver/control"], memory[4]["solver/control"])
     assert found.to_bytes() == order.to_bytes()
 
@@ -134,12 +136,12 @@ def test_damaged_bytes_are_refused_and_nothing_else_is_raised(data):
     ],
 )
 def test_a_well_sealed_frame_with_a_wrong_head_is_refused(head):
-    with pytest.raises(frames.FrameError, match="frame: "):
-        Report.from_bytes(frames.pack("report", head, [b"1234"]))
+    with pytest.raises(wire_format.FrameError, match="frame: "):
+        Report.from_bytes(wire_format.pack("report", head, [b"1234"]))
 
 
 def test_a_frame_is_bounded_before_it_is_read():
-    with pytest.raises(frames.FrameError, match="at most 10 are taken"):
+    with pytest.raises(wire_format.FrameError, match="at most 10 are taken"):
         Report.from_bytes(example_report().to_bytes(), limit=10)
-    with pytest.raises(frames.FrameError, match="of kind b'order', expected 'report'"):
-        Report.from_bytes(frames.pack("order", {}))
+    with pytest.raises(wire_format.FrameError, match="of kind b'order', expected 'report'"):
+        Report.from_bytes(wire_format.pack("order", {}))

@@ -14,10 +14,10 @@ from torch import nn
 
 import hansa
 from hansa.config import from_preset
-from hansa.runs import bindings
+from hansa.runs import provenance
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.store import io
+from hansa.runs.store import io
 from torture.disks import Hasty
 from torture.folders import changed
 
@@ -63,14 +63,14 @@ def test_a_word_that_is_no_kind_is_refused(tmp_path):
 
 def test_every_byte_of_a_tensor_counts_however_it_lies_in_memory():
     held = torch.randn(7, 3, 5, 5).to(memory_format=torch.channels_last)
-    first = bindings.digest([held])
+    first = provenance.digest([held])
     for flip in range(0, held.numel(), 97):
         other = held.clone(memory_format=torch.preserve_format)
         other.permute(0, 2, 3, 1).reshape(-1)[flip] += 1
-        assert bindings.digest([other]) != first
-    assert bindings.digest([held.clone(memory_format=torch.preserve_format)]) == first
+        assert provenance.digest([other]) != first
+    assert provenance.digest([held.clone(memory_format=torch.preserve_format)]) == first
     held[0, 0, 0, 0] += 1  # a digest that is remembered is not believed after a change in place
-    assert bindings.digest([held]) != first
+    assert provenance.digest([held]) != first
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,11 @@ def test_every_byte_of_a_tensor_counts_however_it_lies_in_memory():
 def test_tensors_of_any_kind_and_size_have_a_digest(dtype):
     for shape in ((), (0,), (3,), (2, 0), (300_000,)):
         tensor = torch.ones(shape, dtype=dtype)
-        assert bindings.digest(tensor) == bindings.digest(tensor.clone())
-        assert bindings.digest(tensor) != bindings.digest(tensor.reshape(*shape, 1))
-    assert bindings.digest({"a": [torch.zeros(1)], "b": None}) != bindings.digest({"b": [torch.zeros(1)], "a": None})
+        assert provenance.digest(tensor) == provenance.digest(tensor.clone())
+        assert provenance.digest(tensor) != provenance.digest(tensor.reshape(*shape, 1))
+    assert provenance.digest({"a": [torch.zeros(1)], "b": None}) != provenance.digest(
+        {"b": [torch.zeros(1)], "a": None}
+    )
 
 
 class Scaled:
@@ -102,20 +104,20 @@ def test_source_tells_functions_objects_and_what_they_were_told_apart():
     def second(x):
         return x + 2
 
-    assert bindings.source(first).replace("first", "second") != bindings.source(second)
-    assert bindings.source(Scaled(2)) != bindings.source(Scaled(3))
-    assert bindings.source(functools.partial(first, x=1)) != bindings.source(functools.partial(first, x=2))
-    assert bindings.source(nn.functional.cross_entropy) == "torch.nn.functional.cross_entropy"
+    assert provenance.source(first).replace("first", "second") != provenance.source(second)
+    assert provenance.source(Scaled(2)) != provenance.source(Scaled(3))
+    assert provenance.source(functools.partial(first, x=1)) != provenance.source(functools.partial(first, x=2))
+    assert provenance.source(nn.functional.cross_entropy) == "torch.nn.functional.cross_entropy"
     made = {}
     exec("def f(x): return x + 1\ndef g(x): return x * 1", made)  # no source to be had
-    assert bindings.source(made["f"]) != bindings.source(made["g"])
-    assert " at 0x" not in bindings.source(functools.partial(first, x=object()))
+    assert provenance.source(made["f"]) != provenance.source(made["g"])
+    assert " at 0x" not in provenance.source(functools.partial(first, x=object()))
 
 
 def test_other_code_of_a_part_of_yours_is_a_change_of_method(tmp_path, monkeypatch):
     with io.using(Hasty()):
         Experiment.new(from_preset("fedavg", SMALL), tmp_path / "out").go()
-        monkeypatch.setattr(bindings, "_codes", lambda parts: "other code")
+        monkeypatch.setattr(provenance, "_codes", lambda parts: "other code")
         with pytest.raises(hansa.HansaError, match="changed since the run was begun: method"):
             Experiment.resumed(tmp_path / "out", rounds=3)
         Experiment.resumed(tmp_path / "out", rounds=3, accept=["method"]).go()

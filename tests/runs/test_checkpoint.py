@@ -11,11 +11,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.types import State
 from hansa.runs import checkpoint
-from hansa.store import Damaged, DiskStore, RamStore, io
-from hansa.types import State
+from hansa.runs.store import Damaged, DiskStore, RamStore, io
 from torture.disks import Counting, Hasty
 
 

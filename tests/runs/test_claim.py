@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 import hansa
 from hansa.config import from_preset
-from hansa.runs import claim
-from hansa.runs.claim import LOCK, MARKER, REPLACED, REPLACING, Claim
+from hansa.runs import folder_lock
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.store import DiskStore, io
-from hansa.store.lock import InUse, Lock
+from hansa.runs.folder_lock import LOCK, MARKER, REPLACED, REPLACING, Claim
+from hansa.runs.store import DiskStore, io
+from hansa.runs.store.lock import InUse, Lock
 from torture.disks import Counting, Dead, Hasty
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1")
@@ -175,7 +175,7 @@ def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_pat
             super().__init__(path)
             held.append(self)
 
-    monkeypatch.setattr(claim, "Lock", Remembered)
+    monkeypatch.setattr(folder_lock, "Lock", Remembered)
     out = tmp_path / "out"
     Experiment.new(config("seed=5", "checkpoint.every=0"), out).go()
     with io.using(Counting()) as counted:
@@ -264,7 +264,7 @@ sys.modules["fcntl"] = None
 import hansa
 assert "msvcrt" not in sys.modules
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
-from hansa.store.lock import InUse, Lock
+from hansa.runs.store.lock import InUse, Lock
 from pathlib import Path
 path = Path({str(tmp_path / "lock")!r})
 first = Lock(path)

@@ -13,7 +13,7 @@ from hansa import presets
 from hansa.rounds.faults import faults
 from hansa.runs import client_record
 from hansa.runs.client_record import FIRST, ClientRecord
-from hansa.store.io import Damaged
+from hansa.runs.store.io import Damaged
 from runs.people import task_of
 
 

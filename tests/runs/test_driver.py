@@ -9,7 +9,7 @@ import torch
 import hansa
 from contracts.small import NAMES, bowls, small
 from hansa import presets
-from hansa.citations import bibliography, citations
+from hansa.core.citations import bibliography, citations
 
 
 def test_the_readers_example_works_as_written():

@@ -11,11 +11,11 @@ import pytest
 
 import hansa
 from hansa.config import from_preset
-from hansa.runs import journal, metrics
+from hansa.runs import metrics, metrics_log
 from hansa.runs.driver import NEWEST_LOST, Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.store import Damaged, io
+from hansa.runs.store import Damaged, io
 from torture import journal as torture
 from torture.disks import Hasty
 
@@ -30,9 +30,9 @@ def done(tmp_path):
 
 
 def written(path, records):
-    seal, text = journal.FIRST, ""
+    seal, text = metrics_log.FIRST, ""
     for record in records:
-        line, seal = journal.sealed(record, seal)
+        line, seal = metrics_log.sealed(record, seal)
         text += line + "\n"
     path.write_text(text)
     return text
@@ -48,14 +48,14 @@ def test_damaged_histories_are_refused_or_do_not_matter(tmp_path):
 def test_records_come_back_as_they_were_written(tmp_path):
     records = [{"round": 1, "loss": math.inf, "clients": [2], "seal": "mine"}, {"round": 2, "loss": 0.5}]
     written(tmp_path / "m", records)
-    assert journal.read_history(tmp_path / "m", must=True) == records
+    assert metrics_log.read_history(tmp_path / "m", must=True) == records
 
 
 @pytest.mark.parametrize("rounds", [[2], [1, 3], [1, 1], [2, 1], [0, 1], [1, 2, 2]])
 def test_rounds_out_of_order_are_refused_even_if_sealed(tmp_path, rounds):
     written(tmp_path / "m", [{"round": round} for round in rounds])
     with pytest.raises(Damaged, match=r"m:\d: .*where round \d belongs"):
-        journal.read_history(tmp_path / "m")
+        metrics_log.read_history(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ def test_rounds_out_of_order_are_refused_even_if_sealed(tmp_path, rounds):
 def test_lines_that_are_no_records_are_named_in_one_sentence(tmp_path, line):
     (tmp_path / "m").write_bytes(line + b"\n" + b'{"round": 2}\n')
     with pytest.raises(Damaged, match=r"m:1: not a record of a round") as caught:
-        journal.read_history(tmp_path / "m")
+        metrics_log.read_history(tmp_path / "m")
     assert len(str(caught.value)) < 500
 
 
 def test_a_file_without_seals_is_read_with_a_warning_unless_seals_must_be(tmp_path, caplog):
     (tmp_path / "m").write_text('{"round": 1}\n{"round": 2}\n')
-    assert len(journal.read_history(tmp_path / "m")) == 2
+    assert len(metrics_log.read_history(tmp_path / "m")) == 2
     assert "carries no seals" in caplog.text
     with pytest.raises(Damaged, match="it carries no seal"):
-        journal.read_history(tmp_path / "m", must=True)
+        metrics_log.read_history(tmp_path / "m", must=True)
     sealed = written(tmp_path / "n", [{"round": 1}])
     (tmp_path / "m").write_text('{"round": 1}\n' + sealed)
     with pytest.raises(Damaged, match="the lines before it do not"):
-        journal.read_history(tmp_path / "m")
+        metrics_log.read_history(tmp_path / "m")
 
 
 def test_a_run_of_an_older_version_goes_on_and_is_sealed_and_bound_from_then_on(done, caplog):
@@ -92,7 +92,7 @@ def test_a_run_of_an_older_version_goes_on_and_is_sealed_and_bound_from_then_on(
     Experiment.resumed(done.path, rounds=4).go()
     assert "kept no digests" in caplog.text
     assert done.marker["bound"]["data"]
-    assert len(journal.read_history(done / "metrics.jsonl", must=True)) == 4
+    assert len(metrics_log.read_history(done / "metrics.jsonl", must=True)) == 4
 
 
 def test_the_summary_is_what_the_metrics_say_and_a_changed_one_is_told(done, caplog):
@@ -135,7 +135,7 @@ def test_columns_say_what_the_records_say():
         {"round": 2, "train_loss": math.nan, "test_accuracy": 0.25, "moved": False, "lost": 1, "reasons": {"lost": 1}},
         {"round": 3, "train_loss": 0.125, "test_accuracy": 0.75, "moved": True, "lost": 0, "reasons": {}},
     ]
-    columns = journal.Columns(records)
+    columns = metrics_log.Columns(records)
     assert metrics.summarize(columns, 0.5) == metrics.summarize(records, 0.5)
     assert columns.reasons == {"norm": 2, "lost": 1}
     assert columns[-1] == {"round": 3, "train_loss": 0.125, "test_accuracy": 0.75, "moved": True, "lost": 0}
@@ -158,9 +158,9 @@ def test_a_hundred_thousand_rounds_are_shown_in_little_memory(done):
         done / "metrics.jsonl", ({**record, "round": round, "clients": list(range(20))} for round in range(1, 20_001))
     )
     script = (
-        "import sys, tracemalloc; from hansa.runs.folder import RunFolder; import hansa.report; tracemalloc.start()\n"
+        "import sys, tracemalloc; from hansa.runs.folder import RunFolder; import hansa.study.report; tracemalloc.start()\n"
         "found = RunFolder(sys.argv[1]); numbers = found.numbers; told = found.summary_of(numbers)\n"
-        "entry = hansa.report.Entry.of_folder(sys.argv[1]); hansa.report.rank([entry]); entry.series()\n"
+        "entry = hansa.study.report.Entry.of_folder(sys.argv[1]); hansa.study.report.rank([entry]); entry.series()\n"
         "print(told['rounds'], tracemalloc.get_traced_memory()[1])"
     )
     answer = subprocess.run([sys.executable, "-c", script, str(done)], capture_output=True, text=True, check=True)

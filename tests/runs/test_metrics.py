@@ -8,7 +8,7 @@ import math
 import pytest
 
 import hansa
-from hansa.runs import journal, metrics
+from hansa.runs import metrics, metrics_log
 
 CURVE = [0.10, 0.52, 0.48, 0.71, 0.69, 0.70, 0.74, 0.73]
 COSTS = {"up_bytes": 10, "down_bytes": 30, "peer_bytes": 5, "seconds": 2.0}
@@ -103,11 +103,11 @@ def test_a_summary_is_that_of_the_records_however_often_and_for_whatever_target_
     records = [
         {"round": r, "test_accuracy": 0.1 * r, "up_bytes": r, "lost": r % 2, "seconds": 0.5} for r in range(1, 8)
     ]
-    columns = journal.Columns(records)
+    columns = metrics_log.Columns(records)
     for target in (None, 0.3, 0.65, 2.0, None, 0.3):
         told = metrics.summarize(columns, target)
         assert told == metrics.summarize(records, target)
         assert list(told) == list(metrics.summarize(records, target))
     columns.add({"round": 8, "test_accuracy": 0.9, "up_bytes": 1})
     assert metrics.summarize(columns)["best_test_accuracy"] == 0.9
-    assert metrics.summarize(journal.Columns(), 0.5) == metrics.summarize([], 0.5)
+    assert metrics.summarize(metrics_log.Columns(), 0.5) == metrics.summarize([], 0.5)

@@ -14,7 +14,7 @@ from hansa import Key, presets
 from hansa.config import from_text
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.tasks.shell import batch_stream
+from hansa.training.trainer import batch_stream
 from runs.people import Moody, Net, gini, owned_task
 
 TUNED = {"steps": 3, "lr": 0.2, "batch_size": 4}

@@ -16,12 +16,12 @@ from contracts.small import small
 from engine import laboratory
 from hansa.config import from_preset
 from hansa.engine import Pool, Serial
-from hansa.runs import checkpoint, claim
+from hansa.runs import checkpoint, folder_lock
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
-from hansa.store import RamStore, disk, io
-from hansa.store.lock import Lock
+from hansa.runs.store import RamStore, disk, io
+from hansa.runs.store.lock import Lock
 from torture.disks import Counting, Dead, Hasty
 from torture.kill import fingerprint, sha
 
@@ -63,7 +63,7 @@ def let_go(monkeypatch):
             held.pop().close()
 
     monkeypatch.setattr(disk, "Lock", Remembered)
-    monkeypatch.setattr(claim, "Lock", Remembered)
+    monkeypatch.setattr(folder_lock, "Lock", Remembered)
     yield release
     release()
 

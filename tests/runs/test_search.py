@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import hansa
-from hansa.runs.proposals import DONE, PRUNED, SEARCH, Search, between, read_range
-from hansa.tasks import quadratic
+from hansa.runs.search import DONE, PRUNED, SEARCH, Search, between, read_range
+from hansa.training import quadratic
 
 pytest.importorskip("optuna")
 AXES = {"x": between(-2.0, 2.0), "kind": ["flat", "steep"], "n": between(1, 64, log=True)}

@@ -5,11 +5,11 @@ import torch
 
 import hansa
 from hansa import HansaError, presets
-from hansa.runs.table import text_table
+from hansa.runs.text_table import text_table
 
 
 def test_a_run_prints_its_last_rounds():
-    task = hansa.tasks.quadratic(torch.ones(2, 3, 1), torch.tensor([[1.0] * 3, [3.0] * 3]))
+    task = hansa.training.quadratic(torch.ones(2, 3, 1), torch.tensor([[1.0] * 3, [3.0] * 3]))
     run = hansa.run(presets.fedavg(local_lr=0.1, steps=1), task, rounds=7)
     lines = run.table("round", "loss", last=3).splitlines()
     assert [line.split()[0] for line in lines] == ["round", "5", "6", "7"]

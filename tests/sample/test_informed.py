@@ -13,7 +13,7 @@ import hansa
 from hansa import Key, presets, sample, testing
 from hansa.aggregate import Combined
 from hansa.aggregate.base import weighted_sum
-from hansa.types import Heard, Population
+from hansa.core.types import ClientStats, Population
 from runs.people import task_of
 
 
@@ -23,7 +23,7 @@ class power_of_choice:
 
     count: int = 2
     candidates: int = 5
-    informed = True
+    needs_client_stats = True
 
     def select(self, round, population, key):
         drawn = key.child("candidates", round).numpy().choice(population.count, self.candidates, replace=False)
@@ -99,13 +99,13 @@ def test_a_wrapped_sampler_is_informed_too_and_others_carry_nothing() -> None:
 
 
 def test_losses_that_nobody_asked_for_are_an_error_that_says_how() -> None:
-    with pytest.raises(hansa.HansaError, match=r"population.losses.*`informed = True`"):
+    with pytest.raises(hansa.HansaError, match=r"population.losses.*`needs_client_stats = True`"):
         _ = Population((1, 2)).losses
 
 
 def test_what_was_heard_is_not_changed_by_what_is_heard_next() -> None:
-    first = Heard.nothing(3).after({1: 0.5}, {1: 2.0})
-    second = first.after({1: None, 2: 1.0}, {1: 3.0, 2: 4.0})
+    first = ClientStats.empty(3).updated({1: 0.5}, {1: 2.0})
+    second = first.updated({1: None, 2: 1.0}, {1: 3.0, 2: 4.0})
     assert first.losses.tolist()[1] == 0.5
     assert second.losses.isnan().tolist() == [True, True, False]
     assert second.participations.tolist() == [0, 2, 1]

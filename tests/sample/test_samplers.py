@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hansa import HansaError, Key, sample
-from hansa.types import Population
+from hansa.core.types import Population
 
 TEN = Population((1,) * 10)
 ALL_SAMPLERS = [

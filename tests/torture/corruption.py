@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.runs import checkpoint
-from hansa.store import DiskStore, RamStore, io
-from hansa.store.rowfile import Entry
+from hansa.runs.store import DiskStore, RamStore, io
+from hansa.runs.store.row_file import Entry
 from torture.disks import Hasty
 
 KINDS = ("truncation", "zeroed page", "bit flip", "swap", "stale", "missing")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hansa.store.io import Bytes, Disk
+from hansa.runs.store.io import Bytes, Disk
 
 FAULTS = ("EIO", "ENOSPC", "short")
 

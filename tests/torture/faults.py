@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from hansa.keys import Key
+from hansa.core.keys import Key
+from hansa.core.types import State
 from hansa.runs import checkpoint
-from hansa.store import DiskStore, RamStore, index, io
-from hansa.types import State
+from hansa.runs.store import DiskStore, RamStore, index, io
 from torture.disks import FAULTS, Counting, Dead, Failing, Hasty, PowerCut
 
 ROUNDS = 8

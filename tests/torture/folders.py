@@ -29,13 +29,13 @@ from safetensors.torch import load_file
 
 from hansa import data
 from hansa.config import build, from_preset
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.presets import catalogue
-from hansa.runs import bindings
+from hansa.runs import provenance
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.store import io
+from hansa.runs.store import io
 from torture.disks import Hasty
 from torture.kill import Child, finish
 
@@ -275,7 +275,7 @@ def changed(preset: str, place: Path) -> Counter[str]:
             attempt("model", folder)
             edit("", "")
         folder = fresh("version")
-        with replaced(bindings, "hansa_version", lambda: "0.0.9"):
+        with replaced(provenance, "hansa_version", lambda: "0.0.9"):
             attempt("version", folder)
     finally:
         sys.path.remove(str(nets))
@@ -285,7 +285,7 @@ def changed(preset: str, place: Path) -> Counter[str]:
 
 def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """All of it; returns what was tried how often."""
-    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.report.progress", "hansa.report"):
+    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.study.report.progress", "hansa.study.report"):
         importlib.import_module(name)  # once, for all that are forked
     torch.set_num_threads(1)
     logging.getLogger("hansa").setLevel(logging.ERROR)

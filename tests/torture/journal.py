@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from hansa.config import from_preset
-from hansa.errors import HansaError
-from hansa.keys import Key
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.store import io
+from hansa.runs.store import io
 from torture.disks import Hasty
 
 ROUNDS, STOPPED = 9, 7

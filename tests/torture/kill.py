@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from hansa.keys import Key
+from hansa.core.keys import Key
 from hansa.presets import catalogue
 from hansa.runs import checkpoint
-from hansa.store import DiskStore
+from hansa.runs.store import DiskStore
 
 ROUNDS = 10
 COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "checkpoint.minutes=60")
@@ -273,7 +273,7 @@ def share(work: Callable[[int], Counter[str]], numbers: range, jobs: int) -> Cou
 
 def run(count: int, place: Path, seed: int = 0, jobs: int = 2, first: int = 0) -> Counter[str]:
     """``count`` trials; returns the kills, by the round that they fell into, and the trials by method."""
-    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.report.progress", "hansa.report"):
+    for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.study.report.progress", "hansa.study.report"):
         importlib.import_module(name)  # once, for all that are forked
     torch.set_num_threads(1)
     place.mkdir(parents=True, exist_ok=True)

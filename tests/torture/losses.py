@@ -18,15 +18,15 @@ import hansa
 from contracts.small import NAMES, OWN, small
 from contracts.small import bowls as small_bowls
 from hansa.compress import direct, error_feedback, top_k
+from hansa.core.types import CONTROL, MODEL
 from hansa.engine import Serial
-from hansa.engine.request import as_it_is
+from hansa.engine.requests import as_it_is
 from hansa.gossip import hypercube, ring
 from hansa.rounds import client_round
-from hansa.rounds.messages import Order, Report
+from hansa.rounds.messages import Report, WorkOrder
 from hansa.runs.driver import Run
-from hansa.store import RamStore
-from hansa.store.base import identity
-from hansa.types import CONTROL, MODEL
+from hansa.runs.store import RamStore
+from hansa.runs.store.base import identity
 from torture.malformed import digest
 
 CLIENTS, DIM, ROUNDS = 8, 5, 8
@@ -40,7 +40,7 @@ CASES = {name: (name, {}) for name in NAMES} | {
 MOMENTUM = "server/aware/momentum"
 
 
-def bowls(seed: int) -> hansa.tasks.quadratic:
+def bowls(seed: int) -> hansa.training.quadratic:
     return small_bowls(CLIENTS, DIM, seed)
 
 
@@ -59,7 +59,7 @@ class Recording(Serial):
         for name in self.algorithm.channels:
             self.plain = self.plain.on(name, uplink=direct())
 
-    def run(self, orders: Sequence[Order], recall: Any = as_it_is) -> Iterator[Report]:
+    def run(self, orders: Sequence[WorkOrder], recall: Any = as_it_is) -> Iterator[Report]:
         self.log.clear()
         for order in map(recall, orders):
             report = client_round(self.algorithm, order, self.shell, self.task.population)
@@ -200,7 +200,7 @@ def check_mean(case: str, rate: float, seed: int) -> None:
     """
     preset = MIXED[case]()
     flat = preset.name in DECENTRALIZED
-    task = hansa.tasks.function(
+    task = hansa.training.function(
         partial(slope, 0.0 if flat else 1.0), clients=CLIENTS, x0=torch.zeros(DIM, dtype=torch.float64)
     )
     draw = torch.Generator().manual_seed(seed)

@@ -23,10 +23,10 @@ from engine import laboratory
 from hansa import presets
 from hansa.compress import Packet, cast, memoryless, quantize, random_k, top_k
 from hansa.compress.packet import HEADER, KINDS
+from hansa.core.keys import Key
 from hansa.engine import Serial
-from hansa.engine.request import as_it_is
-from hansa.keys import Key
-from hansa.rounds import Closed, ServerState, close_round, open_round
+from hansa.engine.requests import as_it_is
+from hansa.rounds import ClosedRound, ServerState, close_round, open_round
 from hansa.rounds.messages import Report, Upload
 from hansa.runs.driver import Run
 
@@ -69,7 +69,7 @@ def task(name: str) -> Any:
         return laboratory.task(laboratory.convolution)
     draw = np.random.default_rng(11)
     rows = [4, 7, 5, 9, 6, 8]
-    return hansa.tasks.quadratic(
+    return hansa.training.quadratic(
         [torch.from_numpy(draw.normal(size=(n, 9))) for n in rows],
         [torch.from_numpy(draw.normal(size=n)) for n in rows],
     )
@@ -90,22 +90,22 @@ class Scene:
     def uploads(self) -> list[tuple[Report, Upload]]:
         return [(report, upload) for report in self.reports for upload in report.uploads]
 
-    def close(self, reports: list[Report]) -> Closed:
+    def close(self, reports: list[Report]) -> ClosedRound:
         population, store = self.run.task.population, self.run.store
         return close_round(self.run.algorithm, self.state, self.orders, reports, population, rows=store)
 
-    def without(self, client: int) -> Closed:
+    def without(self, client: int) -> ClosedRound:
         """The round of a client who never answered."""
         return self._without[client]
 
     @cached_property
-    def _without(self) -> dict[int, Closed]:
+    def _without(self) -> dict[int, ClosedRound]:
         return {
             gone: self.close([self._answering(report, gone, ()) for report in self.reports])
             for gone in (upload.client for _, upload in self.uploads)
         }
 
-    def with_bad(self, report: Report, client: int, bad: Bad) -> Closed:
+    def with_bad(self, report: Report, client: int, bad: Bad) -> ClosedRound:
         """The round with something else in the client's place."""
         reports = [self._answering(r, client, bad.uploads) if r is report else r for r in self.reports]
         return self.close([*reports, Report(report.cohort, bad.later)] if bad.later else reports)
@@ -375,7 +375,7 @@ def check(name: str, trial: int, seed: int = 0) -> str:
     bad = kind(found, upload, draw)
     told = f"{name}, trial {trial}: {kind.__name__}"
     closed, expected = found.with_bad(report, upload.client, bad), found.without(upload.client)
-    refused = [lost.reason for lost in closed.outcome.lost]
+    refused = [lost.reason for lost in closed.outcome.dropped]
     assert len(refused) == len(bad.uploads) + len(bad.later), told
     assert set(refused) <= bad.reasons, f"{told}: refused for {refused}, expected {bad.reasons}"
     assert closed.outcome.admitted == expected.outcome.admitted, told

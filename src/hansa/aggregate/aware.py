@@ -11,11 +11,11 @@ import torch
 from hansa.aggregate.base import Aggregator, Combined, Weights, check_weights, normalise, shares, weighted_sum
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.aggregate.min_norm import SOLVERS, Solver, min_norm
-from hansa.errors import HansaError, decay, near, refuse
+from hansa.core.errors import HansaError, check_decay, invalid_argument, suggestion
+from hansa.core.types import RoundContext, RowReader, State, Update, Vector, in_client_order
+from hansa.core.vectors import arithmetic
 from hansa.server import ServerTransform
 from hansa.server.base import check_server
-from hansa.types import RoundContext, RowReader, State, Update, Vector, in_client_order
-from hansa.vectors import arithmetic
 
 MOMENTUM = "server/aware/momentum"
 _STORAGE = ("float32", "float64", "bfloat16")
@@ -37,7 +37,7 @@ class aware(Aggregator):
     dtype or in ``storage``.
 
     >>> rule = aware(alpha=0.5)
-    >>> rule.alpha, rule.rows
+    >>> rule.alpha, rule.momentum_storage
     (0.5, 'ram')
     """
 
@@ -45,7 +45,7 @@ class aware(Aggregator):
     normalize: bool = False
     explore: bool = False
     project: ServerTransform | None = None
-    rows: Literal["ram", "disk"] = "ram"
+    momentum_storage: Literal["ram", "disk"] = "ram"
     storage: Literal["float32", "float64", "bfloat16"] | None = None
     from_zero: bool = False
     min_norm: Solver = "exact"
@@ -55,16 +55,18 @@ class aware(Aggregator):
     def __post_init__(self) -> None:
         if self.project is not None:
             check_server("aware", "project", self.project)
-        decay("aware", "alpha", self.alpha, "The paper uses 0.5; 0 forgets at once.")
-        if self.rows not in ("ram", "disk"):
-            raise refuse("aware", "rows", self.rows, "'ram' or 'disk'")
+        check_decay("aware", "alpha", self.alpha, "The paper uses 0.5; 0 forgets at once.")
+        if self.momentum_storage not in ("ram", "disk"):
+            raise invalid_argument("aware", "momentum_storage", self.momentum_storage, "'ram' or 'disk'")
         if self.storage is not None and self.storage not in _STORAGE:
-            raise refuse("aware", "storage", self.storage, "a known dtype", near(str(self.storage), _STORAGE))
+            raise invalid_argument(
+                "aware", "storage", self.storage, "a known dtype", suggestion(str(self.storage), _STORAGE)
+            )
         if self.min_norm not in SOLVERS:
-            raise refuse("aware", "min_norm", self.min_norm, "'exact' or 'authors'")
+            raise invalid_argument("aware", "min_norm", self.min_norm, "'exact' or 'authors'")
         object.__setattr__(self, "weights", check_weights("aware", self.weights))
         if self.weights == "clusters":
-            raise refuse("aware", "weights", self.weights, "'uniform', 'samples' or one number a client")
+            raise invalid_argument("aware", "weights", self.weights, "'uniform', 'samples' or one number a client")
 
     def init(self, dim: int, population: int) -> State:
         return {"clients": [], "gram": torch.zeros(0, 0, dtype=torch.float64), "project": {}}

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from hansa.errors import HansaError, near, refuse
-from hansa.protocols import expect
-from hansa.types import RoundContext, State, Update, Vector
-from hansa.vectors import arithmetic
+from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.core.protocols import check_component
+from hansa.core.types import RoundContext, State, Update, Vector
+from hansa.core.vectors import arithmetic
 
 Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ...]
 """How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
@@ -55,7 +55,7 @@ class Running(Protocol):
 class Aggregator(Protocol):
     """Individual updates in, one vector out. Arrival order never matters.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> from hansa.aggregate import mean
     >>> lacking(mean(), Aggregator), lacking(print, Aggregator)
     ([], ['combine', 'init'])
@@ -65,13 +65,13 @@ class Aggregator(Protocol):
     cites: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def informed(self) -> bool:
+    def needs_client_stats(self) -> bool:
         """Whether it asks for ``ctx.population.losses``, ``norms`` and ``participations``, as they were before the
         round. The losses of the round itself are with the updates: ``update.loss``."""
         return False
 
     @property
-    def least(self) -> int:
+    def min_updates(self) -> int:
         """The fewest updates it can work with: of fewer a round makes nothing."""
         return 1
 
@@ -81,7 +81,7 @@ class Aggregator(Protocol):
         return "uniform"
 
     @property
-    def rows(self) -> Literal["ram", "disk"]:
+    def momentum_storage(self) -> Literal["ram", "disk"]:
         """Where the rows are wanted that ``combine`` keeps of clients."""
         return "ram"
 
@@ -101,19 +101,23 @@ class Aggregator(Protocol):
 
 def check_aggregator(owner: str, argument: str, value: object) -> None:
     """Refuse what is no aggregator."""
-    expect(owner, argument, value, Aggregator, "an aggregator", example="mean() is one.")
+    check_component(owner, argument, value, Aggregator, "an aggregator", example="mean() is one.")
 
 
 def check_weights(part: str, weights: object) -> Weights:
     """The weights as a part keeps them, or an error that names what is wrong."""
     if isinstance(weights, str):
         if weights not in ("uniform", "samples", "clusters"):
-            raise refuse(
-                part, "weights", weights, "a known rule", near(weights, ["uniform", "samples", "clusters", "a list"])
+            raise invalid_argument(
+                part,
+                "weights",
+                weights,
+                "a known rule",
+                suggestion(weights, ["uniform", "samples", "clusters", "a list"]),
             )
         return weights  # type: ignore[return-value]
     if not isinstance(weights, Sequence) and not isinstance(weights, torch.Tensor):
-        raise refuse(part, "weights", weights, "'uniform', 'samples', 'clusters' or one number a client")
+        raise invalid_argument(part, "weights", weights, "'uniform', 'samples', 'clusters' or one number a client")
     numbers = tuple(float(w) for w in weights)
     for client, number in enumerate(numbers):
         if not math.isfinite(number) or number < 0:
@@ -124,7 +128,7 @@ def check_weights(part: str, weights: object) -> Weights:
 def normalise(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> list[float]:
     """The weight of each update, summing to one: the only place where weights are normalised.
 
-    >>> from hansa.types import Update
+    >>> from hansa.core.types import Update
     >>> normalise("samples", [Update(0, 0, None, 30, 1), Update(1, 1, None, 10, 1)])
     [0.75, 0.25]
     """

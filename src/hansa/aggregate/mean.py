@@ -20,8 +20,8 @@ from hansa.aggregate.base import (
     normalise,
     weighted_sum,
 )
-from hansa.types import RoundContext, State, Update, Vector, in_client_order
-from hansa.vectors import arithmetic
+from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
+from hansa.core.vectors import arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class mean(Aggregator):
     """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext, Update
+    >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
     >>> mean().combine(updates, {}, ctx).vector
@@ -108,7 +108,7 @@ class nova(Aggregator):
     Public implementations differ by normalising p twice or nowhere; here p sums to one over the participants.
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext, Update
+    >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
     >>> nova().combine(updates, {}, ctx).vector

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from hansa.aggregate.base import Aggregator, Combined, gram, weighted_sum
 from hansa.aggregate.min_norm import min_norm
-from hansa.errors import fraction
-from hansa.types import RoundContext, State, Update, in_client_order
+from hansa.core.errors import check_fraction
+from hansa.core.types import RoundContext, State, Update, in_client_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class mgda(Aggregator):
     left out.
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext, Update
+    >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
     >>> mgda().combine(updates, {}, ctx).vector
@@ -32,7 +32,7 @@ class mgda(Aggregator):
     cites: ClassVar[tuple[str, ...]] = ("hu2022",)
 
     def __post_init__(self) -> None:
-        fraction("mgda", "epsilon", self.epsilon, "1 leaves the weights free on the simplex.", above_zero=False)
+        check_fraction("mgda", "epsilon", self.epsilon, "1 leaves the weights free on the simplex.", above_zero=False)
 
     def init(self, dim: int, population: int) -> State:
         return {}

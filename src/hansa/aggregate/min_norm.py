@@ -12,7 +12,7 @@ import torch
 
 from hansa.aggregate.frank_wolfe import from_best_pair
 from hansa.aggregate.simplex import project
-from hansa.errors import HansaError, positive, refuse
+from hansa.core.errors import HansaError, check_positive, invalid_argument
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -93,9 +93,9 @@ def min_norm(
     >>> min_norm(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), lower=0.4, upper=0.6).weights.tolist()
     [0.6, 0.4]
     """
-    positive("min_norm", "tolerance", tolerance)
+    check_positive("min_norm", "tolerance", tolerance)
     if solver not in SOLVERS:
-        raise refuse("min_norm", "solver", solver, "'exact' or 'authors'")
+        raise invalid_argument("min_norm", "solver", solver, "'exact' or 'authors'")
     matrix = _checked(gram)
     size = len(matrix)
     low, high = _bound("lower", lower, size), _bound("upper", upper, size)
@@ -120,7 +120,7 @@ def _checked(gram: Array) -> Tensor:
     """G in float64, symmetric to the last bit."""
     matrix = torch.as_tensor(gram).detach().to(device="cpu", dtype=torch.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
-        raise refuse("min_norm", "gram", tuple(matrix.shape), "a square matrix of at least one row")
+        raise invalid_argument("min_norm", "gram", tuple(matrix.shape), "a square matrix of at least one row")
     if not bool(torch.isfinite(matrix).all()):
         row = int((~torch.isfinite(matrix)).any(1).nonzero()[0])
         raise HansaError(f"min_norm: row {row} of the Gram matrix is not finite. Leave that vector out.")
@@ -138,7 +138,7 @@ def _checked(gram: Array) -> Tensor:
 def _bound(name: str, value: float | Array, size: int) -> Tensor:
     bound = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
     if bound.ndim > 1 or (bound.ndim == 1 and len(bound) != size) or not bool(torch.isfinite(bound).all()):
-        raise refuse("min_norm", name, value, f"one finite number, or one for each of the {size} rows")
+        raise invalid_argument("min_norm", name, value, f"one finite number, or one for each of the {size} rows")
     return bound.expand(size).contiguous()
 
 

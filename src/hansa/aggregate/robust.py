@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 import torch
 
 from hansa.aggregate.base import Aggregator, Combined, Weights, check_aggregator, gram, weighted_sum
-from hansa.errors import HansaError, positive, refuse, whole
-from hansa.protocols import declared
-from hansa.types import RoundContext, State, Update, Vector, in_client_order
+from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
+from hansa.core.protocols import declared
+from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
 
 _BLOCK = 1 << 18
 
@@ -32,7 +32,7 @@ class median(Aggregator):
     """The median of each coordinate; of an even number, the mean of the two middle values (Yin 2018).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext, Update
+    >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
     >>> median().combine(updates, {}, ctx).vector
@@ -55,7 +55,7 @@ class trimmed_mean(Aggregator):
     """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext, Update
+    >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
     >>> trimmed_mean(0.34).combine(updates, {}, ctx).vector
@@ -67,7 +67,9 @@ class trimmed_mean(Aggregator):
 
     def __post_init__(self) -> None:
         if not isinstance(self.trim, (int, float)) or not 0 <= self.trim < 0.5:
-            raise refuse("trimmed_mean", "trim", self.trim, "0 <= trim < 0.5", "0.1 drops a tenth at either end.")
+            raise invalid_argument(
+                "trimmed_mean", "trim", self.trim, "0 <= trim < 0.5", "0.1 drops a tenth at either end."
+            )
 
     def init(self, dim: int, population: int) -> State:
         return {}
@@ -84,7 +86,7 @@ class krum(Aggregator):
     (Krum with keep = 1, Multi-Krum above; Blanchard 2017).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext, Update
+    >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
     >>> krum(byzantine=0).combine(updates, {}, ctx).vector
@@ -96,11 +98,11 @@ class krum(Aggregator):
     cites: ClassVar[tuple[str, ...]] = ("blanchard2017",)
 
     def __post_init__(self) -> None:
-        whole("krum", "byzantine", self.byzantine, least=0)
-        whole("krum", "keep", self.keep)
+        check_integer("krum", "byzantine", self.byzantine, minimum=0)
+        check_integer("krum", "keep", self.keep)
 
     @property
-    def least(self) -> int:
+    def min_updates(self) -> int:
         """Updates that it needs; a round that lost so many that fewer are left is below the quorum."""
         return max(self.byzantine + 3, self.keep)
 
@@ -111,9 +113,9 @@ class krum(Aggregator):
         ordered = in_client_order(updates)
         n = len(ordered)
         nearest = n - self.byzantine - 2
-        if n < self.least:
+        if n < self.min_updates:
             raise HansaError(
-                f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least {self.least} updates, this round "
+                f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least {self.min_updates} updates, this round "
                 f"has {n}: sample more clients or expect fewer bad ones."
             )
         products = gram([update.vector for update in ordered])
@@ -133,7 +135,7 @@ class clipped(Aggregator):
 
     >>> from hansa.aggregate import mean
     >>> import torch
-    >>> from hansa.types import Population, RoundContext, Update
+    >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
     >>> clipped(mean(), norm=3.0).combine(updates, {}, ctx).vector
@@ -146,12 +148,12 @@ class clipped(Aggregator):
 
     def __post_init__(self) -> None:
         check_aggregator("clipped", "inner", self.inner)
-        positive("clipped", "norm", self.norm)
+        check_positive("clipped", "norm", self.norm)
 
     @property
-    def least(self) -> int:
+    def min_updates(self) -> int:
         """Updates that the wrapped aggregator needs."""
-        return int(declared(self.inner, Aggregator, "least"))
+        return int(declared(self.inner, Aggregator, "min_updates"))
 
     @property
     def weights(self) -> Weights:
@@ -160,9 +162,9 @@ class clipped(Aggregator):
         return found
 
     @property
-    def rows(self) -> Literal["ram", "disk"]:
+    def momentum_storage(self) -> Literal["ram", "disk"]:
         """Where the wrapped aggregator wants its rows."""
-        return "disk" if declared(self.inner, Aggregator, "rows") == "disk" else "ram"
+        return "disk" if declared(self.inner, Aggregator, "momentum_storage") == "disk" else "ram"
 
     def init(self, dim: int, population: int) -> State:
         return self.inner.init(dim, population)

@@ -14,9 +14,9 @@ from hansa.cli.console import err, guarded, out
 from hansa.cli.run import Quiet, Sets, changes, read_config
 
 if TYPE_CHECKING:
-    from hansa.advice import Network, Option
     from hansa.config import Config
-    from hansa.report import Entry
+    from hansa.study.advice import Network, Option
+    from hansa.study.report import Entry
 
 
 @guarded
@@ -51,9 +51,9 @@ def advise(
     Bytes are exact, time is that of the links and the steps; rounds are orders that the papers prove, not predictions
     of yours: a pilot measures them.
     """
-    from hansa.advice import Network, front, options, ranked
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
     from hansa.rounds.ledger import LinkModel
+    from hansa.study.advice import Network, front, options, ranked
 
     if most_bytes is not None and most_hours is not None:
         raise HansaError("--bytes and --hours: expected one of the two.")
@@ -79,7 +79,7 @@ def _given(
     base: Config | None, parameters: float | None, clients: int | None, participants: int | None
 ) -> tuple[int, int, int]:
     """Parameters, clients and participants, from options first, else from the configuration."""
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
 
     if base is not None and (parameters is None or clients is None):
         from hansa.config import build
@@ -87,7 +87,7 @@ def _given(
         federated = build.federated(base)
         clients = federated.population if clients is None else clients
         if parameters is None:
-            from hansa.keys import Key
+            from hansa.core.keys import Key
 
             task = build.task(base, federated)
             parameters = task.start(Key(base.seed), task.dtype)["model"].numel()
@@ -99,7 +99,7 @@ def _given(
 
 
 def _numbers(text: str) -> list[int]:
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
 
     try:
         return sorted({int(word) for word in text.split(",") if word.strip()})
@@ -134,7 +134,7 @@ def _show(
     most_bytes: float | None,
     most_hours: float | None,
 ) -> None:
-    from hansa.report import formats
+    from hansa.study.report import formats
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("option", "up a round", "down a round", "time a round", "rounds", "with the server", "in all"):
@@ -164,9 +164,9 @@ def _show(
 
 def _piloted(best: Sequence[Option], base: Config, pilot: int, links: Any, folder: Path, quiet: bool) -> list[Entry]:
     """The best few, trained for some rounds on the data: a table and a page, best first."""
-    from hansa import report
-    from hansa.cli.batch import entries_of
     from hansa.cli.compare import ranked_table, write_page
+    from hansa.cli.run_batch import entries_of
+    from hansa.study import report
 
     configs = {option.name: _configured(option, base, links, pilot) for option in best}
     err().print(f"pilots: {len(configs)} of {pilot} rounds each", style="dim")
@@ -182,7 +182,7 @@ def _configured(option: Option, base: Config, links: Any, rounds: int) -> Config
     import yaml
 
     from hansa.config import from_text, to_text
-    from hansa.recipes.recipe import put
+    from hansa.study.recipes.recipe import put
 
     document = yaml.safe_load(to_text(base))
     for section in ("algorithm", "gossip", "compress", "uplink", "downlink", "channels", "aggregate"):
@@ -212,8 +212,8 @@ def _write(
     rounds: int,
 ) -> None:
     from hansa.config import from_text, to_text
-    from hansa.report.front import Point, svg
-    from hansa.store.io import make_folder, write_file
+    from hansa.runs.store.io import make_folder, write_file
+    from hansa.study.report.pareto import Point, svg
 
     started = base
     if started is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from hansa import __version__
-from hansa.cli import advise, after, compare, data, federate, inspect, reproduce, run, sweep, watch
+from hansa.cli import advise, compare, data, federate, inspect, predict, reproduce, run, sweep, watch
 from hansa.cli.console import Naming
 
 app = typer.Typer(
@@ -23,8 +23,8 @@ app.command("compare", cls=Naming)(compare.compare)
 app.command("sweep", cls=Naming)(sweep.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("advise")(advise.advise)
-app.command("predict")(after.predict)
-app.command("export")(after.export)
+app.command("predict")(predict.predict)
+app.command("export")(predict.export)
 app.command("show")(inspect.show)
 app.command("report")(compare.report)
 app.command("watch")(watch.watch)

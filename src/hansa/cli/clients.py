@@ -18,9 +18,9 @@ _MOST = 12  # rows of the table: the worst and, where there are more, the best
 
 def show_clients(by: ClientColumns, title: str, as_json: bool) -> None:
     """A row a client, the worst served first; as JSON all of them."""
-    from hansa.errors import HansaError
-    from hansa.report import formats
+    from hansa.core.errors import HansaError
     from hansa.runs.metrics import plain, smaller_is_better
+    from hansa.study.report import formats
 
     if not by.rows:
         raise HansaError(f"{title}: has no record of clients: no round has closed, or hansa 0.1 made it.")
@@ -61,9 +61,9 @@ def worst_first(by: ClientColumns, metric: str) -> list[int]:
 
 
 def _say_spread(by: ClientColumns, title: str, metric: str) -> None:
-    from hansa.report import formats
     from hansa.runs.client_columns import spread
     from hansa.runs.metrics import smaller_is_better
+    from hansa.study.report import formats
 
     out().print(f"[bold]{escape(title)}[/]: {len(by['client'])} clients")
     for name in (*by.tests, "loss"):

@@ -12,14 +12,14 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from hansa.cli.batch import entries_of
-from hansa.cli.borrow import put_method
 from hansa.cli.console import err, guarded, out
 from hansa.cli.run import Device, Quiet, Rounds, Seed, Seeds, Sets, Workers, changes
+from hansa.cli.run_batch import entries_of
+from hansa.cli.transfer_config import put_method
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.report import Entry, Grid, Holdings, Section, Standing
+    from hansa.study.report import Entry, Grid, Holdings, Section, Standing
 
 Report = Annotated[Path, typer.Option("--report", help="Where the page of curves goes.")]
 
@@ -46,7 +46,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run what has not been run yet, rank all by accuracy, and write a page with their curves."""
-    from hansa.report.following import fresh_name
+    from hansa.study.report.run_discovery import fresh_name
 
     asked = changes(sets, rounds, seed, workers, seeds, device)
     folders = [word for word in runs if is_made(word)]
@@ -103,7 +103,7 @@ def show(
     problems: Sequence[str] = (),
 ) -> None:
     """Print the ranked table and write the page."""
-    from hansa import report
+    from hansa.study import report
 
     target = report.common_target(entries)
     console = out()
@@ -125,10 +125,10 @@ def write_page(
     published: Sequence[Grid] = (),
     sections: Sequence[Section] = (),
 ) -> None:
-    """The page of some entries, with the citations of all parts in use; `hansa.report.page` has the words."""
-    from hansa import report
-    from hansa.citations import entries as bibtex
+    """The page of some entries, with the citations of all parts in use; `hansa.study.report.page` has the words."""
     from hansa.config import cited_by
+    from hansa.core.citations import entries as bibtex
+    from hansa.study import report
 
     keys = [key for config in cited for key in cited_by(config)] if cited else _cited(entries)
     citations = bibtex(keys)
@@ -139,7 +139,7 @@ def write_page(
 def _cited(entries: Sequence[Entry]) -> list[str]:
     """What the entries cite. Code that they name, and that did not run here, is not run for its citations."""
     from hansa.config import cited_by, from_text, parse
-    from hansa.registry.user_code import unknown_code
+    from hansa.config.registry.import_path import unknown_code
 
     found = []
     for entry in entries:
@@ -153,7 +153,7 @@ def _cited(entries: Sequence[Entry]) -> list[str]:
 
 def ranked_table(standings: Sequence[Standing], target: float | None, console: Console) -> Table:
     """The ranking for the terminal, the best of each column in green; columns that do not fit are left to the page."""
-    from hansa.report.ranking import columns
+    from hansa.study.report.ranking import columns
 
     shown = columns(standings, target)
     unbounded = console.options.update(width=10_000)
@@ -173,7 +173,7 @@ _DISPENSABLE = (
 
 
 def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str, Any, bool]]) -> Table:
-    from hansa.report.ranking import QUIET, cell
+    from hansa.study.report.ranking import QUIET, cell
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", style="dim", no_wrap=True)
@@ -196,7 +196,7 @@ def _ranked_table(standings: Sequence[Standing], shown: Sequence[tuple[str, str,
 
 def is_made(path: Path | str) -> bool:
     """Whether this is the folder of a run, or of several seeds."""
-    from hansa.report.following import is_run
+    from hansa.study.report.run_discovery import is_run
 
     return is_run(Path(path))
 
@@ -204,10 +204,10 @@ def is_made(path: Path | str) -> bool:
 def readable(folders: Sequence[Path | str], alone: bool = True) -> tuple[dict[str, Entry], list[str]]:
     """The entries of the folders that can be read, and what is wrong with the others, which is also told here. An
     error if none can be and they are ``alone``."""
-    from hansa.errors import HansaError
-    from hansa.report import following
+    from hansa.core.errors import HansaError
+    from hansa.study.report import run_discovery
 
-    found, problems = following.read([Path(folder) for folder in folders])
+    found, problems = run_discovery.read([Path(folder) for folder in folders])
     if problems and not found and alone:
         raise HansaError(problems[0])
     for problem in problems:
@@ -218,13 +218,13 @@ def readable(folders: Sequence[Path | str], alone: bool = True) -> tuple[dict[st
 def _config(word: str, base: Path | None, asked: Sequence[str]) -> Config:
     """A file as it is; a preset's name, or MODULE:FUNCTION, on its own or on top of a shared file."""
     from hansa.config import check, from_preset, load, read
-    from hansa.errors import HansaError, near
-    from hansa.registry import KINDS
+    from hansa.config.registry import KINDS
+    from hansa.core.errors import HansaError, suggestion
 
     if Path(word).is_file():
         return load(word, asked)
     if not KINDS["preset"].knows(word):
-        known = near(word, KINDS["preset"].names)
+        known = suggestion(word, KINDS["preset"].names)
         raise HansaError(f"{word}: neither a file, nor the folder of a run, nor a preset. {known}")
     if base is None:
         return from_preset(word, asked)

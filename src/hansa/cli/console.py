@@ -28,7 +28,7 @@ class Naming(TyperCommand):
     """A command that takes names: its help ends with those that plug-ins bring."""
 
     def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
-        from hansa.registry.plugins import installed
+        from hansa.config.registry.plugins import installed
 
         names = ", ".join(f"{plugin.name} ({plugin.kind})" for plugin in installed())
         self.epilog = f"Plug-ins bring {names}." if names else None
@@ -50,7 +50,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
-        from hansa.errors import HansaError
+        from hansa.core.errors import HansaError
 
         try:
             with _logged():
@@ -116,7 +116,7 @@ def hush() -> None:
 
 def complain(error: Exception) -> None:
     """Print an error; of a configuration, each problem with its line."""
-    from hansa.config.text import ConfigError
+    from hansa.config.yaml_text import ConfigError
 
     console = err()
     if not isinstance(error, ConfigError):

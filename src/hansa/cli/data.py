@@ -123,7 +123,7 @@ def show(
     from hansa.config import from_text
     from hansa.config.build import federated
     from hansa.data.sources import SOURCES
-    from hansa.report.heatmap import heat_map
+    from hansa.study.report.heatmap import heat_map
 
     asked = [f"data.name={name}", f"seed={seed}"]
     asked += [f"data.clients={clients}"] if clients is not None else []

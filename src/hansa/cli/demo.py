@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hansa.config import Config, build, from_text
 from hansa.data.sources import source
-from hansa.report import Holdings
+from hansa.study.report import Holdings
 
 TITLE = "Federated methods on Fashion-MNIST, side by side"
 LEAD = (

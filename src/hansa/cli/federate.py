@@ -14,9 +14,9 @@ from hansa.cli.run import Quiet, Rounds, Sets, Track, carry_out, changes, read_c
 
 if TYPE_CHECKING:
     from hansa.config import Config
+    from hansa.federation.agent import Source
+    from hansa.federation.superlink import SuperLink
     from hansa.runs.experiment import Experiment
-    from hansa.sites.agent import Source
-    from hansa.sites.superlink import SuperLink
 
 INSECURE = (
     "without TLS and without keys: whoever reaches the port can read and change everything that travels, and claim to "
@@ -53,12 +53,12 @@ def serve(
 ) -> None:
     """Be the server of a federation: wait for the sites, then run the configurations on their data, one by one."""
     from hansa.cli.compare import readable, show
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
+    from hansa.federation.certificates import ServerKeys
+    from hansa.federation.serve import placed
+    from hansa.federation.superlink import SuperLink
     from hansa.runs.folder import slug
     from hansa.runs.trackers import check
-    from hansa.sites.certificates import ServerKeys
-    from hansa.sites.serve import placed
-    from hansa.sites.superlink import SuperLink
 
     check(track or [])
     asked = [read_config(path, None, changes(sets, rounds)) for path in configs]
@@ -85,8 +85,8 @@ def _begun(
     config: Config, link: SuperLink, place: Path, numbered: bool, resume: bool, rounds: int | None
 ) -> Experiment:
     """The run of a configuration, new or taken up."""
+    from hansa.federation.serve import Server
     from hansa.runs.folder import RunFolder
-    from hansa.sites.serve import Server
 
     server = Server(config, link)
     if resume and RunFolder(place).exists:
@@ -115,11 +115,11 @@ def join(
     ] = None,
 ) -> None:
     """Be a site of a federation: train this site's clients when the server asks; their data never leaves."""
-    from hansa.errors import HansaError
-    from hansa.sites.agent import Agent
-    from hansa.sites.certificates import SiteKeys
-    from hansa.sites.policy import Policy
-    from hansa.sites.supernode import SuperNode
+    from hansa.core.errors import HansaError
+    from hansa.federation.agent import Agent
+    from hansa.federation.certificates import SiteKeys
+    from hansa.federation.policy import Policy
+    from hansa.federation.supernode import SuperNode
 
     if not site or not held:
         raise HansaError("join: expected --site NAME and --data ...")
@@ -153,7 +153,7 @@ def keys(
     ] = "localhost,127.0.0.1",
 ) -> None:
     """Make the certificates and keys of a trial federation: one folder for the server, one to hand to each site."""
-    from hansa.sites import certificates
+    from hansa.federation import certificates
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
     certificates.make(folder, names, [host.strip() for host in hosts.split(",") if host.strip()])
@@ -166,18 +166,18 @@ def keys(
 def source(said: str) -> Source:
     """Where a site's data comes from, as the command line says it."""
     from hansa.config import build, from_text, load
-    from hansa.registry import user_code
-    from hansa.sites.agent import Source
+    from hansa.config.registry import import_path
+    from hansa.federation.agent import Source
 
     if said == "config":
         return Source(build.federated, shared=True)
-    if user_code.is_place(said):
+    if import_path.is_place(said):
         section: Any = {"factory": said}
     elif Path(said).suffix in (".yaml", ".yml"):
         section = load(said).data.model_dump(exclude_defaults=True)
     else:
         section = {"name": said}
-    from hansa.config.text import dump
+    from hansa.config.yaml_text import dump
 
     own = from_text(dump({"data": section}), source="--data")
     return Source(lambda config: build.federated(own))
@@ -185,7 +185,7 @@ def source(said: str) -> Source:
 
 def _chosen(keys: Path | None, insecure: bool) -> Path | None:
     """Keys, or the explicit wish to do without."""
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
 
     if (keys is None) != insecure:
         raise HansaError("expected --keys FOLDER (`hansa keys` makes one), or --insecure, and not both.")

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hansa.algorithm import Algorithm
+    from hansa.config.registry import Kind
     from hansa.gossip import Topology
-    from hansa.registry import Kind
-    from hansa.runs.journal import Columns
+    from hansa.runs.metrics_log import Columns
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")]
 config = typer.Typer(no_args_is_help=True, help="Configurations: check, resolve, describe.")
@@ -51,14 +51,14 @@ def show(
     as_json: Json = False,
 ) -> None:
     """How a run stands: its numbers, its curve, its last rounds; or the seeds of one."""
-    from hansa.report import formats
     from hansa.runs import metrics
     from hansa.runs.folder import MODEL, RunFolder
-    from hansa.runs.group import GroupFolder
+    from hansa.runs.seed_group import GroupFolder
+    from hansa.study.report import formats
 
     if (group := GroupFolder(folder)).exists:
-        from hansa.cli.batch import show_group
-        from hansa.report import Entry
+        from hansa.cli.run_batch import show_group
+        from hansa.study.report import Entry
 
         show_group(group, Entry.of_group(folder), as_json)
         return
@@ -103,9 +103,9 @@ def presets(
     as_json: Json = False,
 ) -> None:
     """The methods, or all that one of them may be told."""
-    from hansa.errors import HansaError
-    from hansa.registry import KINDS, Misfit, plugins
-    from hansa.registry.signatures import first_line
+    from hansa.config.registry import KINDS, Misfit, plugins
+    from hansa.config.registry.signatures import first_line
+    from hansa.core.errors import HansaError
 
     kind = KINDS["preset"]
     if name is not None:
@@ -136,10 +136,10 @@ def parts(
     as_json: Json = False,
 ) -> None:
     """The parts that methods are made of, Hansa's and those of plug-ins, by kind."""
-    from hansa.errors import HansaError, near
-    from hansa.registry import KINDS, plain, signature_of, strays
-    from hansa.registry.plugins import warn_once
-    from hansa.registry.signatures import first_line
+    from hansa.config.registry import KINDS, plain, signature_of, strays
+    from hansa.config.registry.plugins import warn_once
+    from hansa.config.registry.signatures import first_line
+    from hansa.core.errors import HansaError, suggestion
 
     for stray in strays():
         warn_once(stray)
@@ -150,7 +150,7 @@ def parts(
         chosen = {wanted: chosen[wanted]} if wanted in chosen else alone
         if not chosen:
             names = [*KINDS, *(name for kind in KINDS.values() for name in kind.names)]
-            raise HansaError(f"{what}: neither a kind of parts nor a part. {near(wanted, set(names))}")
+            raise HansaError(f"{what}: neither a kind of parts nor a part. {suggestion(wanted, set(names))}")
     if as_json:
         told = {kind: {name: first_line(made) for name, made in known.items()} for kind, known in chosen.items()}
         out().print_json(json.dumps(told))
@@ -171,12 +171,12 @@ def cite(
     what: Annotated[list[str], typer.Argument(help="Presets, YAML files or folders of runs.")],
 ) -> None:
     """BibTeX of exactly the parts in use."""
-    from hansa.citations import entries
     from hansa.config import cited_by, to_data
-    from hansa.errors import HansaError
-    from hansa.registry.user_code import unknown_code
+    from hansa.config.registry.import_path import unknown_code
+    from hansa.core.citations import entries
+    from hansa.core.errors import HansaError
     from hansa.runs.folder import CONFIG, RunFolder
-    from hansa.runs.group import GROUP, GroupFolder
+    from hansa.runs.seed_group import GROUP, GroupFolder
 
     keys: list[str] = []
     for word in what:
@@ -239,10 +239,10 @@ def topology(
 def _graph(name: str | None, options: Sequence[str], target: float | None, clients: int, clusters: int) -> Topology:
     """The topology that a command line names, or the one whose rho is nearest to the target."""
     from hansa import gossip
-    from hansa.config.text import read_value
-    from hansa.errors import HansaError
-    from hansa.keys import Key
-    from hansa.registry import KINDS, Misfit, slot
+    from hansa.config.registry import KINDS, Misfit, slot
+    from hansa.config.yaml_text import read_value
+    from hansa.core.errors import HansaError
+    from hansa.core.keys import Key
 
     if target is not None:
         if options:
@@ -310,9 +310,9 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
 
 
 def _one_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
-    from hansa.citations import citations
     from hansa.config.arguments import COMPOSED, SAMPLING, TABLES, own_words, title, words
-    from hansa.registry.signatures import first_line
+    from hansa.config.registry.signatures import first_line
+    from hansa.core.citations import citations
 
     known, own = words(preset), own_words(preset)
     sections = {

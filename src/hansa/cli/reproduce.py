@@ -15,9 +15,9 @@ from hansa.cli.console import err, guarded, out
 from hansa.cli.run import Quiet, Seeds, Sets, Workers
 
 if TYPE_CHECKING:
-    from hansa.recipes import Recipe
-    from hansa.recipes.outcome import Result
-    from hansa.report import Entry
+    from hansa.study.recipes import Recipe
+    from hansa.study.recipes.outcome import Result
+    from hansa.study.report import Entry
 
 STYLES = {"agrees": "green", "differs": "yellow", "same order": "cyan"}
 
@@ -50,11 +50,11 @@ def reproduce(
     Without a name: the list of all recipes. What has been run is not run again, also where two recipes share it; the
     same command goes on after any interruption.
     """
-    from hansa.errors import HansaError, near
-    from hansa.recipes import SCALES, library, named
+    from hansa.core.errors import HansaError, suggestion
+    from hansa.study.recipes import SCALES, library, named
 
     if scale not in SCALES:
-        raise HansaError(f"--scale {scale}: expected smoke, cpu or paper. {near(scale, SCALES)}")
+        raise HansaError(f"--scale {scale}: expected smoke, cpu or paper. {suggestion(scale, SCALES)}")
     if everything and names:
         raise HansaError(f"--all and {names[0]}: expected one of the two.")
     if not everything and not names:
@@ -82,8 +82,8 @@ def _one(
     quiet: bool,
     several: bool,
 ) -> Result:
-    from hansa.errors import HansaError
-    from hansa.recipes.outcome import Result
+    from hansa.core.errors import HansaError
+    from hansa.study.recipes.outcome import Result
 
     if not quiet:
         told = recipe.at(scale).reduces
@@ -113,17 +113,17 @@ def _carried_out(
 ) -> Result:
     import yaml
 
-    from hansa.cli.batch import carry_out_each
     from hansa.cli.compare import write_page
     from hansa.cli.run import changes
+    from hansa.cli.run_batch import carry_out_each
     from hansa.config import from_text
     from hansa.engine import keep_workers
-    from hansa.recipes import compare
-    from hansa.recipes.outcome import HEADINGS, Result, tables
-    from hansa.recipes.publish import Trained, publish
-    from hansa.report import Entry, Grid
-    from hansa.report.progress import Stopper, progress
-    from hansa.runs.reuse import each_made_or_begun
+    from hansa.runs.run_cache import each_made_or_begun
+    from hansa.study.recipes import compare
+    from hansa.study.recipes.outcome import HEADINGS, Result, tables
+    from hansa.study.recipes.publish import Trained, publish
+    from hansa.study.report import Entry, Grid
+    from hansa.study.report.progress import Stopper, progress
 
     asked = changes(list(sets or []), None, None, workers, seeds)
     cells = list(recipe.cells(scale))
@@ -146,8 +146,8 @@ def _carried_out(
 
 
 def _keep(results: Sequence[Result], place: Path) -> Path:
-    from hansa.recipes.outcome import page
-    from hansa.store.io import make_folder, write_file
+    from hansa.runs.store.io import make_folder, write_file
+    from hansa.study.recipes.outcome import page
 
     make_folder(place.absolute())
     for result in results:
@@ -160,8 +160,8 @@ def _keep(results: Sequence[Result], place: Path) -> Path:
 
 def show(result: Result) -> None:
     """The tables and claims of a recipe on the terminal."""
-    from hansa.recipes.outcome import HEADINGS, claim_word, tables
-    from hansa.recipes.verdict import rule
+    from hansa.study.recipes.outcome import HEADINGS, claim_word, tables
+    from hansa.study.recipes.verdict import rule
 
     console = out()
     console.print(f"\n{result.recipe.name}, {result.recipe.where}", style="bold", markup=False)

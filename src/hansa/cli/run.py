@@ -15,10 +15,10 @@ from hansa.cli.console import FAILED, err, guarded, out
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.report.progress import Bars, Lines, Silence, Stopper
     from hansa.runs.driver import Callback
     from hansa.runs.experiment import Experiment
-    from hansa.runs.spread import Spread
+    from hansa.runs.seed_statistics import Spread
+    from hansa.study.report.progress import Bars, Lines, Silence, Stopper
 
 Sets = Annotated[
     list[str] | None,
@@ -83,10 +83,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run a configuration, or a preset by its name; with --seeds, several times as one result."""
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
     from hansa.runs.experiment import Experiment
     from hansa.runs.folder import CONFIG, RunFolder, slug
-    from hansa.runs.group import GROUP, GroupFolder
+    from hansa.runs.seed_group import GROUP, GroupFolder
     from hansa.runs.trackers import check
 
     check(track or [])
@@ -118,7 +118,7 @@ def run(
     here = again and config is None and preset is None
     read = read_config(group / GROUP if here and group is not None else config, preset, asked)
     if read.seeds is not None or again:
-        from hansa.cli.batch import carry_out_group
+        from hansa.cli.run_batch import carry_out_group
 
         if group is None:
             group = GroupFolder.numbered(Path("runs") / slug(read.title))
@@ -149,13 +149,13 @@ def resume(
 ) -> None:
     """Go on with a run, or with all its seeds, exactly where it was: the result is that of one that never stopped."""
     from hansa.runs.experiment import Experiment
-    from hansa.runs.group import GroupFolder
+    from hansa.runs.seed_group import GroupFolder
     from hansa.runs.trackers import check
 
     check(track or [])
     group = GroupFolder(folder)
     if group.exists:
-        from hansa.cli.batch import carry_out_group
+        from hansa.cli.run_batch import carry_out_group
 
         given = {"rounds": rounds, "workers": workers, "device": several(device)}
         asked = {name: value for name, value in given.items() if value is not None}
@@ -200,7 +200,7 @@ def several(device: str | None) -> str | list[str] | None:
 def refuse_differences(folder: Path, then: Config, now: Config) -> None:
     """A run goes on with the settings it was begun with: others are refused, key by key, but for rounds and workers."""
     from hansa.config import to_data
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
     from hansa.runs.trackers import flat
 
     before, after = flat(to_data(then)), flat(to_data(now))
@@ -221,8 +221,8 @@ def refuse_differences(folder: Path, then: Config, now: Config) -> None:
 def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> Config:
     """The configuration of a file or of a preset's name, or MODULE:FUNCTION; a name given as a file is forgiven."""
     from hansa.config import from_preset, load
-    from hansa.errors import HansaError, near
-    from hansa.registry import KINDS
+    from hansa.config.registry import KINDS
+    from hansa.core.errors import HansaError, suggestion
 
     if (path is None) == (preset is None):
         raise HansaError("expected a configuration file, or --preset with a name: `hansa presets` shows them.")
@@ -231,13 +231,13 @@ def read_config(path: Path | None, preset: str | None, asked: Sequence[str]) -> 
     if not path.exists() and KINDS["preset"].knows(str(path)):
         return from_preset(str(path), asked)
     if not os.path.lexists(path) and not path.suffix and len(path.parts) == 1:
-        raise HansaError(f"{path}: neither a file nor a preset. {near(str(path).lower(), KINDS['preset'].names)}")
+        raise HansaError(f"{path}: neither a file nor a preset. {suggestion(str(path).lower(), KINDS['preset'].names)}")
     return load(path, asked)
 
 
 def carry_out(experiment: Experiment, quiet: bool, track: Sequence[str] = ()) -> None:
     """Run one experiment with its progress shown, print its summary, end with the right code."""
-    from hansa.report.progress import Stopper, progress
+    from hansa.study.report.progress import Stopper, progress
 
     console = err()
     if experiment.left == 0:
@@ -264,7 +264,7 @@ def follow(
     watch: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run one experiment to its end or to the stop; a failure inside is told with where the run lies."""
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
     from hansa.runs.trackers import trackers
 
     title = experiment.config.title if title is None else title
@@ -285,7 +285,7 @@ def follow(
 
 def summary_table(title: str, summary: Mapping[str, Any], spreads: Mapping[str, Spread] | None = None) -> Table:
     """A run's summary for the terminal; of several seeds, the means with their deviations."""
-    from hansa.report import formats
+    from hansa.study.report import formats
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")

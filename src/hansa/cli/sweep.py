@@ -13,15 +13,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from hansa.cli.batch import entries_of
 from hansa.cli.console import guarded, out
 from hansa.cli.run import Device, Quiet, Rounds, Seed, Seeds, Sets, Workers, changes, read_config
+from hansa.cli.run_batch import entries_of
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.errors import HansaError
-    from hansa.report import Entry
-    from hansa.runs.spread import Spread
+    from hansa.core.errors import HansaError
+    from hansa.runs.seed_statistics import Spread
+    from hansa.study.report import Entry
 
 
 class Row(NamedTuple):
@@ -67,7 +67,7 @@ def sweep(
     Seeds are not chosen among: `seed=0,1,2` in the grid is --seeds 0,1,2, and points are ranked by the means over them.
     """
     from hansa.cli.compare import write_page
-    from hansa.runs.spread import combined
+    from hansa.runs.seed_statistics import combined
 
     axes, listed = without_seeds(grid)
     if listed is not None and (seed is not None or seeds is not None):
@@ -105,11 +105,11 @@ def _search(
     quiet: bool,
 ) -> tuple[list[tuple[dict[str, str], Entry]], str]:
     """The finished points of a search, and how it went."""
-    from hansa.cli.trials import searched
-    from hansa.errors import HansaError, refuse
+    from hansa.cli.search import searched
+    from hansa.core.errors import HansaError, invalid_argument
 
     if kind != "optuna":
-        raise refuse("sweep", "search", kind, "optuna")
+        raise invalid_argument("sweep", "search", kind, "optuna")
     made, found = searched(config, axes, asked, metric, trials, prune, folder, quiet)
     if not found:
         raise HansaError(f"{folder}: {made.counts()}: no point was finished. Other ranges, or --no-prune?")
@@ -130,7 +130,7 @@ def without_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _twice() -> HansaError:
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
 
     return HansaError("seeds stand twice: name them in the grid, or by --seeds.")
 
@@ -141,8 +141,8 @@ def points(grid: Sequence[str]) -> list[tuple[str, dict[str, str], list[str]]]:
     >>> [name for name, *_ in points(["local.lr=0.1,0.2", "local.steps=1,5"])][:3]
     ['local.lr=0.1 local.steps=1', 'local.lr=0.1 local.steps=5', 'local.lr=0.2 local.steps=1']
     """
-    from hansa.errors import HansaError
-    from hansa.runs.proposals import read_range
+    from hansa.core.errors import HansaError
+    from hansa.runs.search import read_range
 
     axes: dict[str, list[str]] = {}
     for key, text, values in axis_values(grid):
@@ -159,7 +159,7 @@ def points(grid: Sequence[str]) -> list[tuple[str, dict[str, str], list[str]]]:
 
 def axis_values(grid: Sequence[str]) -> list[tuple[str, str, list[str]]]:
     """The axes of a grid: the key, what stands there, and its values."""
-    from hansa.errors import HansaError
+    from hansa.core.errors import HansaError
 
     found: dict[str, tuple[str, str, list[str]]] = {}
     for word in grid:
@@ -190,19 +190,19 @@ def split_values(text: str) -> list[str]:
 
 def ranking(rows: Sequence[Row], metric: str) -> list[Row]:
     """Best first, by the mean over seeds; points at which the metric was not measured with every seed last."""
-    from hansa.errors import HansaError, near
+    from hansa.core.errors import HansaError, suggestion
     from hansa.runs.metrics import smaller_is_better
 
     key = f"last5_{metric}"
     if all(row.numbers.get(key) is None for row in rows):
         known = {name.removeprefix("last5_") for row in rows for name in row.numbers if name.startswith("last5_")}
-        raise HansaError(f"--metric {metric}: no run has it. {near(metric, known)}")
+        raise HansaError(f"--metric {metric}: no run has it. {suggestion(metric, known)}")
     sign = 1 if smaller_is_better(metric) else -1
     return sorted(rows, key=lambda row: (row.numbers.get(key) is None, sign * (row.numbers.get(key) or 0.0)))
 
 
 def _table(ranked: Sequence[Row], metric: str) -> Table:
-    from hansa.report import formats
+    from hansa.study.report import formats
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for key in ranked[0].point:
@@ -251,7 +251,7 @@ def _write_runs(path: Path, ranked: Sequence[Row], metric: str) -> None:
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    from hansa.store.io import write_file
+    from hansa.runs.store.io import write_file
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

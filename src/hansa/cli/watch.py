@@ -25,8 +25,8 @@ def watch(
 
     Only this machine can ask, and only with the token in the address. From elsewhere: ssh -L 8642:127.0.0.1:8642 HOST.
     """
-    from hansa.errors import HansaError
-    from hansa.report.live import Server, Watch
+    from hansa.core.errors import HansaError
+    from hansa.study.report.live import Server, Watch
 
     places = runs or [Path("runs")]
     if missing := [place for place in runs or [] if not place.is_dir()]:

@@ -1,7 +1,7 @@
 """The wire: packets with their exact size, compressors that make them, links that remember what was not sent.
 
 >>> import torch
->>> from hansa.keys import Key
+>>> from hansa.core.keys import Key
 >>> packet = sign().encode(torch.tensor([0.5, -1.5, 1.0, -1.0]), Key(0))
 >>> packet.nbytes, decode(packet)
 (29, tensor([ 1., -1.,  1., -1.]))
@@ -12,20 +12,20 @@ from __future__ import annotations
 from hansa.compress.base import Coder, Compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.dense import cast, identity, sign
-from hansa.compress.downlink import Broadcast, Downlink, replica
+from hansa.compress.downlink import Downlink, ServerBroadcast, replica
 from hansa.compress.grid import grid
-from hansa.compress.links import Uplink, direct, error_feedback, memoryless
 from hansa.compress.packet import Packet, PacketError
 from hansa.compress.quantize import quantize
 from hansa.compress.sparse import random_k, top_k
+from hansa.compress.uplink import Uplink, direct, error_feedback, memoryless
 
 __all__ = [
-    "Broadcast",
     "Coder",
     "Compressor",
     "Downlink",
     "Packet",
     "PacketError",
+    "ServerBroadcast",
     "Uplink",
     "accumulate",
     "cast",

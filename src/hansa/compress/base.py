@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from hansa.compress.packet import HEADER, Array, Buffer, Packet, PacketError, finite, flat, floats, put_kind, seal
-from hansa.errors import refuse
-from hansa.keys import Key
-from hansa.protocols import expect
+from hansa.core.errors import invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import check_component
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ class Compressor(Protocol):
 
 def check_compressor(owner: str, argument: str, value: object) -> None:
     """Refuse what is no compressor."""
-    expect(owner, argument, value, Compressor, "a compressor", example="hansa.compress.sign() is one.")
+    check_component(owner, argument, value, Compressor, "a compressor", example="hansa.compress.sign() is one.")
 
 
 @runtime_checkable
@@ -150,7 +150,7 @@ class Coder:
         part = f"{self.kind}.encode"
         array = flat(x, part)
         if not array.size:
-            raise refuse(part, "x", tuple(x.shape), "a vector with at least one entry")
+            raise invalid_argument(part, "x", tuple(x.shape), "a vector with at least one entry")
         if not self.finds_nonfinite:
             finite(array, part)
         return seal(self.kind, array, self.payload(array, key))

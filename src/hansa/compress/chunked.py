@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hansa.compress.packet import Array, natively, not_finite
-from hansa.vectors import kernels as native_kernels
+from hansa.core.vectors import kernels as native_kernels
 
 CHUNK = 1 << 16
 LANES = 1 << 10

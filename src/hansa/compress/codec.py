@@ -14,8 +14,8 @@ from hansa.compress.grid import grid
 from hansa.compress.packet import Buffer, Packet, PacketError, flat, floats
 from hansa.compress.quantize import quantize
 from hansa.compress.sparse import Shuffled, Sparse
-from hansa.errors import refuse
-from hansa.vectors import allocate
+from hansa.core.errors import invalid_argument
+from hansa.core.vectors import allocator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def decode(
     that very tensor: do not change it in place.
 
     >>> from hansa.compress import sign
-    >>> from hansa.keys import Key
+    >>> from hansa.core.keys import Key
     >>> packet = sign().encode(torch.tensor([1.0, -3.0]), Key(0))
     >>> decode(packet.bytes)
     tensor([ 2., -2.])
@@ -68,7 +68,7 @@ def decode(
         packet.expect(kind=None if compressor is None else compressor.kind)
         return packet.content
     body = _body(packet, compressor)
-    out = allocate.empty(packet.dim, packet.dtype)
+    out = allocator.empty(packet.dim, packet.dtype)
     body.write(out.numpy())
     return out
 
@@ -79,13 +79,13 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compresso
     ``accumulate(packet, x, -1.0)`` leaves exactly ``x - decode(packet)``. A refused packet leaves ``out`` as it was.
 
     >>> from hansa.compress import sign
-    >>> from hansa.keys import Key
+    >>> from hansa.core.keys import Key
     >>> accumulate(sign().encode(torch.tensor([1.0, -3.0]), Key(0)), torch.zeros(2), 0.5)
     tensor([ 1., -1.])
     """
     packet = (data if isinstance(data, Packet) else Packet.parse(data)).expect(dim=out.numel(), dtype=out.dtype)
     if out.ndim != 1 or not out.is_contiguous() or out.requires_grad:
-        raise refuse("accumulate", "out", tuple(out.shape), "a contiguous flat vector without gradient")
+        raise invalid_argument("accumulate", "out", tuple(out.shape), "a contiguous flat vector without gradient")
     body = _body(packet, compressor)
     if out.device.type == "cpu":
         body.add(out.numpy(), alpha)

@@ -12,9 +12,9 @@ import torch
 from hansa.compress import chunked
 from hansa.compress.base import Body, Coder, Values, exactly
 from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, natively, not_finite
-from hansa.errors import refuse
-from hansa.keys import Key
-from hansa.vectors import kernels
+from hansa.core.errors import invalid_argument
+from hansa.core.keys import Key
+from hansa.core.vectors import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ class identity(Coder):
     """C(x) = x, q = 0: every entry as it is.
 
     >>> from hansa.compress import decode
-    >>> from hansa.keys import Key
+    >>> from hansa.core.keys import Key
     >>> decode(identity().encode(torch.tensor([1.0, 0.25]), Key(0)))
     tensor([1.0000, 0.2500])
     """
@@ -53,7 +53,7 @@ class cast(Coder):
     float16 keeps 11 significant bits, bfloat16 keeps 8: q is about 2^-11 or 2^-8.
 
     >>> from hansa.compress import decode
-    >>> from hansa.keys import Key
+    >>> from hansa.core.keys import Key
     >>> decode(cast("bfloat16").encode(torch.tensor([1.0, 0.333]), Key(0)))
     tensor([1.0000, 0.3320])
     """
@@ -63,7 +63,7 @@ class cast(Coder):
 
     def __post_init__(self) -> None:
         if self.to not in HALVES:
-            raise refuse("cast", "to", self.to, "float16 or bfloat16")
+            raise invalid_argument("cast", "to", self.to, "float16 or bfloat16")
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
         _, exponent = math.frexp(finite(x, "cast.encode"))

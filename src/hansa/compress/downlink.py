@@ -13,10 +13,10 @@ from hansa.compress.base import Compressor, Mergeable, check_compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.grid import grain_of, outgrown, settled
 from hansa.compress.packet import Packet, PacketError, finite, flat
-from hansa.errors import HansaError, whole
-from hansa.keys import Key
-from hansa.protocols import expect, lacking
-from hansa.types import State
+from hansa.core.errors import HansaError, check_integer
+from hansa.core.keys import Key
+from hansa.core.protocols import check_component, missing_methods
+from hansa.core.types import State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ MERGED = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Broadcast:
+class ServerBroadcast:
     """A round's message: the vector that every recipient will hold, and what each must be sent to hold it.
 
     ``bases`` says which version of the replica a client's packets build upon; None means upon nothing; ``version`` is
@@ -59,7 +59,7 @@ class Downlink(Protocol):
     """``broadcast`` and ``acknowledge`` are pure, the state is a plain tree; ``apply`` is what a client does: from what
     it holds and the packets it is sent to the vector. A single packet of kind ``whole`` is the vector itself.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> from hansa.compress import sign
     >>> lacking(replica(sign()), Downlink), lacking(print, Downlink)
     ([], ['acknowledge', 'apply', 'broadcast', 'init'])
@@ -75,7 +75,7 @@ class Downlink(Protocol):
     @abstractmethod
     def broadcast(
         self, x: Tensor, state: State, clients: Sequence[int], round: int, key: Key
-    ) -> tuple[Broadcast, State]:
+    ) -> tuple[ServerBroadcast, State]:
         """What each client is sent so that all hold one vector, and the state after it."""
 
     @abstractmethod
@@ -89,9 +89,9 @@ class Downlink(Protocol):
 
 def check_downlink(owner: str, argument: str, value: object) -> None:
     """Refuse what is no link from the server to the clients."""
-    bare = not isinstance(value, type) and not lacking(value, Compressor)
+    bare = not isinstance(value, type) and not missing_methods(value, Compressor)
     instead = f"replica({value!r})" if bare else ""
-    expect(owner, argument, value, Downlink, "a downlink", instead=instead, example="direct() is one.")
+    check_component(owner, argument, value, Downlink, "a downlink", instead=instead, example="direct() is one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ class replica:
 
     def __post_init__(self) -> None:
         check_compressor("replica", "compressor", self.compressor)
-        whole("replica", "every", self.every, "1 moves the replica in every round.")
+        check_integer("replica", "every", self.every, "1 moves the replica in every round.")
 
     def init(self, x: Tensor) -> State:
         return {"replica": x.detach().clone(), "version": 0, "round": -1, "log": [], "held": {}}
 
     def broadcast(
         self, x: Tensor, state: State, clients: Sequence[int], round: int, key: Key
-    ) -> tuple[Broadcast, State]:
+    ) -> tuple[ServerBroadcast, State]:
         vector, version, log = state["replica"], state["version"], list(state["log"])
         if x.shape != vector.shape or x.dtype != vector.dtype:
             found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (x, vector))
@@ -159,7 +159,7 @@ class replica:
         after = {"replica": vector, "version": version, "round": round, "log": log}
         if grain is not None:
             after["grain"] = grain
-        return Broadcast(vector, messages, bases, version), {**after, "held": _worth(state["held"], oldest)}
+        return ServerBroadcast(vector, messages, bases, version), {**after, "held": _worth(state["held"], oldest)}
 
     @property
     def _merges(self) -> bool:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from hansa.compress import planes
+from hansa.compress import entropy_coding
 from hansa.compress.base import Body, Coder
 from hansa.compress.packet import Array, Buffer, Packet, PacketError, finite, flat, floats, natively, seal
-from hansa.errors import HansaError, positive, refuse
-from hansa.keys import Key
-from hansa.vectors import kernels
+from hansa.core.errors import HansaError, check_positive, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.vectors import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class grid(Coder):
     finds_nonfinite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive("grid", "coarseness", self.coarseness, "2 rounds to about twice the root mean square.")
+        check_positive("grid", "coarseness", self.coarseness, "2 rounds to about twice the root mean square.")
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
         return self._payload(x, None)
@@ -64,7 +64,7 @@ class grid(Coder):
         head = HEAD.pack(exponent, exponent if finest is None else finest)
         most = math.ldexp(float(np.finfo(x.dtype).max), -exponent) if exponent > 0 else math.inf
         if natively(x):
-            room, edge = planes.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
+            room, edge = entropy_coding.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
             return [head, kernels.planes_pack(x, room, exponent, edge if most > edge else math.floor(most)).data]
         codes = np.empty(x.size, np.int64)
         for start in range(0, x.size, CHUNK):
@@ -72,10 +72,10 @@ class grid(Coder):
             codes[start : start + CHUNK] = (
                 np.clip(piece, -math.floor(most), math.floor(most)) if most < LARGE else piece
             )
-        return [head, planes.encode(codes)]
+        return [head, entropy_coding.encode(codes)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        return HEAD.size + planes.max_nbytes(dim, BITS[itemsize])
+        return HEAD.size + entropy_coding.max_nbytes(dim, BITS[itemsize])
 
     def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
         return Lattice.parse(payload, dim, dtype)
@@ -99,7 +99,7 @@ class grid(Coder):
         """For each count n the sum of the last n packets, in one pass from the newest on."""
         wanted = set(counts)
         if not wanted <= set(range(1, len(packets) + 1)):
-            raise refuse("grid.merge_latest", "counts", sorted(wanted), f"counts from 1 to {len(packets)}")
+            raise invalid_argument("grid.merge_latest", "counts", sorted(wanted), f"counts from 1 to {len(packets)}")
         found = {n: packets[-1] for n in wanted if n == 1}
         total: Lattice | None = None
         for n in range(1, max(wanted, default=0) + 1):
@@ -140,7 +140,7 @@ class Lattice:
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Lattice:
         exponent, finest = exponents(view, dtype)
-        codes = planes.decode(view[HEAD.size :], dim, BITS[dtype.itemsize])
+        codes = entropy_coding.decode(view[HEAD.size :], dim, BITS[dtype.itemsize])
         highest = max(int(codes.max()), -int(codes.min()))
         if exponent > 0 and highest > math.ldexp(float(np.finfo(dtype).max), -exponent):
             raise PacketError(f"packet: {highest} times 2^{exponent} is beyond {dtype}.")
@@ -166,7 +166,9 @@ class Lattice:
         common = int(np.bitwise_or.reduce(self.codes))
         shift = (common & -common).bit_length() - 1 if common else 0
         like = np.broadcast_to(floats(dtype).type(0), self.codes.shape)
-        return seal("grid", like, [HEAD.pack(self.exponent + shift, self.finest), planes.encode(self.codes >> shift)])
+        return seal(
+            "grid", like, [HEAD.pack(self.exponent + shift, self.finest), entropy_coding.encode(self.codes >> shift)]
+        )
 
     def write(self, out: Array) -> None:
         for start in range(0, out.size, CHUNK):

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from hansa import native
-from hansa.errors import HansaError, refuse
-from hansa.vectors import allocate, kernels
-from hansa.vectors.fingerprint import checksum
+from hansa.core import native
+from hansa.core.errors import HansaError, invalid_argument
+from hansa.core.vectors import allocator, kernels
+from hansa.core.vectors.fingerprint import checksum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -146,7 +146,7 @@ def seal(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
     pieces = [viewed(name), *(viewed(part.tobytes() if isinstance(part, np.ndarray) else part) for part in parts)]
     length = sum(map(len, pieces))
     start = HEADER.pack(MAGIC, VERSION, code | list(wire_formats()).index(dtype) << 7, x.size, length, 0)[:-4]
-    if HEADER.size + length < allocate.LEAST:
+    if HEADER.size + length < allocator.LEAST:
         body = b"".join(pieces)
         data: Buffer = b"".join([start, struct.pack("<I", zlib.crc32(body, zlib.crc32(start))), body])
     else:
@@ -162,7 +162,7 @@ def seal(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
 def memory(size: int) -> memoryview:
     """Room for a long packet, of memory that is used again: in steps of an eighth, so that what fits is found."""
     grain = max(1, 1 << size.bit_length() >> 4)
-    room = allocate.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
+    room = allocator.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
     return room.numpy().data.cast("B")[:size]
 
 
@@ -175,7 +175,7 @@ def put_kind(kind: str) -> tuple[int, bytes]:
     if kind in KINDS:
         return KINDS.index(kind), b""
     if not isinstance(kind, str) or not NAME.fullmatch(kind):
-        raise refuse("Packet", "kind", kind, "a name of up to 64 ASCII letters, digits and _ . : -")
+        raise invalid_argument("Packet", "kind", kind, "a name of up to 64 ASCII letters, digits and _ . : -")
     return NAMED, bytes([len(kind)]) + kind.encode("ascii")
 
 
@@ -212,7 +212,7 @@ def floats(dtype: torch.dtype) -> np.dtype[Any]:
 def flat(x: Tensor, part: str) -> Array:
     """The memory of a flat vector; nothing is copied for a contiguous one on the CPU."""
     if x.ndim != 1:
-        raise refuse(part, "x", tuple(x.shape), "a flat vector", "Flatten it first.")
+        raise invalid_argument(part, "x", tuple(x.shape), "a flat vector", "Flatten it first.")
     floats(x.dtype)
     array: Array = x.detach().cpu().contiguous().numpy()
     return array

@@ -13,9 +13,9 @@ import numpy as np
 from hansa.compress.base import Body, Coder, exactly
 from hansa.compress.bits import pack, packed_size, unpack
 from hansa.compress.packet import Array, Buffer, PacketError, finite, natively, not_finite
-from hansa.errors import refuse, whole
-from hansa.keys import Key
-from hansa.vectors import kernels
+from hansa.core.errors import check_integer, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.vectors import kernels
 
 HEAD = struct.Struct("<BI")
 ROUNDINGS = ("stochastic", "nearest", "unbiased")
@@ -42,7 +42,7 @@ class quantize(Coder):
 
     >>> import torch
     >>> from hansa.compress import decode
-    >>> from hansa.keys import Key
+    >>> from hansa.core.keys import Key
     >>> decode(quantize(levels=2, rounding="nearest").encode(torch.tensor([1.0, 0.4, -0.1]), Key(0)))
     tensor([1.0000, 0.5000, 0.0000])
     """
@@ -54,14 +54,16 @@ class quantize(Coder):
     cites: ClassVar[tuple[str, ...]] = ("alistarh2017",)
 
     def __post_init__(self) -> None:
-        whole("quantize", "levels", self.levels, "16 levels take 6 bits an entry.")
+        check_integer("quantize", "levels", self.levels, "16 levels take 6 bits an entry.")
         if self.levels > 127:
-            raise refuse("quantize", "levels", self.levels, "at most 127 levels", 'cast("float16") takes 16 bits.')
-        whole("quantize", "bucket", self.bucket, least=8)
+            raise invalid_argument(
+                "quantize", "levels", self.levels, "at most 127 levels", 'cast("float16") takes 16 bits.'
+            )
+        check_integer("quantize", "bucket", self.bucket, minimum=8)
         if self.bucket % 8 or self.bucket >= 1 << 32:
-            raise refuse("quantize", "bucket", self.bucket, "a multiple of 8 below 2^32", "512 is usual.")
+            raise invalid_argument("quantize", "bucket", self.bucket, "a multiple of 8 below 2^32", "512 is usual.")
         if self.rounding not in ROUNDINGS:
-            raise refuse("quantize", "rounding", self.rounding, " or ".join(ROUNDINGS))
+            raise invalid_argument("quantize", "rounding", self.rounding, " or ".join(ROUNDINGS))
 
     @property
     def width(self) -> int:

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hansa.compress import chunked
-from hansa.compress import indices as index_code
+from hansa.compress import index_coding as index_code
 from hansa.compress.base import Body, Coder
 from hansa.compress.dense import cast, identity, sign
-from hansa.compress.indices import Coded
+from hansa.compress.index_coding import Coded
 from hansa.compress.packet import Array, Buffer, PacketError, finite, put_kind, take_kind
 from hansa.compress.quantize import quantize
-from hansa.errors import fraction, refuse
-from hansa.keys import Key
+from hansa.core.errors import check_fraction, invalid_argument
+from hansa.core.keys import Key
 
 TOP = struct.Struct("<IIBBB")
 RANDOM = struct.Struct("<QIB")
@@ -44,7 +44,7 @@ def value_coder(part: str, values: object) -> Coder:
         return FORMATS[values]
     if isinstance(values, Coder) and not isinstance(values, top_k | random_k):
         return values
-    raise refuse(part, "values", values, "float32, float16, bfloat16 or a dense compressor", "sign() is one.")
+    raise invalid_argument(part, "values", values, "float32, float16, bfloat16 or a dense compressor", "sign() is one.")
 
 
 def _reader(kind: str, wanted: Coder | None) -> Coder:
@@ -85,13 +85,13 @@ class top_k(Coder):
     cites: ClassVar[tuple[str, ...]] = ("stich2018",)
 
     def __post_init__(self) -> None:
-        fraction("top_k", "ratio", self.ratio, _ADVICE)
+        check_fraction("top_k", "ratio", self.ratio, _ADVICE)
         value_coder("top_k", self.values)
 
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
         k = kept(self.ratio, x.size)
         if k >= 1 << 32:
-            raise refuse("top_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
+            raise invalid_argument("top_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
         chosen = chunked.largest(x, k, "top_k.encode")
         coder = value_coder("top_k", self.values)
         values = coder.payload(x[chosen], key) if chosen.size else []
@@ -161,14 +161,14 @@ class random_k(Coder):
     cites: ClassVar[tuple[str, ...]] = ("stich2018",)
 
     def __post_init__(self) -> None:
-        fraction("random_k", "ratio", self.ratio, _ADVICE)
+        check_fraction("random_k", "ratio", self.ratio, _ADVICE)
         value_coder("random_k", self.values)
 
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
         finite(x, "random_k.encode")
         k = kept(self.ratio, x.size)
         if k >= 1 << 32:
-            raise refuse("random_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
+            raise invalid_argument("random_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
         seed = int.from_bytes(key.child("random_k").digest(8), "little")
         chosen = np.empty(k, x.dtype)
         for where, places in shuffled(seed, x.size, k):

@@ -4,7 +4,7 @@ from hansa.config.compose import Composition, composition
 from hansa.config.load import algorithm, check, cited_by, from_preset, from_text, load, to_data, to_text
 from hansa.config.schema import json_schema
 from hansa.config.sections import Config
-from hansa.config.text import ConfigError, Document, Problem, parse, read
+from hansa.config.yaml_text import ConfigError, Document, Problem, parse, read
 
 __all__ = [
     "Composition",

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from hansa import presets
 from hansa.algorithm import Algorithm
+from hansa.config.registry import KINDS, Argument, Misfit, plain, signature_of
 from hansa.config.sections import Config
-from hansa.errors import near
-from hansa.registry import KINDS, Argument, Misfit, plain, signature_of
+from hansa.core.errors import suggestion
 
 TABLES: Mapping[str, Mapping[str, str]] = {
     "local": {
@@ -147,4 +147,4 @@ def _elsewhere(preset: str, word: str, own: Mapping[str, Argument]) -> str:
         places.append("sample")
     if places:
         return f"it stands elsewhere: {' or '.join(places)}."
-    return f"{preset} has no such word. {near(plain(word), own) if own else 'It has none of its own.'}"
+    return f"{preset} has no such word. {suggestion(plain(word), own) if own else 'It has none of its own.'}"

@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional
 from torch.utils import _pytree as trees
 
-from hansa import data, models
+from hansa import data
 from hansa.config import parts
+from hansa.config.registry import Misfit, import_path
 from hansa.config.sections import Config
-from hansa.errors import HansaError, near, shown
-from hansa.losses import unweighted
-from hansa.registry import Misfit, user_code
-from hansa.tasks import Task, personalise
+from hansa.core.errors import HansaError, short_repr, suggestion
+from hansa.training import Task, models, personalise
+from hansa.training.losses import unweighted
 
 CLIENTS = 50
 ALPHA = 0.3
@@ -59,7 +59,7 @@ def _dealt(config: Config, split: data.Split | None) -> data.FederatedData:
         known = {name.replace("-", "").replace("_", ""): name for name in data.names()}
         plain = asked.name.lower().replace("-", "").replace("_", "")
         if plain not in known:
-            raise data.DataError(f"data.name: no data set {asked.name!r}. {near(asked.name, data.names())}")
+            raise data.DataError(f"data.name: no data set {asked.name!r}. {suggestion(asked.name, data.names())}")
         found = _loaded(known[plain], str(data.data_folder(asked.folder)), json.dumps(asked.options, sort_keys=True))
     if split is not None:
         return data.with_clients(found, split)
@@ -78,7 +78,7 @@ def _own_data(place: str, options: Mapping[str, Any]) -> Any:
         raise data.DataError(f"data.factory: {place}: {error}.") from error
     if not isinstance(made, (data.Dataset, data.FederatedData, data.Made, data.Collated)):
         raise data.DataError(
-            f"data.factory: {place} gives {shown(made)}: expected data, as from hansa.data.from_arrays(...)."
+            f"data.factory: {place} gives {short_repr(made)}: expected data, as from hansa.data.from_arrays(...)."
         )
     return made
 
@@ -131,11 +131,11 @@ def suited(held: data.FederatedData) -> str:
 def own_function(key: str, place: str) -> Callable[..., Any]:
     """MODULE:FUNCTION, imported from the current folder or the environment."""
     try:
-        made = user_code.find(place)
+        made = import_path.find(place)
     except HansaError as error:
         raise HansaError(f"{key}: {error}") from error
     if not callable(made):
-        raise HansaError(f"{key}: {place!r}: expected a function, found {shown(made)}.")
+        raise HansaError(f"{key}: {place!r}: expected a function, found {short_repr(made)}.")
     return made  # type: ignore[no-any-return]
 
 
@@ -144,13 +144,15 @@ def _loss(asked: str | Mapping[str, Any] | None, held: data.FederatedData) -> Ca
         leaf = trees.tree_leaves(unweighted(held.targets))[0]
         return functional.mse_loss if leaf.is_floating_point() else functional.cross_entropy
     if isinstance(asked, str):
-        if user_code.is_place(asked):
+        if import_path.is_place(asked):
             return own_function("model.loss", asked)
         if asked not in LOSSES:
-            raise HansaError(f"model.loss: no loss {shown(asked)}. {near(asked, LOSSES)} Or MODULE:FUNCTION of yours.")
+            raise HansaError(
+                f"model.loss: no loss {short_repr(asked)}. {suggestion(asked, LOSSES)} Or MODULE:FUNCTION of yours."
+            )
         return LOSSES[asked]
     name = asked.get("kind")
-    if isinstance(name, str) and user_code.is_place(name):
+    if isinstance(name, str) and import_path.is_place(name):
         return partial(
             own_function("model.loss.kind", name), **{key: value for key, value in asked.items() if key != "kind"}
         )

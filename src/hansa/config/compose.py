@@ -10,14 +10,14 @@ from typing import Any
 
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
 from hansa.config.arguments import SHORT_FORMS, Preset, find_preset, given, misfits, title, words
+from hansa.config.registry import Argument, Expression, Keys, Misfit, Writer, signature_of, slot_of
 from hansa.config.sections import Config
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
+from hansa.core.types import MODEL
 from hansa.gossip import Activity, as_activity, ring
 from hansa.local import epochs, fixed
-from hansa.registry import Argument, Expression, Keys, Misfit, Writer, signature_of, slot_of
 from hansa.sample import Sampler, per_cluster
 from hansa.server import chain
-from hansa.types import MODEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hansa.algorithm import Algorithm
-from hansa.citations import citations
 from hansa.config import arguments, compose
+from hansa.config.registry import Keys, Misfit
+from hansa.config.registry.fields import BUILDING
 from hansa.config.sections import Config
-from hansa.config.text import ConfigError, Document, Problem, dump, holds, parse, read
-from hansa.errors import near, shown, unquoted
-from hansa.registry import Keys, Misfit
-from hansa.registry.slots import BUILDING
+from hansa.config.yaml_text import ConfigError, Document, Problem, dump, holds, parse, read
+from hansa.core.citations import citations
+from hansa.core.errors import quotes_hint, short_repr, suggestion
 
 
 def load(path: Path | str, changes: Iterable[str] = (), *, building: bool = True) -> Config:
@@ -112,8 +112,8 @@ def _problems(document: Document, error: ValidationError) -> list[Problem]:
         expected = dict.fromkeys(text.removeprefix("expected ") for text in parts)
         sentences = [text for text in dict.fromkeys(texts) if text not in parts]
         if expected:
-            remedy = unquoted(inputs[keys]) if any("number" in word for word in expected) else ""
-            sentences.append(f"expected {' or '.join(expected)}, found {shown(inputs[keys])}.{remedy}")
+            remedy = quotes_hint(inputs[keys]) if any("number" in word for word in expected) else ""
+            sentences.append(f"expected {' or '.join(expected)}, found {short_repr(inputs[keys])}.{remedy}")
         problems.append(document.problem(keys, " ".join(sentences)))
     return sorted(problems, key=lambda problem: problem.line)
 
@@ -173,7 +173,7 @@ def _suggest(keys: Keys) -> str:
     """A near match in the same section, else the same word in another, else all that is known here."""
     here, word = _fields(keys[:-1]), str(keys[-1])
     if difflib.get_close_matches(word, here, n=1, cutoff=0.6):
-        return near(word, here)
+        return suggestion(word, here)
     dotted = {
         f"{section}.{key}": key
         for section in Config.model_fields
@@ -183,4 +183,4 @@ def _suggest(keys: Keys) -> str:
     same = [place for place, key in dotted.items() if key == word] or [
         place for place, key in dotted.items() if difflib.SequenceMatcher(None, key, word).ratio() > 0.8
     ]
-    return f"Did you mean {' or '.join(same[:3])}?" if same else near(word, here)
+    return f"Did you mean {' or '.join(same[:3])}?" if same else suggestion(word, here)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hansa.augment import Augmentation
+from hansa.config.registry import slot
 from hansa.data import Partition
-from hansa.losses import Loss
-from hansa.registry import slot
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import LinkModel
+from hansa.training.augment import Augmentation
+from hansa.training.losses import Loss
 
 AUGMENT = slot(Augmentation | Sequence[Augmentation])
 FAULTS = slot(faults)

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from hansa.config import sections
 from hansa.config.arguments import own_words
+from hansa.config.registry import KINDS
+from hansa.config.registry.schema import PLACE, argument_schema, definitions, resolved
 from hansa.config.sections import Config
-from hansa.registry import KINDS
-from hansa.registry.schema import PLACE, argument_schema, definitions, resolved
 
 
 def json_schema() -> dict[str, Any]:

@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
 from hansa.config import parts
-from hansa.config.text import SHORT
+from hansa.config.registry import slot
+from hansa.config.registry.fields import BUILDING
+from hansa.config.registry.import_path import is_place
+from hansa.config.yaml_text import SHORT
 from hansa.gossip import Activity, Topology
 from hansa.local import LocalWork, Solver, blocks
 from hansa.presets import Clusters
-from hansa.registry import slot
-from hansa.registry.slots import BUILDING
-from hansa.registry.user_code import is_place
 from hansa.sample import Sampler
 from hansa.schedule import Rate
 from hansa.server import ServerTransform

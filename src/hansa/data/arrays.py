@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from hansa.core.errors import HansaError, suggestion
+from hansa.data.client_tests import named_test_clients
 from hansa.data.federated import Dataset, FederatedData, partition, with_clients
-from hansa.data.own_tests import named_test_clients
 from hansa.data.owners import split_of
 from hansa.data.partitions import Partition, iid, natural
 from hansa.data.split import Split
-from hansa.errors import HansaError, near
-from hansa.losses import Weighted
+from hansa.training.losses import Weighted
 
 IGNORED = -100
 """The label that torch's losses ignore by default; allowed where a row has several targets."""
@@ -44,7 +44,7 @@ def from_arrays(
     names, as an array, a list, a tuple or a pandas Series), or one list of row numbers a client. uint8 becomes
     ``dtype`` / 255, floats ``dtype``, other integers int64. Targets are class numbers, or any numbers: floats for
     regression, several a row for several labels or a sequence; there -100 marks what a loss is to ignore. ``x`` and
-    ``y`` may be dicts or tuples of arrays of equal length, as a tokenizer gives them: see `hansa.tasks.calling`.
+    ``y`` may be dicts or tuples of arrays of equal length, as a tokenizer gives them: see `hansa.training.model_call`.
     ``weights`` says how much each row counts in the loss; ``test`` is (x, y), or (x, y, weights).
 
     ``test_clients`` is the owner of every test row, as ``clients`` names them (-1 for nobody's): then each client is
@@ -314,7 +314,7 @@ def _row(name: str, position: int, value: Any) -> torch.Tensor:
 def _hf_column(name: str, data: Any, column: str) -> Any:
     known = getattr(data, "column_names", None)
     if known is not None and column not in known:
-        raise HansaError(f"{name}: no column {column!r}. {near(column, known)}")
+        raise HansaError(f"{name}: no column {column!r}. {suggestion(column, known)}")
     try:
         found = data[column]
     except KeyError as problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 
 _LONGEST = 400
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.data.partitions import Partition
 from hansa.data.split import Split, saved
 from hansa.data.summary import Summary, label_counts, summarize
-from hansa.errors import HansaError
-from hansa.keys import Key
-from hansa.losses import unweighted
+from hansa.training.losses import unweighted
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hansa.core.errors import HansaError, check_decay, check_integer, invalid_argument, short_repr, suggestion
+from hansa.core.keys import Key
 from hansa.data.errors import DataError
 from hansa.data.federated import Dataset, FederatedData, partition
 from hansa.data.loading import normalised
 from hansa.data.partitions import natural
 from hansa.data.readers.shakespeare import WINDOW, encode
 from hansa.data.sources import SOURCES
-from hansa.errors import HansaError, decay, near, refuse, shown, whole
-from hansa.keys import Key
 
 _CHUNK = 20_000
 
@@ -50,13 +50,13 @@ def from_hub(
     folder that its ``save_to_disk`` wrote, or another name on the hub with the same columns.
     """
     if name not in RECIPES:
-        raise HansaError(f"from_hub({shown(name)}): no such set. {near(str(name), RECIPES)}")
-    decay("from_hub", "test", test)
+        raise HansaError(f"from_hub({short_repr(name)}): no such set. {suggestion(str(name), RECIPES)}")
+    check_decay("from_hub", "test", test)
     recipe = RECIPES[name]
     found = _opened(recipe, source)
     lacking = [word for word in (recipe.owner, recipe.inputs, recipe.targets) if word not in found.column_names]
     if lacking:
-        raise DataError(f"{name}: no column {lacking[0]!r}. {near(lacking[0], found.column_names)}")
+        raise DataError(f"{name}: no column {lacking[0]!r}. {suggestion(lacking[0], found.column_names)}")
     labels = np.asarray(found[recipe.owner][:]).astype(str)
     names, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     order = np.argsort(first)  # owners in the order in which they come
@@ -64,9 +64,9 @@ def from_hub(
     place[order] = np.arange(len(order))
     groups, names = place[numbers], names[order]
     if owners is not None:
-        whole("from_hub", "owners", owners)
+        check_integer("from_hub", "owners", owners)
         if owners > len(names):
-            raise refuse("from_hub", "owners", owners, f"at most {len(names)}, which there are")
+            raise invalid_argument("from_hub", "owners", owners, f"at most {len(names)}, which there are")
         kept = np.flatnonzero(groups < owners)
         found, groups, names = found.select(kept), groups[kept], names[:owners]
     x, y = recipe.read(found, recipe)

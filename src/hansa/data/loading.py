@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hansa.core.errors import HansaError
 from hansa.data.embedded import ASSET, read_embedded
 from hansa.data.errors import DataError, MissingError, damaged
 from hansa.data.federated import Dataset, FederatedData, partition
-from hansa.data.generate import synthetic, two_gaussians
-from hansa.data.location import data_folder
+from hansa.data.folder import data_folder
 from hansa.data.partitions import Partition, dirichlet, natural
 from hansa.data.readers.cifar import read_cifar
 from hansa.data.readers.idx import read_idx
 from hansa.data.readers.leaf import read_femnist
 from hansa.data.readers.shakespeare import read_shakespeare
 from hansa.data.sources import SOURCES, Member, Source, source
-from hansa.errors import HansaError
+from hansa.data.synthetic import synthetic, two_gaussians
 
 Bytes = npt.NDArray[np.uint8]
 _CHUNK = 500
@@ -219,8 +219,8 @@ def _images(entry: Source, images: Bytes, labels: Bytes, tests: Bytes, test_labe
 
 
 def _owned(name: str, folder: Path | str | None, seed: int, options: dict[str, Any]) -> FederatedData:
+    from hansa.data.csv_folder import from_csv_folder
     from hansa.data.hub import from_hub
-    from hansa.data.tables import from_csv_folder
 
     try:
         if name == "csv-folder":

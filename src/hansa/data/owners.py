@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hansa.core.errors import HansaError
 from hansa.data.split import Split
-from hansa.errors import HansaError
 
 _WORDS = (str, bytes)
 _NUMBERS = (int, np.integer)

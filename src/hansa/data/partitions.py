@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from hansa.core.errors import (
+    HansaError,
+    check_fraction,
+    check_integer,
+    check_non_negative,
+    check_positive,
+    invalid_argument,
+)
+from hansa.core.keys import Key
 from hansa.data.split import Split
-from hansa.errors import HansaError, fraction, non_negative, positive, refuse, whole
-from hansa.keys import Key
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,7 +29,7 @@ Floats: TypeAlias = "npt.NDArray[np.float64]"
 class Partition(Protocol):
     """Deals rows to clients; ``labels`` are the targets of the rows, ``groups`` their natural owners.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> lacking(iid(), Partition), lacking(print, Partition)
     ([], [])
     """
@@ -64,13 +71,13 @@ class shards:
     per_client: int = 2
 
     def __post_init__(self) -> None:
-        whole("shards", "shards", self.shards)
-        whole("shards", "per_client", self.per_client)
+        check_integer("shards", "shards", self.shards)
+        check_integer("shards", "per_client", self.per_client)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _clients("shards", clients), _classes("shards", labels)
         if self.shards > len(classes):
-            raise refuse("shards", "shards", self.shards, f"at most one a sample, {len(classes)}")
+            raise invalid_argument("shards", "shards", self.shards, f"at most one a sample, {len(classes)}")
         _room("shards", number, self.shards // self.per_client, f"{self.shards} shards, {self.per_client} a client")
         order = np.argsort(classes, kind="stable")
         # the first len % shards shards are one row longer, as numpy.array_split cuts
@@ -101,8 +108,8 @@ class dirichlet:
     min_size: int = 10
 
     def __post_init__(self) -> None:
-        positive("dirichlet", "alpha", self.alpha, "0.1 is very uneven, 100 nearly iid.")
-        whole("dirichlet", "min_size", self.min_size, least=0)
+        check_positive("dirichlet", "alpha", self.alpha, "0.1 is very uneven, 100 nearly iid.")
+        check_integer("dirichlet", "min_size", self.min_size, minimum=0)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _clients("dirichlet", clients), _classes("dirichlet", labels)
@@ -139,10 +146,10 @@ class quantity_skew:
                 "alpha=0.5 draws the shares, power=1.0 makes them fall as 1/rank."
             )
         if self.alpha is not None:
-            positive("quantity_skew", "alpha", self.alpha)
+            check_positive("quantity_skew", "alpha", self.alpha)
         if self.power is not None:
-            non_negative("quantity_skew", "power", self.power)
-        whole("quantity_skew", "min_size", self.min_size, least=0)
+            check_non_negative("quantity_skew", "power", self.power)
+        check_integer("quantity_skew", "min_size", self.min_size, minimum=0)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, rows = _clients("quantity_skew", clients), len(labels)
@@ -173,7 +180,7 @@ class kept:
     share: float = 0.8
 
     def __post_init__(self) -> None:
-        fraction("kept", "share", self.share, "0.8 keeps four rows of five.")
+        check_fraction("kept", "share", self.share, "0.8 keeps four rows of five.")
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         whole_split = self.partition.split(labels, clients, key, groups)
@@ -197,7 +204,7 @@ class natural:
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        whole("natural", "min_size", self.min_size)
+        check_integer("natural", "min_size", self.min_size)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         if groups is None:
@@ -208,7 +215,7 @@ class natural:
         sizes = np.bincount(owners[owners >= 0])
         able = np.flatnonzero(sizes >= self.min_size)
         if not len(able):
-            raise refuse(
+            raise invalid_argument(
                 "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the most any owner has"
             )
         number = len(able) if clients is None else _clients("natural", clients)
@@ -222,13 +229,13 @@ class natural:
 def _clients(part: str, clients: int | None) -> int:
     if clients is None:
         raise HansaError(f"{part}: expected a number of clients. Only natural() knows its own.")
-    whole(part, "clients", clients)
+    check_integer(part, "clients", clients)
     return clients
 
 
 def _room(part: str, clients: int, feasible: int, holding: str) -> None:
     if clients > feasible:
-        raise refuse(part, "clients", clients, f"at most {feasible}: there are {holding}")
+        raise invalid_argument(part, "clients", clients, f"at most {feasible}: there are {holding}")
 
 
 def _room_for_sizes(part: str, clients: int, rows: int, min_size: int) -> None:
@@ -236,7 +243,7 @@ def _room_for_sizes(part: str, clients: int, rows: int, min_size: int) -> None:
     lower = f"With min_size=1 at most {rows} are possible." if each > 1 and clients <= rows else ""
     if clients * each > rows:
         held = f"{rows} samples, {each} a client" if each > 1 else f"{rows} samples"
-        raise refuse(part, "clients", clients, f"at most {rows // each}: there are {held}", lower)
+        raise invalid_argument(part, "clients", clients, f"at most {rows // each}: there are {held}", lower)
 
 
 def _classes(part: str, labels: torch.Tensor) -> Integers:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hansa.core.errors import suggestion
 from hansa.data.errors import DataError
-from hansa.errors import near
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def source(name: str, also: Iterable[str] = ()) -> Source:
     for entry in SOURCES.values():
         if plain == entry.name or plain.replace("-", "") == entry.name.replace("-", ""):
             return entry
-    raise DataError(f"no data set {name!r}. {near(name, [*SOURCES, *also])}")
+    raise DataError(f"no data set {name!r}. {suggestion(name, [*SOURCES, *also])}")
 
 
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 from hansa.data.errors import DataError, damaged, missing
-from hansa.errors import HansaError
-from hansa.keys import Key
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hansa.core.errors import HansaError
 from hansa.data.split import Split
-from hansa.errors import HansaError
 
 
 @dataclass(frozen=True, slots=True)

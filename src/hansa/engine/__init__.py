@@ -1,12 +1,12 @@
 """Engines: they only transport."""
 
-from hansa.engine.choose import choose
-from hansa.engine.cluster import RayPool
+from hansa.engine.auto import choose
 from hansa.engine.loopback import Loopback
 from hansa.engine.pool import Pool
 from hansa.engine.processes import Processes
+from hansa.engine.ray_pool import RayPool
 from hansa.engine.serial import Engine, Examining, Metered, Networked, Serial
-from hansa.engine.staff import keep_workers, workers
+from hansa.engine.worker_reuse import keep_workers, workers
 
 __all__ = [
     "Engine",

@@ -15,15 +15,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.job import Answered, Crew, Event, Gone, Job, StartError
+from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.types import Vector, Vectors
 from hansa.engine.processes import Processes
-from hansa.engine.request import Divisible, EvaluationRequest, Failure, Recall, RecallExam, as_it_is, cost, describe
+from hansa.engine.requests import Divisible, EvaluationRequest, Failure, Recall, RecallExam, as_it_is, cost, describe
 from hansa.engine.threads import Threads
-from hansa.errors import HansaError, refuse, whole
-from hansa.rounds.messages import Order, Report
-from hansa.tasks import TaskLike
-from hansa.tasks.exams import Exam, Marks
-from hansa.types import Vector, Vectors
+from hansa.engine.worker_group import Answered, Crew, Event, Gone, Job, StartError
+from hansa.rounds.messages import Report, WorkOrder
+from hansa.training import TaskLike
+from hansa.training.client_evaluation import Exam, Marks
 
 log = logging.getLogger("hansa")
 
@@ -53,9 +53,9 @@ class Pool:
         devices: Sequence[torch.device] = (),
     ) -> None:
         """``devices`` are taken by the workers in turn; none means ``device`` for all."""
-        whole("Pool", "workers", workers)
+        check_integer("Pool", "workers", workers)
         if kind not in ("process", "thread"):
-            raise refuse("Pool", "kind", kind, "'process' or 'thread'")
+            raise invalid_argument("Pool", "kind", kind, "'process' or 'thread'")
         refuse_inside_worker()
         self.task = task
         self._workers, self._pending, self._stillborn = workers, list[Job](), 0
@@ -66,10 +66,10 @@ class Pool:
             else Threads(algorithm, task, dtype, devices or (device,), workers)
         )
 
-    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
+    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]:
         """The reports, in order of completion."""
-        self._drain(Order)
-        self._crew.publish(Order, _carried(orders))
+        self._drain(WorkOrder)
+        self._crew.publish(WorkOrder, _carried(orders))
         home: deque[Job] = deque()
         block = _block(orders, self._workers)
         jobs = [Job(order, cost(order), home, recall, place // block) for place, order in enumerate(orders)]
@@ -259,21 +259,21 @@ def refuse_inside_worker() -> None:
         )
 
 
-def _carried(orders: Sequence[Order]) -> Iterator[Vector]:
+def _carried(orders: Sequence[WorkOrder]) -> Iterator[Vector]:
     """The vectors that orders bring with them, which all workers read in one place."""
     for order in orders:
-        for sent in order.mail.values():
+        for sent in order.broadcasts.values():
             for packet in sent.packets:
                 if isinstance(packet.content, torch.Tensor):
                     yield packet.content
 
 
-def _block(orders: Sequence[Order], workers: int) -> int:
+def _block(orders: Sequence[WorkOrder], workers: int) -> int:
     """How many orders may be done in any order: reports wait for those before them, so that long ones can go first as
     long as what waits is small."""
     if not orders:
         return 1
-    size = sum(packet.nbytes for sent in orders[0].mail.values() for packet in sent.packets)
+    size = sum(packet.nbytes for sent in orders[0].broadcasts.values() for packet in sent.packets)
     return max(4 * workers, _WAITING // max(size, 1))
 
 

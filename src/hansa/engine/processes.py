@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.devices import CPU
-from hansa.engine.job import Answered, Event, Gone, Job, NotShareable, Ready
-from hansa.engine.request import Arithmetic
-from hansa.engine.shared import CodePacker, Memory, PackedObject, Packer, TensorPlace, unpack
+from hansa.core.devices import CPU
+from hansa.core.types import Vector
+from hansa.engine.requests import Arithmetic
+from hansa.engine.shared_memory import CodePacker, Memory, PackedObject, Packer, TensorPlace, unpack
 from hansa.engine.worker import BOOT, ENVIRONMENT, FORGET, MESSAGE, SETUP, WorkerSetup
-from hansa.rounds.messages import Order
-from hansa.tasks import TaskLike
-from hansa.types import Vector
+from hansa.engine.worker_group import Answered, Event, Gone, Job, NotShareable, Ready
+from hansa.rounds.messages import WorkOrder
+from hansa.training import TaskLike
 
 TICK, LOOKS = 1.0, 5
 """Seconds between looks at workers from whom nothing is heard, and the looks after which a stopped one is replaced."""
@@ -165,8 +165,8 @@ class Processes:
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
         """Write what all workers are sent, once; no request of this kind may be under way."""
-        number = 1 if kind is Order else 2
-        packer = Packer(self._round if kind is Order else self._exam)
+        number = 1 if kind is WorkOrder else 2
+        packer = Packer(self._round if kind is WorkOrder else self._exam)
         self._placed[kind.__name__] = {id(vector): packer.lay(vector, number) for vector in _distinct(vectors)}
 
     def give(self, worker: Process, job: Job) -> None:

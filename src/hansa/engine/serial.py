@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.request import Bundle, Recall, RecallExam, as_it_is, blamed
-from hansa.rounds import Opened, client_round, client_rounds
-from hansa.rounds.messages import Order, Report
-from hansa.tasks import TaskLike
-from hansa.tasks.exams import Exam, Marks, marks
-from hansa.types import Vectors
+from hansa.core.types import Vectors
+from hansa.engine.requests import Bundle, Recall, RecallExam, as_it_is, blamed
+from hansa.rounds import OpenedRound, client_round, client_rounds
+from hansa.rounds.messages import Report, WorkOrder
+from hansa.training import TaskLike
+from hansa.training.client_evaluation import Exam, Marks, marks
 
 log = logging.getLogger("hansa")
 
@@ -27,7 +27,7 @@ class Engine(Protocol):
     to be carried out.
     """
 
-    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]: ...
+    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]: ...
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]: ...
 
@@ -48,7 +48,7 @@ class Networked(Protocol):
     """An engine whose clients are elsewhere: it is told each round's broadcasts, which it carries as packets, and the
     oldest round that the server could go back to, so that clients keep what they need for that."""
 
-    def opened(self, opened: Opened, oldest: int = 0) -> None: ...
+    def opened(self, opened: OpenedRound, oldest: int = 0) -> None: ...
 
 
 @runtime_checkable
@@ -66,7 +66,7 @@ class Serial:
         self.shell = task.shell(dtype, device)
         self.bundle = Bundle(self.shell)
 
-    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
+    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]:
         at = 0
         while at < len(orders):
             some = orders[at : at + self.bundle.size(orders[at])]
@@ -76,7 +76,7 @@ class Serial:
             at += len(some)
             yield from reports
 
-    def _together(self, orders: Sequence[Order]) -> Iterable[Report]:
+    def _together(self, orders: Sequence[WorkOrder]) -> Iterable[Report]:
         """The reports of some orders at once, or of each as it is asked for where one of them fails."""
         if len(orders) > 1:
             try:
@@ -85,7 +85,7 @@ class Serial:
                 log.debug("%d orders one by one after %s", len(orders), error)
         return self._alone(orders)
 
-    def _alone(self, orders: Sequence[Order]) -> Iterator[Report]:
+    def _alone(self, orders: Sequence[WorkOrder]) -> Iterator[Report]:
         for order in orders:
             try:
                 report = client_round(self.algorithm, order, self.shell, self.task.population)

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.job import Answered, Event, Job, NotShareable
-from hansa.engine.request import BUNDLE, Arithmetic, Bundle, Failure, Request, describe, perform_all
-from hansa.keys import Key
-from hansa.local.descent import Shell
-from hansa.protocols import declared
-from hansa.rounds.messages import Order
-from hansa.tasks import TaskLike, generators
-from hansa.types import BUFFERS, MODEL, Vector
+from hansa.core.keys import Key
+from hansa.core.protocols import declared
+from hansa.core.types import BUFFERS, MODEL, Vector
+from hansa.engine.requests import BUNDLE, Arithmetic, Bundle, Failure, Request, describe, perform_all
+from hansa.engine.worker_group import Answered, Event, Job, NotShareable
+from hansa.local.descent import Trainer
+from hansa.rounds.messages import WorkOrder
+from hansa.training import TaskLike, random_state
 
 _DRAWS = "its model draws random numbers (dropout?), which threads would share: use worker processes"
 
@@ -79,7 +79,7 @@ class Threads:
         if trial(algorithm, task, first, dtype).draws:
             raise NotShareable(_DRAWS)
         self._here: Thread | None = None
-        if workers > 1 and first.y.device.type == "cpu" and declared(first, Shell, "releases_gil"):
+        if workers > 1 and first.y.device.type == "cpu" and declared(first, Trainer, "releases_gil"):
             self._here = self._member(first)
             self._arithmetic.apply_to_thread()
         else:
@@ -96,7 +96,7 @@ class Threads:
 
     def _member(self, shell: Any) -> Thread:
         try:
-            if not declared(shell, Shell, "draws_alone"):
+            if not declared(shell, Trainer, "draws_alone"):
                 shell.seed = _unseeded
         except AttributeError as error:
             raise NotShareable("its shells seed the generator that threads share") from error
@@ -119,7 +119,7 @@ class Threads:
         self._note_generators()
 
     def _note_generators(self) -> None:
-        self._generators = {device: generators.state(device) for device in self.devices}
+        self._generators = {device: random_state.state(device) for device in self.devices}
 
     def give(self, worker: Thread, job: Job) -> None:
         worker.jobs.append(job)
@@ -155,7 +155,7 @@ class Threads:
             if not self._queue:
                 return []
             first = self._queue[0].request
-            most = worker.bundle.size(first) if isinstance(first, Order) else 1
+            most = worker.bundle.size(first) if isinstance(first, WorkOrder) else 1
             fair = -(-len(self._queue) // (2 * len(self.members)))
             return [self._queue.popleft() for _ in range(max(1, min(most, fair)))]
 
@@ -170,8 +170,8 @@ class Threads:
         worker.bundle.note(len(taken), time.perf_counter() - began)
         if stream is not None:
             stream.synchronize()
-        last = isinstance(requests[0], Order) and not self._queue  # looking at the generators takes its time
-        if last and generators.drawn(self._generators[device], device):
+        last = isinstance(requests[0], WorkOrder) and not self._queue  # looking at the generators takes its time
+        if last and random_state.drawn(self._generators[device], device):
             answers = [Failure(f"{describe(request)}: {_DRAWS}", "") for request in requests]
         for given, answer in zip(taken, answers, strict=True):
             self._outbox.put(Answered(given.worker, answer, given.job))
@@ -206,17 +206,17 @@ def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) 
     phase, key = algorithm.local, Key(0)
     work = phase.steps.draw(client, samples[client], phase.batch_size, key)._replace(steps=1)
     vectors = task.start(key, dtype)
-    with generators.kept():
+    with random_state.kept():
         shell.load(vectors[MODEL], vectors.get(BUFFERS))
         rows = shell.rows(client, work, key)
         batch = None if rows is None else rows[0]
-        before = generators.state(shell.y.device)
+        before = random_state.state(shell.y.device)
         shell.gradient(client, batch)
         began = time.perf_counter()
         shell.gradient(client, batch)
         seconds = time.perf_counter() - began
         own = getattr(getattr(shell, "private", None), "generators", ())
-        return Trial(bool(own) or generators.drawn(before, shell.y.device), seconds)
+        return Trial(bool(own) or random_state.drawn(before, shell.y.device), seconds)
 
 
 def _unseeded(key: Key) -> None:

@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.request import Arithmetic, Request, perform
-from hansa.engine.shared import Memory, PackedObject, Packer, unpack
-from hansa.tasks import TaskLike
-from hansa.tasks.generators import repeatable
+from hansa.engine.requests import Arithmetic, Request, perform
+from hansa.engine.shared_memory import Memory, PackedObject, Packer, unpack
+from hansa.training import TaskLike
+from hansa.training.random_state import repeatable
 
 BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "

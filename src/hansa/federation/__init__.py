@@ -6,23 +6,61 @@ upon which stamp a client builds. So duplicates, lost replies and restarts on ei
 is that of the serial engine, bit for bit.
 """
 
-from hansa.federation.exchange import Exam, Marks, Refusals, RoundOrders, RoundReports, Stamp
-from hansa.federation.memory import DiskVersions, RamVersions, Versions
-from hansa.federation.server import Federation, Transport, Where
-from hansa.federation.site import Site
+from typing import TYPE_CHECKING
+
+from hansa.core.lazy_imports import lazy_attributes
+
+if TYPE_CHECKING:
+    from hansa.federation.agent import Agent
+    from hansa.federation.client_memory import DiskVersions, RamVersions, Versions
+    from hansa.federation.flower_transport import Charged, Post
+    from hansa.federation.messages import Exam, Marks, Refusals, RoundOrders, RoundReports, Stamp
+    from hansa.federation.policy import Policy
+    from hansa.federation.serve import Server
+    from hansa.federation.server import Federation, Transport, Where
+    from hansa.federation.site import Site
 
 __all__ = [
+    "Agent",
+    "Charged",
     "DiskVersions",
     "Exam",
     "Federation",
     "Marks",
+    "Policy",
+    "Post",
     "RamVersions",
     "Refusals",
     "RoundOrders",
     "RoundReports",
+    "Server",
     "Site",
     "Stamp",
     "Transport",
     "Versions",
     "Where",
 ]
+
+HOMES = {
+    "Agent": "hansa.federation.agent",
+    "Charged": "hansa.federation.flower_transport",
+    "DiskVersions": "hansa.federation.client_memory",
+    "Exam": "hansa.federation.messages",
+    "Federation": "hansa.federation.server",
+    "Marks": "hansa.federation.messages",
+    "Policy": "hansa.federation.policy",
+    "Post": "hansa.federation.flower_transport",
+    "RamVersions": "hansa.federation.client_memory",
+    "Refusals": "hansa.federation.messages",
+    "RoundOrders": "hansa.federation.messages",
+    "RoundReports": "hansa.federation.messages",
+    "Server": "hansa.federation.serve",
+    "Site": "hansa.federation.site",
+    "Stamp": "hansa.federation.messages",
+    "Transport": "hansa.federation.server",
+    "Versions": "hansa.federation.client_memory",
+    "Where": "hansa.federation.server",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)

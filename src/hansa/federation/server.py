@@ -11,16 +11,16 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.request import Recall, as_it_is
-from hansa.errors import HansaError, refuse
-from hansa.federation.charge import REFUSED, Refused
-from hansa.federation.exchange import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
-from hansa.rounds import Opened, frames
-from hansa.rounds.admission import sender
-from hansa.rounds.messages import Delivery, Lost, Order, Report
-from hansa.tasks import TaskLike
-from hansa.types import BUFFERS, MODEL, Vectors
-from hansa.vectors.fingerprint import fingerprint
+from hansa.core.errors import HansaError, invalid_argument
+from hansa.core.types import BUFFERS, MODEL, Vectors
+from hansa.core.vectors.fingerprint import fingerprint
+from hansa.engine.requests import Recall, as_it_is
+from hansa.federation.enrollment import REFUSED, Refused
+from hansa.federation.messages import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
+from hansa.rounds import OpenedRound, wire_format
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
+from hansa.rounds.validation import sender
+from hansa.training import TaskLike
 
 log = logging.getLogger("hansa")
 
@@ -83,7 +83,7 @@ class Federation:
         self.algorithm, self.task, self.transport = algorithm, task, transport
         self.attempts, self.limit, self.keep_from, self.where = attempts, limit, keep_from, where
         if where not in ("server", "sites", "both"):
-            raise refuse("Federation", "where", where, "'server', 'sites' or 'both'")
+            raise invalid_argument("Federation", "where", where, "'server', 'sites' or 'both'")
         self.enough = enough
         self.refusals = Refusals()
         self.suspects: set[str] = set()
@@ -91,7 +91,7 @@ class Federation:
         self._bytes: dict[str, SiteBytes] = {}
         self._home = {client: name for name, clients in sites.items() for client in clients}
         self._shell = task.shell(dtype, device)
-        self._opened: Opened | None = None
+        self._opened: OpenedRound | None = None
         self._oldest = 0
         homeless = sorted(set(range(task.population.count)) - set(self._home))
         if homeless:
@@ -99,7 +99,7 @@ class Federation:
         if sum(len(clients) for clients in self.sites.values()) > len(self._home):
             raise HansaError("a client is at two sites, or twice at one: expected each at one.")
 
-    def opened(self, opened: Opened, oldest: int = 0) -> None:
+    def opened(self, opened: OpenedRound, oldest: int = 0) -> None:
         """Hear the round's broadcasts, and the oldest round that the server could go back to."""
         self._opened = opened
         self._oldest = oldest if self.keep_from is None else self.keep_from()
@@ -109,7 +109,7 @@ class Federation:
         found, self._bytes = self._bytes, {}
         return {name: asdict(found[name]) for name in sorted(found)}
 
-    def run(self, orders: Sequence[Order], recall: Recall = as_it_is) -> Iterator[Report]:
+    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]:
         """Reports as sites answer; a site that stays silent costs its reporters the round."""
         told = {name: self._told(mine, recall) for name, mine in self._by_site(orders).items()}
         asked = len(told)
@@ -137,8 +137,8 @@ class Federation:
         self._bytes.setdefault(site, SiteBytes()).down_bytes += len(data)
         self.transport.send(site, data)
 
-    def _by_site(self, orders: Sequence[Order]) -> dict[str, list[Order]]:
-        found: dict[str, list[Order]] = {}
+    def _by_site(self, orders: Sequence[WorkOrder]) -> dict[str, list[WorkOrder]]:
+        found: dict[str, list[WorkOrder]] = {}
         for order in orders:
             homes = {self._home[client] for client in order.clients}
             if len(homes) > 1:
@@ -149,7 +149,7 @@ class Federation:
             found.setdefault(homes.pop(), []).append(order)
         return found
 
-    def _told(self, orders: Sequence[Order], recall: Recall) -> RoundOrders:
+    def _told(self, orders: Sequence[WorkOrder], recall: Recall) -> RoundOrders:
         stamps: dict[int, Stamp | None] = {}
         for order in orders:
             remembered = recall(order).memory
@@ -163,13 +163,13 @@ class Federation:
         mail = self._mail(receivers)
         return RoundOrders(first.run, first.round, self._oldest, mail, tuple(orders), stamps, digests)
 
-    def _mail(self, receivers: Sequence[int]) -> dict[str, Delivery]:
+    def _mail(self, receivers: Sequence[int]) -> dict[str, Broadcast]:
         """What a site must be sent: the message of the client there that needs the fewest bytes makes it for all."""
         assert self._opened is not None
         mail = {}
         for name, made in self._opened.broadcasts.items():
             client = min(receivers, key=made.nbytes)
-            mail[name] = Delivery(made.version, made.bases[client], tuple(made.packets(client)))
+            mail[name] = Broadcast(made.version, made.bases[client], tuple(made.packets(client)))
         return mail
 
     def _heard(self, site: str, data: bytes, told: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
@@ -177,10 +177,10 @@ class Federation:
         self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
         self.suspects.discard(site)
         try:
-            if frames.kind_of(data) == REFUSED and site in told:
+            if wire_format.kind_of(data) == REFUSED and site in told:
                 refusal = self._refused(site, data)
                 return _lost(told.pop(site), "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
-            if frames.kind_of(data) == "marks":
+            if wire_format.kind_of(data) == "marks":
                 raise NotOurs("unasked", f"site {site} answers an exam that is over")
             answer = RoundReports.from_bytes(data, limit=self.limit)
             asked = told.get(site)
@@ -193,7 +193,7 @@ class Federation:
         if answer.need:
             assert self._opened is not None
             whole = {
-                name: Delivery.whole(self._opened.broadcasts[name].vector, sent.version)
+                name: Broadcast.whole(self._opened.broadcasts[name].vector, sent.version)
                 if name in answer.need
                 else sent
                 for name, sent in asked.mail.items()
@@ -202,7 +202,7 @@ class Federation:
             self._send(site, told[site].to_bytes())
             return None
         del told[site]
-        self._bytes[site].peer_bytes += sum(sum(report.peer.values()) for report in answer.reports)
+        self._bytes[site].peer_bytes += sum(sum(report.peer_bytes.values()) for report in answer.reports)
         return tuple(_stamped(report, answer.kept) for report in answer.reports)
 
     def _check(self, site: str, answer: RoundReports, asked: RoundOrders) -> None:
@@ -239,7 +239,7 @@ class Federation:
         """Each site's sums, folded in the order of their names; a site that stays silent is left out, and told of."""
         assert self._opened is not None
         order = self._opened.orders[0]
-        mail = {name: Delivery.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors}
+        mail = {name: Broadcast.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors}
         exam = Exam(order.run, order.round, mail, fingerprint(vectors[MODEL]))
         data, waiting, marks = exam.to_bytes(), set(self.sites), dict[str, Marks]()
         for _ in range(self.attempts):
@@ -262,11 +262,11 @@ class Federation:
         self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
         self.suspects.discard(site)
         try:
-            if frames.kind_of(data) == REFUSED and site in waiting:
+            if wire_format.kind_of(data) == REFUSED and site in waiting:
                 self._refused(site, data)
                 waiting.discard(site)
                 return None
-            if frames.kind_of(data) == "reports" or site not in waiting:
+            if wire_format.kind_of(data) == "reports" or site not in waiting:
                 raise NotOurs("unasked", f"site {site} answers what is over")
             found = Marks.from_bytes(data, limit=self.limit)
             if (found.run, found.round, found.digest) != (exam.run, exam.round, exam.digest):
@@ -292,7 +292,7 @@ class Federation:
 def _lost(message: RoundOrders, reason: str, detail: str) -> tuple[Report, ...]:
     """Reports that all reporters of a site are lost to the round."""
     return tuple(
-        Report(order.cohort, lost=tuple(Lost(client, reason, detail) for client in order.reporters))
+        Report(order.cohort, dropped=tuple(DroppedClient(client, reason, detail) for client in order.reporters))
         for order in message.orders
     )
 
@@ -304,19 +304,19 @@ def _stamped(report: Report, kept: Collection[int]) -> Report:
     return replace(report, memory=stamps)
 
 
-def _check_report(site: str, report: Report, order: Order) -> None:
+def _check_report(site: str, report: Report, order: WorkOrder) -> None:
     """A cohort's report says nothing of others: not in uploads, not in losses, not in what was sent to neighbours."""
     senders = [sender(upload) for upload in report.uploads]
-    named = [*senders, *(lost.client for lost in report.lost)]
-    strangers = sorted({*named, *report.peer} - set(order.clients))
+    named = [*senders, *(lost.client for lost in report.dropped)]
+    strangers = sorted({*named, *report.peer_bytes} - set(order.clients))
     if strangers:
         raise NotOurs("clients", f"site {site} speaks for client {strangers[0]}, who is not in cohort {order.cohort}")
     if len(named) > len(set(named)):
         raise NotOurs("clients", f"site {site} speaks twice for a client of cohort {order.cohort}")
     if set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients):
         raise NotOurs("report", f"site {site} reports what nobody asked of cohort {order.cohort}")
-    if sum(report.peer.values()) > _MOST_PEER_BYTES:
-        raise NotOurs("report", f"site {site} reports {sum(report.peer.values())} bytes between neighbours")
+    if sum(report.peer_bytes.values()) > _MOST_PEER_BYTES:
+        raise NotOurs("report", f"site {site} reports {sum(report.peer_bytes.values())} bytes between neighbours")
 
 
 def _folded(marks: Sequence[Marks]) -> dict[str, float]:

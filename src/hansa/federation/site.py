@@ -33,16 +33,16 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.compress import PacketError, decode
-from hansa.engine.request import Divisible
-from hansa.errors import HansaError
-from hansa.federation.exchange import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
-from hansa.federation.memory import RamVersions, Versions
-from hansa.keys import Key
-from hansa.rounds import client_round, frames
-from hansa.rounds.messages import Delivery, Lost, Order, Report
-from hansa.tasks import TaskLike, generators
-from hansa.types import BUFFERS, MODEL, Vector, Vectors
-from hansa.vectors.fingerprint import fingerprint
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.core.vectors.fingerprint import fingerprint
+from hansa.engine.requests import Divisible
+from hansa.federation.client_memory import RamVersions, Versions
+from hansa.federation.messages import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
+from hansa.rounds import client_round, wire_format
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
+from hansa.training import TaskLike, random_state
 
 
 class Site:
@@ -88,7 +88,7 @@ class Site:
         """The answer to a frame; `NotOurs` where it is refused."""
         try:
             told: Exam | RoundOrders
-            if frames.kind_of(data) == "exam":
+            if wire_format.kind_of(data) == "exam":
                 told = Exam.from_bytes(data, limit=self.limit)
             else:
                 told = RoundOrders.from_bytes(data, limit=self.limit)
@@ -96,7 +96,7 @@ class Site:
             raise NotOurs(getattr(error, "reason", "malformed"), str(error)) from error
         if self.run is not None and told.run != self.run:
             raise NotOurs("run", f"orders of run {told.run!r}, this site takes part in {self.run!r}")
-        with generators.exact_arithmetic():
+        with random_state.exact_arithmetic():
             if isinstance(told, Exam):
                 return self._examined(told).to_bytes()
             self._check(told)
@@ -122,7 +122,7 @@ class Site:
             if not order.work.steps >= 1 or not order.work.batch_size >= 1:
                 raise NotOurs("work", f"an order of {order.work.steps} steps of {order.work.batch_size}")
 
-    def _check_clients(self, order: Order, seen: set[int]) -> None:
+    def _check_clients(self, order: WorkOrder, seen: set[int]) -> None:
         foreign = sorted(set(order.clients) - self.clients)
         if foreign:
             raise NotOurs("clients", f"client {foreign[0]} is not at this site")
@@ -137,9 +137,9 @@ class Site:
         got, need = self._unpacked(told)
         if need:
             return RoundReports(told.run, told.round, need=tuple(need))
-        mail = {name: Delivery.whole(vector, told.mail[name].version) for name, vector in got.items()}
+        mail = {name: Broadcast.whole(vector, told.mail[name].version) for name, vector in got.items()}
         kept: set[int] = set()
-        reports = tuple(self._train(replace(order, mail=mail), told, kept) for order in told.orders)
+        reports = tuple(self._train(replace(order, broadcasts=mail), told, kept) for order in told.orders)
         return RoundReports(told.run, told.round, reports, kept=frozenset(kept))
 
     def _unpacked(self, told: RoundOrders) -> tuple[Vectors, list[str]]:
@@ -162,7 +162,7 @@ class Site:
                 self._hold(name, told.mail[name].version, vector)
         return got, need
 
-    def _check_fit(self, name: str, sent: Delivery) -> None:
+    def _check_fit(self, name: str, sent: Broadcast) -> None:
         """Packets for another model are not opened: what they would unpack to is theirs to say, memory is ours."""
         for packet in sent.packets:
             try:
@@ -186,7 +186,7 @@ class Site:
         for old in sorted(held)[:-_KEPT_VERSIONS]:
             del held[old]
 
-    def _train(self, order: Order, told: RoundOrders, kept: set[int]) -> Report:
+    def _train(self, order: WorkOrder, told: RoundOrders, kept: set[int]) -> Report:
         memory: dict[int, Vectors] = {}
         for client in order.reporters:
             stamp = told.stamps[client]
@@ -226,7 +226,7 @@ class Site:
         marks = Marks(exam.run, exam.round, exam.digest)
         if not isinstance(self.task, Divisible) or not (pieces := self.task.pieces()):
             return marks
-        with generators.kept():
+        with random_state.kept():
             scores = [self._shell.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
         hits = [score.hits for score in scores if score.hits is not None]
         return replace(
@@ -238,9 +238,12 @@ class Site:
         )
 
 
-def _all_lost(order: Order, reason: str, detail: str) -> Report:
+def _all_lost(order: WorkOrder, reason: str, detail: str) -> Report:
     """Nobody of a cohort reports, for one reason."""
-    return Report(order.cohort, lost=tuple(Lost(client, reason, frames.sentence(detail)) for client in order.reporters))
+    return Report(
+        order.cohort,
+        dropped=tuple(DroppedClient(client, reason, wire_format.sentence(detail)) for client in order.reporters),
+    )
 
 
 _KEPT_VERSIONS = 8  # broadcasts that a site can still build upon; beyond them it is sent the whole vector

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hansa.gossip.active import Activity, as_activity, bernoulli, everyone, replay, resample, selected
+from hansa.gossip.activity import Activity, as_activity, bernoulli, everyone, replay, resample, selected
 from hansa.gossip.clusters import Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
 from hansa.gossip.draw import svg, text

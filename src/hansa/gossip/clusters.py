@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from hansa.errors import HansaError, refuse, whole
-from hansa.keys import Key
-from hansa.protocols import declared, lacking
+from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import declared, missing_methods
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,11 +55,11 @@ def resolve(
     >>> resolve(2, 6, Key(0))
     [[0, 1, 2], [3, 4, 5]]
     """
-    whole("clusters", "population", population)
+    check_integer("clusters", "population", population)
     rule: Any = clusters
     if isinstance(clusters, int):
         rule = equal(clusters)
-    elif lacking(clusters, Clustering):
+    elif missing_methods(clusters, Clustering):
         rule = given(rule)
     groups: list[list[int]] = rule.assign(population, key, _asked(rule, labels, population))
     _check(groups, population, rule)
@@ -93,7 +93,7 @@ class equal:
     needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        whole("equal", "k", self.k)
+        check_integer("equal", "k", self.k)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
         """Cut the line of ids into k runs."""
@@ -112,7 +112,7 @@ class random:
     needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        whole("random", "k", self.k)
+        check_integer("random", "k", self.k)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
         """Shuffle the ids, then cut."""
@@ -134,7 +134,7 @@ class given:
         try:
             groups = tuple(tuple(group) for group in self.groups)
         except TypeError:
-            raise refuse("given", "groups", self.groups, "a list of lists of client ids") from None
+            raise invalid_argument("given", "groups", self.groups, "a list of lists of client ids") from None
         object.__setattr__(self, "groups", groups)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
@@ -159,9 +159,9 @@ class by_labels:
     needs_labels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("by_labels", "k", self.k)
+        check_integer("by_labels", "k", self.k)
         if self.diverse and not self.even:
-            raise refuse(
+            raise invalid_argument(
                 "by_labels", "even", self.even, "even=True with diverse=True", "Like clusters have like sizes."
             )
 
@@ -180,7 +180,7 @@ class by_labels:
 
 def _cut(order: Integers, k: int, part: str) -> list[list[int]]:
     if k > len(order):
-        raise refuse(part, "k", k, f"at most one cluster a client, and there are {len(order)} clients")
+        raise invalid_argument(part, "k", k, f"at most one cluster a client, and there are {len(order)} clients")
     return [sorted(piece.tolist()) for piece in np.array_split(order, k)]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hansa.errors import HansaError, whole
+from hansa.core.errors import HansaError, check_integer
+from hansa.core.keys import Key
 from hansa.gossip import draw
 from hansa.gossip.clusters import Clustering, resolve
 from hansa.gossip.spectral import edge_count, messages, rho
 from hansa.gossip.theory import AfgaTheorem, Change, Corollary, Orders, changes, corollary, drift
 from hansa.gossip.topology import Topology
-from hansa.keys import Key
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -176,11 +176,11 @@ def describe(
     """
     if reporters is not None and participation is not None:
         raise HansaError(f"describe(reporters={reporters}, participation={participation}): expected one of the two.")
-    whole("describe", "dim", dim)
-    whole("describe", "itemsize", itemsize)
+    check_integer("describe", "dim", dim)
+    check_integer("describe", "itemsize", itemsize)
     for name, number in (("steps", steps), ("rounds", rounds)):
         if number is not None:
-            whole("describe", name, number)
+            check_integer("describe", name, number)
     sizes = tuple(len(group) for group in resolve(clusters, clients, Key(0)))
     asked: float = reporters if reporters is not None else float(1 if participation is None else participation)
     found = corollary(topology, sizes, asked)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hansa.errors import whole
+from hansa.core.errors import check_integer
 from hansa.gossip.weights import as_sparse
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def text(W: Matrix, width: int = 48, *, ascii_only: bool = False) -> str:
     .###
     #.##
     """
-    whole("text", "width", width, least=8)
+    check_integer("text", "width", width, minimum=8)
     S = as_sparse(W)
     if ascii_only:
         return "\n".join("".join("#" if dot else "." for dot in row) for row in _pattern(W, width))
@@ -43,7 +43,7 @@ def svg(W: Matrix, size: int = 360) -> str:
     >>> svg(ring().weights(4)).startswith("<svg")
     True
     """
-    whole("svg", "size", size, least=32)
+    check_integer("svg", "size", size, minimum=32)
     S = as_sparse(W)
     n = S.shape[0]
     head = (

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from hansa.errors import decay, positive
-from hansa.types import RoundContext, State, Vector
+from hansa.core.errors import check_decay, check_positive
+from hansa.core.types import RoundContext, State, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class consensus_amsgrad:
     cites: ClassVar[tuple[str, ...]] = ("chen2023",)
 
     def __post_init__(self) -> None:
-        decay("consensus_amsgrad", "b1", self.b1, "0.9 is usual.")
-        decay("consensus_amsgrad", "b2", self.b2, "0.99 is usual.")
-        positive("consensus_amsgrad", "eps", self.eps, "The first step is divided by its root.")
+        check_decay("consensus_amsgrad", "b1", self.b1, "0.9 is usual.")
+        check_decay("consensus_amsgrad", "b2", self.b2, "0.99 is usual.")
+        check_positive("consensus_amsgrad", "eps", self.eps, "The first step is divided by its root.")
 
     def init(self, x: Vector) -> State:
         nothing, least = x.new_zeros(x.shape), x.new_full(x.shape, self.eps)

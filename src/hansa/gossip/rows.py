@@ -15,12 +15,12 @@ import numpy as np
 import scipy
 import torch
 
+from hansa.core.native.cohort_kernel import spread
+from hansa.core.native.lazy_cohort_kernel import carried, gram
+from hansa.core.types import Vector
+from hansa.core.vectors import allocator, kernels
+from hansa.core.vectors.arithmetic import fits
 from hansa.gossip.topology import Topology, over_survivors
-from hansa.native.together import spread
-from hansa.native.trail import carried, gram
-from hansa.types import Vector
-from hansa.vectors import allocate, kernels
-from hansa.vectors.arithmetic import fits
 
 SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
 SMALL = 256  # clients up to which coefficients are an array from the beginning
@@ -166,7 +166,7 @@ class DenseRows:
 
     def ended(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
         """What the rows at these positions have moved from a start, and the spread; natively in one pass."""
-        moved = [allocate.like(start) for _ in positions]
+        moved = [allocator.like(start) for _ in positions]
         if self.rows.dtype == torch.float32 and fits(self.rows, start):
             by_row = dict(zip(positions, moved, strict=True))
             total = spread(self.rows, mixer.positions, dim, start=start, moved=by_row)
@@ -243,7 +243,7 @@ class LazyRows:
 
     def __init__(self, start: Vector, n: int, changes: int) -> None:
         self.start, self.n, self.count = start, n, 0
-        self.changes = allocate.empty(changes * start.numel(), start.dtype).view(changes, -1)
+        self.changes = allocator.empty(changes * start.numel(), start.dtype).view(changes, -1)
         if start.device.type != "cpu":
             self.changes = start.new_empty(changes, start.numel())
         self.coefficients: Any = np.zeros((n, 0)) if n <= SMALL else scipy.sparse.csr_array((n, 0), dtype=np.float64)

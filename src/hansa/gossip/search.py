@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from hansa.errors import HansaError, near, refuse, whole
+from hansa.core.errors import HansaError, check_integer, invalid_argument, suggestion
 from hansa.gossip.spectral import messages, rho_max
 from hansa.gossip.topology import (
     Topology,
@@ -55,15 +55,17 @@ def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Ma
     (erdos_renyi(p=0.68, seed=9), 0.605)
     """
     if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 <= target < 1:
-        raise refuse("with_rho", "target", target, "0 <= target < 1", "0 is the complete graph, 1 would be no graph.")
+        raise invalid_argument(
+            "with_rho", "target", target, "0 <= target < 1", "0 is the complete graph, 1 would be no graph."
+        )
     if not sizes:
-        raise refuse("with_rho", "sizes", sizes, "at least one cluster size")
+        raise invalid_argument("with_rho", "sizes", sizes, "at least one cluster size")
     for n in sizes:
-        whole("with_rho", "sizes", n)
+        check_integer("with_rho", "sizes", n)
     word = None if kind is None else kind.strip().lower().replace("-", "_")
     known = {*FIXED, *RANDOM}
     if word is not None and word not in known:
-        raise HansaError(f"with_rho(kind={kind!r}): no graph to choose from. {near(word, known)}")
+        raise HansaError(f"with_rho(kind={kind!r}): no graph to choose from. {suggestion(word, known)}")
     found: list[tuple[float, int, float, Match]] = []
     for name, graph in FIXED.items():
         if word in (None, name):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy
 
-from hansa.errors import HansaError, whole
+from hansa.core.errors import HansaError, check_integer
+from hansa.core.keys import Key
 from hansa.gossip.weights import as_sparse, check
-from hansa.keys import Key
 
 if TYPE_CHECKING:
     from hansa.gossip.topology import Topology
@@ -83,8 +83,8 @@ def step_bytes(W: Matrix, dim: int, itemsize: int = 4) -> int:
     >>> step_bytes(ring().weights(8), dim=1000)
     64000
     """
-    whole("step_bytes", "dim", dim)
-    whole("step_bytes", "itemsize", itemsize)
+    check_integer("step_bytes", "dim", dim)
+    check_integer("step_bytes", "itemsize", itemsize)
     return messages(W) * dim * itemsize
 
 

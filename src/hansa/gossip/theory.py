@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hansa.errors import HansaError, whole
-from hansa.gossip.active import size_of
+from hansa.core.errors import HansaError, check_integer
+from hansa.gossip.activity import size_of
 from hansa.gossip.spectral import messages, rho_max
 from hansa.gossip.topology import Topology, complete, exponential, hypercube, ring, torus
 
@@ -197,7 +197,7 @@ def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Cor
     True
     """
     for n in sizes:
-        whole("corollary", "sizes", n)
+        check_integer("corollary", "sizes", n)
     m = tuple(size_of("corollary", "reporters", reporters, n) for n in sizes)
     return Corollary(topology, tuple(sizes), m, rho_max(topology, sizes))
 

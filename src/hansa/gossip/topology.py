@@ -14,10 +14,10 @@ import numpy as np
 import scipy
 import torch
 
-from hansa.errors import HansaError, fraction, refuse, whole
+from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import not_a_component
 from hansa.gossip.weights import as_sparse, check, circulant, dense, identity, metropolis, reroute, sinkhorn
-from hansa.keys import Key
-from hansa.protocols import wrong
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class Topology(ABC):
 
     def sparse(self, n: int) -> Sparse:
         """The checked matrix for n clients, in CSR form."""
-        whole(type(self).__name__, "n", n, "A cluster has at least one client.")
+        check_integer(type(self).__name__, "n", n, "A cluster has at least one client.")
         W = self.weights(n)
         check(W, connected=self.connected, name=f"{type(self).__name__} over {n} clients")
         return W
@@ -78,7 +78,7 @@ class Topology(ABC):
 def check_topology(owner: str, argument: str, value: object) -> None:
     """Refuse what is no topology."""
     if not isinstance(value, Topology):
-        raise wrong(owner, argument, value, Topology, "a topology", example="ring() is one.")
+        raise not_a_component(owner, argument, value, Topology, "a topology", example="ring() is one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class unbalanced_complete(Topology):
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        whole("unbalanced_complete", "seed", self.seed, least=0)
-        fraction("unbalanced_complete", "spread", self.spread, "complete() has no spread.")
+        check_integer("unbalanced_complete", "seed", self.seed, minimum=0)
+        check_fraction("unbalanced_complete", "spread", self.spread, "complete() has no spread.")
 
     def weights(self, n: int) -> Sparse:
         draw = Key(self.seed).child("unbalanced_complete", n).numpy().random((n, n))
@@ -139,8 +139,8 @@ class erdos_renyi(Topology):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        fraction("erdos_renyi", "p", self.p)
-        whole("erdos_renyi", "seed", self.seed, least=0)
+        check_fraction("erdos_renyi", "p", self.p)
+        check_integer("erdos_renyi", "seed", self.seed, minimum=0)
 
     def weights(self, n: int) -> Sparse:
         for draw in range(DRAWS):
@@ -168,12 +168,14 @@ class torus(Topology):
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            whole("torus", "rows", self.rows)
+            check_integer("torus", "rows", self.rows)
 
     def weights(self, n: int) -> Sparse:
         rows = self.rows or max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
         if n % rows:
-            raise refuse("torus", "rows", rows, f"a divisor of the {n} clients", "torus() finds one by itself.")
+            raise invalid_argument(
+                "torus", "rows", rows, f"a divisor of the {n} clients", "torus() finds one by itself."
+            )
         at = np.arange(n).reshape(rows, -1)
         down, right = np.roll(at, -1, axis=0), np.roll(at, -1, axis=1)
         return metropolis(n, np.stack([np.tile(at.ravel(), 2), np.concatenate([down.ravel(), right.ravel()])], axis=1))
@@ -216,7 +218,7 @@ class hypercube(Topology):
     def weights(self, n: int) -> Sparse:
         if n & (n - 1):
             low = 1 << (n.bit_length() - 1)
-            raise refuse(
+            raise invalid_argument(
                 "hypercube", "n", n, f"a power of two, such as {low} or {2 * low}", "exponential() takes any n."
             )
         corners = np.arange(n)
@@ -259,7 +261,7 @@ class edges(Topology):
         ends = np.array(self.pairs, dtype=np.int64).reshape(-1, 2)
         if ends.max(initial=0) >= n:
             pair = tuple(ends[int(np.argmax(ends.max(axis=1)))].tolist())
-            raise refuse("edges", "pair", pair, f"places 0 to {n - 1}, for there are {n} clients")
+            raise invalid_argument("edges", "pair", pair, f"places 0 to {n - 1}, for there are {n} clients")
         return metropolis(n, ends)
 
 
@@ -282,7 +284,7 @@ class matrix(Topology):
 
     def weights(self, n: int) -> Sparse:
         if n != len(self.rows):
-            raise refuse("matrix", "n", n, f"{len(self.rows)}, the size of the given matrix")
+            raise invalid_argument("matrix", "n", n, f"{len(self.rows)}, the size of the given matrix")
         return as_sparse(self.rows, "matrix")
 
 
@@ -292,9 +294,13 @@ def _pair(pair: object) -> tuple[int, int]:
     except (TypeError, ValueError):
         first = second = -1
     if min(first, second) < 0:
-        raise refuse("edges", "pair", pair, "two whole numbers >= 0, the places of two clients in their cluster")
+        raise invalid_argument(
+            "edges", "pair", pair, "two whole numbers >= 0, the places of two clients in their cluster"
+        )
     if first == second:
-        raise refuse("edges", "pair", pair, "two different clients", "Everyone keeps a weight of its own anyway.")
+        raise invalid_argument(
+            "edges", "pair", pair, "two different clients", "Everyone keeps a weight of its own anyway."
+        )
     return first, second
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 import torch
 
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def check(W: Matrix, *, connected: bool = True, name: str = "W") -> None:
 
     >>> check([[0.5, 0.5], [0.4, 0.6]])
     Traceback (most recent call last):
-    hansa.errors.HansaError: W: column 0 sums to 0.9, expected 1. gossip.sinkhorn(W) makes it doubly stochastic.
+    hansa.core.errors.HansaError: W: column 0 sums to 0.9, expected 1. gossip.sinkhorn(W) makes it doubly stochastic.
     """
     S = as_sparse(W, name)
     tolerance = _tolerance(W)

@@ -1,23 +1,34 @@
 """Client work: solvers as affine corrections, how much work, and the one gradient loop."""
 
 from hansa.local.blocks import blocks
-from hansa.local.descent import Descent, Moved, Phase, Shell, descend, effective_steps, train
+from hansa.local.descent import ClientJob, LocalResult, LocalStep, Trainer, descend, effective_steps, train
 from hansa.local.distributions import Distribution, between, lognormal, one_of
-from hansa.local.solvers import Ahead, Correction, Finished, Solver, dyn, prox, sam, scaffold, sgd, solver_receives
+from hansa.local.solvers import (
+    AscentOffset,
+    Correction,
+    Solver,
+    SolverResult,
+    dyn,
+    prox,
+    sam,
+    scaffold,
+    sgd,
+    solver_receives,
+)
 from hansa.local.work import LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
 from hansa.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
 
 __all__ = [
-    "Ahead",
+    "AscentOffset",
+    "ClientJob",
     "Correction",
-    "Descent",
     "Distribution",
-    "Finished",
+    "LocalResult",
+    "LocalStep",
     "LocalWork",
-    "Moved",
-    "Phase",
-    "Shell",
     "Solver",
+    "SolverResult",
+    "Trainer",
     "Work",
     "between",
     "blocks",

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from hansa.errors import HansaError, near, refuse
-from hansa.types import Vector
-from hansa.vectors.layout import Entry, Layout
+from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.core.types import Vector
+from hansa.core.vectors.layout import Entry, Layout
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -33,7 +33,9 @@ class blocks:
 
     def __init__(self, *patterns: str, parameters: Ranges | None = None, buffers: Ranges = ()) -> None:
         if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-            raise refuse("blocks", "patterns", patterns, "names or patterns of them", 'blocks("bn*", "head.*").')
+            raise invalid_argument(
+                "blocks", "patterns", patterns, "names or patterns of them", 'blocks("bn*", "head.*").'
+            )
         object.__setattr__(self, "patterns", patterns)
         object.__setattr__(self, "parameters", parameters)
         object.__setattr__(self, "buffers", buffers)
@@ -48,7 +50,7 @@ class blocks:
         names = [entry.name for entry in layout.parameters]
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise HansaError(f"{self!r}: no parameter matches {pattern!r}. {near(pattern, names)}")
+                raise HansaError(f"{self!r}: no parameter matches {pattern!r}. {suggestion(pattern, names)}")
         found = blocks(*self.patterns, parameters=self._ranges(layout.parameters), buffers=self._ranges(layout.buffers))
         if found.parameters == ((0, layout.dim),):
             raise HansaError(f"{self!r}: matches every parameter: nothing would be left to share.")

@@ -8,39 +8,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from hansa.keys import Key
+from hansa.core.keys import Key
+from hansa.core.types import Population, RoundContext, State, Vector, Vectors
+from hansa.core.vectors import allocator
+from hansa.core.vectors.arithmetic import all_finite
 from hansa.local.blocks import blocks
-from hansa.local.solvers import Ahead, Correction
+from hansa.local.solvers import AscentOffset, Correction
 from hansa.local.work import Work
 from hansa.server import ServerTransform
-from hansa.types import Population, RoundContext, State, Vector, Vectors
-from hansa.vectors import allocate
-from hansa.vectors.arithmetic import all_finite
 
 if TYPE_CHECKING:
-    from hansa.native.together import Together
-    from hansa.native.trail import Trail
+    from hansa.core.native.cohort_kernel import Together
+    from hansa.core.native.lazy_cohort_kernel import Trail
 
 _ALONE = RoundContext(0, Population(()), ())
 
 Tensors: TypeAlias = "list[torch.Tensor] | tuple[torch.Tensor, ...]"
-Drawn: TypeAlias = Any
+BatchRows: TypeAlias = Any
 """The batches of a round as a shell draws them, an entry a step: row numbers [steps, batch], or what knows more."""
 
 
-class Moved(NamedTuple):
+class LocalResult(NamedTuple):
     """What a local phase came to: how far the model moved, the loss of each step, and whether the change is finite.
 
     >>> Moved(torch.ones(2), [0.5], True).finite
     True
     """
 
-    change: Vector
+    delta: Vector
     losses: list[float]
     finite: bool
 
 
-class Phase(NamedTuple):
+class ClientJob(NamedTuple):
     """What a client is to do in a round, from the model x.
 
     >>> Phase._fields
@@ -50,17 +50,17 @@ class Phase(NamedTuple):
     x: Vector
     client: int
     work: Work
-    descent: Descent
+    descent: LocalStep
     key: Key
 
 
-class Shell(Protocol):
+class Trainer(Protocol):
     """A worker's own place to train one model at a time. ``parameters`` are views of ``y``: a step copies nothing.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> import torch
     >>> import hansa
-    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
     >>> lacking(task.shell(torch.float32, torch.device("cpu")), Shell), lacking(print, Shell)
     ([], [])
     """
@@ -85,42 +85,42 @@ class Shell(Protocol):
 
     def read_buffers(self) -> Vector | None: ...
 
-    def rows(self, client: int, work: Work, key: Key) -> Drawn | None: ...
+    def rows(self, client: int, work: Work, key: Key) -> BatchRows | None: ...
 
     def seed(self, key: Key) -> None: ...
 
-    def descend(self, rows: Drawn | None, descent: Descent, y: Vector | None = None) -> torch.Tensor | None:
+    def descend(self, rows: BatchRows | None, descent: LocalStep, y: Vector | None = None) -> torch.Tensor | None:
         """All steps of ``rows`` in one go where the shell knows a faster way, giving the losses; otherwise None. They
         are taken on ``y`` where it is given, on the shell's own vector otherwise. It draws nothing, and momentum goes
         on from the descent's velocity."""
         ...
 
-    def phase(self, x: Vector, client: int, work: Work, descent: Descent, key: Key) -> Moved | None:
+    def phase(self, x: Vector, client: int, work: Work, descent: LocalStep, key: Key) -> LocalResult | None:
         """A client's whole round from x, batches and all, where the shell knows a faster way, leaving the model in y;
         otherwise None."""
         ...
 
-    def phases(self, given: Sequence[Phase]) -> list[Moved] | None:
+    def phases(self, given: Sequence[ClientJob]) -> list[LocalResult] | None:
         """Several clients' whole rounds, with the bits of ``phase``; None where it knows no way. The models are not
         kept."""
         return None
 
     def together(
-        self, rows: torch.Tensor, descent: Descent, *, later: bool = False, start: Vector | None = None
+        self, rows: torch.Tensor, descent: LocalStep, *, later: bool = False, start: Vector | None = None
     ) -> Together | None:
         """A cohort's models [n, d] to be stepped and mixed natively in place where the shell knows how; otherwise None.
         The ``descent`` is everybody's, but for its velocity."""
         return None
 
-    def trail(self, start: torch.Tensor, descent: Descent) -> Trail | None:
+    def trail(self, start: torch.Tensor, descent: LocalStep) -> Trail | None:
         """The same where only those who step have a model, made from the changes so far; otherwise None."""
         return None
 
-    def gradient(self, client: int, rows: Drawn | None) -> tuple[torch.Tensor, Tensors]: ...
+    def gradient(self, client: int, rows: BatchRows | None) -> tuple[torch.Tensor, Tensors]: ...
 
 
 @dataclass(slots=True)
-class Descent:
+class LocalStep:
     """One client's descent in one round: y <- y - lr d, with d = g + weight_decay y + a (y - x) + s, or with local
     momentum d <- momentum d + that sum, from zero each round unless it is kept. The raw gradient is clipped first. A
     local ``optimizer`` is any server transform, applied to -d; with ``decoupled`` the decay stays out of d:
@@ -141,7 +141,7 @@ class Descent:
     clip: float | None = None
     optimizer: ServerTransform | None = None
     decoupled: bool = False
-    ahead: Ahead | None = None
+    ahead: AscentOffset | None = None
     frozen: blocks | None = None
     velocity: Vector | None = field(default=None)
     state: State = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Descent:
     def moving(self) -> Vector:
         """The velocity, which starts from zero."""
         if self.velocity is None:
-            self.velocity = allocate.like(self.anchor).zero_()
+            self.velocity = allocator.like(self.anchor).zero_()
         return self.velocity
 
     def begin(self) -> None:
@@ -264,13 +264,13 @@ def _merged(first: State, then: State) -> State:
 
 
 def train(
-    shell: Shell, x: Vector, buffers: Vector | None, client: int, work: Work, descent: Descent, key: Key
-) -> Moved:
+    shell: Trainer, x: Vector, buffers: Vector | None, client: int, work: Work, descent: LocalStep, key: Key
+) -> LocalResult:
     """A client's round from the model it received. The shell's buffers are then those after it.
 
     >>> import torch
     >>> import hansa
-    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
     >>> shell = task.shell(torch.float32, torch.device("cpu"))
     >>> from hansa.local import Correction, Work
     >>> start = torch.zeros(2)
@@ -282,16 +282,16 @@ def train(
         return moved
     shell.load(x, buffers)
     losses = descend(shell, client, work, descent, key)
-    change = torch.sub(shell.y, x, out=allocate.like(x))
-    return Moved(change, losses.tolist(), all_finite(change))
+    change = torch.sub(shell.y, x, out=allocator.like(x))
+    return LocalResult(change, losses.tolist(), all_finite(change))
 
 
-def descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -> torch.Tensor:
+def descend(shell: Trainer, client: int, work: Work, descent: LocalStep, key: Key) -> torch.Tensor:
     """All local steps of one client, on the model the shell holds; returns the loss of each step.
 
     >>> import torch
     >>> import hansa
-    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
     >>> shell = task.shell(torch.float32, torch.device("cpu"))
     >>> from hansa.local import Correction, Work
     >>> shell.load(torch.zeros(2), None)
@@ -302,7 +302,7 @@ def descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -
         return _descend(shell, client, work, descent, key)
 
 
-def _descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) -> torch.Tensor:
+def _descend(shell: Trainer, client: int, work: Work, descent: LocalStep, key: Key) -> torch.Tensor:
     rows = shell.rows(client, work, key.child("batch"))
     found = shell.descend(rows, descent) if descent.plain else None
     if found is not None:
@@ -315,7 +315,9 @@ def _descend(shell: Shell, client: int, work: Work, descent: Descent, key: Key) 
     return losses
 
 
-def ahead_gradient(shell: Shell, client: int, rows: Drawn | None, descent: Descent) -> tuple[torch.Tensor, Tensors]:
+def ahead_gradient(
+    shell: Trainer, client: int, rows: BatchRows | None, descent: LocalStep
+) -> tuple[torch.Tensor, Tensors]:
     """The loss at y and the gradient at y, or where the descent looks ahead at y + e, on the same batch."""
     loss, gradients = shell.gradient(client, rows)
     if descent.ahead is None:

@@ -9,13 +9,13 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from hansa.errors import HansaError, non_negative, positive, refuse, whole
+from hansa.core.errors import HansaError, check_integer, check_non_negative, check_positive, invalid_argument
 
 
 class Distribution(Protocol):
     """A draw that may depend on how many samples the client holds.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> lacking(one_of([1, 2]), Distribution), lacking(print, Distribution)
     ([], [])
     """
@@ -34,7 +34,7 @@ def drawn_value(value: Drawn, chance: np.random.Generator, samples: int) -> floa
 def check_drawn(part: str, argument: str, value: object) -> None:
     """Refuse anything but a positive number or a distribution."""
     if not hasattr(value, "draw"):
-        positive(part, argument, value, "A number, or a distribution such as between(2, 5).")
+        check_positive(part, argument, value, "A number, or a distribution such as between(2, 5).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class between:
     high: int | Literal["samples"]
 
     def __post_init__(self) -> None:
-        whole("between", "low", self.low)
+        check_integer("between", "low", self.low)
         if self.high != "samples":
-            whole("between", "high", self.high, "A whole number, or 'samples'.")
+            check_integer("between", "high", self.high, "A whole number, or 'samples'.")
             if isinstance(self.high, int) and self.high < self.low:
-                raise refuse("between", "high", self.high, f"high >= low = {self.low}")
+                raise invalid_argument("between", "high", self.high, f"high >= low = {self.low}")
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
         high = samples if isinstance(self.high, str) else self.high
@@ -74,13 +74,13 @@ class one_of:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
         for value in self.values:
-            positive("one_of", "values", value)
+            check_positive("one_of", "values", value)
         if not self.values:
-            raise refuse("one_of", "values", self.values, "at least one number")
+            raise invalid_argument("one_of", "values", self.values, "at least one number")
         if self.chances is not None:
             object.__setattr__(self, "chances", tuple(self.chances))
             for chance in self.chances:
-                non_negative("one_of", "chances", chance)
+                check_non_negative("one_of", "chances", chance)
             if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
                 raise HansaError(
                     f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1, one a value."
@@ -102,8 +102,8 @@ class lognormal:
     sigma: float = 0.5
 
     def __post_init__(self) -> None:
-        positive("lognormal", "median", self.median)
-        non_negative("lognormal", "sigma", self.sigma)
+        check_positive("lognormal", "median", self.median)
+        check_non_negative("lognormal", "sigma", self.sigma)
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
         return self.median * math.exp(self.sigma * float(chance.standard_normal()))

@@ -8,12 +8,12 @@ from typing import Literal, TypeAlias, get_args
 
 from hansa.compress import Compressor
 from hansa.compress.base import check_compressor
-from hansa.errors import HansaError, fraction, refuse, whole
+from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.gossip import Activity, Clustering, Topology, everyone, resample, selected
-from hansa.gossip.active import check_activity
+from hansa.gossip.activity import check_activity
 from hansa.gossip.topology import check_topology
 
-Order: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
+StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
 """Whether clients that gossip mix their models after the local step or before it."""
 
 
@@ -37,27 +37,27 @@ class Mixing:
     topology: Topology
     clusters: int | Sequence[Sequence[int]] | Clustering = 1
     active: Activity = field(default_factory=everyone)
-    every: int = 1
-    adapted: bool = False
-    persistent: bool = False
+    gossip_every: int = 1
+    reporters_only: bool = False
+    keep_local_models: bool = False
     average_every: int | None = None
     compressor: Compressor | None = None
     consensus_rate: float = 1.0
-    order: Order = "adapt-then-combine"
+    order: StepOrder = "adapt-then-combine"
 
     def __post_init__(self) -> None:
         check_topology("Mixing", "topology", self.topology)
         check_activity("Mixing", "active", self.active)
         if self.compressor is not None:
             check_compressor("Mixing", "compressor", self.compressor)
-        whole("Mixing", "every", self.every, "1 gossips after every step.")
+        check_integer("Mixing", "gossip_every", self.gossip_every, "1 gossips after every step.")
         if self.average_every is not None:
-            whole("Mixing", "average_every", self.average_every)
-        fraction("Mixing", "consensus_rate", self.consensus_rate)
-        if self.order not in get_args(Order):
-            raise refuse("Mixing", "order", self.order, " or ".join(map(repr, get_args(Order))))
+            check_integer("Mixing", "average_every", self.average_every)
+        check_fraction("Mixing", "consensus_rate", self.consensus_rate)
+        if self.order not in get_args(StepOrder):
+            raise invalid_argument("Mixing", "order", self.order, " or ".join(map(repr, get_args(StepOrder))))
         if self.compressor is None and self.consensus_rate != 1:
-            raise refuse(
+            raise invalid_argument(
                 "Mixing", "consensus_rate", self.consensus_rate, "1 without a compressor", "It is CHOCO-Gossip's."
             )
         if self.compressor is not None and self.order == "combine-then-adapt":
@@ -65,9 +65,9 @@ class Mixing:
                 f"Mixing(compressor={self.compressor!r}, order='combine-then-adapt'): compressed gossip sends what the "
                 "local step made. Use order='adapt-then-combine'."
             )
-        if self.adapted and self.persistent:
+        if self.reporters_only and self.keep_local_models:
             raise HansaError("Mixing(adapted=True, persistent=True): the adapted forms keep no models between rounds.")
-        if self.adapted and self.active not in (everyone(), selected()):
+        if self.reporters_only and self.active not in (everyone(), selected()):
             raise HansaError(
                 f"Mixing(adapted=True, active={self.active!r}): in the adapted forms all reporters compute "
                 "at every step. Leave active out, or adapted."
@@ -75,7 +75,7 @@ class Mixing:
 
     @property
     def cites(self) -> tuple[str, ...]:
-        kind = ("lian2017",) if self.persistent else () if isinstance(self.active, resample) else ("hafed2023",)
+        kind = ("lian2017",) if self.keep_local_models else () if isinstance(self.active, resample) else ("hafed2023",)
         exact = ("chen2021",) if self.average_every is not None else ()
         return (*kind, *exact, *(("koloskova2019",) if self.compressor is not None else ()))
 

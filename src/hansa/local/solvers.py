@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from hansa.errors import non_negative, positive
-from hansa.protocols import declared, expect
-from hansa.types import CONTROL, Vector, Vectors
+from hansa.core.errors import check_non_negative, check_positive
+from hansa.core.protocols import check_component, declared
+from hansa.core.types import CONTROL, Vector, Vectors
 
 
 class Correction(NamedTuple):
@@ -21,15 +21,15 @@ class Correction(NamedTuple):
     True
     """
 
-    a: float = 0.0
-    s: Vector | None = None
+    prox_weight: float = 0.0
+    shift: Vector | None = None
 
 
-Ahead: TypeAlias = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
+AscentOffset: TypeAlias = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
 """From the gradients at y to the offset e, tensor by tensor, at which the gradient of the step is taken."""
 
 
-class Finished(NamedTuple):
+class SolverResult(NamedTuple):
     """What a solver reports on its own channels, and what the client remembers.
 
     >>> Finished({}, {}).memory
@@ -45,7 +45,7 @@ class Solver(Protocol):
     server; ``memory``: rows each client keeps; ``uniform_only``: updates must count equally; ``pull``: the scalar a, a
     fact of the method that the server knows too.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> lacking(sgd(), Solver), lacking(print, Solver)
     ([], ['correction', 'finish'])
     """
@@ -58,11 +58,11 @@ class Solver(Protocol):
     uniform_only: ClassVar[bool] = False
 
     @property
-    def pull(self) -> float:
+    def prox_weight(self) -> float:
         return 0.0
 
     @property
-    def ahead(self) -> Ahead | None:
+    def ascent_offset(self) -> AscentOffset | None:
         """For a solver that takes the gradient of each step at y + e: a method from the gradients at y to e."""
         return None
 
@@ -70,12 +70,12 @@ class Solver(Protocol):
     def correction(self, got: Vectors, memory: Vectors) -> Correction: ...
 
     @abstractmethod
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished: ...
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult: ...
 
 
 def check_solver(owner: str, argument: str, value: object) -> None:
     """Refuse what is no local solver."""
-    expect(owner, argument, value, Solver, "a local solver", example="sgd() is one, prox(0.1) another.")
+    check_component(owner, argument, value, Solver, "a local solver", example="sgd() is one, prox(0.1) another.")
 
 
 def solver_receives(solver: Solver) -> tuple[str, ...]:
@@ -98,8 +98,8 @@ class sgd(Solver):
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()
 
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
-        return Finished({}, {})
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
+        return SolverResult({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,17 @@ class prox(Solver):
     cites: ClassVar[tuple[str, ...]] = ("li2020",)
 
     def __post_init__(self) -> None:
-        non_negative("prox", "mu", self.mu, "0.01 to 10 were tried in the papers; 0 is plain SGD.")
+        check_non_negative("prox", "mu", self.mu, "0.01 to 10 were tried in the papers; 0 is plain SGD.")
 
     @property
-    def pull(self) -> float:
+    def prox_weight(self) -> float:
         return float(self.mu)
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
-        return Correction(a=self.pull)
+        return Correction(prox_weight=self.prox_weight)
 
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
-        return Finished({}, {})
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
+        return SolverResult({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,12 @@ class scaffold(Solver):
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         own = memory.get(CONTROL)
-        return Correction(s=got[CONTROL] - own if own is not None else got[CONTROL])
+        return Correction(shift=got[CONTROL] - own if own is not None else got[CONTROL])
 
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
         difference = change / (-steps * lr) - got[CONTROL]
         own = memory.get(CONTROL)
-        return Finished({CONTROL: difference}, {CONTROL: difference if own is None else own + difference})
+        return SolverResult({CONTROL: difference}, {CONTROL: difference if own is None else own + difference})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +165,20 @@ class dyn(Solver):
     uniform_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
+        check_positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
 
     @property
-    def pull(self) -> float:
+    def prox_weight(self) -> float:
         return float(self.alpha)
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         h = memory.get("dual")
-        return Correction(a=self.pull, s=None if h is None else -h)
+        return Correction(prox_weight=self.prox_weight, shift=None if h is None else -h)
 
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
         h = memory.get("dual")
         moved = change * -self.alpha
-        return Finished({}, {"dual": moved if h is None else h + moved})
+        return SolverResult({}, {"dual": moved if h is None else h + moved})
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +193,15 @@ class sam(Solver):
     cites: ClassVar[tuple[str, ...]] = ("qu2022",)
 
     def __post_init__(self) -> None:
-        positive("sam", "rho", self.rho, "0.05 is usual.")
+        check_positive("sam", "rho", self.rho, "0.05 is usual.")
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()
 
-    def ahead(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def ascent_offset(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """rho g/||g||, and 0 where g is 0."""
         length = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients)))))
         return list(torch._foreach_mul(list(gradients), self.rho / length if length else 0.0))
 
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> Finished:
-        return Finished({}, {})
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
+        return SolverResult({}, {})

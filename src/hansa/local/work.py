@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-from hansa.errors import HansaError, non_negative, positive, refuse, whole
-from hansa.keys import Key
+from hansa.core.errors import HansaError, check_integer, check_non_negative, check_positive, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import check_component
 from hansa.local.distributions import Drawn, between, check_drawn, drawn_value, lognormal
-from hansa.protocols import expect
 
 
 class Work(NamedTuple):
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 class LocalWork(Protocol):
     """A draw of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> lacking(fixed(3), LocalWork), lacking(print, LocalWork)
     ([], ['draw'])
     """
@@ -55,7 +55,7 @@ def check_work(owner: str, argument: str, value: object) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     several = isinstance(value, (list, tuple))
     instead = f"fixed({value!r})" if several or isinstance(value, int) else f"epochs({value!r})"
-    expect(
+    check_component(
         owner,
         argument,
         value,
@@ -90,9 +90,9 @@ class fixed(LocalWork):
         if isinstance(self.steps, Sequence) and not isinstance(self.steps, str):
             object.__setattr__(self, "steps", tuple(self.steps))
             for steps in self.steps:
-                whole("fixed", "steps", steps)
+                check_integer("fixed", "steps", steps)
         else:
-            whole("fixed", "steps", self.steps)
+            check_integer("fixed", "steps", self.steps)
 
     @property
     def common(self) -> int | None:
@@ -121,7 +121,7 @@ class epochs(LocalWork):
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        positive("epochs", "epochs", self.epochs, "1.5 makes one pass and a half over a client's data.")
+        check_positive("epochs", "epochs", self.epochs, "1.5 makes one pass and a half over a client's data.")
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         batch = _batch(batch_size, samples)
@@ -141,10 +141,10 @@ class random_steps(LocalWork):
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        whole("random_steps", "low", self.low)
-        whole("random_steps", "high", self.high)
+        check_integer("random_steps", "low", self.low)
+        check_integer("random_steps", "high", self.high)
         if self.high < self.low:
-            raise refuse("random_steps", "high", self.high, f"high >= low = {self.low}")
+            raise invalid_argument("random_steps", "high", self.high, f"high >= low = {self.low}")
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         steps = int(key.numpy().integers(self.low, self.high + 1))
@@ -194,11 +194,11 @@ class hybrid_plus(LocalWork):
     def __post_init__(self) -> None:
         low, high = self.epochs
         object.__setattr__(self, "epochs", (low, high))
-        whole("hybrid_plus", "epochs", low)
-        whole("hybrid_plus", "epochs", high)
-        whole("hybrid_plus", "min_batch", self.min_batch)
+        check_integer("hybrid_plus", "epochs", low)
+        check_integer("hybrid_plus", "epochs", high)
+        check_integer("hybrid_plus", "min_batch", self.min_batch)
         if high < low:
-            raise refuse("hybrid_plus", "epochs", self.epochs, "low <= high")
+            raise invalid_argument("hybrid_plus", "epochs", self.epochs, "low <= high")
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         both = drawn(between(*self.epochs), between(self.min_batch, "samples"))
@@ -227,12 +227,12 @@ class deadline(LocalWork):
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        positive("deadline", "seconds", self.seconds)
+        check_positive("deadline", "seconds", self.seconds)
         check_drawn("deadline", "speed", self.speed)
-        non_negative("deadline", "jitter", self.jitter)
-        whole("deadline", "seed", self.seed, least=0)
+        check_non_negative("deadline", "jitter", self.jitter)
+        check_integer("deadline", "seed", self.seed, minimum=0)
         if self.epochs is not None:
-            positive("deadline", "epochs", self.epochs)
+            check_positive("deadline", "epochs", self.epochs)
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         size = _batch(batch_size, samples)

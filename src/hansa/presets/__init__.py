@@ -14,18 +14,18 @@ from typing import Any, Literal, Unpack
 from hansa.aggregate import aware, mgda, nova
 from hansa.algorithm import Algorithm, Channel
 from hansa.compress import sign
-from hansa.errors import HansaError, near, refuse
+from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.core.types import CONTROL, MODEL
 from hansa.local import dyn as dyn_solver
 from hansa.local import prox
 from hansa.local import scaffold as scaffold_solver
-from hansa.presets.gossiping import Clusters, afga, cafga, choco_sgd, d_amsgrad, dadam, dsgd, gossip_pga, ha_fed
-from hansa.presets.vocabulary import Adaptive, Common, Rooted, adaptive, federated, rated, sampler_of
+from hansa.presets.gossip import Clusters, afga, cafga, choco_sgd, d_amsgrad, dadam, dsgd, gossip_pga, ha_fed
+from hansa.presets.hyperparameters import Adaptive, Common, Rooted, adaptive, federated, rated, sampler_of
 from hansa.sample import explore as explore_all
 from hansa.sample import startup as begin_with_everyone
 from hansa.schedule import Rate
 from hansa.server import ServerTransform, adagrad, adam, ams, amsgrad, chain, dyn, participation_scale, scale, yogi
 from hansa.server import momentum as server_momentum
-from hansa.types import CONTROL, MODEL
 
 __all__ = [
     "CATALOGUE", "Adaptive", "Clusters", "Common", "Rooted", "afga", "cafga", "catalogue", "choco_sgd", "d_amsgrad",
@@ -89,7 +89,9 @@ def feddyn(*, alpha: float = 0.1, **common: Unpack[Common]) -> Algorithm:
     dyn(alpha=0.01)
     """
     if common.get("server_lr", 1.0) != 1.0:
-        raise refuse("feddyn", "server_lr", common["server_lr"], "1", "FedDyn's server has no rate of its own.")
+        raise invalid_argument(
+            "feddyn", "server_lr", common["server_lr"], "1", "FedDyn's server has no rate of its own."
+        )
     return federated("feddyn", solver=dyn_solver(alpha), **common).with_server(dyn(alpha))
 
 
@@ -113,21 +115,23 @@ def fedaware(
     from_zero: bool = False,
     min_norm: Literal["exact", "authors"] = "exact",
     project: ServerTransform | None = None,
-    rows: Literal["ram", "disk"] = "ram",
+    momentum_storage: Literal["ram", "disk"] = "ram",
     **common: Unpack[Common],
 ) -> Algorithm:
-    """FedAWARE: the shortest combination of the momenta of all clients seen (Zeng et al.). ``rows="disk"`` keeps the
+    """FedAWARE: the shortest combination of the momenta of all clients seen (Zeng et al.). ``momentum_storage="disk"`` keeps the
     momenta on disk; ``weights`` are those of the objective, in averages and diversities.
 
     ``startup`` has everyone take part in the first round, as the paper proposes; ``explore`` asks every client once
     before any again, averaging until then. The authors' code is ``normalize=True, explore=True, from_zero=True,
     min_norm="authors", weights="samples"``, with ``startup=True`` in its statistical-only setting.
 
-    >>> fedaware(alpha=0.3, rows="disk").channels["model"].aggregate.rows
+    >>> fedaware(alpha=0.3, momentum_storage="disk").channels["model"].aggregate.momentum_storage
     'disk'
     """
     weights = common.get("weights", "uniform")
-    direction = aware(alpha, normalize, explore, project, rows, from_zero=from_zero, min_norm=min_norm, weights=weights)
+    direction = aware(
+        alpha, normalize, explore, project, momentum_storage, from_zero=from_zero, min_norm=min_norm, weights=weights
+    )
     if explore and "sampler" not in common:
         common["sampler"] = explore_all(common.pop("participation", 1.0), then="uniform")
     if startup:
@@ -149,7 +153,7 @@ def fedaware_yogi(
     startup: bool = False,
     from_zero: bool = False,
     min_norm: Literal["exact", "authors"] = "exact",
-    rows: Literal["ram", "disk"] = "ram",
+    momentum_storage: Literal["ram", "disk"] = "ram",
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedAWARE as a projection: FedYogi's step, with its rate ``yogi_lr``, projected onto FedAWARE's direction.
@@ -165,7 +169,7 @@ def fedaware_yogi(
         from_zero=from_zero,
         min_norm=min_norm,
         project=chain(yogi(b1, b2, eps), scale(yogi_lr)),
-        rows=rows,
+        momentum_storage=momentum_storage,
         **common,
     )
     return replace(direction, name="fedaware_yogi")
@@ -178,7 +182,9 @@ def fedmgda(*, epsilon: float = 1.0, **common: Unpack[Common]) -> Algorithm:
     mgda(epsilon=0.1)
     """
     if common.get("weights", "uniform") != "uniform":
-        raise refuse("fedmgda", "weights", common["weights"], "'uniform'", "FedMGDA+ finds the weights itself.")
+        raise invalid_argument(
+            "fedmgda", "weights", common["weights"], "'uniform'", "FedMGDA+ finds the weights itself."
+        )
     return federated("fedmgda", **common).on(MODEL, aggregate=mgda(epsilon))
 
 
@@ -275,5 +281,5 @@ def named(name: str, **words: Any) -> Algorithm:
     plain = name.lower().replace("+", "").replace("-", "_")
     known = catalogue()
     if plain not in known:
-        raise HansaError(f"unknown preset {name!r}. {near(plain, known)}")
+        raise HansaError(f"unknown preset {name!r}. {suggestion(plain, known)}")
     return known[plain](**words)

@@ -2,52 +2,52 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.later import later
+from hansa.core.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
-    from hansa.rounds.closing import Closed, Closing, Outcome, in_cohort_order
-    from hansa.rounds.messages import Delivery, Lost, Order, Report, Upload
-    from hansa.rounds.observation import observe
-    from hansa.rounds.protocol import Opened, client_round, client_rounds, close_round, open_round
+    from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, in_cohort_order
+    from hansa.rounds.diagnostics import diagnose
+    from hansa.rounds.messages import Broadcast, DroppedClient, Report, Upload, WorkOrder
+    from hansa.rounds.round import OpenedRound, client_round, client_rounds, close_round, open_round
     from hansa.rounds.state import ServerState
 
 __all__ = [
-    "Closed",
-    "Closing",
-    "Delivery",
-    "Lost",
-    "Opened",
-    "Order",
+    "Broadcast",
+    "ClosedRound",
+    "DroppedClient",
+    "OpenedRound",
     "Outcome",
     "Report",
+    "RoundAggregation",
     "ServerState",
     "Upload",
+    "WorkOrder",
     "client_round",
     "client_rounds",
     "close_round",
+    "diagnose",
     "in_cohort_order",
-    "observe",
     "open_round",
 ]
 
 HOMES = {
-    "Closed": "hansa.rounds.closing",
-    "Closing": "hansa.rounds.closing",
-    "Delivery": "hansa.rounds.messages",
-    "Lost": "hansa.rounds.messages",
-    "Opened": "hansa.rounds.protocol",
-    "Order": "hansa.rounds.messages",
-    "Outcome": "hansa.rounds.closing",
+    "Broadcast": "hansa.rounds.messages",
+    "ClosedRound": "hansa.rounds.aggregation",
+    "DroppedClient": "hansa.rounds.messages",
+    "OpenedRound": "hansa.rounds.round",
+    "Outcome": "hansa.rounds.aggregation",
     "Report": "hansa.rounds.messages",
+    "RoundAggregation": "hansa.rounds.aggregation",
     "ServerState": "hansa.rounds.state",
     "Upload": "hansa.rounds.messages",
-    "client_round": "hansa.rounds.protocol",
-    "client_rounds": "hansa.rounds.protocol",
-    "close_round": "hansa.rounds.protocol",
-    "in_cohort_order": "hansa.rounds.closing",
-    "observe": "hansa.rounds.observation",
-    "open_round": "hansa.rounds.protocol",
+    "WorkOrder": "hansa.rounds.messages",
+    "client_round": "hansa.rounds.round",
+    "client_rounds": "hansa.rounds.round",
+    "close_round": "hansa.rounds.round",
+    "diagnose": "hansa.rounds.diagnostics",
+    "in_cohort_order": "hansa.rounds.aggregation",
+    "open_round": "hansa.rounds.round",
 }
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = later(__name__, HOMES)
+    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)

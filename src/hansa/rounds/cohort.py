@@ -12,25 +12,27 @@ import torch
 
 from hansa.algorithm import LocalPhase, Mixing
 from hansa.compress import Packet, accumulate, sign
-from hansa.gossip.active import Activity, selected
+from hansa.core.native import abi
+from hansa.core.native.cohort_kernel import TURN, Together
+from hansa.core.protocols import declared
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.core.vectors import allocator
+from hansa.core.vectors.arithmetic import all_finite
+from hansa.gossip.activity import Activity, selected
 from hansa.gossip.rows import ApartRows, DenseRows, LazyRows, Mixer, Rows, lazy_pays
-from hansa.local.descent import Descent, Drawn, Shell, ahead_gradient
+from hansa.local.descent import BatchRows, LocalStep, Trainer, ahead_gradient
 from hansa.local.work import Work
-from hansa.native import abi
-from hansa.native.together import TURN, Together
-from hansa.protocols import declared
-from hansa.rounds.lazily import Walk, march
-from hansa.rounds.messages import Lost, Order, Trained, scoped
-from hansa.rounds.mixed import Mixed, blank, passed_on, share, stacked
-from hansa.rounds.turns import Batches, Program, links_of, program
+from hansa.rounds.cohort_result import CohortResult, blank, passed_on, share, stacked
+from hansa.rounds.lazy_gossip import Walk, march
+from hansa.rounds.messages import DroppedClient, LocalUpdate, WorkOrder, scoped
+from hansa.rounds.native_schedule import Batches, Program, links_of, program
 from hansa.server import ServerTransform
-from hansa.types import BUFFERS, MODEL, Vector, Vectors
-from hansa.vectors import allocate
-from hansa.vectors.arithmetic import all_finite
 
 
 @torch.no_grad()
-def train_together(phase: LocalPhase, order: Order, got: Vectors, shell: Shell, samples: Sequence[int]) -> Mixed:
+def train_together(
+    phase: LocalPhase, order: WorkOrder, got: Vectors, shell: Trainer, samples: Sequence[int]
+) -> CohortResult:
     """Every step: those who are active take a local step, then everyone gossips; or the other way round."""
     assert phase.mixing is not None
     return _Cohort(phase, phase.mixing, order, got, shell, samples).run()
@@ -38,7 +40,7 @@ def train_together(phase: LocalPhase, order: Order, got: Vectors, shell: Shell, 
 
 class _Cohort:
     def __init__(
-        self, phase: LocalPhase, mixing: Mixing, order: Order, got: Vectors, shell: Shell, samples: Sequence[int]
+        self, phase: LocalPhase, mixing: Mixing, order: WorkOrder, got: Vectors, shell: Trainer, samples: Sequence[int]
     ) -> None:
         self.phase, self.mixing, self.order, self.shell, self.samples = phase, mixing, order, shell, samples
         self.got = got
@@ -49,25 +51,25 @@ class _Cohort:
         self.start = got[MODEL] if buffers is None else torch.cat([got[MODEL], buffers])
         self.mixer = Mixer(mixing.topology, len(self.clients))
         self.mixer.lose(*(self.position[client] for client in order.absent))
-        rule = selected() if mixing.adapted else mixing.active
+        rule = selected() if mixing.reporters_only else mixing.active
         self.active: Activity = declared(rule, Activity, "among")(order.reporters)
         self.drawn: dict[tuple[int, int], list[int]] = {}
         self.rows = self._rows()
-        self.begun = not isinstance(self.rows, DenseRows) or mixing.persistent
+        self.begun = not isinstance(self.rows, DenseRows) or mixing.keep_local_models
         self.public: torch.Tensor | None = None
         if mixing.compressor is not None:
-            kept = mixing.persistent
+            kept = mixing.keep_local_models
             self.public = stacked(self._remembered("local/public")) if kept else blank(len(self.clients), self.start)
         self.shared: tuple[str, ...] = declared(phase.optimizer, ServerTransform, "shared")
         self.together: Together | None = None
-        self.descents: dict[int, Descent] = {}
-        self.batches: dict[int, Drawn | None] = {}
+        self.descents: dict[int, LocalStep] = {}
+        self.batches: dict[int, BatchRows | None] = {}
         self.steps: Counter[int] = Counter()
         self.losses: list[float] = []
-        self.mixed = Mixed()
+        self.mixed = CohortResult()
 
-    def run(self) -> Mixed:
-        if not self.mixing.persistent:
+    def run(self) -> CohortResult:
+        if not self.mixing.keep_local_models:
             self.mixed.peer.update(passed_on(self.order, len(self.mixer.positions), Packet.of(self.start).nbytes))
         if not self._march():
             self._walk()
@@ -102,7 +104,7 @@ class _Cohort:
             return self._march_lazily(rows, late)
         if not isinstance(rows, DenseRows) or rows.rows.shape[1] != self.dim or (late and not self._mixes_natively()):
             return False
-        make = declared(self.shell, Shell, "together")
+        make = declared(self.shell, Trainer, "together")
         start = None if self.begun or not self.order.work.steps else self.start
         together = make(rows.rows, self._new_descent(self.clients[0]), later=late, start=start)
         if together is None:
@@ -118,7 +120,7 @@ class _Cohort:
 
     def _march_lazily(self, rows: LazyRows, late: bool) -> bool:
         """The same where idle clients have no models."""
-        trail = declared(self.shell, Shell, "trail")(self.start, self._new_descent(self.clients[0]))
+        trail = declared(self.shell, Trainer, "trail")(self.start, self._new_descent(self.clients[0]))
         if trail is None or self.start.numel() != self.dim:
             return False
         counted, steps = [0], self.order.work.steps
@@ -212,7 +214,7 @@ class _Cohort:
     def _gossips(self, step: int) -> int | None:
         """Which turn of the run a step is, where all gossip after it."""
         turn = self.order.round * self.order.work.steps + step + 1
-        return turn if (turn if self.mixing.persistent else step + 1) % self.mixing.every == 0 else None
+        return turn if (turn if self.mixing.keep_local_models else step + 1) % self.mixing.gossip_every == 0 else None
 
     def _averages(self, turn: int) -> bool:
         return self.mixing.average_every is not None and turn % self.mixing.average_every == 0
@@ -220,7 +222,7 @@ class _Cohort:
     def _lose(self, position: int, step: int) -> None:
         """A client's model is no longer finite; the rest go on."""
         detail = f"its model left the numbers at step {step}; its cluster went on without it"
-        self.mixed.lost.append(Lost(self.clients[position], "non-finite", detail))
+        self.mixed.lost.append(DroppedClient(self.clients[position], "non-finite", detail))
         self.mixer.lose(position)
 
     def _survivors(self) -> list[int]:
@@ -244,26 +246,26 @@ class _Cohort:
     def _rows(self) -> Rows:
         """Rows that are kept, or never mixed; else dense ones, or lazy ones where the cost rule prefers them."""
         n, steps = len(self.clients), self.order.work.steps
-        if self.mixing.persistent:
+        if self.mixing.keep_local_models:
             return DenseRows(stacked(self._remembered("local/row")))
         if self.mixing.compressor is not None:
             return DenseRows(blank(n, self.start))
         if self.mixer.still:
             return ApartRows(self.start)
         active = [len(self._active(step)) for step in range(steps)]
-        if lazy_pays(n, active, self.mixing.every, self.mixer.links, self.start.numel(), self._marches()):
+        if lazy_pays(n, active, self.mixing.gossip_every, self.mixer.links, self.start.numel(), self._marches()):
             return LazyRows(self.start, n, sum(active))
         return DenseRows(blank(n, self.start))
 
     def _marches(self) -> bool:
         """Whether steps and gossip have a native form."""
-        trail = declared(self.shell, Shell, "trail")(self.start, self._new_descent(self.clients[0]))
+        trail = declared(self.shell, Trainer, "trail")(self.start, self._new_descent(self.clients[0]))
         return trail is not None and self.start.numel() == self.dim
 
     def _remembered(self, name: str) -> list[Vector]:
         """A row of every client that outlives the round; the model received where there is none, or none yet."""
         kept = [self.order.memory.get(client, {}).get(name) for client in self.clients]
-        return [row if row is not None and self.mixing.persistent else self.start for row in kept]
+        return [row if row is not None and self.mixing.keep_local_models else self.start for row in kept]
 
     def _compute(self, step: int) -> list[tuple[int, Vector, Vector]]:
         """The local steps of those who are active; given back where they are made only after the mixing."""
@@ -312,16 +314,16 @@ class _Cohort:
         work = Work(self.order.work.steps, min(self.order.work.batch_size, self.samples[client]))
         return self.shell.rows(client, work, self.order.key.child("local", self.order.round, client, "batch"))
 
-    def _descent(self, client: int) -> Descent:
+    def _descent(self, client: int) -> LocalStep:
         if client not in self.descents:
             self.descents[client] = self._new_descent(client)
         return self.descents[client]
 
-    def _new_descent(self, client: int) -> Descent:
+    def _new_descent(self, client: int) -> LocalStep:
         memory = self.order.memory.get(client, {})
         correction = self.phase.solver.correction(self.got, scoped(memory, "solver"))
-        descent = self.phase.descent(self.order.round, self.got[MODEL], correction)
-        if self.mixing.persistent:
+        descent = self.phase.local_step(self.order.round, self.got[MODEL], correction)
+        if self.mixing.keep_local_models:
             descent.restore(scoped(memory, "local/optimizer"), self.got[MODEL])
         return descent
 
@@ -374,7 +376,7 @@ class _Cohort:
         moved, spread = self._ended(positions)
         for client, position, change in zip(reporters, positions, moved, strict=True):
             buffers = change[self.dim :] if change.numel() > self.dim else None
-            self.mixed.trained[client] = Trained(change[: self.dim], buffers, loss, self._memory(client, position))
+            self.mixed.trained[client] = LocalUpdate(change[: self.dim], buffers, loss, self._memory(client, position))
         self.mixed.info["consensus"] = spread
         if self.order.mean:
             self.mixed.mean = self.rows.mean(self.mixer).to(self.start)
@@ -385,12 +387,12 @@ class _Cohort:
         if isinstance(self.rows, DenseRows):
             return self.rows.ended(self.mixer, self.dim, self.start, positions)
         rows = self.rows.read(positions) if positions else ()
-        moved = [torch.sub(row, self.start, out=allocate.like(self.start)) for row in rows]
+        moved = [torch.sub(row, self.start, out=allocator.like(self.start)) for row in rows]
         return moved, self.rows.spread(self.mixer, self.dim)
 
     def _memory(self, client: int, position: int) -> Vectors:
         """What a client whose model lives on keeps: the model, its public copy, its optimizer."""
-        if not self.mixing.persistent:
+        if not self.mixing.keep_local_models:
             return {}
         kept = self.descents[client].kept() if client in self.descents else {}
         public = {} if self.public is None else {"local/public": self.public[position].clone()}

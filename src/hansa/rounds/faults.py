@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from hansa.algorithm import Algorithm
-from hansa.errors import HansaError, fraction, positive
-from hansa.keys import Key
-from hansa.rounds.messages import Lost, Order, Report, Upload
+from hansa.core.errors import HansaError, check_fraction, check_positive
+from hansa.core.keys import Key
+from hansa.rounds.messages import DroppedClient, Report, Upload, WorkOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class faults:
 
     def __post_init__(self) -> None:
         for name, rate in self._rates():
-            fraction("faults", name, rate, "A chance per client and round.", above_zero=False)
-        positive("faults", "factor", self.factor)
+            check_fraction("faults", name, rate, "A chance per client and round.", above_zero=False)
+        check_positive("faults", "factor", self.factor)
         total = sum(rate for _, rate in self._rates())
         if total > 1 + 1e-12:
             raise HansaError(f"faults: the chances sum to {total:.3g}; at most one fault befalls a client a round.")
@@ -54,34 +54,34 @@ class faults:
             coin -= rate
         return ""
 
-    def strike_orders(self, orders: Sequence[Order]) -> tuple[list[Order], list[Lost]]:
+    def strike_orders(self, orders: Sequence[WorkOrder]) -> tuple[list[WorkOrder], list[DroppedClient]]:
         """The orders that reach somebody who reports, and the reporters lost before training."""
         left, lost = [], []
         for order in orders:
             gone = [client for client in order.clients if self.draw(order.key, order.round, client) == "before"]
-            lost += [Lost(client, "lost", "before training") for client in order.reporters if client in gone]
+            lost += [DroppedClient(client, "lost", "before training") for client in order.reporters if client in gone]
             reporters = tuple(client for client in order.reporters if client not in gone)
             if reporters:
                 left.append(replace(order, reporters=reporters, absent=tuple(gone)) if gone else order)
         return left, lost
 
     def strike_reports(
-        self, algorithm: Algorithm, orders: Sequence[Order], reports: Iterable[Report]
+        self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
     ) -> Iterator[Report]:
         """The reports as they arrive, with uploads lost or spoilt on the way."""
         asked = {order.cohort: order for order in orders}
         for report in reports:
             order = asked[report.cohort]
-            kept, lost = [], list(report.lost)
+            kept, lost = [], list(report.dropped)
             for upload in report.uploads:
                 fault = self.draw(order.key, order.round, upload.client)
                 found = self._strike(algorithm, upload, fault, order) if fault else upload
-                lost.append(found) if isinstance(found, Lost) else kept.append(found)
-            yield replace(report, uploads=tuple(kept), lost=tuple(lost))
+                lost.append(found) if isinstance(found, DroppedClient) else kept.append(found)
+            yield replace(report, uploads=tuple(kept), dropped=tuple(lost))
 
-    def _strike(self, algorithm: Algorithm, upload: Upload, fault: str, order: Order) -> Upload | Lost:
+    def _strike(self, algorithm: Algorithm, upload: Upload, fault: str, order: WorkOrder) -> Upload | DroppedClient:
         if fault in ("after", "upload"):
-            return Lost(upload.client, "lost", "after training" if fault == "after" else "during upload")
+            return DroppedClient(upload.client, "lost", "after training" if fault == "after" else "during upload")
         if fault == "stale":
             return replace(upload, round=upload.round - 1)
         times = {"nan": math.nan, "scaled": self.factor, "flipped": -1.0}[fault]
@@ -92,5 +92,5 @@ class faults:
             try:
                 packets[name], _ = link.send(wrong, {}, order.key.child("fault", name, order.round, upload.client))
             except HansaError as error:  # a compressor makes no packet of what is not finite: nothing was sent
-                return Lost(upload.client, "non-finite", str(error))
+                return DroppedClient(upload.client, "non-finite", str(error))
         return replace(upload, packets=packets)

@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hansa.compress.sparse import kept
-from hansa.errors import HansaError, fraction, near, non_negative, refuse, whole
+from hansa.core.errors import (
+    HansaError,
+    check_fraction,
+    check_integer,
+    check_non_negative,
+    invalid_argument,
+    suggestion,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +53,9 @@ class LinkModel:
         for name in ("up_bandwidth", "down_bandwidth", "peer_bandwidth"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
-                raise refuse("LinkModel", name, value, f"{name} > 0 bytes a second", "math.inf is no limit.")
-        non_negative("LinkModel", "latency", self.latency)
-        non_negative("LinkModel", "peer_latency", self.peer_latency)
+                raise invalid_argument("LinkModel", name, value, f"{name} > 0 bytes a second", "math.inf is no limit.")
+        check_non_negative("LinkModel", "latency", self.latency)
+        check_non_negative("LinkModel", "peer_latency", self.peer_latency)
 
     def seconds(
         self, up: Mapping[int, int], down: Mapping[int, int], peer: Mapping[int, int] | None = None, exchanges: int = 0
@@ -69,7 +76,7 @@ def afga(messages: int = 1) -> LinkModel:
     The table's hours are those of ``afga(messages=20)``, where every exchange takes twenty messages: 5 * 18 * 20 s =
     0.5 h a round of FedAMSGrad, and 24 * 1.8 * 20 s = 0.24 h more with gossip.
     """
-    whole("afga", "messages", messages)
+    check_integer("afga", "messages", messages)
     return LinkModel(latency=18.0 * messages, peer_latency=1.8 * messages, serial=True)
 
 
@@ -205,17 +212,17 @@ class formulas:
         >>> f"{formulas.bits('sign', 11_173_962, 500):.2e}"
         '1.84e+11'
         """
-        whole("formulas.bits", "d", d)
-        whole("formulas.bits", "T", T, least=0)
+        check_integer("formulas.bits", "d", d)
+        check_integer("formulas.bits", "T", T, minimum=0)
         known = ("uncompressed", "sign", "top_k")
         if method not in known:
-            raise HansaError(f"formulas.bits(method={method!r}): no published formula. {near(method, known)}")
+            raise HansaError(f"formulas.bits(method={method!r}): no published formula. {suggestion(method, known)}")
         full = 32 * d
         if method == "uncompressed":
             return full * 2 * T
         if method == "sign":
             packet = 32 + d
         else:
-            fraction("formulas.bits", "ratio", ratio, "top_k needs its ratio.")
+            check_fraction("formulas.bits", "ratio", ratio, "top_k needs its ratio.")
             packet = 64 * kept(float(ratio or 0), d)
         return packet * 2 * T if two_way else (packet + full) * T

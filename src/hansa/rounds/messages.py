@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from hansa.compress import Packet
-from hansa.keys import Key
+from hansa.core.keys import Key
+from hansa.core.types import Vector, Vectors
 from hansa.local.work import Work
-from hansa.rounds import frames
-from hansa.rounds.frames import Blobs, Frame, FrameError
-from hansa.types import Vector, Vectors
+from hansa.rounds import wire_format
+from hansa.rounds.wire_format import Blobs, Frame, FrameError
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class DroppedClient:
     """A client that a round goes on without, and why. The reason is a word to count by, the detail is for people."""
 
     client: int
@@ -29,7 +29,7 @@ class Lost:
     detail: str = ""
 
 
-class Delivery(NamedTuple):
+class Broadcast(NamedTuple):
     """What a receiver is sent on one channel: packets that make ``version`` of ``base``; None means of nothing."""
 
     version: int
@@ -37,12 +37,12 @@ class Delivery(NamedTuple):
     packets: tuple[Packet, ...]
 
     @classmethod
-    def whole(cls, vector: Vector, version: int = 0) -> Delivery:
+    def whole(cls, vector: Vector, version: int = 0) -> Broadcast:
         """The vector itself, uncopied."""
         return cls(version, None, (Packet.of(vector, "whole"),))
 
 
-def write_mail(mail: Mapping[str, Delivery], blobs: Blobs) -> dict[str, Any]:
+def write_broadcasts(mail: Mapping[str, Broadcast], blobs: Blobs) -> dict[str, Any]:
     """Deliveries as a head has them."""
     return {
         name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
@@ -50,12 +50,12 @@ def write_mail(mail: Mapping[str, Delivery], blobs: Blobs) -> dict[str, Any]:
     }
 
 
-def read_mail(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Delivery]:
+def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadcast]:
     """What `write_mail` wrote."""
     return {
-        frames.name(name): Delivery(
-            frames.integer(version),
-            None if base is None else frames.integer(base),
+        wire_format.name(name): Broadcast(
+            wire_format.integer(version),
+            None if base is None else wire_format.integer(base),
             tuple(frame.packet(at) for at in packets),
         )
         for name, (version, base, packets) in entry.items()
@@ -63,7 +63,7 @@ def read_mail(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Delivery]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class WorkOrder:
     """A cohort's work of one round: who trains, who reports, what they are sent, what they remember. Those of the
     clients who are ``absent`` cannot be reached: the others go on without them. ``base`` is the digest of the model
     that the mail makes. With ``mean`` the report is to have the mean of the cohort's models."""
@@ -75,7 +75,7 @@ class Order:
     reporters: tuple[int, ...]
     work: Work
     base: bytes
-    mail: Mapping[str, Delivery]
+    broadcasts: Mapping[str, Broadcast]
     key: Key
     memory: Mapping[int, Vectors] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
@@ -92,40 +92,40 @@ class Order:
             "reporters": self.reporters,
             "work": self.work,
             "base": self.base.hex(),
-            "mail": write_mail(self.mail, blobs),
+            "mail": write_broadcasts(self.broadcasts, blobs),
             "key": [self.key.seed, self.key.path],
             "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
             "absent": self.absent,
             "mean": self.mean,
         }
-        return frames.pack("order", head, blobs.found)
+        return wire_format.pack("order", head, blobs.found)
 
     @classmethod
-    def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Order:
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> WorkOrder:
         """The order in a frame."""
-        frame = frames.unpack(data, "order", limit=limit)
-        with frames.reading("order"):
+        frame = wire_format.unpack(data, "order", limit=limit)
+        with wire_format.reading("order"):
             head = frame.head
             steps, batch = head["work"]
             seed, path = head["key"]
             return cls(
-                frames.name(head["run"]),
-                frames.integer(head["round"]),
-                frames.integer(head["cohort"]),
-                frames.integers(head["clients"]),
-                frames.integers(head["reporters"]),
-                Work(frames.integer(steps), frames.integer(batch)),
+                wire_format.name(head["run"]),
+                wire_format.integer(head["round"]),
+                wire_format.integer(head["cohort"]),
+                wire_format.integers(head["clients"]),
+                wire_format.integers(head["reporters"]),
+                Work(wire_format.integer(steps), wire_format.integer(batch)),
                 bytes.fromhex(head["base"]),
-                read_mail(head["mail"], frame),
-                Key(frames.integer(seed, most=1 << 256)).child(*path),
-                {frames.whole_key(c): frames.read_tensors(rows, frame) for c, rows in head["memory"].items()},
-                frames.integers(head["absent"]),
+                read_broadcasts(head["mail"], frame),
+                Key(wire_format.integer(seed, most=1 << 256)).child(*path),
+                {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
+                wire_format.integers(head["absent"]),
                 head["mean"] is True,
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trained:
+class LocalUpdate:
     """What training made of one reporting client: how far its model and buffers moved, and its loss on the way
     (None where nobody computed)."""
 
@@ -158,8 +158,8 @@ class Report:
     cohort: int
     uploads: tuple[Upload, ...] = ()
     memory: Mapping[int, Vectors] = field(default_factory=dict)
-    lost: tuple[Lost, ...] = ()
-    peer: Mapping[int, int] = field(default_factory=dict)
+    dropped: tuple[DroppedClient, ...] = ()
+    peer_bytes: Mapping[int, int] = field(default_factory=dict)
     exchanges: int = 0
     info: Mapping[str, float] = field(default_factory=dict)
     mean: Vector | None = None
@@ -175,7 +175,7 @@ class Report:
                 "base": upload.base.hex(),
                 "client": upload.client,
                 "packets": {name: blobs.bytes(packet.bytes) for name, packet in upload.packets.items()},
-                "loss": frames.number(upload.loss),
+                "loss": wire_format.number(upload.loss),
             }
             for upload in self.uploads
         ]
@@ -183,20 +183,20 @@ class Report:
             "cohort": self.cohort,
             "uploads": uploads,
             "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
-            "lost": [[lost.client, lost.reason, frames.sentence(lost.detail)] for lost in self.lost],
-            "peer": {str(client): sent for client, sent in self.peer.items()},
+            "lost": [[lost.client, lost.reason, wire_format.sentence(lost.detail)] for lost in self.dropped],
+            "peer": {str(client): sent for client, sent in self.peer_bytes.items()},
             "exchanges": self.exchanges,
-            "info": {name: frames.number(value) for name, value in self.info.items()},
+            "info": {name: wire_format.number(value) for name, value in self.info.items()},
             "mean": {} if self.mean is None else blobs.tensors({"mean": self.mean}),
             "trained": self.trained,
         }
-        return frames.pack("report", head, blobs.found)
+        return wire_format.pack("report", head, blobs.found)
 
     @classmethod
-    def from_bytes(cls, data: frames.Blob, *, limit: int | None = None) -> Report:
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Report:
         """The report in a frame; what its uploads hold is checked where they are admitted."""
-        frame = frames.unpack(data, "report", limit=limit)
-        with frames.reading("report"):
+        frame = wire_format.unpack(data, "report", limit=limit)
+        with wire_format.reading("report"):
             head = frame.head
             uploads = tuple(
                 Upload(
@@ -204,29 +204,33 @@ class Report:
                     item["round"],
                     bytes.fromhex(item["base"]),
                     item["client"],
-                    {frames.name(name): frame.packet(at) for name, at in item["packets"].items()},
-                    frames.as_number(item["loss"]),
+                    {wire_format.name(name): frame.packet(at) for name, at in item["packets"].items()},
+                    wire_format.as_number(item["loss"]),
                 )
                 for item in head["uploads"]
             )
             return cls(
-                frames.integer(head["cohort"]),
+                wire_format.integer(head["cohort"]),
                 uploads,
-                {frames.whole_key(c): frames.read_tensors(rows, frame) for c, rows in head["memory"].items()},
+                {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
                 tuple(
-                    Lost(frames.integer(client, -1), frames.name(reason), frames.name(detail, frames.TEXT_LIMIT))
+                    DroppedClient(
+                        wire_format.integer(client, -1),
+                        wire_format.name(reason),
+                        wire_format.name(detail, wire_format.TEXT_LIMIT),
+                    )
                     for client, reason, detail in head["lost"]
                 ),
-                {frames.whole_key(client): frames.integer(sent) for client, sent in head["peer"].items()},
-                frames.integer(head["exchanges"]),
-                {frames.name(name): _float(value) for name, value in head["info"].items()},
-                frames.read_tensors(head["mean"], frame).get("mean"),
-                frames.integer(head["trained"]),
+                {wire_format.whole_key(client): wire_format.integer(sent) for client, sent in head["peer"].items()},
+                wire_format.integer(head["exchanges"]),
+                {wire_format.name(name): _float(value) for name, value in head["info"].items()},
+                wire_format.read_tensors(head["mean"], frame).get("mean"),
+                wire_format.integer(head["trained"]),
             )
 
 
 def _float(value: Any) -> float:
-    found = frames.as_number(value)
+    found = wire_format.as_number(value)
     if found is None:
         raise FrameError("frame: a number is missing.")
     return found

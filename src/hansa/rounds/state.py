@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.types import MODEL, Heard, Population, State, Vectors
+from hansa.core.types import MODEL, ClientStats, Population, State, Vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +38,12 @@ class ServerState:
                 if channel.follows is None
             },
             downlink={name: channel.downlink.init(vectors[name]) for name, channel in parts},
-            heard=Heard.nothing(population)._asdict() if algorithm.informed else {},
+            heard=ClientStats.empty(population)._asdict() if algorithm.needs_client_stats else {},
         )
 
     def seen(self, population: Population) -> Population:
         """The population as samplers and aggregators see it."""
-        return replace(population, heard=Heard(**self.heard)) if self.heard else population
+        return replace(population, stats=ClientStats(**self.heard)) if self.heard else population
 
     def tree(self) -> State:
         """The state as one plain tree, for a checkpoint."""

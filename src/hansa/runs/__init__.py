@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.later import later
+from hansa.core.lazy_imports import lazy_attributes
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = later(__name__)
+    __getattr__, __dir__ = lazy_attributes(__name__)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from hansa import __version__
-from hansa.errors import HansaError, refuse, whole
-from hansa.store import io
-from hansa.store.io import Damaged
-from hansa.types import State
+from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.types import State
+from hansa.runs.store import io
+from hansa.runs.store.io import Damaged
 
 log = logging.getLogger("hansa")
 
@@ -46,13 +46,13 @@ def save(folder: str | Path, state: State, meta: Mapping[str, Any], *, keep: int
     Written aside and synced, the manifest with every file's SHA-256 last; renamed, the folder synced: a crash leaves
     the old generations, or the old ones and this, never part of one. Returns where it lies.
     """
-    whole("checkpoint.save", "keep", keep)
+    check_integer("checkpoint.save", "keep", keep)
     home = Path(folder)
     writer, plain = _Writer(), _Writer()
     tree = writer.encode(state, "state")
     facts = plain.encode({**meta, "versions": _versions()}, "meta")
     if plain.tensors:
-        raise refuse("checkpoint.save", "meta", "a tensor", "plain facts", "Tensors go into the state.")
+        raise invalid_argument("checkpoint.save", "meta", "a tensor", "plain facts", "Tensors go into the state.")
     files = {
         TREE: json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(),
         TENSORS: safetensors.torch.save(writer.tensors),
@@ -173,13 +173,13 @@ class _Writer:
             return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(node)]
         if isinstance(node, dict):
             if wrong := [key for key in node if not isinstance(key, str) or key.startswith("$")]:
-                raise refuse("checkpoint.save", path, wrong[0], "keys that are words without a leading $")
+                raise invalid_argument("checkpoint.save", path, wrong[0], "keys that are words without a leading $")
             return {key: self.encode(value, f"{path}.{key}") for key, value in node.items()}
         if isinstance(node, Tensor):
             name = f"{len(self.tensors)}:{path}"  # a key may hold a dot: the number keeps names apart
             self.tensors[name] = self._alone(node.detach().cpu().contiguous())
             return {"$tensor": name}
-        raise refuse("checkpoint.save", path, type(node).__name__, "tensors, numbers, words, lists and dicts")
+        raise invalid_argument("checkpoint.save", path, type(node).__name__, "tensors, numbers, words, lists and dicts")
 
     def _alone(self, tensor: Tensor) -> Tensor:
         """Two names may share memory, which a file cannot."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hansa.errors import HansaError, near
+from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -93,7 +93,7 @@ class ClientColumns(dict[str, Array]):
 
     def write_csv(self, path: Path | str) -> Path:
         """Write the rows as CSV; what was not measured is empty."""
-        from hansa.store import io
+        from hansa.runs.store import io
 
         path = Path(path)
         io.make_folder(path.parent.resolve())
@@ -104,7 +104,7 @@ class ClientColumns(dict[str, Array]):
         """Write the columns as arrays that ``numpy.load`` reads, without pickle."""
         from io import BytesIO
 
-        from hansa.store import io
+        from hansa.runs.store import io
 
         path, content = Path(path), BytesIO()
         arrays: dict[str, Any] = dict(self)
@@ -139,7 +139,7 @@ def joined(blocks: Iterable[tuple[int, Mapping[str, Mapping[str, Array]]]], name
     found = ClientColumns()
     for name in names or known:
         if name not in known:
-            raise HansaError(f"clients: no column {name!r}. {near(name, known)}")
+            raise HansaError(f"clients: no column {name!r}. {suggestion(name, known)}")
         pieces = [*parts.get(name, ()), *_missing(total - held.get(name, 0))]
         found[name] = np.concatenate(pieces) if pieces else np.empty(0, KINDS.get(name, np.float32))
     return found

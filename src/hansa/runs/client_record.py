@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from hansa.runs.client_columns import Array, ClientColumns, Tally, filled, joined, union
-from hansa.store import Damaged, io
+from hansa.runs.store import Damaged, io
 
 Table: TypeAlias = Mapping[str, Array]
 """Columns of equal length; the one called client ascends."""

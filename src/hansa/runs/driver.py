@@ -18,27 +18,36 @@ from torch import nn
 
 from hansa.aggregate import Aggregator
 from hansa.algorithm import Algorithm
-from hansa.devices import Device, can_hold, devices
+from hansa.core.devices import Device, can_hold, devices
+from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import declared
+from hansa.core.types import BUFFERS, MODEL, State, Vector
 from hansa.engine import Engine, Metered, Networked, Serial, choose
-from hansa.errors import HansaError, positive, refuse, whole
-from hansa.keys import Key
-from hansa.measures.base import Measure, want_mean
-from hansa.protocols import declared
-from hansa.rounds import Closed, Closing, Opened, Outcome, ServerState, in_cohort_order, observe, open_round
+from hansa.rounds import (
+    ClosedRound,
+    OpenedRound,
+    Outcome,
+    RoundAggregation,
+    ServerState,
+    diagnose,
+    in_cohort_order,
+    open_round,
+)
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
-from hansa.rounds.messages import Lost, Order
-from hansa.runs.absence import refuse_nothing_done, say_who_was_lost
+from hansa.rounds.measures.base import Measure, want_mean
+from hansa.rounds.messages import DroppedClient, WorkOrder
 from hansa.runs.client_columns import Array, ClientColumns
+from hansa.runs.client_metrics import PerClient, served, tested
+from hansa.runs.client_models import own_vectors
 from hansa.runs.client_record import ClientRecord
-from hansa.runs.own_models import own_vectors
+from hansa.runs.dropout_report import refuse_nothing_done, say_who_was_lost
 from hansa.runs.participation import participation
-from hansa.runs.served import PerClient, served, tested
-from hansa.runs.table import text_table
-from hansa.store import ClientStore, DiskStore, RamStore
-from hansa.tasks import TaskLike, generators, personalise
-from hansa.tasks.exams import Exam
-from hansa.types import BUFFERS, MODEL, State, Vector
+from hansa.runs.store import ClientStore, DiskStore, RamStore
+from hansa.runs.text_table import text_table
+from hansa.training import TaskLike, personalise, random_state
+from hansa.training.client_evaluation import Exam
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +65,7 @@ class Run:
 
     >>> import torch
     >>> import hansa
-    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
     >>> done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=3)
     >>> done.state.round, len(done.history)
     (3, 3)
@@ -81,13 +90,13 @@ class Run:
         personalise: personalise | Mapping[str, Any] | None = None,
         engine: Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine] = Serial,
     ) -> None:
-        whole("run", "quorum", quorum)
-        positive("run", "max_norm", max_norm, "Updates with a larger norm are refused.")
-        whole("run", "evaluate_every", evaluate_every, "0 evaluates after the last round only.", least=0)
+        check_integer("run", "quorum", quorum)
+        check_positive("run", "max_norm", max_norm, "Updates with a larger norm are refused.")
+        check_integer("run", "evaluate_every", evaluate_every, "0 evaluates after the last round only.", minimum=0)
         self.task, self.key = task, Key(seed)
         self.dtype = task.dtype if dtype is None else dtype
         if self.dtype not in (torch.float32, torch.float64):
-            raise refuse("run", "dtype", dtype, "torch.float32 or torch.float64")
+            raise invalid_argument("run", "dtype", dtype, "torch.float32 or torch.float64")
         self.devices = _devices(task, device)
         self.device = self.devices[0]
         for each in self.devices:
@@ -105,7 +114,7 @@ class Run:
         self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
         self.history: list[Record] = []
         self.client_record = ClientRecord()
-        self.lost: list[tuple[int, Lost]] = []
+        self.lost: list[tuple[int, DroppedClient]] = []
         self.oldest = 0  # the oldest round that the run could be taken up from; sites keep what that needs
         self.forgotten: set[int] = set()
         self._kept: list[Vector] | None = [] if keep_params else None
@@ -114,7 +123,7 @@ class Run:
     def _own_store(self) -> ClientStore:
         """Rows in memory, or where a part asks for it in a folder of the run's own that goes with it."""
         aggregators = [channel.aggregate for channel in self.algorithm.channels.values()]
-        if all(declared(aggregator, Aggregator, "rows") != "disk" for aggregator in aggregators):
+        if all(declared(aggregator, Aggregator, "momentum_storage") != "disk" for aggregator in aggregators):
             return RamStore()
         folder = TemporaryDirectory(prefix="hansa-rows-")
         store = DiskStore(folder.name)
@@ -184,9 +193,9 @@ class Run:
 
     def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
         """Run this many more rounds."""
-        whole("run", "rounds", rounds, least=0)
+        check_integer("run", "rounds", rounds, minimum=0)
         last = self.state.round + rounds
-        with generators.exact_arithmetic(self.devices):
+        with random_state.exact_arithmetic(self.devices):
             engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
             try:
                 while self.state.round < last:
@@ -211,7 +220,7 @@ class Run:
         reports = engine.run(orders, self._recalled)
         if self.faults is not None:
             reports = self.faults.strike_reports(self.algorithm, orders, reports)
-        closing = Closing(
+        closing = RoundAggregation(
             self.algorithm,
             opened.state,
             opened.orders,
@@ -225,13 +234,13 @@ class Run:
         )
         try:
             for report in in_cohort_order(reports, orders):
-                closing.take(report)
+                closing.add(report)
             closed = closing.close()
             seen = self._observed(closed)
         except BaseException:
             self.store.discard()  # a round that was left in the midst leaves nothing behind
             raise
-        if not closed.outcome.moved:
+        if not closed.outcome.applied:
             self.store.discard()
         self.store.commit(self.state.round, closed.memory)
         self.state = closed.state
@@ -258,7 +267,7 @@ class Run:
         exam = Exam(self.state.vectors, (), self.state.round, self.key, self.per_client.tuned)
         return tested(engine, self.algorithm, self.task, exam, self.store)
 
-    def _recalled(self, order: Order) -> Order:
+    def _recalled(self, order: WorkOrder) -> WorkOrder:
         """The order with what its reporters remember, read when somebody is about to do it."""
         remembered = {c: {} if c in self.forgotten else self.store.read(c) for c in order.reporters}
         return replace(order, memory=remembered) if any(remembered.values()) else order
@@ -273,14 +282,16 @@ class Run:
         for client in clients:
             if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.task.population.count:
                 count = self.task.population.count
-                raise refuse("forget", "client", client, f"one of the {count} clients, 0 to {count - 1}")
+                raise invalid_argument("forget", "client", client, f"one of the {count} clients, 0 to {count - 1}")
         self.forgotten.update(clients)
 
-    def _observed(self, closed: Closed) -> Record:
+    def _observed(self, closed: ClosedRound) -> Record:
         """What is seen of a closed round before its memories are committed."""
-        if closed.evidence is None:
+        if closed.diagnostics is None:
             return {"diversity": math.nan, "aggregate_norm": math.nan}
-        return dict(observe(self.algorithm, closed.evidence, self.measures, self.store.read, closed.memory, self.key))
+        return dict(
+            diagnose(self.algorithm, closed.diagnostics, self.measures, self.store.read, closed.memory, self.key)
+        )
 
     def tree(self) -> State:
         """All that a checkpoint must hold beside the clients' rows and the history."""
@@ -301,13 +312,15 @@ class Run:
             )
         self.state = state
         self.ledger = Ledger.restore(tree["ledger"], self.ledger.links)
-        self.lost = [(int(round), Lost(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]]
+        self.lost = [
+            (int(round), DroppedClient(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]
+        ]
         self.forgotten = {int(client) for client in tree.get("forgotten", ())}
         self.history = list(history)
 
-    def _record(self, opened: Opened, closed: Closed) -> Record:
+    def _record(self, opened: OpenedRound, closed: ClosedRound) -> Record:
         outcome: Outcome = closed.outcome
-        self.lost += [(self.state.round, lost) for lost in outcome.lost]
+        self.lost += [(self.state.round, lost) for lost in outcome.dropped]
         self.ledger.record(
             self.state.round,
             up=outcome.up_bytes,
@@ -321,9 +334,9 @@ class Run:
             "update_norm": outcome.update_norm,
             "participants": len(outcome.admitted),
             "clients": list(outcome.admitted),
-            "lost": len(outcome.lost),
-            "reasons": dict(Counter(lost.reason for lost in outcome.lost)),
-            "moved": outcome.moved,
+            "lost": len(outcome.dropped),
+            "reasons": dict(Counter(lost.reason for lost in outcome.dropped)),
+            "moved": outcome.applied,
             "up_bytes": sum(outcome.up_bytes.values()),
             "down_bytes": sum(opened.down_bytes.values()),
             "peer_bytes": sum(outcome.peer_bytes.values()),
@@ -362,8 +375,8 @@ def run(
     their own rows.
     """
     if not isinstance(algorithm, Algorithm):
-        raise refuse("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
-    whole("run", "rounds", rounds)
+        raise invalid_argument("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
+    check_integer("run", "rounds", rounds)
     living = Run(
         algorithm,
         task,
@@ -391,7 +404,7 @@ def _devices(task: TaskLike, asked: Device | None) -> tuple[torch.device, ...]:
 
 def _results() -> Any:
     """The room of reports stands above this one, which knows it by its name alone."""
-    return import_module("hansa.report.results")
+    return import_module("hansa.study.report.results")
 
 
 def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:

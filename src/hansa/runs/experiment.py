@@ -13,20 +13,20 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hansa import data
 from hansa.config import Config, algorithm, build, parts
-from hansa.devices import devices
+from hansa.core.devices import devices
+from hansa.core.errors import HansaError
+from hansa.core.types import State
 from hansa.engine import RayPool, choose
-from hansa.engine.choose import EngineFactory
-from hansa.errors import HansaError
-from hansa.measures import Measure, compression, local_mean_loss, track_heterogeneity
+from hansa.engine.auto import EngineFactory
 from hansa.rounds.ledger import Ledger
+from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.runs import checkpoint, client_record
-from hansa.runs.bindings import Bindings, bindings, changes, check_words
 from hansa.runs.client_record import ClientRecord
 from hansa.runs.driver import Callback, Record, Run
 from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, RECORD, STOPPED, RunFolder, arithmetic
-from hansa.store import ClientStore, Damaged, DiskStore, io
-from hansa.tasks import Task
-from hansa.types import State
+from hansa.runs.provenance import Bindings, bindings, changes, check_words
+from hansa.runs.store import ClientStore, Damaged, DiskStore, io
+from hansa.training import Task
 
 log = logging.getLogger("hansa")
 
@@ -326,7 +326,9 @@ def living_run(
 ) -> Run:
     """A run of a configuration on its data, before the first of its rounds."""
     if config.seeds is not None:
-        raise HansaError("seeds: one run has one seed; several are carried out one by one: hansa.runs.group.per_seed.")
+        raise HansaError(
+            "seeds: one run has one seed; several are carried out one by one: hansa.runs.seed_group.per_seed."
+        )
     task = build.task(config, held)
     observed: list[Measure] = [compression] if config.evaluate.compression else []
     if config.evaluate.local_mean:

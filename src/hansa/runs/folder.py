@@ -30,12 +30,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hansa import __version__, data, native
+from hansa import __version__, data
 from hansa.config import Config, composition, load, to_text
-from hansa.errors import HansaError
-from hansa.runs import client_record, journal, metrics
-from hansa.runs.bindings import bindings
-from hansa.runs.claim import (
+from hansa.core import native
+from hansa.core.errors import HansaError
+from hansa.runs import client_record, metrics, metrics_log
+from hansa.runs.client_columns import ClientColumns
+from hansa.runs.folder_lock import (
     CHECKPOINT,
     CLIENTS,
     CONFIG,
@@ -52,8 +53,8 @@ from hansa.runs.claim import (
     read_marker,
     write_marker,
 )
-from hansa.runs.client_columns import ClientColumns
-from hansa.store import Damaged, io
+from hansa.runs.provenance import bindings
+from hansa.runs.store import Damaged, io
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self._claim = Claim(Path(path))
-        self.seal = journal.FIRST
+        self.seal = metrics_log.FIRST
 
     @classmethod
     def holding(cls, path: Path | str) -> RunFolder:
@@ -133,13 +134,13 @@ class RunFolder:
     @property
     def history(self) -> list[dict[str, Any]]:
         """The records of all closed rounds."""
-        return journal.read_history(self / METRICS, must=self._seals) if (self / METRICS).is_file() else []
+        return metrics_log.read_history(self / METRICS, must=self._seals) if (self / METRICS).is_file() else []
 
     @property
-    def numbers(self) -> journal.Columns:
+    def numbers(self) -> metrics_log.Columns:
         """The numbers of all closed rounds, without lists of clients: little memory, however many rounds."""
         found = (self / METRICS).is_file()
-        return journal.Columns.of_file(self / METRICS, must=self._seals) if found else journal.Columns()
+        return metrics_log.Columns.of_file(self / METRICS, must=self._seals) if found else metrics_log.Columns()
 
     def clients(self, *columns: str) -> ClientColumns:
         """What every client did in every round, all columns or those named; none in folders of hansa 0.1."""
@@ -159,7 +160,7 @@ class RunFolder:
         """How the run stands: its numbers as the metrics give them, and what was noted beside them when it ended."""
         return self.summary_of(self.numbers)
 
-    def summary_of(self, found: journal.Columns) -> dict[str, Any]:
+    def summary_of(self, found: metrics_log.Columns) -> dict[str, Any]:
         """The summary, from numbers that have been read already."""
         derived = metrics.summarize(found, self.config.evaluate.target)
         if notes := (self.marker or {}).get("accepted"):
@@ -167,7 +168,7 @@ class RunFolder:
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
         stored = _read_json(self / SUMMARY)
-        told = journal.plain(derived)
+        told = metrics_log.plain(derived)
         wrong = [name for name, value in told.items() if name in stored and stored[name] != value]
         if stored.get("metrics_seal", found.seal) != found.seal:
             wrong.insert(0, "metrics_seal")
@@ -231,7 +232,7 @@ class RunFolder:
 
     def record(self, run: Run, record: Record) -> None:
         """A callback that appends a round's numbers, sealed, durable before the next round begins."""
-        line, self.seal = journal.sealed(record, self.seal)
+        line, self.seal = metrics_log.sealed(record, self.seal)
         io.append(self / METRICS, (line + "\n").encode())
 
     def seals(self) -> list[str]:
@@ -255,16 +256,16 @@ class RunFolder:
                 f"{self / METRICS}: not the numbers that led to the checkpoint of round {round}. Restore the file, or "
                 "go on from an older checkpoint: `hansa resume --fallback`."
             )
-        self.seal, written = journal.FIRST, []
+        self.seal, written = metrics_log.FIRST, []
         for line in kept:
-            text, self.seal = journal.sealed(line.record, self.seal)
+            text, self.seal = metrics_log.sealed(line.record, self.seal)
             written.append(text + "\n")
         io.write_file(self / METRICS, "".join(written).encode())
         io.remove(self / SUMMARY)
         return [line.record for line in kept]
 
-    def _lines(self) -> Iterator[journal.Line]:
-        return journal.lines(self / METRICS, must=self._seals) if (self / METRICS).is_file() else iter(())
+    def _lines(self) -> Iterator[metrics_log.Line]:
+        return metrics_log.lines(self / METRICS, must=self._seals) if (self / METRICS).is_file() else iter(())
 
     def finish(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
         """Write the model, and the summary of what the metrics say."""
@@ -319,7 +320,7 @@ def environment() -> dict[str, Any]:
 
 def arithmetic(devices: Sequence[torch.device] = ()) -> str:
     """What the last bits of a result depend on beside the configuration."""
-    from hansa.devices import available
+    from hansa.core.devices import available
 
     names = available()
     kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in devices if device.type != "cpu"})
@@ -367,4 +368,4 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    io.write_file(path, (json.dumps(journal.plain(content), indent=2, allow_nan=False) + "\n").encode())
+    io.write_file(path, (json.dumps(metrics_log.plain(content), indent=2, allow_nan=False) + "\n").encode())

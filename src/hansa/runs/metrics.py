@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hansa.errors import HansaError, near, whole
-from hansa.runs.journal import Columns, from_line, plain, read_history, to_line
+from hansa.core.errors import HansaError, check_integer, suggestion
+from hansa.runs.metrics_log import Columns, from_line, plain, read_history, to_line
 
 if TYPE_CHECKING:
     import pandas
@@ -80,7 +80,7 @@ def _pairs(history: History, metric: str) -> Iterator[tuple[int, float]]:
         if _measured(record.get(metric)):
             yield int(record["round"]), float(record[metric])
     if records and metric not in known:
-        raise HansaError(f"the history has no metric {metric!r}. {near(metric, known)}")
+        raise HansaError(f"the history has no metric {metric!r}. {suggestion(metric, known)}")
 
 
 def best(history: History, metric: str = ACCURACY) -> float | None:
@@ -99,7 +99,7 @@ def last(history: History, metric: str = ACCURACY, count: int = 5) -> float | No
     >>> last([{"round": r, "test_accuracy": r / 10} for r in range(10)])
     0.7
     """
-    whole("last", "count", count)
+    check_integer("last", "count", count)
     values = deque((value for _, value in _pairs(history, metric)), maxlen=count)
     return math.fsum(values) / len(values) if values else None
 
@@ -214,7 +214,7 @@ def load_run(folder: Path | str) -> pandas.DataFrame:
 
     >>> import torch
     >>> import hansa
-    >>> task = hansa.tasks.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2, out=f"{folder}/run")

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hansa.errors import HansaError, near
+from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Callback, Run
@@ -80,7 +80,7 @@ def check(names: Sequence[str]) -> None:
     known = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio"}
     for name in names:
         if name not in known:
-            raise HansaError(f"--track {name}: no such tracker. {near(name, known)}")
+            raise HansaError(f"--track {name}: no such tracker. {suggestion(name, known)}")
         _module(known[name], name)
 
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import torch
 
-from hansa.errors import decay, non_negative
+from hansa.core.errors import check_decay, check_non_negative
+from hansa.core.types import RoundContext, State, Vector
+from hansa.core.vectors import arithmetic, kernels
 from hansa.server.base import ServerTransform
-from hansa.types import RoundContext, State, Vector
-from hansa.vectors import arithmetic, kernels
 
 _MOMENTS = ("m", "v", "vhat")
 
@@ -25,7 +25,7 @@ class momentum(ServerTransform):
     """m <- beta m + Delta; step m (FedAvgM, Hsu 2019).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = momentum().update(torch.ones(1), momentum().init(torch.zeros(1)), ctx)
     >>> round(float(step), 4), sorted(state)
@@ -36,7 +36,7 @@ class momentum(ServerTransform):
     cites: ClassVar[tuple[str, ...]] = ("hsu2019",)
 
     def __post_init__(self) -> None:
-        decay("momentum", "beta", self.beta, "0.9 is usual.")
+        check_decay("momentum", "beta", self.beta, "0.9 is usual.")
 
     def init(self, x: Vector) -> State:
         return {"m": x.new_zeros(x.shape)}
@@ -58,10 +58,10 @@ class _Adaptive(ServerTransform):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        decay(name, "b1", self.b1, "0.9 is usual.")
-        decay(name, "b2", self.b2, "0.99 is usual.")
-        non_negative(name, "eps", self.eps)
-        non_negative(name, "v0", self.v0, "Reddi et al. start v at tau squared, with tau their eps.")
+        check_decay(name, "b1", self.b1, "0.9 is usual.")
+        check_decay(name, "b2", self.b2, "0.99 is usual.")
+        check_non_negative(name, "eps", self.eps)
+        check_non_negative(name, "v0", self.v0, "Reddi et al. start v at tau squared, with tau their eps.")
 
     def init(self, x: Vector) -> State:
         state: State = {"t": 0, "m": x.new_zeros(x.shape), "v": x.new_full(x.shape, self.v0)}
@@ -135,7 +135,7 @@ class adagrad(_Rooted):
     """v <- v + Delta^2; step m/(sqrt v + eps), with b1 = 0 unless given (FedAdagrad, Reddi 2020).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = adagrad().update(torch.ones(1), adagrad().init(torch.zeros(1)), ctx)
     >>> round(float(step), 4), sorted(state)
@@ -157,7 +157,7 @@ class adam(_Rooted):
     """v <- b2 v + (1-b2) Delta^2; step m/(sqrt v + eps) (FedAdam, Reddi 2020).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = adam().update(torch.ones(1), adam().init(torch.zeros(1)), ctx)
     >>> round(float(step), 4), sorted(state)
@@ -172,7 +172,7 @@ class yogi(_Rooted):
     """v <- v - (1-b2) Delta^2 sign(v - Delta^2); step m/(sqrt v + eps) (FedYogi, Reddi 2020).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = yogi().update(torch.ones(1), yogi().init(torch.zeros(1)), ctx)
     >>> round(float(step), 4), sorted(state)
@@ -192,7 +192,7 @@ class amsgrad(_Rooted):
     The maximum runs over the uncorrected v; with ``bias_correction`` m and vhat are corrected where the step is formed.
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = amsgrad().update(torch.ones(1), amsgrad().init(torch.zeros(1)), ctx)
     >>> round(float(step), 4), sorted(state)
@@ -210,7 +210,7 @@ class ams(_Adaptive):
     """v as adam; vhat <- max(vhat, v, eps) entry by entry; step m/sqrt vhat (FedAMS, Wang 2022, option 1).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = ams().update(torch.ones(1), ams().init(torch.zeros(1)), ctx)
     >>> round(float(step), 4), sorted(state)

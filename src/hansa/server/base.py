@@ -8,11 +8,11 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from hansa.errors import positive, refuse
-from hansa.protocols import expect
+from hansa.core.errors import check_positive, invalid_argument
+from hansa.core.protocols import check_component
+from hansa.core.types import RoundContext, State, Vector
+from hansa.core.vectors import allocator
 from hansa.schedule import Rate, check_rate, rate_at
-from hansa.types import RoundContext, State, Vector
-from hansa.vectors import allocate
 
 
 class ServerTransform(Protocol):
@@ -21,7 +21,7 @@ class ServerTransform(Protocol):
     It may declare ``cites``: keys of our bibliography or whole BibTeX entries, as any part may; and for use as a local
     optimizer ``shared``: the rows of its state that gossip with the models.
 
-    >>> from hansa.protocols import lacking
+    >>> from hansa.core.protocols import lacking
     >>> lacking(scale(0.1), ServerTransform), lacking(print, ServerTransform)
     ([], ['init', 'update'])
     """
@@ -43,7 +43,9 @@ def check_server(owner: str, argument: str, value: object) -> None:
     """Refuse what is no server transform."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     instead = f"scale({value!r})" if number else ""
-    expect(owner, argument, value, ServerTransform, "a server transform", instead=instead, example="scale(0.1) is one.")
+    check_component(
+        owner, argument, value, ServerTransform, "a server transform", instead=instead, example="scale(0.1) is one."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class scale(ServerTransform):
     """step = lr * delta; with lr = 1 this is FedAvg's server (McMahan 2017).
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> scale(0.1).update(torch.ones(2), {}, ctx)[0]
     tensor([0.1000, 0.1000])
@@ -68,7 +70,7 @@ class scale(ServerTransform):
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         lr = rate_at(self.lr, ctx.round)
-        return (delta if lr == 1.0 else torch.mul(delta, lr, out=allocate.like(delta))), state
+        return (delta if lr == 1.0 else torch.mul(delta, lr, out=allocator.like(delta))), state
 
 
 def sgd(lr: Rate = 1.0) -> scale:
@@ -102,7 +104,7 @@ class chain(ServerTransform):
     """Transforms applied one after the other: ``chain(ams(), scale(0.1))``.
 
     >>> import torch
-    >>> from hansa.types import Population, RoundContext
+    >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> both = chain(scale(0.5), scale(0.5))
     >>> both.update(torch.ones(2), both.init(torch.zeros(2)), ctx)[0]
@@ -114,7 +116,7 @@ class chain(ServerTransform):
 
     def __init__(self, *parts: ServerTransform) -> None:
         if not parts:
-            raise refuse("chain", "parts", parts, "at least one transform", "chain(ams(), scale(0.1)).")
+            raise invalid_argument("chain", "parts", parts, "at least one transform", "chain(ams(), scale(0.1)).")
         for part in parts:
             check_server("chain", "parts", part)
         object.__setattr__(self, "parts", tuple(parts))
@@ -146,7 +148,7 @@ class dyn(ServerTransform):
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
 
     def __post_init__(self) -> None:
-        positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
+        check_positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
 
     def init(self, x: Vector) -> State:
         return {"h": x.new_zeros(x.shape)}

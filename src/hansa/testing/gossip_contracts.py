@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from scipy.sparse.csgraph import connected_components
 
-from hansa.errors import HansaError
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.protocols import declared
 from hansa.gossip import Activity, Clustering, Topology
-from hansa.keys import Key
-from hansa.protocols import declared
 from hansa.testing.promises import Broken, check_part, promise, twice
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from hansa.keys import Key
-from hansa.local import Correction, Finished, LocalWork, Solver, Work
-from hansa.protocols import declared
+from hansa.core.keys import Key
+from hansa.core.protocols import declared
+from hansa.core.types import MODEL
+from hansa.local import Correction, LocalWork, Solver, SolverResult, Work
 from hansa.testing.promises import DTYPES, check_part, finite, promise, twice, vector
-from hansa.types import MODEL
 
 
 def check_solver(part: Solver, dim: int = 23) -> None:
@@ -19,7 +19,7 @@ def check_solver(part: Solver, dim: int = 23) -> None:
     """
     check_part(part, Solver)
     channels, memory = declared(part, Solver, "channels"), declared(part, Solver, "memory")
-    receives, pull = declared(part, Solver, "receives"), declared(part, Solver, "pull")
+    receives, pull = declared(part, Solver, "receives"), declared(part, Solver, "prox_weight")
     for dtype in DTYPES:
         got = {name: vector(dim, place, dtype) for place, name in enumerate((MODEL, *channels, *receives))}
         held: dict[str, torch.Tensor] = {}
@@ -31,7 +31,7 @@ def check_solver(part: Solver, dim: int = 23) -> None:
                 _form(part, "s of correction", correction.s, dim, dtype)
             change = vector(dim, 10 + round, dtype)
             finished = twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, held])
-            promise(isinstance(finished, Finished), part, "finish gives no Finished(reports, memory)")
+            promise(isinstance(finished, SolverResult), part, "finish gives no Finished(reports, memory)")
             reports = set(finished.reports)
             promise(reports == set(channels), part, f"reports on {sorted(reports)}, declares {sorted(channels)}")
             kept = set(finished.memory)
@@ -39,10 +39,10 @@ def check_solver(part: Solver, dim: int = 23) -> None:
             for name, row in {**finished.reports, **finished.memory}.items():
                 _form(part, f"{name} of finish", row, dim, dtype)
             held = dict(finished.memory)
-        ahead = declared(part, Solver, "ahead")
+        ahead = declared(part, Solver, "ascent_offset")
         if ahead is not None:
             gradients = [vector(4, 1, dtype), vector(6, 2, dtype).reshape(2, 3)]
-            offset = twice(part, "ahead", ahead, [gradients])
+            offset = twice(part, "ascent_offset", ahead, [gradients])
             shapes = [tuple(e.shape) for e in offset]
             promise(shapes == [(4,), (2, 3)], part, f"ahead gives {shapes} for gradients of [(4,), (2, 3)]")
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.citations import check_citations
-from hansa.errors import HansaError
-from hansa.protocols import lacking
+from hansa.core.citations import check_citations
+from hansa.core.errors import HansaError
+from hansa.core.protocols import missing_methods
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -35,7 +35,7 @@ def promise(kept: object, part: object, text: str) -> None:
 
 def check_part(part: object, protocol: type) -> None:
     """What every part promises: its methods, a repr that is the same in every process, citations that are known."""
-    missing = lacking(part, protocol)
+    missing = missing_methods(part, protocol)
     promise(not missing, part, f"lacks {', '.join(missing)} of {protocol.__name__}")
     promise(not isinstance(part, type), part, "is a class: give a part that was made of it")
     promise(" at 0x" not in repr(part), part, "its repr has an address: make it a dataclass, so that runs can resume")

@@ -9,14 +9,14 @@ import torch
 
 from hansa.aggregate import Aggregator
 from hansa.aggregate.base import Combined, check_weights
-from hansa.errors import HansaError
-from hansa.keys import Key
-from hansa.protocols import declared
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.protocols import declared
+from hansa.core.types import ClientStats, Population, RoundContext, Update
+from hansa.runs.store import RamStore
 from hansa.sample import Sampler
 from hansa.server import ServerTransform
-from hansa.store import RamStore
 from hansa.testing.promises import DTYPES, Broken, check_part, copied, finite, promise, same, twice, unplain, vector
-from hansa.types import Heard, Population, RoundContext, Update
 
 SAMPLES = (5, 60, 1, 17, 8, 33, 2, 9, 21, 4, 13, 6)
 
@@ -57,9 +57,11 @@ def check_aggregator(part: Aggregator, dim: int = 29) -> None:
     >>> check_aggregator(mean())
     """
     check_part(part, Aggregator)
-    least = declared(part, Aggregator, "least")
-    promise(isinstance(least, int) and least >= 1, part, f"declares least = {least!r}, expected a whole number >= 1")
-    rows = declared(part, Aggregator, "rows")
+    least = declared(part, Aggregator, "min_updates")
+    promise(
+        isinstance(least, int) and least >= 1, part, f"declares min_updates = {least!r}, expected a whole number >= 1"
+    )
+    rows = declared(part, Aggregator, "momentum_storage")
     promise(rows in ("ram", "disk"), part, f"declares rows = {rows!r}, expected 'ram' or 'disk'")
     try:
         check_weights(type(part).__name__, declared(part, Aggregator, "weights"))
@@ -104,11 +106,11 @@ def _fold(part: Aggregator, dim: int, most: int, least: int, dtype: torch.dtype)
 
 def _informed(part: object, protocol: type, population: Population) -> Population:
     """What a part that asks for it sees: of some clients something was heard, of others nothing yet."""
-    if not declared(part, protocol, "informed"):
+    if not declared(part, protocol, "needs_client_stats"):
         return population
     some = range(0, population.count, 3)
-    heard = Heard.nothing(population.count).after({c: 0.1 * c for c in some}, {c: 1.0 + c for c in some})
-    return replace(population, heard=heard)
+    heard = ClientStats.empty(population.count).updated({c: 0.1 * c for c in some}, {c: 1.0 + c for c in some})
+    return replace(population, stats=heard)
 
 
 def _combined(part: Aggregator, found: object, dim: int, dtype: torch.dtype) -> Combined:

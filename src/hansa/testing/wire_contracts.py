@@ -14,11 +14,11 @@ from torch import Tensor
 from hansa.compress import Coder, Compressor, Downlink, Packet, PacketError, Uplink, accumulate, decode
 from hansa.compress.base import Mergeable
 from hansa.compress.packet import floats, seal
-from hansa.errors import HansaError
-from hansa.keys import Key
-from hansa.protocols import declared
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.protocols import declared
+from hansa.core.types import State
 from hansa.testing.promises import DTYPES, Broken, check_part, copied, finite, promise, same, twice, unplain, vector
-from hansa.types import State
 
 KEY = Key(9)
 DRAWS = 60

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hansa.core.keys import Key
 from hansa.data.errors import damaged, missing
 from hansa.data.readers.npz import read_npz
-from hansa.keys import Key
 
 _SIDE = 28
 _EMPTY = "LEAF's preprocess.sh leaves out users of few samples with -k."

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hansa.core.errors import check_decay, check_integer
 from hansa.data.errors import damaged, missing
 from hansa.data.readers.leaf import each_file_its_own, leaf_files, read_json, read_users
-from hansa.errors import decay, whole
 
 WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -65,9 +65,9 @@ def read_shakespeare(
     LEAF slides by one character (``stride``). Testing on each of 300,000 overlapping windows would take minutes, so
     every ``test_stride``-th is kept.
     """
-    whole("shakespeare", "stride", stride)
-    whole("shakespeare", "test_stride", test_stride)
-    decay("shakespeare", "test_fraction", test_fraction)
+    check_integer("shakespeare", "stride", stride)
+    check_integer("shakespeare", "test_stride", test_stride)
+    check_decay("shakespeare", "test_fraction", test_fraction)
     train, test = leaf_files(folder)
     if train:
         return _from_leaf(train, test)

@@ -1,0 +1,143 @@
+"""Whole numbers near their entropy, in blocks: who reaches 1, who of those reaches 2, and so on, then signs.
+
+A block of up to 16384 numbers is coded on its own, so that dense and sparse layers of a model each get the code that
+suits them. A magnitude is high * 2^shift + low; the low bits travel as they are, and the few highs that outlast the
+planes as varints.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+
+import numpy as np
+
+from hansa.compress import index_coding as index_code
+from hansa.compress.bits import pack, packed_size, unpack, unvarints, varints
+from hansa.compress.index_coding import Coded
+from hansa.compress.packet import Array, PacketError
+from hansa.core import native
+from hansa.core.vectors import kernels
+
+BLOCK = 1 << 14
+PLANES = 24
+FEW = 12
+START = struct.Struct("<BB")
+PLANE = struct.Struct("<HHB")
+REST = struct.Struct("<H")
+
+
+def encode(numbers: Array) -> bytes:
+    """Signed whole numbers as bytes.
+
+    >>> encode(np.array([0, 0, -1, 0, 0, 0, 0, 0])).hex()
+    '000101000100000401000001'
+    """
+    if numbers.dtype == np.int32 and numbers.flags.c_contiguous and sys.byteorder == "little" and native.available():
+        return kernels.planes_pack(numbers, max_nbytes(numbers.size, 24)).tobytes()
+    return b"".join(_block(numbers[start : start + BLOCK]) for start in range(0, numbers.size, BLOCK))
+
+
+def max_nbytes(count: int, bits: int) -> int:
+    """No ``count`` numbers below 2^bits in magnitude take more than this.
+
+    With the shift that is chosen the highs sum to less than 4 an entry: 5 bits of planes, a sign, the low bits, and one
+    high in six at most outlasts the planes.
+    """
+    blocks = -(-count // BLOCK)
+    overhead = START.size + REST.size + PLANES * (PLANE.size + 1) + 3 + -(-bits // 7)
+    return -(-count * (6 + bits) // 8) + -(-count // 6) * -(-bits // 7) + blocks * overhead
+
+
+def _block(numbers: Array) -> bytes:
+    magnitudes = np.abs(numbers)
+    shift = max(0, int(magnitudes.mean()).bit_length() - 2)
+    highs = magnitudes >> shift
+    parts: list[bytes] = []
+    planes = 0
+    while planes < PLANES and (highs.size > FEW or not planes):
+        planes += 1
+        reached = highs >= planes
+        count = int(reached.sum())
+        flipped = 2 * count > reached.size
+        coded = index_code.encode(np.flatnonzero(reached != flipped), reached.size)
+        flags = flipped | coded.code << 1 | coded.width << 3
+        parts += [PLANE.pack(reached.size - count if flipped else count, len(coded.data), flags), bytes(coded.data)]
+        highs = highs[reached]
+    rest = varints(highs - planes)
+    if highs.size:
+        parts += [REST.pack(len(rest)), rest]
+    low = pack(magnitudes & ((1 << shift) - 1), shift)
+    negative = pack((numbers[magnitudes > 0] < 0).astype(np.uint8), 1)
+    return b"".join([START.pack(shift, planes), *parts, low, negative])
+
+
+class Reader:
+    """Takes pieces off a payload; one that ends too soon is refused."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self.view):
+            raise PacketError(f"packet: truncated: {size} bytes expected where {len(self.view)} are left.")
+        piece, self.view = self.view[:size], self.view[size:]
+        return piece
+
+
+def decode(view: memoryview, count: int, bits: int) -> Array:
+    """The numbers of :func:`encode`, all of the view and no number beyond 2^bits in magnitude."""
+    reader = Reader(view)
+    least = -(-count // BLOCK) * (START.size + PLANE.size)
+    if len(view) < least:
+        raise PacketError(f"packet: truncated: {count} numbers take {least} bytes at least, {len(view)} arrived.")
+    numbers = np.empty(count, np.int32 if bits < 31 else np.int64)
+    for start in range(0, count, BLOCK):
+        piece = numbers[start : start + BLOCK]
+        piece[:] = _read_block(reader, piece.size, bits)
+    if len(reader.view):
+        raise PacketError(f"packet: {len(reader.view)} bytes follow the last number.")
+    return numbers
+
+
+def _read_block(reader: Reader, size: int, bits: int) -> Array:
+    shift, planes = START.unpack(reader.take(START.size))
+    if shift > bits or not 1 <= planes <= PLANES:
+        raise PacketError(f"packet: no block of numbers has {planes} planes and {shift} low bits.")
+    highs: Array = np.zeros(size, np.int64)
+    where = np.arange(size)
+    for plane in range(planes):
+        if plane and where.size <= FEW:
+            raise PacketError(f"packet: a plane of {where.size} numbers, so few travel without.")
+        where = where[_reached(reader, where.size)]
+        highs[where] += 1
+    if planes < PLANES and where.size > FEW:
+        raise PacketError(f"packet: {where.size} numbers are left without another plane.")
+    if where.size:
+        rest = unvarints(reader.take(REST.unpack(reader.take(REST.size))[0]), where.size)
+        if int(rest.max()) >> bits:
+            raise PacketError(f"packet: a number beyond 2^{bits}.")
+        highs[where] += rest
+    if int(highs.max()) > 1 << (bits - shift):
+        raise PacketError(f"packet: a number beyond 2^{bits}.")
+    magnitudes: Array = highs << shift | unpack(reader.take(packed_size(size, shift)), shift, size).astype(np.int64)
+    if int(magnitudes.max()) > 1 << bits:
+        raise PacketError(f"packet: a number beyond 2^{bits}.")
+    signed = np.flatnonzero(magnitudes)
+    negative = unpack(reader.take(packed_size(signed.size, 1)), 1, signed.size).view(bool)
+    magnitudes[signed[negative]] *= -1
+    return magnitudes
+
+
+def _reached(reader: Reader, size: int) -> Array:
+    """Which of ``size`` numbers reach the next plane."""
+    count, length, flags = PLANE.unpack(reader.take(PLANE.size))
+    data = reader.take(length)
+    flipped, code, width = flags & 1, flags >> 1 & 3, flags >> 3
+    if 2 * count > size or (2 * count == size and flipped):
+        raise PacketError(f"packet: {count} of {size} numbers in a plane, the fewer are to be listed.")
+    reached = np.full(size, bool(flipped))
+    reached[index_code.decode(Coded(code, width, data), count, size)] ^= True
+    return reached

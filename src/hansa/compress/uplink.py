@@ -1,0 +1,154 @@
+"""Uplinks: a one-way wire from a client to the server, with the rows of memory that it needs of the client."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+
+from hansa.compress.base import Compressor, check_compressor
+from hansa.compress.codec import accumulate, decode
+from hansa.compress.downlink import ServerBroadcast
+from hansa.compress.packet import Packet, PacketError
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.protocols import check_component, missing_methods
+from hansa.core.types import State
+from hansa.core.vectors import allocator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Uplink(Protocol):
+    """``send`` is pure: it gives the memory that is to be kept once the server has accepted the packet.
+
+    >>> from hansa.core.protocols import lacking
+    >>> lacking(direct(), Uplink), lacking(print, Uplink)
+    ([], ['receive', 'send'])
+    """
+
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def memory(self) -> tuple[str, ...]:
+        """Names of the rows it keeps for every client."""
+        return ()
+
+    @abstractmethod
+    def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
+        """What travels for x, and the rows to keep in place of those in ``memory``."""
+
+    @abstractmethod
+    def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
+        """The vector in a packet that arrived; a `PacketError` for one that ``send`` does not make."""
+
+
+def check_uplink(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no link from a client to the server."""
+    bare = not isinstance(value, type) and not missing_methods(value, Compressor)
+    instead = f"error_feedback({value!r}) or memoryless({value!r})" if bare else ""
+    check_component(owner, argument, value, Uplink, "a link", instead=instead, example="direct() is one.")
+
+
+@dataclass(frozen=True, slots=True)
+class direct:
+    """The vector itself, uncopied, both ways; bytes are made only where they are asked for, and counted all the same.
+
+    >>> x = torch.ones(10)
+    >>> packet, memory = direct().send(x, {}, Key(0))
+    >>> packet.nbytes, memory, direct().receive(packet, dim=10, dtype=torch.float32) is packet.content
+    (64, {}, True)
+    """
+
+    memory: ClassVar[tuple[str, ...]] = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
+        return Packet.of(x), {}
+
+    def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
+        return decode(packet, dim=dim, dtype=dtype, kind="identity")
+
+    def init(self, x: Tensor) -> State:
+        return {}
+
+    def broadcast(
+        self, x: Tensor, state: State, clients: Sequence[int], round: int, key: Key
+    ) -> tuple[ServerBroadcast, State]:
+        packet = Packet.of(x, "whole")
+        return ServerBroadcast(x, dict.fromkeys(clients, (packet,)), dict.fromkeys(clients), round), state
+
+    def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
+        return state
+
+    def apply(self, held: Tensor | None, packets: Sequence[Packet]) -> Tensor:
+        if len(packets) != 1:
+            raise PacketError(f"direct.apply: {len(packets)} packets, expected one.")
+        return decode(packets[0], kind="whole", dim=None if held is None else held.numel())
+
+
+@dataclass(frozen=True, slots=True)
+class error_feedback:
+    """What a compressor drops is sent later: Chat = C(Delta + e), e <- Delta + e - Chat ([CAMS] Alg. 2, lines 7-10).
+
+    A client that takes no part keeps its residual as it is (lines 14-16), and so does one whose packet was lost or
+    refused: the new residual counts only with an accepted report. It costs a sum before the compressor and a difference
+    after it.
+
+    >>> from hansa.compress import top_k
+    >>> before = {"residual": torch.tensor([1.0, 0.0])}
+    >>> packet, after = error_feedback(top_k(0.5)).send(torch.tensor([1.0, 3.0]), before, Key(0))
+    >>> decode(packet), after["residual"]
+    (tensor([0., 3.]), tensor([2., 0.]))
+    """
+
+    compressor: Compressor
+    memory: ClassVar[tuple[str, ...]] = ("residual",)
+    cites: ClassVar[tuple[str, ...]] = ("wang2022", "karimireddy2019")
+
+    def __post_init__(self) -> None:
+        check_compressor("error_feedback", "compressor", self.compressor)
+
+    def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
+        residual = memory.get("residual")
+        if residual is None:
+            total = allocator.like(x).copy_(x.detach())
+        elif residual.shape != x.shape or residual.dtype != x.dtype:
+            found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (residual, x))
+            raise HansaError(f"error_feedback: the residual is {found}, the update {wanted}: from another model?")
+        else:
+            total = torch.add(x.detach(), residual, out=allocator.like(x))
+        packet = self.compressor.encode(total, key)
+        return packet, {"residual": accumulate(packet, total, -1.0, self.compressor)}
+
+    def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
+        return decode(packet, self.compressor, dim=dim, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class memoryless:
+    """A compressor without error feedback: what it drops is lost. For ablations and for unbiased quantization.
+
+    >>> from hansa.compress import top_k
+    >>> packet, memory = memoryless(top_k(0.5)).send(torch.tensor([1.0, 3.0]), {}, Key(0))
+    >>> decode(packet), memory
+    (tensor([0., 3.]), {})
+    """
+
+    compressor: Compressor
+    memory: ClassVar[tuple[str, ...]] = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_compressor("memoryless", "compressor", self.compressor)
+
+    def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
+        return self.compressor.encode(x, key), {}
+
+    def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
+        return decode(packet, self.compressor, dim=dim, dtype=dtype)

@@ -1,0 +1,1 @@
+"""What every package may use: errors, keys, types, flat vectors and the native kernels."""

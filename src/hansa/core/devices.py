@@ -1,0 +1,73 @@
+"""Where clients train: on the CPU, or on accelerators that torch knows.
+
+Only local training and evaluation happen there. The server's vectors, what clients remember and everything that travels
+stay on the CPU, so that compression, aggregation, folders and exact resume are the same wherever clients train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from hansa.core.errors import HansaError, invalid_argument, short_repr
+
+Device: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
+CPU = torch.device("cpu")
+
+
+def available() -> dict[torch.device, str]:
+    """The devices of this machine, with a name each."""
+    found = {CPU: "CPU"}
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return found
+    module: Any = torch.get_device_module(kind)
+    for index in range(torch.accelerator.device_count()):
+        name = module.get_device_name(index) if hasattr(module, "get_device_name") else kind.type
+        found[torch.device(kind.type, index)] = str(name)
+    return found
+
+
+def devices(asked: Device, part: str = "run") -> tuple[torch.device, ...]:
+    """One device or several, each of which is there; several are given to workers in turn.
+
+    >>> devices("cpu:0"), devices(["cpu", "cpu"])
+    ((device(type='cpu'),), (device(type='cpu'), device(type='cpu')))
+    >>> devices("cuda:9")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    hansa.core.errors.HansaError: run(device='cuda:9'): there is no such device here. There is: cpu (CPU)...
+    """
+    each = [asked] if isinstance(asked, (str, torch.device)) else list(asked)
+    if not each:
+        raise invalid_argument(part, "device", asked, "a device such as 'cpu' or 'cuda:0', or several")
+    there = available()
+    return tuple(_one(word, there, part) for word in each)
+
+
+def _one(asked: str | torch.device, there: dict[torch.device, str], part: str) -> torch.device:
+    listed = ", ".join(f"{device} ({name})" for device, name in there.items())
+    try:
+        wanted = torch.device(asked)
+    except (RuntimeError, TypeError) as error:
+        raise HansaError(
+            f"{part}(device={short_repr(asked)}): torch knows no such device. There is: {listed}."
+        ) from error
+    if wanted.index is None:
+        same = [device for device in there if device.type == wanted.type]
+        found = same[0] if same else None
+    else:
+        found = wanted if wanted in there else None
+        if wanted.type == "cpu" and wanted.index == 0:
+            found = CPU
+    if found is None:
+        told = short_repr(str(asked) if isinstance(asked, torch.device) else asked)
+        raise HansaError(f"{part}(device={told}): there is no such device here. There is: {listed}.")
+    return found
+
+
+def can_hold(device: torch.device, dtype: torch.dtype, part: str = "run") -> None:
+    """Refuse arithmetic that a device does not have."""
+    if device.type == "mps" and dtype == torch.float64:
+        raise HansaError(f"{part}(device={str(device)!r}, dtype=torch.float64): this device has no float64.")

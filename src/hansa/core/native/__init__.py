@@ -1,0 +1,112 @@
+"""Native kernels for small models, the server and the wire: optional, and never needed for a result.
+
+They are built by a plain install wherever a C compiler is found, and loaded through ctypes, so that a call releases the
+interpreter lock. Each call runs on one thread in one fixed order of operations: equal inputs give equal bits on one
+instruction set. ``HANSA_NATIVE=off`` hides them; ``HANSA_NATIVE=avx2`` (or ``avx512``, ``base``) names the set to use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import HansaError
+from hansa.core.native import abi
+
+__all__ = ["available", "instruction_set", "instruction_sets", "load", "why_not"]
+
+NAMES = ("avx512", "avx2", "base")
+
+
+def available() -> bool:
+    """Whether the kernels can be used here; ``why_not`` says why they cannot."""
+    return why_not() is None
+
+
+def why_not() -> str | None:
+    """The reason why the native kernels are not available, or None."""
+    return _reason(__file__, _wish())
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The instruction sets that the library was built for and this machine runs, best first."""
+    library = _library(__file__)
+    return () if isinstance(library, str) else tuple(name for name in NAMES if library.hansa_kernels_for(name.encode()))
+
+
+def instruction_set() -> str | None:
+    """The instruction set in use, or None where the kernels are not available."""
+    return None if why_not() else str(load().name.decode())
+
+
+def load(isa: str = "") -> Any:
+    """The table of kernels (``hansa.core.native.abi.Kernels``) of one instruction set, by default the best."""
+    wish = _wish()
+    reason = _reason(__file__, wish)
+    if reason is not None:
+        raise HansaError(f"native kernels: {reason}.")
+    return _table(__file__, isa or wish)
+
+
+def _wish() -> str:
+    return os.environ.get("HANSA_NATIVE", "")
+
+
+@cache
+def _reason(file: str, wish: str) -> str | None:
+    if wish == "off":
+        return "HANSA_NATIVE=off hides the native kernels"
+    library = _library(file)
+    if isinstance(library, str):
+        return library
+    if wish and wish not in instruction_sets():
+        return f"HANSA_NATIVE={wish}: this machine runs {', '.join(instruction_sets())}"
+    return None
+
+
+@cache
+def _table(file: str, isa: str) -> Any:
+    found = _library(file).hansa_kernels_for(isa.encode())
+    if not found:
+        raise HansaError(f"native kernels for {isa!r}: this machine runs {', '.join(instruction_sets())}.")
+    return found.contents
+
+
+def _misfits(library: Any) -> str:
+    """The structures that the library and `abi` do not agree on; a call with one would read beyond its end."""
+    try:
+        library.hansa_size.argtypes, library.hansa_size.restype = [ctypes.c_int64], ctypes.c_int64
+    except AttributeError:
+        return "it does not tell the sizes of its structures"
+    here = {kind.__name__: ctypes.sizeof(kind) for kind in abi.STRUCTURES}
+    there = [library.hansa_size(place) for place in range(len(here) + 1)]
+    if there[-1] != -1 or -1 in there[:-1]:
+        return f"it does not have the {len(here)} structures {', '.join(here)}"
+    pairs = zip(here.items(), there[:-1], strict=True)
+    return ", ".join(f"{name} takes {size} bytes there, {own} here" for (name, own), size in pairs if size != own)
+
+
+@cache
+def _library(file: str) -> Any:
+    """The library loaded from beside a file, or the reason why there is none."""
+    built = [Path(file).parent / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in built if path.exists()), None)
+    if path is None:
+        return "they were not built: install again with a C compiler (gcc or clang) on the path"
+    try:
+        library = ctypes.CDLL(str(path))
+        library.hansa_abi.restype = ctypes.c_int64
+        version = library.hansa_abi()
+    except (OSError, AttributeError) as error:
+        return f"{path.name} does not load: {error}"
+    if version != abi.ABI:
+        return f"{path.name} is of another version ({version}, expected {abi.ABI}): install again"
+    if told := _misfits(library):
+        return f"{path.name} was built from other sources: {told}. Install again"
+    library.hansa_kernels_for.argtypes = [ctypes.c_char_p]
+    library.hansa_kernels_for.restype = ctypes.POINTER(abi.Kernels)
+    return library

@@ -1,0 +1,115 @@
+"""Memory for large vectors that is used again.
+
+Fresh memory of this size comes from the system page by page, and that takes several times as long as
+the pass that fills it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+
+from hansa.core.types import Vector
+
+LEAST = 1 << 16  # bytes; smaller vectors the allocator keeps at hand itself
+MOST = 1 << 29  # bytes that may lie idle, or eight vectors of the largest kind
+_ALIGN = 64
+
+
+class Allocator:
+    """Hands out uninitialised vectors. The memory of one comes back when the last tensor that looks at it is gone.
+
+    >>> memory = Allocator(least=0)
+    >>> x = memory.like(torch.ones(1000))
+    >>> address, view = x.data_ptr(), x[10:20]
+    >>> del x
+    >>> memory.like(torch.ones(1000)).data_ptr() == address  # the view still looks at it
+    False
+    >>> del view
+    >>> memory.like(torch.ones(1000)).data_ptr() == address
+    True
+    """
+
+    def __init__(self, least: int = LEAST, most: int | None = None) -> None:
+        self._least, self._most = least, most
+        self._idle: dict[int, list[np.ndarray[Any, Any]]] = {}
+        self._bytes = 0
+        self._lock = RLock()  # a collection of garbage may give memory back in the midst of taking some
+
+    def like(self, x: Vector) -> Vector:
+        """A vector of the same length, dtype and device, with anything in it."""
+        if x.device.type != "cpu" or x.ndim != 1:
+            return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self.empty(x.numel(), x.dtype)
+
+    def empty(self, entries: int, dtype: torch.dtype) -> Vector:
+        """A vector on the CPU, with anything in it."""
+        size = entries * dtype.itemsize
+        if size < max(1, self._least) or dtype not in _kinds():
+            return torch.empty(entries, dtype=dtype)
+        lent = self._take(size).view(_lent())
+        lent.owner = self
+        return torch.from_numpy(lent.view(_kinds()[dtype]))  # torch holds that view, which holds what was lent
+
+    def give(self, memory: np.ndarray[Any, Any]) -> None:
+        """Memory that nobody looks at any more."""
+        with self._lock:
+            most = max(MOST, 8 * memory.size) if self._most is None else self._most
+            if self._bytes + memory.size <= most:
+                self._idle.setdefault(memory.size, []).append(memory)
+                self._bytes += memory.size
+
+    def _take(self, size: int) -> np.ndarray[Any, Any]:
+        with self._lock:
+            idle = self._idle.get(size)
+            if idle:
+                self._bytes -= size
+                return idle.pop()
+        memory = np.empty(size + _ALIGN, np.uint8)
+        start = -memory.ctypes.data % _ALIGN
+        return memory[start : start + size]
+
+
+@cache
+def _lent() -> type[Any]:
+    """A look at an allocator's memory; torch holds it for as long as any tensor needs it."""
+
+    class Lent(np.ndarray[Any, Any]):
+        owner: Allocator | None = None
+
+        def __del__(self) -> None:
+            if np is None:  # the interpreter ends, and has taken its modules apart
+                return
+            if self.owner is not None and isinstance(self.base, np.ndarray):
+                self.owner.give(self.base)
+
+    return Lent
+
+
+@cache
+def _kinds() -> dict[torch.dtype, Any]:
+    return {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def trim() -> None:
+    """Give memory that was freed, by whomever, back to the system, where the C library can: after much that is not
+    done again."""
+    if (give_back := _malloc_trim()) is not None:
+        give_back(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # glibc's
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+SHARED = Allocator()
+like, empty = SHARED.like, SHARED.empty

@@ -1,0 +1,97 @@
+"""Inner products of rows that come piece by piece, from memory or from a file: natively, in the bits of
+`kernels.inner_products`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from ctypes import c_int64
+from typing import TYPE_CHECKING
+
+import torch
+
+from hansa.core import native
+from hansa.core.errors import HansaError
+from hansa.core.native import abi
+from hansa.core.vectors.kernels import address_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ShortRow(Exception):
+    """A file ends within a row: its place among those asked for, and the bytes that were there."""
+
+    def __init__(self, place: int, found: int) -> None:
+        super().__init__(place, found)
+        self.place, self.found = place, found
+
+
+class InnerProducts:
+    """`inner_products` of ``count`` float32 rows that come piece by piece, in the same bits.
+
+    >>> from hansa.core.vectors.kernels import inner_products
+    >>> rows, vectors = torch.rand(2, 20), torch.rand(3, 20)
+    >>> products = InnerProducts(2, vectors)
+    >>> products.add(rows[:, :16])
+    >>> products.add(rows[:, 16:])
+    >>> torch.equal(products.total(), inner_products(rows, vectors))
+    True
+    """
+
+    def __init__(self, count: int, vectors: Tensor, isa: str = "") -> None:
+        self._first = address_of("InnerProducts", "vectors", vectors, torch.float32)
+        self._count, self._vectors, self._table, self._done = count, vectors, native.load(isa), 0
+        self._lanes = torch.zeros(count, len(vectors) + abi.GRAM_SPARE, abi.GRAM_LANES, dtype=torch.float64)
+
+    def add(self, rows: Tensor) -> None:
+        """The next entries of every row, [count, n]: a multiple of 8 unless they are the last."""
+        (many, d), (count, n) = self._vectors.shape, rows.shape
+        fits = rows.dtype == torch.float32 and rows.device.type == "cpu" and (rows.stride(1) == 1 or n == 1)
+        if not fits or count != self._count or self._done + n > d or self._done % abi.GRAM_LANES:
+            raise HansaError(
+                f"InnerProducts.add: {rows.dtype} {[count, n]} after {self._done} entries of {d}: expected float32 "
+                f"pieces of {self._count} rows, a multiple of {abi.GRAM_LANES} long all but the last."
+            )
+        there = self._first + self._done * rows.element_size()
+        told = self._table.gram32_add(rows.data_ptr(), rows.stride(0), count, there, d, many, n, self._lanes.data_ptr())
+        if told != abi.OK:
+            raise MemoryError("inner_products: no memory for the sums")
+        self._done += n
+
+    @property
+    def reads(self) -> bool:
+        """Whether `add_from` is there; it is not on every system."""
+        return bool(self._table.rows_add)
+
+    def add_from(self, file: int, offsets: Sequence[int], entries: int, crcs: Sequence[int]) -> list[int]:
+        """`add` of the next entries of rows at byte offsets of an open file; returns their CRC-32 after ``crcs``.
+
+        Raises `ShortRow` where the file ends before."""
+        many, d = self._vectors.shape
+        if len(offsets) != self._count or self._done + entries > d or self._done % abi.GRAM_LANES:
+            raise HansaError(f"InnerProducts.add_from: {len(offsets)} rows, {self._done} + {entries} entries of {d}.")
+        checks, told = (ctypes.c_uint32 * self._count)(*crcs), (c_int64 * 2)()
+        there = self._first + self._done * self._vectors.element_size()
+        places = (c_int64 * self._count)(*offsets)
+        result = self._table.rows_add(
+            file, places, self._count, there, d, many, entries, self._lanes.data_ptr(), checks, told
+        )
+        if result == abi.BAD_ROW and told[1] < 0:
+            raise OSError(-told[1], os.strerror(-told[1]))
+        if result == abi.BAD_ROW:
+            raise ShortRow(told[0], told[1])
+        if result != abi.OK:
+            raise MemoryError("inner_products: no memory for the sums")
+        self._done += entries
+        return list(checks)
+
+    def total(self) -> Tensor:
+        """<row_i, vector_j>, once all entries were added."""
+        many, d = self._vectors.shape
+        if self._done != d:
+            raise HansaError(f"InnerProducts.total: {self._done} of {d} entries were added.")
+        out = torch.empty(self._count, many, dtype=torch.float64)
+        self._table.gram32_sum(self._lanes.data_ptr(), self._count, many, out.data_ptr())
+        return out

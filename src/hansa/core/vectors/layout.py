@@ -1,0 +1,215 @@
+"""Module <-> flat vector. Parameters are views of the vector, so a training step copies nothing.
+
+Convolution weights lie in the vector in channels-last order, so that their channels-last form is a free view; or in
+torch's own for a model that cannot work with it.
+
+Persistent buffers of real numbers (BatchNorm's statistics, ...) lie in a vector of their own. Frozen parameters never
+travel, nor do buffers that are whole numbers, truth values, complex or not finite (counters, indices, masks): these
+keep their first value, to the bit, on the server and on every client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from hansa.core.errors import HansaError
+from hansa.core.types import Vector
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Module = TypeVar("Module", bound="nn.Module")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a module: where it lies in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    dtype: torch.dtype
+    channels_last: bool = True
+
+    def view(self, flat: Vector) -> torch.Tensor:
+        """The tensor as a view of the flat vector."""
+        piece = flat[self.offset : self.offset + self.size]
+        if not self.channels_last:
+            return piece.view(self.shape)
+        if len(self.shape) == 4:
+            o, i, h, w = self.shape
+            return piece.view(o, h, w, i).permute(0, 3, 1, 2)
+        if len(self.shape) == 5:
+            o, i, t, h, w = self.shape
+            return piece.view(o, t, h, w, i).permute(0, 4, 1, 2, 3)
+        return piece.view(self.shape)
+
+
+def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = True) -> tuple[Entry, ...]:
+    entries, offset = [], 0
+    for name, tensor in named:
+        entries.append(Entry(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, channels_last))
+        offset += tensor.numel()
+    return tuple(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where every trainable parameter and every buffer that travels lies.
+
+    >>> layout = Layout.of(torch.nn.Linear(3, 2))
+    >>> layout.dim, layout.buffer_dim, [entry.name for entry in layout.parameters]
+    (8, 0, ['weight', 'bias'])
+    """
+
+    parameters: tuple[Entry, ...]
+    buffers: tuple[Entry, ...]
+    channels_last: bool = True
+
+    @classmethod
+    def of(cls, module: nn.Module, channels_last: bool = True) -> Layout:
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise HansaError(f"{type(module).__name__} has no trainable parameter: nothing to optimize.")
+        for name, parameter in trainable:
+            if not parameter.is_floating_point():
+                raise HansaError(
+                    f"parameter {name} is {parameter.dtype}: only real floating-point ones can be trained."
+                )
+        _refuse_shared_memory(module)
+        persistent = module.state_dict(keep_vars=True)
+        buffers = [(name, b) for name, b in module.named_buffers() if name in persistent and _averages(b)]
+        return cls(_entries(trainable, channels_last), _entries(buffers, channels_last), channels_last)
+
+    def without(self, names: Collection[str]) -> Layout:
+        """The same with some buffers left out: they keep their first value."""
+        if not any(entry.name in names for entry in self.buffers):
+            return self
+        rest, offset = [], 0
+        for entry in self.buffers:
+            if entry.name not in names:
+                rest.append(replace(entry, offset=offset))
+                offset += entry.size
+        return replace(self, buffers=tuple(rest))
+
+    @property
+    def dim(self) -> int:
+        return sum(entry.size for entry in self.parameters)
+
+    @property
+    def buffer_dim(self) -> int:
+        return sum(entry.size for entry in self.buffers)
+
+    def pack(self, module: nn.Module, dtype: torch.dtype) -> tuple[Vector, Vector]:
+        """Copies of the module's parameters and of its buffers as two flat vectors."""
+        with torch.no_grad():
+            flat, rest = torch.empty(self.dim, dtype=dtype), torch.empty(self.buffer_dim, dtype=dtype)
+            for vector, entries in ((flat, self.parameters), (rest, self.buffers)):
+                tensors = _tensors(module)
+                for entry in entries:
+                    entry.view(vector).copy_(tensors[entry.name])
+        return flat, rest
+
+    def bind(self, module: nn.Module, flat: Vector) -> list[nn.Parameter]:
+        """Make the module's parameters views of ``flat``; they are returned in the vector's order."""
+        self._check(flat, self.dim, "parameters")
+        named = dict(module.named_parameters())
+        for entry in self.parameters:
+            named[entry.name].data = entry.view(flat)
+        return [named[entry.name] for entry in self.parameters]
+
+    def write_buffers(self, module: nn.Module, rest: Vector) -> None:
+        """Copy a flat vector into the module's buffers."""
+        self._check(rest, self.buffer_dim, "buffers")
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for entry in self.buffers:
+                tensors[entry.name].copy_(entry.view(rest))
+
+    def read_buffers(self, module: nn.Module, rest: Vector) -> Vector:
+        """Copy the module's buffers into a flat vector."""
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for entry in self.buffers:
+                entry.view(rest).copy_(tensors[entry.name])
+        return rest
+
+    def named(self, flat: Vector, rest: Vector | None = None) -> dict[str, torch.Tensor]:
+        """The vectors as named tensors, in the shapes of the module's ``state_dict``, without what never travels."""
+        self._check(flat, self.dim, "parameters")
+        out = {entry.name: entry.view(flat) for entry in self.parameters}
+        if rest is not None:
+            out |= {entry.name: entry.view(rest) for entry in self.buffers}
+        return out
+
+    @staticmethod
+    def _check(flat: Vector, dim: int, what: str) -> None:
+        if flat.shape != (dim,):
+            raise HansaError(f"a vector of shape {tuple(flat.shape)} for {what}: expected ({dim},).")
+
+
+def _tensors(module: nn.Module) -> dict[str, Any]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def converted(module: Module, dtype: torch.dtype, device: torch.device | None = None) -> Module:
+    """The module with its real numbers in ``dtype`` and its complex ones in the complex form of it, in place.
+
+    ``module.to(dtype)`` would drop the imaginary parts.
+    """
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(device=device, dtype=dtype.to_complex())
+        return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+    module._apply(convert)  # type: ignore[no-untyped-call]
+    return module
+
+
+def widened(module: Module, dtype: torch.dtype) -> Module:
+    """The module with numbers at least as wide as ``dtype``, in place: none loses a bit."""
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        number = tensor.is_floating_point() or tensor.is_complex()
+        return tensor.to(torch.promote_types(tensor.dtype, dtype)) if number else tensor
+
+    module._apply(widen)  # type: ignore[no-untyped-call]
+    return module
+
+
+def _averages(buffer: torch.Tensor) -> bool:
+    """Whether an average of a buffer makes sense: real numbers, all of them finite."""
+    return buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
+
+
+def _refuse_shared_memory(module: nn.Module) -> None:
+    """Parameters that share memory without being one would be torn apart by lying in one vector."""
+    taken: list[tuple[int, int, str]] = []
+    for name, tensor in _stored(module):
+        if torch._debug_has_internal_overlap(tensor) == 1:
+            raise HansaError(f"parameter {name} repeats its own memory (expand?): make it contiguous with clone().")
+        begin = tensor.data_ptr()
+        span = 1 + sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        taken.append((begin, begin + span * tensor.element_size(), name))
+    taken.sort()
+    for (_, end, first), (begin, _, second) in pairwise(taken):
+        if begin < end:
+            raise HansaError(
+                f"{first} and {second} share memory, which training in one vector would part. Tie them as one "
+                "parameter (module.b = module.a), or clone() one of them."
+            )
+
+
+def _stored(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            raise HansaError(f"{name} has no shape yet: give lazy layers their sizes, or run them once in the factory.")
+        if tensor.numel() and tensor.device.type != "meta":
+            yield name, tensor.detach()

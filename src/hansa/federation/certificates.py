@@ -1,0 +1,193 @@
+"""Keys of a trial federation: an authority, the server's certificate, a key pair for every site."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import HansaError
+from hansa.runs.store import io
+
+AUTHORITY, DAYS = "ca.crt", 365
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """The server's folder: its certificate and key, the authority's certificate, the public keys of the sites."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        return self._there(AUTHORITY)
+
+    @property
+    def certificate(self) -> Path:
+        return self._there("server.crt")
+
+    @property
+    def private(self) -> Path:
+        return self._there("server.key")
+
+    def public(self, site: str) -> Path:
+        """The public key of a site, as its owner sent it."""
+        return self._there(f"sites/{site}.pub")
+
+    def public_bytes(self, site: str) -> str:
+        """The public key as the SuperLink tells it, in hex."""
+        serialization = _serialization()
+        key = serialization.load_ssh_public_key(self.public(site).read_bytes())
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        return str(key.public_bytes(serialization.Encoding.PEM, form).hex())
+
+    def _there(self, name: str) -> Path:
+        path = self.folder.absolute() / name
+        if not path.is_file():
+            raise HansaError(f"{path}: no such file. `hansa keys` makes the keys of a trial federation.")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class SiteKeys:
+    """A site's folder: the authority's certificate, and the private key that nobody else has."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        return ServerKeys(self.folder).authority
+
+    @property
+    def private(self) -> Path:
+        return ServerKeys(self.folder)._there("node.key")
+
+
+def make(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> list[Path]:
+    """Write the keys of a federation: a folder for the server, one for every site, and the authority's own key.
+
+    Whoever makes the keys has them all: that is for trials. In earnest each site makes its own pair and sends the
+    public half.
+    """
+    home = Path(folder)
+    for name in sites:
+        if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name == "server":
+            raise HansaError(f"site {name!r}: expected letters, digits, dots and dashes, and not 'server'.")
+    if home.exists() and any(home.iterdir()):
+        raise HansaError(f"{home}: is not empty, and keys are never written over others. Name a new folder.")
+    serialization = _serialization()
+    authority, authority_key = _authority()
+    certificate, key = _server(authority, authority_key, hosts)
+    pem = serialization.Encoding.PEM
+    made = {
+        "ca.key": _private(authority_key),
+        "server/ca.crt": authority.public_bytes(pem),
+        "server/server.crt": certificate.public_bytes(pem),
+        "server/server.key": _private(key),
+    }
+    for name in sites:
+        pair = _pair()
+        form = serialization.PublicFormat.OpenSSH
+        public = pair.public_key().public_bytes(serialization.Encoding.OpenSSH, form) + b"\n"
+        made[f"{name}/{AUTHORITY}"] = authority.public_bytes(pem)
+        made[f"{name}/node.key"] = pair.private_bytes(
+            pem, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        made[f"{name}/node.pub"] = public
+        made[f"server/sites/{name}.pub"] = public
+    for place, data in made.items():
+        path = home / place
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        io.write_file(path, data)
+        path.chmod(0o600)
+    return [home / place for place in made]
+
+
+def _serialization() -> Any:
+    try:
+        from cryptography.hazmat.primitives import serialization
+    except ImportError as error:
+        raise HansaError("keys need cryptography, which comes with Flower: pip install 'hansa[flower]'.") from error
+    return serialization
+
+
+def _pair() -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _private(key: Any) -> bytes:
+    serialization = _serialization()
+    form = serialization.PrivateFormat.PKCS8
+    return bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+
+
+def _builder(subject: Any, issuer: Any, key: Any) -> Any:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+    )
+
+
+def _name(text: str) -> Any:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _authority() -> tuple[Any, Any]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    key, name = _pair(), _name("Hansa trial authority")
+    usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+    made = (
+        _builder(name, name, key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    return made, key
+
+
+def _server(authority: Any, authority_key: Any, hosts: Sequence[str]) -> tuple[Any, Any]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = _pair()
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    made = (
+        _builder(_name(hosts[0]), authority.subject, key)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    return made, key
+
+
+def _host(text: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)

@@ -1,0 +1,233 @@
+"""Activity: who computes a gradient at a local step. Those who do not still gossip."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import index
+from typing import ClassVar, Protocol, runtime_checkable
+
+from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.native.random_draws import chosen
+from hansa.core.protocols import check_component, missing_methods
+
+
+@runtime_checkable
+class Activity(Protocol):
+    """A rule for who computes, as a function of (round, step, cohort, key).
+
+    >>> isinstance(everyone(), Activity)
+    True
+    """
+
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Refuse clusters, or a number of local steps, that the rule cannot serve."""
+        return
+
+    def among(self, reporters: Sequence[int]) -> Activity:
+        """The rule in a round in which these of the cohort report."""
+        return self
+
+    @abstractmethod
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """The computing clients of one cohort at one step, in ascending order."""
+
+
+def check_activity(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no rule for who computes."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    instead = "" if not number else f"resample({value!r})" if isinstance(value, int) else f"bernoulli({value!r})"
+    check_component(
+        owner, argument, value, Activity, "a rule for who computes", instead=instead, example="everyone() is one."
+    )
+
+
+def size_of(part: str, argument: str, value: float, clients: int) -> int:
+    """How many of a group are meant: a whole number counts, a number with a point takes a share.
+
+    >>> size_of("resample", "m", 2, 8), size_of("resample", "m", 0.25, 10)
+    (2, 3)
+    """
+    if isinstance(value, float):
+        check_fraction(part, argument, value, "0.25 takes a quarter; for a count give a whole number.")
+        return max(1, math.floor(value * clients + 0.5))
+    check_integer(part, argument, value)
+    if value > clients:
+        raise invalid_argument(part, argument, value, f"at most the {clients} clients of the cluster")
+    return value
+
+
+def as_activity(active: float | Activity) -> Activity:
+    """A part as it is; a count m means ``resample(m)``, a chance p ``bernoulli(p)``, and 1.0 everyone.
+
+    >>> as_activity(2), as_activity(0.5), as_activity(1.0)
+    (resample(m=2), bernoulli(p=0.5), everyone())
+    """
+    if isinstance(active, int) and not isinstance(active, bool):
+        return resample(active)
+    if isinstance(active, float):
+        return everyone() if active == 1 else bernoulli(active)
+    if isinstance(active, bool | type) or missing_methods(active, Activity):
+        raise invalid_argument("gossip", "active", active, "a count, a chance or a part such as resample(2)")
+    return active
+
+
+@dataclass(frozen=True, slots=True)
+class everyone(Activity):
+    """All clients of the cohort at every step ([HAFED] Alg. 1 and 2).
+
+    >>> everyone()
+    everyone()
+    """
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """The cohort itself."""
+        return sorted(clients)
+
+
+@dataclass(frozen=True, slots=True)
+class selected(Activity):
+    """The round's reporters, at every step: AFGA without its re-sampling.
+
+    >>> selected().among([5, 6]).draw(0, 0, [4, 5, 6, 7], Key(0))
+    [5, 6]
+    """
+
+    reporters: tuple[int, ...] | None = field(default=None, repr=False)
+
+    def among(self, reporters: Sequence[int]) -> selected:
+        """The rule that knows them."""
+        return selected(tuple(reporters))
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """Those of the cohort that report; all of it as long as the reporters are not known."""
+        return sorted(clients if self.reporters is None else set(self.reporters).intersection(clients))
+
+
+@dataclass(frozen=True, slots=True)
+class resample(Activity):
+    """m clients of the cohort drawn afresh at every step ([AFGA] Alg. 1 and 2): a count, a share, or None for as many
+    as report in the round.
+
+    >>> len(resample(2).draw(0, 0, [4, 5, 6, 7], Key(0)))
+    2
+    >>> resample().among([4, 5, 7])
+    resample(m=3)
+    """
+
+    m: int | float | None = None
+    cites: ClassVar[tuple[str, ...]] = ("afga2024",)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.m, float):
+            check_fraction("resample", "m", self.m, "0.25 takes a quarter; for a count give a whole number.")
+        elif self.m is not None:
+            check_integer("resample", "m", self.m)
+
+    def among(self, reporters: Sequence[int]) -> resample:
+        """The rule that knows how many report."""
+        return resample(len(reporters)) if self.m is None else self
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """No cluster may be smaller than m."""
+        for place, cohort in enumerate(cohorts):
+            if isinstance(self.m, int) and self.m > len(cohort):
+                raise invalid_argument("resample", "m", self.m, f"at most the {len(cohort)} clients of cluster {place}")
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """m of the cohort, without replacement; all of it where losses have left no more."""
+        cohort = sorted(clients)
+        m = size_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
+        if m is None:
+            raise HansaError("resample(): how many report is not known here. resample(2) draws two.")
+        if m >= len(cohort):
+            return cohort
+        return sorted(cohort[i] for i in chosen(_address(key, round, step, cohort).digest(16), len(cohort), m))
+
+
+@dataclass(frozen=True, slots=True)
+class bernoulli(Activity):
+    """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3).
+
+    >>> bernoulli(0.5).p
+    0.5
+    """
+
+    p: float
+    cites: ClassVar[tuple[str, ...]] = ("hafed2023",)
+
+    def __post_init__(self) -> None:
+        check_fraction("bernoulli", "p", self.p)
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """A coin for each client of the cohort."""
+        cohort = sorted(clients)
+        if not cohort:
+            return []
+        coins = _address(key, round, step, cohort).numpy().random(len(cohort))
+        return [client for client, coin in zip(cohort, coins.tolist(), strict=True) if coin < self.p]
+
+
+@dataclass(frozen=True, slots=True)
+class replay(Activity):
+    """The given computing clients, per round and step, of all clusters together; rounds start again when they run out.
+
+    >>> replay([[[0, 5], [1, 4]]]).draw(7, 1, [4, 5, 6, 7], Key(0))
+    [4]
+    """
+
+    rounds: Sequence[Sequence[Sequence[int]]]
+
+    def __post_init__(self) -> None:
+        try:
+            kept = tuple(tuple(tuple(sorted(map(index, step))) for step in steps) for steps in self.rounds)
+        except TypeError:
+            raise invalid_argument(
+                "replay", "rounds", self.rounds, "for each round, for each step, a list of client ids"
+            ) from None
+        if not kept or not all(kept):
+            raise invalid_argument("replay", "rounds", self.rounds, "at least one round, and at least one step in each")
+        for at, steps in enumerate(kept):
+            for step, clients in enumerate(steps):
+                if len(set(clients)) != len(clients):
+                    twice = next(a for a, b in pairwise(clients) if a == b)
+                    raise HansaError(f"replay: round {at}, step {step} names client {twice} twice.")
+        object.__setattr__(self, "rounds", kept)
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Every client named must be in some cluster, and every round must be long enough."""
+        known = {client for cohort in cohorts for client in cohort}
+        for at, recorded in enumerate(self.rounds):
+            if steps is not None and len(recorded) < steps:
+                raise HansaError(
+                    f"replay: round {at} has {len(recorded)} steps, but {steps} local steps are to be done."
+                )
+            for step, clients in enumerate(recorded):
+                for client in clients:
+                    if client not in known:
+                        raise HansaError(
+                            f"replay: round {at}, step {step} names client {client}, which is in no cluster."
+                        )
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """Those of the recorded clients that are in the cohort."""
+        recorded = self.rounds[round % len(self.rounds)]
+        if step >= len(recorded):
+            at = round % len(self.rounds)
+            raise HansaError(
+                f"replay: round {at} has {len(recorded)} steps, step {step} was asked for (counted from 0)."
+            )
+        cohort = set(clients)
+        return [client for client in recorded[step] if client in cohort]
+
+
+def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:
+    """A cohort is known by its first client: clusters draw apart, whatever happens in the others."""
+    return key.child("active", round, cohort[0], step)

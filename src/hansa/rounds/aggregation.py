@@ -1,0 +1,325 @@
+"""The fold: reports are admitted one by one in cohort order, aggregated, and the servers step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from hansa.aggregate.base import Aggregator, Combined, Running, Share
+from hansa.algorithm import Algorithm, Channel
+from hansa.core.protocols import declared
+from hansa.core.types import (
+    BUFFERS,
+    MODEL,
+    ClientStats,
+    EncodedUpdate,
+    Population,
+    RoundContext,
+    RowReader,
+    Update,
+    Vector,
+    Vectors,
+)
+from hansa.core.vectors import allocator
+from hansa.core.vectors.arithmetic import all_finite
+from hansa.local import Solver, effective_steps
+from hansa.rounds.messages import DroppedClient, Report, WorkOrder
+from hansa.rounds.state import ServerState
+from hansa.rounds.validation import Expected, RefusedUpdate, repeated, sender, validate_upload
+
+Stage = Callable[[int, Vectors], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What happened in a round. ``moved`` is False where fewer than the quorum survived: then nothing changed. Losses
+    and norms are those of all uploads that passed the door."""
+
+    round: int
+    applied: bool
+    admitted: tuple[int, ...]
+    dropped: tuple[DroppedClient, ...]
+    up_bytes: dict[int, int]
+    peer_bytes: dict[int, int]
+    exchanges: int
+    train_loss: float
+    update_norm: float
+    info: dict[str, Any]
+    losses: Mapping[int, float | None]
+    norms: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundDiagnostics:
+    """What an observer may look at once a round has closed: lengths and losses of the admitted updates, what each
+    channel's updates came to, the updates themselves by channel where they were kept, and the mean of all local models
+    where the orders asked for it."""
+
+    round: int
+    orders: Mapping[int, WorkOrder]
+    population: Population
+    norms: Mapping[int, float]
+    losses: Mapping[int, float | None]
+    combined: Mapping[str, Vector]
+    updates: Mapping[str, Sequence[Update]]
+    mean: Vectors | None = None
+
+
+class ClosedRound(NamedTuple):
+    """The state after a round, the client memory to commit with it, what happened, and what observers may see."""
+
+    state: ServerState
+    memory: dict[int, Vectors]
+    outcome: Outcome
+    diagnostics: RoundDiagnostics | None
+
+
+class RoundAggregation:
+    """A round that is being closed: ``take`` every report in cohort order, then ``close``.
+
+    ``state`` is the one `open_round` gave. A channel whose aggregate can be folded as updates arrive is, unless
+    ``keep`` asks that all updates stay at hand. ``stage`` takes each admitted client's memory at once, in place of
+    `Closed.memory`; it counts only if the round moves. ``rows`` are those the server keeps of every client, ``gone``
+    the clients that no order reached, ``several`` those of whom several answers are known to have come. Of a client
+    with several answers in one report none is taken; one that comes after its client was folded is refused.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        state: ServerState,
+        orders: Sequence[WorkOrder],
+        population: Population,
+        *,
+        quorum: int = 1,
+        rows: RowReader | None = None,
+        gone: Sequence[DroppedClient] = (),
+        several: Collection[int] = (),
+        max_norm: float = 1e12,
+        keep: bool = False,
+        stage: Stage | None = None,
+    ) -> None:
+        self.algorithm, self.state, self.population = algorithm, state, population
+        self.quorum, self.rows = quorum, rows
+        self.orders = {client: order for order in orders for client in order.reporters}
+        self.lost = list(gone)
+        self._repeated, self._stage = several, stage
+        self._expected = expected(algorithm, state, orders, max_norm) if orders else None
+        self._vectors: dict[str, list[Update]] = {}
+        self._running: dict[str, Running] = {}
+        for name, channel in algorithm.channels.items():
+            if channel.follows is not None:
+                continue
+            running = None if keep or algorithm.local.mixing is not None else self._begin(channel)
+            if running is None:
+                self._vectors[name] = []
+            else:
+                self._running[name] = running
+        self._norms: dict[int, float] = {}
+        self._losses: dict[int, float | None] = {}
+        self._memory: dict[int, Vectors] = {}
+        self._up: dict[int, int] = {}
+        self._peer: Counter[int] = Counter()
+        self._exchanges = 0
+        self._steps: dict[int, float] = {}
+        self._info: dict[str, list[float]] = {}
+        self._means = LocalMean({name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors})
+
+    def _begin(self, channel: Channel) -> Running | None:
+        begin = declared(channel.aggregate, Aggregator, "running")
+        if begin is None or not self.orders:
+            return None
+        samples = self.population.samples
+        shares = [Share(client, order.cohort, samples[client]) for client, order in sorted(self.orders.items())]
+        found: Running = begin(shares)
+        return found
+
+    def add(self, report: Report) -> None:
+        """Admit what a cohort sent, or note why not."""
+        self.lost += report.dropped
+        if report.peer_bytes:
+            self._peer.update(report.peer_bytes)
+        self._exchanges = max(self._exchanges, report.exchanges)
+        for name, value in report.info.items():
+            self._info.setdefault(name, []).append(value)
+        self._means.add(report)
+        if self._expected is None:
+            return
+        several = self._repeated if len(report.uploads) < 2 else {*self._repeated, *repeated([report], self._expected)}
+        for upload in report.uploads:
+            try:
+                vectors, norms, nbytes = validate_upload(upload, self._expected, report.cohort, several)
+                if upload.client in self._norms:
+                    raise RefusedUpdate("duplicate", f"client {upload.client} sent more than one update this round")
+            except RefusedUpdate as refusal:
+                self.lost.append(DroppedClient(sender(upload), refusal.reason, refusal.detail))
+                continue
+            client = upload.client
+            self._norms[client], self._losses[client] = norms[MODEL], upload.loss
+            self._up[client] = 0 if self.algorithm.serverless else sum(nbytes.values())
+            self._remember(client, report.memory.get(client, {}))
+            for name, decode in vectors.items():
+                self._add(name, self._update(client, decode, upload.loss))
+
+    def _remember(self, client: int, memory: Vectors) -> None:
+        if memory and self._stage is not None:
+            self._stage(client, memory)
+        elif memory:
+            self._memory[client] = dict(memory)
+
+    def _add(self, name: str, update: Update) -> None:
+        if name in self._running:
+            self._running[name].add(update)
+        else:
+            self._vectors[name].append(update)
+
+    def _update(self, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
+        order = self.orders[client]
+        steps = self._steps.get(order.work.steps)
+        if steps is None:
+            phase = self.algorithm.local
+            pull = declared(phase.solver, Solver, "prox_weight")
+            steps = effective_steps(order.work.steps, phase.lr_at(self.state.round), phase.momentum, pull)
+            self._steps[order.work.steps] = steps
+        return EncodedUpdate(client, order.cohort, decode, self.population.samples[client], steps, loss)
+
+    def close(self) -> ClosedRound:
+        """Aggregate, step, and say what happened. Below the quorum nothing moves: same model, same moments."""
+        state = self.state
+        admitted = tuple(sorted(self._norms))
+        needed = max(self.quorum, min_updates(self.algorithm, len(self.orders)))
+        if len(admitted) < needed:
+            self.lost += [DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted]
+            return ClosedRound(replace(state, round=state.round + 1), {}, self._outcome((), {}), None)
+        ctx = RoundContext(state.round, state.seen(self.population), admitted, self.rows)
+        combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
+        vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
+        for name, channel in self.algorithm.channels.items():
+            before = state.vectors[name]
+            if channel.follows is not None:
+                vectors[name], server[name] = channel.server.update(
+                    combined[channel.follows].vector, state.server[name], ctx
+                )
+            else:
+                aggregate[name] = combined[name].state
+                step, server[name] = channel.server.update(combined[name].vector, state.server[name], ctx)
+                vectors[name] = torch.add(before, step, out=allocator.like(before))
+            downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
+        for found in combined.values():
+            for client, kept in found.rows.items():
+                self._memory.setdefault(client, {}).update(kept)
+        heard = ClientStats(**state.heard).updated(self._losses, self._norms)._asdict() if state.heard else {}
+        after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard)
+        evidence = RoundDiagnostics(
+            state.round,
+            self.orders,
+            self.population,
+            self._norms,
+            self._losses,
+            {name: found.vector for name, found in combined.items()},
+            self._vectors,
+            self._means.found(),
+        )
+        return ClosedRound(after, self._memory, self._outcome(admitted, combined[MODEL].info), evidence)
+
+    def _combine(self, name: str, ctx: RoundContext) -> Combined:
+        state = self.state.aggregate[name]
+        if name in self._running:
+            return Combined(self._running[name].vector(), state, {})
+        return self.algorithm.channels[name].aggregate.combine(self._vectors[name], state, ctx)
+
+    def _outcome(self, admitted: tuple[int, ...], info: Mapping[str, Any]) -> Outcome:
+        losses = [loss for client in admitted if (loss := self._losses[client]) is not None]
+        means = {name: math.fsum(values) / len(values) for name, values in self._info.items()}
+        return Outcome(
+            round=self.state.round,
+            applied=bool(admitted),
+            admitted=admitted,
+            dropped=tuple(sorted(self.lost, key=lambda lost: (lost.client, lost.reason))),
+            up_bytes=self._up,
+            peer_bytes=dict(self._peer),
+            exchanges=self._exchanges,
+            train_loss=math.fsum(losses) / len(losses) if losses else math.nan,
+            update_norm=math.fsum(self._norms[c] for c in admitted) / len(admitted) if admitted else math.nan,
+            info={**means, **info},
+            losses=self._losses,
+            norms=self._norms,
+        )
+
+
+class LocalMean:
+    """w' = mean_i w_i over the models that all clients of all cohorts ended with, added up as reports come."""
+
+    def __init__(self, like: Vectors) -> None:
+        self._like = like
+        self._total: Vector | None = None
+        self._count = 0
+
+    def add(self, report: Report) -> None:
+        """Take a cohort's mean; one that is not of the model's size and finite is nobody's."""
+        mean = report.mean
+        if mean is None or report.trained < 1:
+            return
+        if mean.shape != (sum(vector.numel() for vector in self._like.values()),) or not all_finite(mean):
+            return
+        weighed = mean.double() * report.trained
+        self._total = weighed if self._total is None else self._total + weighed
+        self._count += report.trained
+
+    def found(self) -> Vectors | None:
+        if self._total is None:
+            return None
+        found, at = {}, 0
+        for name, like in self._like.items():
+            found[name] = (self._total[at : at + like.numel()] / self._count).to(like)
+            at += like.numel()
+        return found
+
+
+def expected(algorithm: Algorithm, state: ServerState, orders: Sequence[WorkOrder], max_norm: float) -> Expected:
+    """The schema that every upload of a round is held against."""
+    first = orders[0]
+    return Expected(
+        first.run,
+        first.round,
+        first.base,
+        {client: order.cohort for order in orders for client in order.reporters},
+        {name: channel.uplink for name, channel in algorithm.channels.items() if channel.follows is None},
+        state.vectors,
+        max_norm,
+    )
+
+
+def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> Iterator[Report]:
+    """Reports as soon as all before them have come; those that answer no order come last."""
+    waiting = [order.cohort for order in orders]
+    early: dict[int, Report] = {}
+    late: list[Report] = []
+    at = 0
+    asked = set(waiting)
+    for report in reports:
+        if report.cohort not in asked or report.cohort in early:
+            late.append(report)
+            continue
+        asked.discard(report.cohort)
+        early[report.cohort] = report
+        while at < len(waiting) and waiting[at] in early:
+            yield early.pop(waiting[at])
+            at += 1
+    for cohort in waiting[at:]:
+        if cohort in early:
+            yield early.pop(cohort)
+    yield from late
+
+
+def min_updates(algorithm: Algorithm, asked: int) -> int:
+    """The updates that every aggregator can work with; where not even so many were asked for, it says so itself."""
+    needed: list[int] = [
+        declared(channel.aggregate, Aggregator, "min_updates") for channel in algorithm.channels.values()
+    ]
+    return max(min(least, asked) for least in needed)

@@ -1,0 +1,25 @@
+"""What is measured of a round, each with its equation: diversity, chi^2 and norms always, the rest on request, as
+``hansa.run(..., measures=[hansa.measures.compression])`` or as a callback."""
+
+from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
+from hansa.rounds.measures.base import Measure, Probe, measured, want_mean
+from hansa.rounds.measures.compression import compression, gamma, q
+from hansa.rounds.measures.heterogeneity import Heterogeneity, heterogeneity, track_heterogeneity
+from hansa.rounds.measures.local_mean import local_mean_loss
+
+__all__ = [
+    "Heterogeneity",
+    "Measure",
+    "Probe",
+    "chi_square",
+    "compression",
+    "diversity",
+    "gamma",
+    "heterogeneity",
+    "local_mean_loss",
+    "measured",
+    "q",
+    "surrogate_diversity",
+    "track_heterogeneity",
+    "want_mean",
+]

@@ -1,0 +1,56 @@
+"""Measures of a round that are made on request: ``hansa.run(..., measures=[hansa.measures.compression])``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hansa.algorithm import Algorithm
+from hansa.core.keys import Key
+from hansa.core.types import Vectors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """What a measure may look at: what clients got, the admitted vectors of each, its memory before and after, and
+    the ``mean`` of all local models in rounds in which a measure's ``wants_mean(round)`` says so.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> def up_norm(probe: Probe) -> dict[str, float]:
+    ...     return {"clients_heard": float(len(probe.received))}
+    >>> hansa.run(hansa.presets.fedavg(steps=2), task, rounds=1, measures=[up_norm]).history[0]["clients_heard"]
+    4.0
+    """
+
+    round: int
+    algorithm: Algorithm
+    key: Key
+    got: Vectors
+    received: Mapping[int, Vectors]
+    before: Mapping[int, Vectors]
+    after: Mapping[int, Vectors]
+    mean: Vectors | None = None
+
+
+Measure: TypeAlias = Callable[[Probe], dict[str, float]]
+
+
+def want_mean(measures: Sequence[Measure], round: int) -> bool:
+    """Whether any of the measures looks at the mean of all local models in a round.
+
+    >>> want_mean([], round=1)
+    False
+    """
+    return any(measure.wants_mean(round) for measure in measures if hasattr(measure, "wants_mean"))
+
+
+def measured(measures: Sequence[Measure], probe: Probe) -> dict[str, float]:
+    """All measures of a round in one record.
+
+    >>> measured([lambda probe: {"answer": 42.0}], None)
+    {'answer': 42.0}
+    """
+    return {name: value for measure in measures for name, value in measure(probe).items()}

@@ -1,0 +1,238 @@
+"""How far apart the clients' problems are at a point: the sigmas and zetas that the papers' theorems assume bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hansa.aggregate import diversity, shares
+from hansa.aggregate.base import Aggregator, Weights, check_weights
+from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import declared
+from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
+from hansa.local.descent import Trainer
+from hansa.local.work import Work
+
+PIECE = 500  # samples whose mean gradient is taken at a time
+HELD = 1 << 25  # numbers: gradients of all clients are kept up to this many, and computed twice beyond
+
+
+class Trainable(Protocol):
+    """What is asked of a task here."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def population(self) -> Population: ...
+    def start(self, key: Key, dtype: torch.dtype) -> Vectors: ...
+    def shell(self, dtype: torch.dtype, device: torch.device) -> Trainer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heterogeneity:
+    """With g_i the full gradient of client i, lambda the objective's weights and g = sum lambda_i g_i:
+
+    - ``zeta``: ||g_i - g||^2 of every client ([AWARE] Corollary 3.2);
+    - ``sigma_g``: sqrt(sum lambda_i ||g_i - g||^2) ([AWARE] Assumption 3.1, [AFGA] 4.4);
+    - ``sigma_l``: sqrt(mean_i E||g_i(batch) - g_i||^2), the noise of a batch ([AWARE] Assumption 2.2);
+    - ``sigma_within``: sqrt(mean_k mean_{i in k} ||g_i - g_k||^2) with g_k the mean gradient of cluster k ([HAFED]
+      Assumption 5.4, the average of its sigma_k^2), ``sigma_between``: sqrt(mean_k ||g_k - mean_k g_k||^2), its sigma_g
+      at alpha = 1; None without clusters;
+    - ``gradient_norm``: ||g||, and ``diversity``: D of the g_i ([AWARE] Definition 3.1).
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> heterogeneity(task, torch.zeros(2)).sigma_g
+    0.0
+    """
+
+    zeta: tuple[float, ...]
+    sigma_g: float
+    sigma_l: float
+    sigma_within: float | None
+    sigma_between: float | None
+    gradient_norm: float
+    diversity: float
+
+    def record(self) -> dict[str, Any]:
+        """The same as plain data, for a round's record; what was not measured is left out."""
+        found = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**found, "zeta": list(self.zeta), "gradient_diversity": found.pop("diversity")}
+
+
+def heterogeneity(
+    task: Trainable,
+    at: Vectors | Vector | None = None,
+    *,
+    clusters: Sequence[Sequence[int]] | None = None,
+    weights: Weights = "uniform",
+    batch_size: int = 1,
+    samples: int | None = 64,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Heterogeneity:
+    """Measure a task's heterogeneity at a model, by default the first one of ``seed``, from full gradients.
+
+    ``at`` is a flat vector, or ``run.state.vectors``. The noise is that of batches of ``batch_size`` drawn without
+    replacement, from the gradients of at most ``samples`` single samples a client (None: of all). Models are in
+    evaluation mode, so that dropout and batch statistics are no noise; tasks that know only full gradients have none.
+
+    Two clients with f_i = (x - b_i)^2/2 at x = 0, b = 1 and 3: g_i = -1 and -3, g = -2.
+
+    >>> from hansa.training import quadratic
+    >>> found = heterogeneity(quadratic([[[1.0]], [[1.0]]], [[1.0], [3.0]]))
+    >>> found.zeta, found.sigma_g, found.gradient_norm
+    ((1.0, 1.0), 1.0, 2.0)
+    """
+    check_integer("heterogeneity", "batch_size", batch_size)
+    if samples is not None:
+        check_integer("heterogeneity", "samples", samples, "None takes all of a client's samples.")
+    if check_weights("heterogeneity", weights) == "clusters":
+        raise invalid_argument("heterogeneity", "weights", weights, "'uniform', 'samples' or one number a client")
+    groups = _groups(clusters, task.population.count)
+    key = Key(seed)
+    measuring = _Gradients(task, at, key, task.dtype if dtype is None else dtype)
+    lam = shares(weights, range(task.population.count), task.population.samples)
+
+    noise = []
+    total = torch.zeros(measuring.dim, dtype=torch.float64)
+    means = [torch.zeros_like(total) for _ in groups]
+    where = {client: k for k, group in enumerate(groups) for client in group}
+    squares = []
+    for client, gradient in measuring.each():
+        total.add_(gradient, alpha=lam[client])
+        if where:
+            means[where[client]].add_(gradient, alpha=1 / len(groups[where[client]]))
+        squares.append(float(gradient @ gradient))
+        noise.append(measuring.noise(client, gradient, batch_size, samples))
+    zeta = []
+    within = [0.0] * len(groups)
+    for client, gradient in measuring.each():
+        zeta.append(_square(gradient - total))
+        if where:
+            k = where[client]
+            within[k] += _square(gradient - means[k]) / len(groups[k])
+    centre = torch.stack(means).mean(dim=0) if means else total
+    length = float(total @ total)
+    return Heterogeneity(
+        zeta=tuple(zeta),
+        sigma_g=math.sqrt(math.fsum(w * z for w, z in zip(lam, zeta, strict=True))),
+        sigma_l=math.sqrt(math.fsum(noise) / len(noise)),
+        sigma_within=math.sqrt(math.fsum(within) / len(groups)) if groups else None,
+        sigma_between=math.sqrt(math.fsum(_square(mean - centre) for mean in means) / len(means)) if means else None,
+        gradient_norm=math.sqrt(length),
+        diversity=diversity(squares, lam, length),
+    )
+
+
+def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[str, Any]], None]:
+    """A callback that adds `heterogeneity` at the server's model to the record of every ``every``-th round: the
+    clusters are those of the run's method, the weights those of its objective, unless ``options`` say otherwise.
+
+    ``hansa.run(..., callbacks=[hansa.measures.track_heterogeneity(every=10)])``
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2, callbacks=[track_heterogeneity()])
+    >>> "sigma_g" in done.history[-1]
+    True
+    """
+    check_integer("track_heterogeneity", "every", every)
+
+    def measure(run: Any, record: dict[str, Any]) -> None:
+        if record["round"] % every:
+            return
+        mixing = run.algorithm.local.mixing
+        weights = declared(run.algorithm.channels[MODEL].aggregate, Aggregator, "weights")
+        said = {
+            "clusters": None if mixing is None else mixing.resolved(),
+            "weights": "uniform" if weights == "clusters" else weights,
+            "seed": run.key.seed,
+            "dtype": run.dtype,
+            **options,
+        }
+        record.update(heterogeneity(run.task, run.state.vectors, **said).record())
+
+    return measure
+
+
+class _Gradients:
+    """The full gradients of all clients at one model, client by client, in float64."""
+
+    def __init__(self, task: Trainable, at: Vectors | Vector | None, key: Key, dtype: torch.dtype) -> None:
+        start = task.start(key, dtype)
+        vectors: Vectors = start if at is None else {**start, MODEL: at} if isinstance(at, torch.Tensor) else at
+        self.dim = start[MODEL].numel()
+        if vectors[MODEL].shape != start[MODEL].shape:
+            raise HansaError(
+                f"heterogeneity(at): a vector of shape {tuple(vectors[MODEL].shape)}, the model has ({self.dim},)."
+            )
+        self.shell = task.shell(dtype, torch.device("cpu"))
+        self.samples, self.key = task.population.samples, key
+        self.shell.load(vectors[MODEL].to(dtype), vectors.get(BUFFERS))
+        if hasattr(self.shell, "module"):
+            self.shell.module.eval()
+        self.held: list[Vector] | None = [] if len(self.samples) * self.dim <= HELD else None
+
+    def each(self) -> Iterator[tuple[int, Vector]]:
+        if self.held:
+            yield from enumerate(self.held)
+            return
+        for client in range(len(self.samples)):
+            gradient = self.full(client)
+            if self.held is not None:
+                self.held.append(gradient)
+            yield client, gradient
+
+    def full(self, client: int) -> Vector:
+        rows = self.rows(client)
+        if rows is None:
+            return self.flat(client, None)
+        total = torch.zeros(self.dim, dtype=torch.float64)
+        for first in range(0, len(rows), PIECE):
+            piece = rows[first : first + PIECE]
+            total.add_(self.flat(client, piece), alpha=len(piece) / len(rows))
+        return total
+
+    def noise(self, client: int, full: Vector, batch_size: int, samples: int | None) -> float:
+        """E||g(batch) - g||^2 for batches without replacement: (n - B)/((n - 1) B) of a single sample's."""
+        rows = self.rows(client)
+        if rows is None or len(rows) == 1:
+            return 0.0
+        n = len(rows)
+        batch = min(batch_size, n)
+        if samples is not None and samples < n:
+            drawn = self.key.child("heterogeneity", client).numpy().choice(n, samples, replace=False, shuffle=False)
+            rows = rows[torch.from_numpy(drawn)]
+        apart = [_square(self.flat(client, rows[i : i + 1]) - full) for i in range(len(rows))]
+        single = math.fsum(apart) / len(rows)
+        return single * (n - batch) / ((n - 1) * batch)
+
+    def rows(self, client: int) -> torch.Tensor | None:
+        """All rows of a client, in their order."""
+        found: Any = self.shell.rows(client, Work(1, self.samples[client]), self.key.child("heterogeneity", "rows"))
+        return None if found is None else getattr(found, "rows", found)[0].sort().values
+
+    def flat(self, client: int, rows: torch.Tensor | None) -> Vector:
+        _, gradients = self.shell.gradient(client, rows)
+        return torch.cat([gradient.detach().reshape(-1).to(torch.float64) for gradient in gradients])
+
+
+def _groups(clusters: Sequence[Sequence[int]] | None, population: int) -> list[list[int]]:
+    if clusters is None:
+        return []
+    groups = [[int(client) for client in group] for group in clusters]
+    if sorted(client for group in groups for client in group) != list(range(population)) or not all(groups):
+        raise HansaError(f"heterogeneity(clusters): expected every one of the {population} clients in one cluster.")
+    return groups
+
+
+def _square(vector: Vector) -> float:
+    return float(vector @ vector)

@@ -1,0 +1,186 @@
+"""The door: an upload is admitted whole, or refused with a reason, before any state changes.
+
+==============  ========================================================================
+reason          what is wrong, in the order in which it is looked for
+==============  ========================================================================
+``sender``      nobody asked this client, or not the cohort that it answers from
+``run``         made for another run
+``round``       made for another round: too late, too early or replayed
+``base``        made from another model than the one sent out
+``duplicate``   one of several answers of a client: which one is meant nobody can tell
+``channels``    a channel is missing, or one too many
+``loss``        the reported loss is not a finite number
+``payload``     a packet has the wrong length, kind, dim or dtype, or does not decode
+``shape``       the decoded vector is of another dtype, shape or device than the model
+``non-finite``  it holds a NaN or an infinity
+``norm``        it is longer than the run admits
+``malformed``   anything else that it makes a decoder stumble over
+==============  ========================================================================
+
+How much an update counts is no part of it: weights come from the server's own table.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hansa.compress import Packet, PacketError, Uplink
+from hansa.core.errors import HansaError
+from hansa.core.types import Vector, Vectors
+from hansa.core.vectors.arithmetic import all_finite, norm
+from hansa.rounds.messages import Report, Upload
+
+NOBODY = -1
+"""Whom a refusal names where the upload does not say who sent it."""
+
+LARGEST_LOSS = 1e300  # losses of any number of clients have a finite sum
+
+
+class RefusedUpdate(HansaError):
+    """An upload that may not touch the model."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """The server's own account of what it asked for: the schema that every upload is held against.
+
+    ``reporters`` has the cohort that each client was asked in.
+    """
+
+    run: str
+    round: int
+    base: bytes
+    reporters: Mapping[int, int]
+    links: Mapping[str, Uplink]
+    vectors: Vectors
+    max_norm: float = 1e12
+
+
+class Admitted(NamedTuple):
+    """What an upload came to: a way to its vector, its norm and the bytes that travelled, all by channel.
+
+    What came as bytes stays bytes: the vector that was decoded to check it is not kept.
+    """
+
+    vectors: dict[str, Callable[[], Vector]]
+    norms: dict[str, float]
+    nbytes: dict[str, int]
+
+
+def validate_upload(upload: object, expected: Expected, cohort: int, repeated: Collection[int] = ()) -> Admitted:
+    """The upload's vectors, or `Refused`; nothing that an upload contains raises anything else.
+
+    ``cohort`` is the one whose report it came in, ``repeated`` are the clients of whom several uploads came.
+    """
+    try:
+        found = _addressed(upload, expected, cohort)
+        if found.client in repeated:
+            raise RefusedUpdate("duplicate", f"client {found.client} sent more than one update this round")
+        return _contents(found, expected)
+    except RefusedUpdate:
+        raise
+    except Exception as error:  # of our decoders or of a user's own: one client's bytes never end the round
+        raise RefusedUpdate("malformed", f"{type(error).__name__}: {_shown(str(error))}") from error
+
+
+def repeated(reports: Iterable[Report], expected: Expected) -> frozenset[int]:
+    """The clients of whom more than one upload is addressed to this round. What is not, such as a late one of the round
+    before, does not count against its sender."""
+    times: Counter[int] = Counter()
+    for report in reports:
+        for upload in report.uploads:
+            try:
+                times[_addressed(upload, expected, report.cohort).client] += 1
+            except RefusedUpdate:
+                continue
+    return frozenset(client for client, count in times.items() if count > 1)
+
+
+def sender(upload: object) -> int:
+    """Whom to name in a refusal: a client's number, or `NOBODY` where there is none.
+
+    >>> sender("not an upload")
+    -1
+    """
+    client = getattr(upload, "client", None)
+    return client if type(client) is int and 0 <= client < 1 << 63 else NOBODY
+
+
+def _addressed(upload: object, expected: Expected, cohort: int) -> Upload:
+    """The upload, if it answers this round's order. Types are held exactly: True is no client 1, 3.0 no round 3."""
+    if type(upload) is not Upload:
+        raise RefusedUpdate("malformed", f"expected an upload, got a {type(upload).__name__}")
+    if type(upload.client) is not int or expected.reporters.get(upload.client) != cohort:
+        raise RefusedUpdate(
+            "sender", f"client {_shown(upload.client)} was not asked to report in round {expected.round}"
+        )
+    if type(upload.run) is not str or upload.run != expected.run:
+        raise RefusedUpdate("run", f"from run {_shown(upload.run)}, this is {expected.run!r}")
+    if type(upload.round) is not int or upload.round != expected.round:
+        raise RefusedUpdate("round", f"for round {_shown(upload.round)}, this is round {expected.round}")
+    if type(upload.base) is not bytes or upload.base != expected.base:
+        raise RefusedUpdate("base", "made from another model than the one sent out this round")
+    return upload
+
+
+def _contents(upload: Upload, expected: Expected) -> Admitted:
+    packets, loss = upload.packets, upload.loss
+    if not isinstance(packets, Mapping) or set(packets) != set(expected.links):
+        raise RefusedUpdate("channels", f"channels {_shown(packets)}, expected {sorted(expected.links)}")
+    if loss is not None and (not isinstance(loss, float) or not abs(loss) <= LARGEST_LOSS):
+        raise RefusedUpdate("loss", f"the reported loss is {_shown(loss)}")
+    admitted = Admitted({}, {}, {})
+    for name, link in expected.links.items():
+        like = expected.vectors[name]
+        try:
+            packet = _arrived(packets[name])
+            decode = partial(link.receive, packet, dim=like.numel(), dtype=like.dtype)
+            vector = decode()
+        except HansaError as error:
+            raise RefusedUpdate("payload", f"channel {name!r}: {error}") from error
+        if _form(vector) != _form(like):
+            raise RefusedUpdate("shape", f"channel {name!r}: {_form(vector)}, expected {_form(like)}")
+        admitted.vectors[name], admitted.nbytes[name] = decode, packet.nbytes
+        admitted.norms[name] = _norm(name, vector, expected.max_norm)
+    return admitted
+
+
+def _arrived(packet: object) -> Packet:
+    """The packet made anew from what it carries: nothing that it says of itself is believed."""
+    if type(packet) is not Packet:
+        raise PacketError(f"packet: expected a packet, got a {type(packet).__name__}.")
+    if isinstance(packet.content, Tensor):
+        return Packet.of(packet.content)
+    return Packet.parse(packet.content)
+
+
+def _form(vector: Vector) -> tuple[torch.dtype, torch.Size, torch.layout, torch.device]:
+    return vector.dtype, vector.shape, vector.layout, vector.device
+
+
+def _norm(name: str, vector: Vector, most: float) -> float:
+    length = norm(vector)
+    if not length <= most:  # also so for a NaN; entries that are infinite or overflow make the norm inf or NaN
+        reason = "norm" if all_finite(vector) else "non-finite"
+        raise RefusedUpdate(reason, f"channel {name!r}: norm {length}, at most {most} is admitted")
+    return length
+
+
+def _shown(value: object) -> str:
+    """A received value in few words, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"

@@ -1,0 +1,25 @@
+"""Per-client rows, in memory or on disk, one atomic commit a closed round."""
+
+from typing import TYPE_CHECKING
+
+from hansa.core.lazy_imports import lazy_attributes
+
+if TYPE_CHECKING:
+    from hansa.runs.store.base import SERVER, ClientStore, Rows
+    from hansa.runs.store.disk import DiskStore
+    from hansa.runs.store.io import Damaged
+    from hansa.runs.store.ram import RamStore
+
+__all__ = ["SERVER", "ClientStore", "Damaged", "DiskStore", "RamStore", "Rows"]
+
+HOMES = {
+    "ClientStore": "hansa.runs.store.base",
+    "Damaged": "hansa.runs.store.io",
+    "DiskStore": "hansa.runs.store.disk",
+    "RamStore": "hansa.runs.store.ram",
+    "Rows": "hansa.runs.store.base",
+    "SERVER": "hansa.runs.store.base",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)

@@ -1,0 +1,191 @@
+"""The history of a store: a base and one sealed file a closed round, each naming the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import HansaError
+from hansa.runs.store import io
+from hansa.runs.store.io import Damaged
+from hansa.runs.store.row_file import Entry
+
+FORMAT = 1
+LOG = 32  # rounds of log before the oldest kept generation that are worth folding into a new base
+
+
+class Index:
+    """Which rows exist at which generation.
+
+    On disk: ``base-<g>.json`` holds every row at generation g, ``round-<g>.json`` the rows that made generation g from
+    g - 1. Renaming the newest into place is the commit. A row is *retired* once replaced, and kept while a kept
+    generation lies between its birth and its replacement.
+    """
+
+    def __init__(self, folder: Path, at: int | None) -> None:
+        self.folder = folder
+        self.generation = 0
+        self.kept: set[int] = set()
+        self.rows: dict[int, dict[str, Entry]] = {}
+        self.retired: list[tuple[Entry, int]] = []
+        self._base = 0
+        self._stamps: dict[int, str] = {}
+        self._load(at)
+
+    def entries(self) -> list[Entry]:
+        """Every row whose slot is taken."""
+        return [entry for named in self.rows.values() for entry in named.values()] + [e for e, _ in self.retired]
+
+    def commit(self, fresh: list[Entry]) -> list[Entry]:
+        """Close a round with these rows, durably; returns the rows that nobody needs any more."""
+        generation = self.generation + 1
+        stamp = self._stamp(self._stamps[self.generation], generation, fresh)
+        self._write("round", generation, stamp, self.kept, fresh)
+        self._apply(generation, stamp, fresh)
+        return self._forget()
+
+    def fold(self) -> None:
+        """Once enough rounds of log lie before all that is kept, write a new base and remove them."""
+        oldest = min(self.kept, default=self.generation)
+        if oldest - self._base < LOG:
+            return
+        alive = [entry for named in self.rows.values() for entry in named.values() if entry.born <= oldest]
+        alive += [entry for entry, died in self.retired if entry.born <= oldest < died]
+        alive.sort(key=lambda entry: (entry.client, entry.name))
+        self._write("base", oldest, self._stamps[oldest], self.kept, alive)
+        self._base = oldest
+        self._stamps = {generation: stamp for generation, stamp in self._stamps.items() if generation >= oldest}
+        self._sweep()
+
+    def _load(self, at: int | None) -> None:
+        bases, rounds = self._numbers("base"), self._numbers("round")
+        if not bases:
+            self._begin(rounds)
+            bases = [0]
+        self._base = bases[-1]
+        head = max([self._base, *rounds])
+        goal = head if at is None else at
+        held = self._held(head, goal)
+        if goal != head and goal not in held:
+            raise HansaError(
+                f"{self.folder.parent} cannot be opened at round {goal}: it holds rounds "
+                f"{', '.join(map(str, sorted({*held, head})))}. Start from the checkpoint of one of these."
+            )
+        body = self._read("base", self._base)
+        self.rows = {}
+        for entry in self._entries(body):
+            self.rows.setdefault(entry.client, {})[entry.name] = entry
+        self._stamps = {self._base: body["stamp"]}
+        self.generation = self._base
+        for generation in range(self._base + 1, goal + 1):
+            body = self._read("round", generation)
+            fresh = self._entries(body)
+            stamp = self._stamp(self._stamps[generation - 1], generation, fresh)
+            if body["stamp"] != stamp:
+                raise Damaged(
+                    f"{self._path('round', generation)} belongs to another history than the round before it. "
+                    "Restore it, or start from another checkpoint."
+                )
+            self._apply(generation, stamp, fresh)
+        self.kept = {g for g in held if g <= goal} | ({goal} if at is not None else set())
+        if goal < head:
+            self._roll_back(head, body)
+        self._forget()
+        self._sweep()
+
+    def _held(self, head: int, goal: int) -> set[int]:
+        """The older generations that the newest round says are kept. If that file is damaged, one that the caller asks
+        for by number is believed in: its rows prove themselves, or fail to, as they are read."""
+        try:
+            newest = self._read("round" if head > self._base else "base", head)
+        except Damaged:
+            if not self._base <= goal < head:
+                raise
+            return {goal}
+        return {generation for generation in newest["kept"] if self._base <= generation <= head}
+
+    def _begin(self, rounds: list[int]) -> None:
+        """A new history; but where rounds or rows lie about, the base was lost and nothing may be guessed."""
+        if rounds or any((self.folder.parent / "rows").glob("*.rows")):
+            raise Damaged(f"{self.folder} has lost its base. Restore it, or start from another checkpoint.")
+        self._write("base", 0, self._stamp("", 0, []), set(), [])
+
+    def _roll_back(self, head: int, body: dict[str, Any]) -> None:
+        """Remove the newer rounds, newest first and each durably, so that a crash leaves a shorter history, not a torn
+        one. What is kept now is said first: it may be less than what this round once said."""
+        kind = "round" if self.generation > self._base else "base"
+        self._write(kind, self.generation, body["stamp"], self.kept, self._entries(body))
+        for generation in range(head, self.generation, -1):
+            io.remove(self._path("round", generation), sync=True)
+
+    def _apply(self, generation: int, stamp: str, fresh: Iterable[Entry]) -> None:
+        for entry in fresh:
+            named = self.rows.setdefault(entry.client, {})
+            if entry.name in named:
+                self.retired.append((named[entry.name], generation))
+            named[entry.name] = entry
+        self._stamps[generation] = stamp
+        self.generation = generation
+
+    def _forget(self) -> list[Entry]:
+        needed, gone = [], []
+        for entry, died in self.retired:
+            if any(entry.born <= generation < died for generation in self.kept):
+                needed.append((entry, died))
+            else:
+                gone.append(entry)
+        self.retired = needed
+        return gone
+
+    def _sweep(self) -> None:
+        """Remove what an earlier crash or a new base has left behind."""
+        for generation in self._numbers("base"):
+            if generation < self._base:
+                io.remove(self._path("base", generation))
+        for generation in self._numbers("round"):
+            if generation <= self._base:
+                io.remove(self._path("round", generation))
+        for path in self.folder.glob(f"*{io.ASIDE}"):
+            io.remove(path)
+
+    def _numbers(self, kind: str) -> list[int]:
+        names = (path.stem.removeprefix(f"{kind}-") for path in self.folder.glob(f"{kind}-*.json"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _path(self, kind: str, generation: int) -> Path:
+        return self.folder / f"{kind}-{generation:09d}.json"
+
+    @staticmethod
+    def _stamp(before: str, generation: int, fresh: Iterable[Entry]) -> str:
+        """What a generation is: all that was ever written up to it, in one hash."""
+        return io.sha256(
+            before.encode(), str(generation).encode(), *(repr(entry.to_json()).encode() for entry in fresh)
+        )
+
+    @staticmethod
+    def _entries(body: dict[str, Any]) -> list[Entry]:
+        return [Entry.from_json(fields) for fields in body["rows"]]
+
+    def _write(self, kind: str, generation: int, stamp: str, kept: set[int], entries: Iterable[Entry]) -> None:
+        body = {
+            "format": FORMAT,
+            "kind": kind,
+            "generation": generation,
+            "stamp": stamp,
+            "kept": sorted(kept),
+            "rows": [entry.to_json() for entry in entries],
+        }
+        io.write_sealed(self._path(kind, generation), body)
+
+    def _read(self, kind: str, generation: int) -> dict[str, Any]:
+        path = self._path(kind, generation)
+        body = io.read_sealed(path)
+        if body["format"] != FORMAT:
+            raise HansaError(f"{path} is of store format {body['format']}; this hansa reads format {FORMAT}.")
+        if (body["kind"], body["generation"]) != (kind, generation):
+            raise Damaged(
+                f"{path} holds {body['kind']} {body['generation']}: files were swapped or an old one put back. "
+                "Restore it, or start from another checkpoint."
+            )
+        return body

@@ -1,0 +1,281 @@
+"""The one door to the disk: every durable write passes through here, so that a test can make any of them fail.
+
+A file appears whole or not at all: written aside, synced, renamed, its folder synced. What is read back is checked
+against a SHA-256 that was kept elsewhere or leads the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeAlias
+
+from hansa.core.errors import HansaError
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+ASIDE = ".part"
+
+
+class Damaged(HansaError):
+    """A file is not what was written. The message names the file and whose row it was; nothing is guessed."""
+
+
+class Disk:
+    """The system calls that change a disk, a method each. Tests put another in its place with `using`."""
+
+    def open(self, path: Path, fresh: bool = False) -> int:
+        """A descriptor for reading and writing; the file is made if absent, emptied if ``fresh``."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        return os.open(path, flags | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else flags, 0o666)
+
+    def write(self, file: int, offset: int, data: Bytes) -> int:
+        """Write at an offset; as the system call, it may write less than all."""
+        if hasattr(os, "pwrite"):
+            return os.pwrite(file, data, offset)
+        with _seeking:  # Windows
+            os.lseek(file, offset, os.SEEK_SET)
+            return os.write(file, data)
+
+    def sync(self, file: int) -> None:
+        os.fsync(file)
+
+    def close(self, file: int) -> None:
+        os.close(file)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, a link (never what it leads to) or an empty folder."""
+        path.rmdir() if is_folder(path) else path.unlink()
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir()
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the names in a folder durable; Windows has no such call."""
+        if os.name == "nt":
+            return
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+_disk = Disk()
+_seeking = Lock()
+
+
+@contextmanager
+def using(disk: Disk) -> Iterator[Disk]:
+    """Put another disk in place of the real one."""
+    global _disk
+    before, _disk = _disk, disk
+    try:
+        yield disk
+    finally:
+        _disk = before
+
+
+class File:
+    """A file held open for writes at offsets, durable after `sync`."""
+
+    def __init__(self, path: Path, fresh: bool = False) -> None:
+        self.path = path
+        with _named(path):
+            self._file = _disk.open(path, fresh)
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Write all of ``data``, however little the system takes at a time."""
+        view = memoryview(data).cast("B")
+        with _named(self.path):
+            while len(view):
+                count = _disk.write(self._file, offset, view)
+                if count <= 0:
+                    raise OSError(errno.EIO, "nothing was written")
+                offset, view = offset + count, view[count:]
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """Fill ``into`` from an offset; less than its length only at the end of the file."""
+        done = 0
+        with _named(self.path):
+            while done < len(into):
+                count = _read(self._file, into[done:], offset + done)
+                if count == 0:
+                    break
+                done += count
+        return done
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """The open file as the system knows it, for native code that reads it."""
+        with _named(self.path):
+            yield self._file
+
+    def size(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def sync(self) -> None:
+        with _named(self.path):
+            _disk.sync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            _disk.close(file)
+
+
+def write_file(path: Path, *chunks: Bytes) -> None:
+    """Replace a file by ``chunks``, whole or not at all, durable on return."""
+    aside = path.with_name(path.name + ASIDE)
+    write_new(aside, *chunks)
+    rename(aside, path)
+
+
+def write_new(path: Path, *chunks: Bytes) -> None:
+    """Write and sync a file inside a folder that is itself aside; the caller renames that folder."""
+    if path.is_symlink():  # what it leads to is somebody's
+        remove(path)
+    file = File(path, fresh=True)
+    try:
+        offset = 0
+        for chunk in chunks:
+            file.write(offset, chunk)
+            offset += memoryview(chunk).nbytes
+        file.sync()
+    finally:
+        file.close()
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename and make the new name durable."""
+    with _named(target):
+        _disk.rename(source, target)
+        _disk.sync_folder(target.parent)
+
+
+def append(path: Path, data: Bytes, *, sync: bool = True) -> None:
+    """Add to the end of a file, durable on return, or with ``sync=False`` after `sync_file`. After a crash the last
+    addition may be cut short."""
+    made = sync and not path.exists()
+    file = File(path)
+    try:
+        file.write(file.size(), data)
+        if sync:
+            file.sync()
+    finally:
+        file.close()
+    if made:
+        sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file and its name durable."""
+    file = File(path)
+    try:
+        file.sync()
+    finally:
+        file.close()
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    with _named(path):
+        _disk.sync_folder(path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, durable on return."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    if not take_folder(path) and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def take_folder(path: Path) -> bool:
+    """Make a folder inside one that is there, durable on return; False if the name is taken, by whomever."""
+    with _named(path):
+        try:
+            _disk.make_folder(path)
+        except FileExistsError:
+            return False
+        _disk.sync_folder(path.parent)
+        return True
+
+
+def remove(path: Path, *, sync: bool = False) -> None:
+    """Remove a file, or a folder and all in it; nothing happens if it is absent. Links are removed, never followed."""
+    if not os.path.lexists(path):
+        return
+    with _named(path):
+        if is_folder(path):
+            for inside in sorted(path.iterdir()):
+                remove(inside)
+        _disk.remove(path)
+        if sync:
+            _disk.sync_folder(path.parent)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder, and not a link to one, lies there."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def sha256(*chunks: Bytes) -> str:
+    """The SHA-256 of chunks, one after another.
+
+    >>> sha256(b"ab", b"c") == sha256(b"abc")
+    True
+    """
+    state = hashlib.sha256()
+    for chunk in chunks:
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def write_sealed(path: Path, body: dict[str, Any], *, aside: bool = True) -> None:
+    """Write JSON led by its own SHA-256, so that the file proves itself."""
+    data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    (write_file if aside else write_new)(path, sha256(data).encode() + b"\n", data)
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read what `write_sealed` wrote, or say that the file is damaged."""
+    try:
+        seal, _, data = path.read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing. Restore it, or start from another checkpoint.") from None
+    if seal.decode("ascii", "replace") != sha256(data):
+        raise Damaged(f"{path} is damaged: its SHA-256 does not match. Restore it, or start from another checkpoint.")
+    body: dict[str, Any] = json.loads(data)
+    return body
+
+
+def _read(file: int, into: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [into], offset)
+    with _seeking:  # Windows
+        os.lseek(file, offset, os.SEEK_SET)
+        found = os.read(file, len(into))
+    into[: len(found)] = found
+    return len(found)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the system that forgot which file it was about is told."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

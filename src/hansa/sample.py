@@ -1,0 +1,370 @@
+"""Samplers: who takes part in a round. Each is a function of (round, population, key), so a resume needs no state: what
+one that is ``informed`` knows of the clients is part of the population, and of the server's state."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import check_component, declared
+from hansa.core.types import Population
+from hansa.gossip.activity import size_of
+
+__all__ = ["Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "startup", "uniform", "weighted"]
+
+
+Clusters: TypeAlias = tuple[tuple[int, ...], ...]
+"""The clients of each cluster."""
+
+
+class Sampler(Protocol):
+    """Who takes part, as a function of (round, population, key).
+
+    >>> from hansa.core.protocols import lacking
+    >>> lacking(uniform(0.5), Sampler), lacking(print, Sampler)
+    ([], ['select'])
+    """
+
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def needs_client_stats(self) -> bool:
+        """Whether it asks for ``population.losses``, ``norms`` and ``participations``: what was last heard of each."""
+        return False
+
+    def check(self, population: int) -> None:
+        """Refuse a population it cannot serve."""
+        return
+
+    def bind(self, clusters: Clusters) -> Sampler:
+        """The sampler that knows the clusters of the population, where it asks for them."""
+        return self
+
+    @abstractmethod
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        """The participants of a round, in ascending order."""
+
+
+def check_sampler(owner: str, argument: str, value: object) -> None:
+    """Refuse what is no sampler."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    instead = "" if not number else f"uniform({value!r})" if isinstance(value, float) else f"uniform(count={value!r})"
+    check_component(owner, argument, value, Sampler, "a sampler", instead=instead, example="uniform(0.1) is one.")
+
+
+def _check_size(part: str, participation: float | None, count: int | None) -> None:
+    if (participation is None) == (count is None):
+        raise HansaError(
+            f"{part}(participation={participation!r}, count={count!r}): expected one of the two. "
+            "participation=0.1 takes a tenth, count=10 takes ten."
+        )
+    if participation is not None:
+        check_fraction(
+            part, "participation", participation, "0.1 takes a tenth of the clients; for a number use count."
+        )
+    else:
+        check_integer(part, "count", count)
+
+
+def _size(part: str, participation: float | None, count: int | None, population: int) -> int:
+    if count is not None:
+        if count > population:
+            raise invalid_argument(part, "count", count, f"at most the population of {population} clients")
+        return count
+    assert participation is not None
+    return max(1, math.floor(participation * population + 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class uniform(Sampler):
+    """M clients uniformly, without replacement.
+
+    >>> len(uniform(0.1).select(0, Population((1,) * 50), Key(0)))
+    5
+    """
+
+    participation: float | None = None
+    count: int | None = None
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("uniform", self.participation, self.count)
+
+    def check(self, population: int) -> None:
+        _size("uniform", self.participation, self.count, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("uniform", self.participation, self.count, population.count)
+        if size == population.count:
+            return tuple(range(size))
+        drawn = key.child("sample", round).numpy().choice(population.count, size, replace=False, shuffle=False)
+        return tuple(sorted(drawn.tolist()))
+
+
+def everyone() -> uniform:
+    """Full participation.
+
+    >>> everyone()
+    uniform(participation=1.0, count=None)
+    """
+    return uniform(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class weighted(Sampler):
+    """M clients without replacement, drawn with chances proportional to sample counts or to given numbers.
+
+    >>> weighted("samples", count=2).count
+    2
+    """
+
+    weights: Literal["samples"] | tuple[float, ...] = "samples"
+    participation: float | None = None
+    count: int | None = None
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("weighted", self.participation, self.count)
+        if self.weights != "samples":
+            if isinstance(self.weights, str):
+                raise invalid_argument("weighted", "weights", self.weights, "'samples' or one number a client")
+            numbers = tuple(float(w) for w in self.weights)
+            for client, number in enumerate(numbers):
+                if not math.isfinite(number) or number < 0:
+                    raise HansaError(f"weighted(weights): client {client} has {number}: expected a number >= 0.")
+            object.__setattr__(self, "weights", numbers)
+
+    def check(self, population: int) -> None:
+        size = _size("weighted", self.participation, self.count, population)
+        if isinstance(self.weights, tuple):
+            if len(self.weights) != population:
+                raise HansaError(f"weighted(weights): {len(self.weights)} numbers for {population} clients.")
+            able = sum(w > 0 for w in self.weights)
+            if able < size:
+                raise HansaError(f"weighted: {size} clients a round, but only {able} have a weight above 0.")
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("weighted", self.participation, self.count, population.count)
+        weights = population.samples if isinstance(self.weights, str) else self.weights
+        return _by_chance(key.child("sample", round).numpy(), weights, size)
+
+
+def _by_chance(draw: np.random.Generator, weights: tuple[float, ...], size: int) -> tuple[int, ...]:
+    """``size`` places without replacement, with chances proportional to the weights: what `Generator.choice` draws, in
+    time that does not depend on how many weights there are, unless one place is drawn twice in a round."""
+    shares, steps = _chances(weights)
+    found = np.unique(steps.searchsorted(draw.random(size), side="right"))
+    while len(found) < size:  # those that are in are given no more chance, the rest are drawn anew
+        left = shares.copy()
+        left[found] = 0.0
+        steps = np.cumsum(left)
+        steps /= steps[-1]
+        more = steps.searchsorted(draw.random(size - len(found)), side="right")
+        found = np.union1d(found, more)
+    return tuple(found.tolist())
+
+
+_last_chances: list[tuple[tuple[float, ...], tuple[Any, Any]]] = []
+
+
+def _chances(weights: tuple[float, ...]) -> tuple[Any, Any]:
+    """Every weight's share of all and the sums of these from the first on, made once for the weights of a run."""
+    for known, found in _last_chances:
+        if known is weights:
+            return found
+    raw = np.asarray(weights, dtype=np.float64)
+    shares = raw / raw.sum()
+    steps = np.cumsum(shares)
+    steps /= steps[-1]
+    _last_chances[:] = [(weights, (shares, steps)), *_last_chances[:1]]
+    return _last_chances[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class explore(Sampler):
+    """Every client once, M a round in a random order, before anybody is asked again; then a new order
+    (``then="again"``) or uniform sampling (``then="uniform"``).
+
+    >>> explore(0.1).then
+    'again'
+    """
+
+    participation: float | None = None
+    count: int | None = None
+    then: Literal["again", "uniform"] = "again"
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("explore", self.participation, self.count)
+        if self.then not in ("again", "uniform"):
+            raise invalid_argument("explore", "then", self.then, "'again' or 'uniform'")
+
+    def check(self, population: int) -> None:
+        _size("explore", self.participation, self.count, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("explore", self.participation, self.count, population.count)
+        rounds_a_lap = -(-population.count // size)
+        lap, turn = divmod(round, rounds_a_lap)
+        if lap and self.then == "uniform":
+            return uniform(count=size).select(round, population, key)
+        order = _lap(key.child("explore", lap), population.count)
+        return tuple(sorted(order[turn * size : (turn + 1) * size].tolist()))
+
+
+@lru_cache(maxsize=4)
+def _lap(key: Key, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of a lap, made once for all its rounds."""
+    return key.numpy().permutation(count)
+
+
+@dataclass(frozen=True, slots=True)
+class startup(Sampler):
+    """Everyone in the first round, then those another sampler chooses, from its own first round on.
+
+    >>> sampler = startup(replay([[2], [0, 1]]))
+    >>> [sampler.select(round, Population((1,) * 3), Key(0)) for round in range(3)]
+    [(0, 1, 2), (2,), (0, 1)]
+    """
+
+    sampler: Sampler
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_sampler("startup", "sampler", self.sampler)
+
+    def check(self, population: int) -> None:
+        declared(self.sampler, Sampler, "check")(population)
+
+    def bind(self, clusters: Clusters) -> startup:
+        return startup(declared(self.sampler, Sampler, "bind")(clusters))
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        return self.sampler.select(round - 1, population, key) if round else tuple(range(population.count))
+
+
+@dataclass(frozen=True, slots=True)
+class availability(Sampler):
+    """M clients uniformly among those a trace says are there in the round (the trace is cycled); all of them where
+    fewer than M are there.
+
+    >>> availability(((0, 1), (2, 3)), count=1).count
+    1
+    """
+
+    trace: tuple[tuple[int, ...], ...]
+    participation: float | None = None
+    count: int | None = None
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_size("availability", self.participation, self.count)
+        object.__setattr__(self, "trace", _rounds("availability", "trace", self.trace))
+
+    def check(self, population: int) -> None:
+        _size("availability", self.participation, self.count, population)
+        _check_clients("availability", self.trace, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        size = _size("availability", self.participation, self.count, population.count)
+        there = self.trace[round % len(self.trace)]
+        if len(there) <= size:
+            return there
+        drawn = key.child("sample", round).numpy().choice(len(there), size, replace=False, shuffle=False)
+        return tuple(sorted(there[i] for i in drawn.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class replay(Sampler):
+    """The given participants, round by round, then from the start again.
+
+    >>> sampler = replay([[0, 2], [3, 1]])
+    >>> sampler.select(3, Population((1,) * 4), Key(0))
+    (1, 3)
+    """
+
+    rounds: tuple[tuple[int, ...], ...]
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", _rounds("replay", "rounds", self.rounds))
+
+    def check(self, population: int) -> None:
+        _check_clients("replay", self.rounds, population)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        return self.rounds[round % len(self.rounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class per_cluster(Sampler):
+    """``reporters`` of each cluster, a count or a share, uniformly without replacement.
+
+    >>> per_cluster(1, ((0, 1), (2, 3, 4))).select(0, Population((1,) * 5), Key(0)).__len__()
+    2
+    """
+
+    reporters: int | float
+    clusters: tuple[tuple[int, ...], ...] = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reporters, float):
+            check_fraction("per_cluster", "reporters", self.reporters, "0.25 takes a quarter of each cluster.")
+        else:
+            check_integer("per_cluster", "reporters", self.reporters)
+
+    def bind(self, clusters: Clusters) -> per_cluster:
+        if self.clusters and {frozenset(own) for own in self.clusters} != {frozenset(group) for group in clusters}:
+            raise HansaError(
+                f"{self!r}: its clusters are not those that gossip, {clusters}. Without clusters it takes theirs."
+            )
+        return replace(self, clusters=clusters)
+
+    def check(self, population: int) -> None:
+        if not self.clusters:
+            raise HansaError(
+                f"{self!r}: there are no clusters. Give them, per_cluster(1, [[0, 1], [2]]), or have the clients "
+                "gossip."
+            )
+        for place, cluster in enumerate(self.clusters):
+            if not isinstance(self.reporters, float) and self.reporters > len(cluster):
+                expected = f"at most the {len(cluster)} clients of cluster {place}"
+                raise invalid_argument("per_cluster", "reporters", self.reporters, expected)
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        chosen: list[int] = []
+        for cluster in self.clusters:
+            m = size_of("per_cluster", "reporters", self.reporters, len(cluster))
+            address = key.child("sample", round, "cluster", min(cluster))
+            drawn = address.numpy().choice(len(cluster), m, replace=False, shuffle=False)
+            chosen += [cluster[i] for i in drawn.tolist()]
+        return tuple(sorted(chosen))
+
+
+def _rounds(part: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    kept = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
+    if not kept or not all(kept):
+        raise invalid_argument(part, argument, rounds, "at least one round, and at least one client in each")
+    for position, clients in enumerate(kept):
+        if len(set(clients)) != len(clients):
+            raise HansaError(f"{part}({argument}): a client stands twice in round {position}: {list(clients)}.")
+    return kept
+
+
+def _check_clients(part: str, rounds: tuple[tuple[int, ...], ...], population: int) -> None:
+    for position, clients in enumerate(rounds):
+        if clients[0] < 0 or clients[-1] >= population:
+            wrong = clients[0] if clients[0] < 0 else clients[-1]
+            raise HansaError(
+                f"{part}: round {position} names client {wrong}, the population has clients 0 to {population - 1}."
+            )

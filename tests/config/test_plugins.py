@@ -1,0 +1,107 @@
+"""Parts of installed packages: found by name, never shadowing Hansa's, and told by name where they are broken."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from hansa import gossip
+from hansa.config import json_schema
+from hansa.config.registry import KINDS, Misfit, plugins, slot, strays
+from hansa.server import ServerTransform
+
+MODULE = '''
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class half:
+    """step = delta / by."""
+    by: float = 2.0
+
+    def init(self, x):
+        return {}
+
+    def update(self, delta, state, ctx):
+        return delta / self.by, state
+'''
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Make a package with the given entry points visible, as an installer would."""
+
+    def install(package, *entries):
+        home = tmp_path / f"{package}-1.0.dist-info"
+        home.mkdir()
+        (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (home / "entry_points.txt").write_text("[hansa.parts]\n" + "\n".join(entries) + "\n")
+        plugins.forget()
+
+    (tmp_path / "plugged_in_parts.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.forget()
+    yield install
+    monkeypatch.undo()
+    plugins.forget()
+
+
+@pytest.fixture
+def warned(caplog):
+    caplog.set_level(logging.WARNING, logger="hansa")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_a_plug_in_is_named_listed_and_suggested_like_a_part_of_hansa(installed):
+    installed("halves", "server.half = plugged_in_parts:half")
+    made = slot(ServerTransform).build([{"kind": "half", "by": 4.0}, "scale"])
+    assert repr(made) == "chain(half(by=4.0), scale(lr=1.0))"
+    assert "half" in KINDS["server"].names
+    with pytest.raises(Misfit, match=r"no server transform 'halff'. Did you mean half\?"):
+        slot(ServerTransform).build("halff")
+    with pytest.raises(Misfit, match=r"half has no 'bye'. Did you mean by\?"):
+        slot(ServerTransform).build({"kind": "half", "bye": 4.0})
+    definition = next(part for part in json_schema()["$defs"]["server"]["anyOf"] if part.get("title") == "half")
+    assert definition["properties"]["by"]["default"] == 2.0
+    assert definition["description"] == "step = delta / by."
+
+
+def test_names_of_hansa_keep_their_meaning(installed, warned):
+    installed("shadow", "topology.ring = plugged_in_parts:half")
+    assert slot(gossip.Topology).build("ring") == gossip.ring()
+    assert KINDS["topology"].names.count("ring") == 1
+    assert "topology.ring of the package shadow 1.0: Hansa has a topology of that name" in warned()[0]
+
+
+def test_of_two_packages_with_one_name_the_first_has_it_and_it_is_told(installed, warned):
+    installed("beta", "server.half = nowhere:x")
+    installed("alpha", "server.half = plugged_in_parts:half")
+    assert type(slot(ServerTransform).build("half")).__name__ == "half"
+    assert "server.half of the package beta 1.0: alpha 1.0 has a part of that name" in warned()[0]
+
+
+def test_a_broken_package_is_told_by_its_name_and_breaks_nothing_else(installed, warned):
+    installed("rotten", "server.rot = no_such_module:x", "server.half = plugged_in_parts:half", "server.no = math:tau")
+    assert json_schema()["$defs"]["server"]
+    assert [name for name, _ in KINDS["server"].items()][-1] == "half"
+    told = "\n".join(warned())
+    assert "server.rot of the package rotten 1.0: cannot be loaded (ModuleNotFoundError" in told
+    assert "server.no of the package rotten 1.0" in told
+    with pytest.raises(Misfit, match=r"server.rot of the package rotten 1.0: cannot be loaded"):
+        slot(ServerTransform).build("rot")
+    with pytest.raises(Misfit, match=r"server.no of the package rotten 1.0.*expected a server transform"):
+        slot(ServerTransform).build("no")
+
+
+def test_a_kind_that_is_not_known_is_told_with_what_was_meant(installed):
+    installed("odd", "servr.half = plugged_in_parts:half", "half = plugged_in_parts:half")
+    told = strays()
+    assert any("servr.half of the package odd 1.0: no kind 'servr'. Did you mean server?" in said for said in told)
+    assert len(told) == 2
+
+
+def test_a_module_that_ends_the_program_when_imported_does_not(installed, tmp_path):
+    (tmp_path / "plugged_in_exit.py").write_text("import sys\nsys.exit(3)\n")
+    installed("leaver", "server.leave = plugged_in_exit:x")
+    with pytest.raises(Misfit, match="cannot be loaded \\(SystemExit"):
+        slot(ServerTransform).build("leave")

@@ -1,0 +1,91 @@
+"""Convolutions of 3x3 and 5x5 before a pool, which are made with fewer products than sums have terms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, max_pool2d
+
+from core.native.models import distance, parameters_of
+from core.native.sets import each_set
+from hansa.core.native.network import Stack, compile_stack
+
+SHAPES = [(3, 16, 32, 14, 14), (5, 16, 32, 14, 14), (5, 9, 20, 11, 17), (3, 40, 7, 9, 8), (5, 64, 5, 36, 33)]
+
+
+def pooled(
+    kernel: int, channels: int, out: int, height: int, width: int, isa: str, relu: bool = True
+) -> tuple[Stack, nn.Conv2d, Tensor]:
+    """A stack whose logits are the pooled outputs of one convolution, and its parameters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        conv = nn.Conv2d(channels, out, kernel, padding=1)
+        features = out * ((height + 3 - kernel) // 2) * ((width + 3 - kernel) // 2)
+        last = nn.Linear(features, features, bias=False)
+    nn.init.eye_(last.weight)
+    module = nn.Sequential(conv, *[nn.ReLU()] * relu, nn.MaxPool2d(2), nn.Flatten(), last)
+    stack = compile_stack(module, (channels, height, width), isa)
+    assert stack is not None
+    return stack, conv, parameters_of(module)
+
+
+def images(channels: int, height: int, width: int) -> Tensor:
+    return torch.randn(5, channels, height, width, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_outputs_are_those_of_the_plain_sum_to_rounding(shape: tuple[int, ...], relu: bool, isa: str) -> None:
+    kernel, channels, out, height, width = shape
+    stack, conv, y = pooled(kernel, channels, out, height, width, isa, relu)
+    x = images(channels, height, width)
+    assert conv.bias is not None
+    exact = conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
+    exact = max_pool2d(exact.relu() if relu else exact, 2).detach()
+    found = stack.logits(y, x, torch.arange(5)).view_as(exact)
+    assert distance(found, exact) < 1.5e-6
+    assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_what_is_equal_or_empty_is_decided_by_the_plain_sum(kernel: int, isa: str) -> None:
+    """Flat images of whole numbers: the outputs of an inner window are equal and the first is chosen; a sum of zero
+    stays zero under ReLU. So the gradient is torch's."""
+    stack, conv, y = pooled(kernel, 16, 8, 12, 12, isa)
+    draw = torch.Generator().manual_seed(2)
+    assert conv.bias is not None
+    with torch.no_grad():
+        conv.weight.copy_(torch.randint(-3, 4, conv.weight.shape, generator=draw))
+        conv.weight[4, :8] = -conv.weight[4, 8:]  # whose sums are zero
+        conv.bias.zero_()
+    y[: conv.weight.numel()] = conv.weight.detach().permute(0, 2, 3, 1).reshape(-1)
+    y[conv.weight.numel() :][:8] = 0
+    x = torch.tensor([1.0, 3.0, 4.0, 7.0]).view(4, 1, 1, 1).expand(4, 16, 12, 12).contiguous()
+    _, gradient = stack.gradient(y, x, torch.arange(4), torch.arange(4))
+    logits = max_pool2d(conv(x).relu(), 2).flatten(1)
+    nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    assert conv.weight.grad is not None
+    found = gradient[: conv.weight.numel()].view(8, kernel, kernel, 16)
+    assert distance(found, conv.weight.grad.permute(0, 2, 3, 1)) < 1e-5
+    assert not found[4].any()
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_what_is_no_number_stays_in_its_window(kernel: int, value: float, isa: str) -> None:
+    """Where torch gives inf or NaN so does the native form, in those outputs alone and in no other image."""
+    stack, conv, y = pooled(kernel, 16, 8, 12, 12, isa, relu=False)
+    x = images(16, 12, 12)
+    clean = stack.logits(y, x, torch.arange(5))
+    x[2, 5, 6, 6] = value
+    found = stack.logits(y, x, torch.arange(5))
+    wanted = max_pool2d(conv(x), 2).detach()[2].flatten()
+    assert torch.equal(found[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+    if torch.isfinite(wanted).all():
+        assert distance(found[2], wanted) < 1e-5
+    else:  # the last layer, a product with zeros, spreads it
+        assert not torch.isfinite(found[2]).all()

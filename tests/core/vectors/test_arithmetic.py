@@ -1,0 +1,158 @@
+"""Passes over whole vectors: with native code and without, the same to rounding, and to the bit on the wire."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hansa import server
+from hansa.compress import decode, sign, top_k
+from hansa.core import native
+from hansa.core.keys import Key
+from hansa.core.types import Population, RoundContext
+from hansa.core.vectors import arithmetic, kernels
+
+CTX = RoundContext(0, Population((1,)), (0,))
+needs_native = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+
+
+@pytest.fixture(params=["native", "torch"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each test below holds with native code and without."""
+    if request.param == "torch":
+        monkeypatch.setenv("HANSA_NATIVE", "off")
+    elif not native.available():
+        pytest.skip(f"no native kernels: {native.why_not()}")
+    return str(request.param)
+
+
+def vector(size: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(size)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_are_exact_to_rounding(either: str, dtype: torch.dtype) -> None:
+    x = vector(10_001, dtype=dtype)
+    assert arithmetic.norm(x) == pytest.approx(math.sqrt(math.fsum(float(v) ** 2 for v in x)), rel=1e-13)
+    assert arithmetic.norm(torch.full((100,), 3e38)) == pytest.approx(3e39)  # float32 squares would overflow
+    assert arithmetic.norm(x[::2]) == pytest.approx(arithmetic.norm(x[::2].clone()), rel=1e-13)
+    for bad in (math.nan, math.inf):
+        x[77] = bad
+        assert not math.isfinite(arithmetic.norm(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_bad_entry_is_found_anywhere_and_large_ones_are_not_bad(either: str, dtype: torch.dtype) -> None:
+    large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
+    assert arithmetic.all_finite(large)
+    for place in (0, 500, 999):
+        for bad in (math.nan, math.inf, -math.inf):
+            wrong = vector(1000, dtype=dtype)
+            wrong[place] = bad
+            assert not arithmetic.all_finite(wrong)
+
+
+def test_weighted_sums_take_rows_apart_and_strided(either: str) -> None:
+    rows = [vector(5003, k) for k in range(6)]
+    weights = [0.1, 0.3, 0.05, 0.25, 0.2, 0.1]
+    true = sum(w * row.double() for w, row in zip(weights, rows, strict=True))
+    torch.testing.assert_close(arithmetic.weighted_sum(rows, weights).double(), true, rtol=1e-5, atol=1e-6)
+    strided = [torch.stack([row, row], dim=1)[:, 0] for row in rows]
+    torch.testing.assert_close(arithmetic.weighted_sum(strided, weights).double(), true, rtol=1e-5, atol=1e-6)
+
+
+@needs_native
+@pytest.mark.parametrize("part", [server.adagrad(), server.adam(bias_correction=True), server.yogi(v0=1e-6)])
+@pytest.mark.parametrize("more", [server.amsgrad(eps_inside=True, eps=1e-8), server.ams(), server.amsgrad(eps=0.0)])
+def test_fused_servers_are_the_eager_ones_within_a_millionth(
+    part: Any, more: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = server.chain(part, more, server.scale(0.3))
+    fused = eager = rule.init(torch.zeros(3000))
+    for t in range(5):
+        delta = vector(3000, t) * 10.0 ** (t - 2)
+        delta[:10] = 0  # entries that never moved
+        ours, fused = rule.update(delta, fused, CTX)
+        with monkeypatch.context() as hidden:
+            hidden.setenv("HANSA_NATIVE", "off")
+            theirs, eager = rule.update(delta, eager, CTX)
+        assert float((ours - theirs).norm()) < 1e-6 * float(theirs.norm())
+        for name in ("m", "v", "vhat"):
+            assert float((fused["1"].get(name, ours) - eager["1"].get(name, ours)).norm()) <= 1e-6 * float(
+                eager["1"].get(name, ours).norm()
+            )
+
+
+@needs_native
+def test_a_rule_derived_from_a_known_one_keeps_its_own_equation() -> None:
+    @dataclass(frozen=True, slots=True)
+    class halved(server.adam):
+        def second(self, v: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
+            return v + squared / 2
+
+    delta = vector(100)
+    _, state = halved().update(delta, halved().init(delta), CTX)
+    torch.testing.assert_close(state["v"], delta.square() / 2)
+
+
+@needs_native
+@pytest.mark.parametrize("part", [sign(), top_k(1 / 64), top_k(1 / 7, values=sign())])
+@pytest.mark.parametrize("size", [1, 63, 1000, 200_003])
+def test_packets_do_not_tell_who_wrote_or_read_them(part: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = vector(size)
+    ours = part.encode(x, Key(1))
+    read = decode(ours)
+    with monkeypatch.context() as hidden:
+        hidden.setenv("HANSA_NATIVE", "off")
+        theirs = part.encode(x, Key(1))
+        assert bytes(ours.content) == bytes(theirs.content)
+        assert torch.equal(decode(theirs), read)
+
+
+def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass goes through native code where that can be: counted, so that a lost shortcut is noticed."""
+    if not native.available():
+        pytest.skip(f"no native kernels: {native.why_not()}")
+    asked: list[str] = []
+    for name in ("squared_norm", "weighted_sum", "server_step", "sign_pack", "sign_put", "reaching"):
+        real = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *a, _n=name, _r=real, **k: (asked.append(_n), _r(*a, **k))[1])
+    x = vector(1000)
+    arithmetic.norm(x)
+    arithmetic.weighted_sum([x, x], [0.5, 0.5])
+    server.ams().update(x, server.ams().init(x), CTX)
+    decode(sign().encode(x, Key(0)))
+    top_k(0.1).encode(x, Key(0))
+    assert set(asked) == {"squared_norm", "weighted_sum", "server_step", "sign_pack", "sign_put", "reaching"}
+
+
+def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch) -> None:
+    rows, vectors = torch.randn(13, 4001), torch.randn(3, 4001)
+    one = arithmetic.inner_products(rows, vectors)
+    monkeypatch.setattr(arithmetic, "PAYS", 1)
+    monkeypatch.setattr(arithmetic, "cores", lambda: 2)
+    assert torch.equal(arithmetic.inner_products(rows, vectors), one)
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    assert torch.allclose(arithmetic.inner_products(rows, vectors), one, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("extra", [0, 1, 63, 64, 1000])
+def test_sums_divided_by_coordinates_have_the_bits_of_the_undivided(dtype: torch.dtype, extra: int) -> None:
+    """Rows in their order, whoever has which coordinates; ends that are no multiple of a vector register."""
+    draw = torch.Generator().manual_seed(extra)
+    rows = [torch.randn((1 << 20) + extra, dtype=dtype, generator=draw) for _ in range(5)]
+    weights = [0.1, 0.7, -1.3, 3.0, 1e-3]
+    alone = arithmetic.weighted_sum(rows, weights)
+    for threads in (1, 2, 3, 7):
+        division = arithmetic.split_among(threads)
+        try:
+            assert torch.equal(arithmetic.weighted_sum(rows, weights), alone)
+        finally:
+            division.close()
+    assert not arithmetic._divisions

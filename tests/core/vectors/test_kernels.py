@@ -1,0 +1,361 @@
+"""Server and wire kernels against their equations in NumPy float64, and against Hansa's eager forms."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.native.sets import RUN, each_set
+from hansa import server
+from hansa.compress import chunked as eager_wire
+from hansa.core import native
+from hansa.core.errors import HansaError
+from hansa.core.types import Population, RoundContext
+from hansa.core.vectors import kernels
+from hansa.core.vectors.inner_products import InnerProducts, ShortRow
+from hansa.core.vectors.kernels import ServerStep
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
+SIZES = (1, 15, 16, 31, 1000, 5003)
+Array = np.ndarray[Any, Any]
+
+
+def draw(size: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(size)
+
+
+def by_the_book(
+    kind: str, delta: Array, m: Array, v: Array, h: Array, t: int, *, b1: float, b2: float, eps: float, **flags: bool
+) -> tuple[Array, Array, Array, Array]:
+    """The table of server optimizers, line by line."""
+    if kind == "momentum":
+        m = b1 * m + delta
+        return m, m, v, h
+    m = b1 * m + (1 - b1) * delta
+    if kind == "adagrad":
+        v = v + delta**2
+    elif kind == "yogi":
+        v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
+    else:
+        v = b2 * v + (1 - b2) * delta**2
+    under = v
+    if kind == "amsgrad":
+        under = h = np.maximum(h, v)
+    if kind == "ams":
+        under = h = np.maximum(np.maximum(h, v), eps)
+    top = m
+    if flags["bias_correction"]:
+        top = m / (1 - b1**t)
+        under = under if kind == "adagrad" else under / (1 - b2**t)
+    if kind == "ams":
+        return top / np.sqrt(under), m, v, h
+    root = np.sqrt(under + eps) if flags["eps_inside"] else np.sqrt(under) + eps
+    return top / root, m, v, h
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias_correction", [False, True])
+@pytest.mark.parametrize("eps_inside", [False, True])
+def test_server_steps_follow_their_equations_for_five_rounds(
+    kind: str, bias_correction: bool, eps_inside: bool, dtype: torch.dtype, isa: str
+) -> None:
+    size, options = 2500, {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
+    flags = {"bias_correction": bias_correction, "eps_inside": eps_inside}
+    has_v, has_h = kind != "momentum", kind in ("amsgrad", "ams")
+    m, v, h, x = np.zeros(size), np.full(size, 1e-4), np.zeros(size), draw(size, 9)
+    zeros = torch.zeros(size, dtype=dtype)
+    state: ServerStep = ServerStep(zeros, zeros, zeros + 1e-4 if has_v else None, zeros.clone() if has_h else None)
+    model = torch.tensor(x, dtype=dtype)
+    for t in range(1, 6):
+        delta = torch.tensor(draw(size, t) * 10.0 ** (t - 3), dtype=dtype)
+        wanted, m, v, h = by_the_book(kind, delta.double().numpy(), m, v, h, t, **options, **flags)
+        x = x + 0.5 * wanted
+        before = [None if s is None else s.clone() for s in state]
+        after = kernels.server_step(
+            kind, delta, state.m, state.v, state.vhat, t=t, rate=0.5, x=model, isa=isa, **options, **flags
+        )
+        assert all(a is None or torch.equal(a, b) for a, b in zip(state, before, strict=True)), "inputs changed"
+        state = after
+        tight = 1e-6 if dtype == torch.float32 else 1e-14
+        pairs = [(state.step, 0.5 * wanted), (state.m, m), (state.v, v), (state.vhat, h), (model, x)]
+        for found, true in pairs:
+            if found is not None:
+                assert np.abs(found.double().numpy() - true).max() < 2 * tight * np.abs(true).max()
+                assert np.linalg.norm(found.double().numpy() - true) < tight * np.linalg.norm(true)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_steps_are_the_eager_parts_within_a_millionth(
+    kind: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = getattr(server, kind)() if kind == "momentum" else getattr(server, kind)(bias_correction=True)
+    options: dict[str, Any] = (
+        {"b1": part.beta} if kind == "momentum" else {"b1": part.b1, "b2": part.b2, "eps": part.eps}
+    )
+    ctx = RoundContext(0, Population((1,)), (0,))
+    state = part.init(torch.zeros(3000))
+    m, v, vhat = (state[k].clone() if k in state else None for k in ("m", "v", "vhat"))
+    for t in range(1, 4):
+        delta = torch.tensor(draw(3000, t), dtype=torch.float32)
+        with monkeypatch.context() as hidden:
+            hidden.setenv("HANSA_NATIVE", "off")
+            step, state = part.update(delta, state, ctx)
+        found = kernels.server_step(
+            kind, delta, m, v, vhat, t=t, bias_correction=kind != "momentum", isa=isa, **options
+        )
+        _, m, v, vhat = found
+        pairs = [(found.step, step)] + [(getattr(found, k), state[k]) for k in ("m", "v", "vhat") if k in state]
+        for ours, theirs in pairs:
+            assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_a_step_in_place_is_the_step_apart(isa: str) -> None:
+    delta, m, v, h = (torch.tensor(draw(4099, k), dtype=torch.float32).abs() for k in range(4))
+    options: dict[str, Any] = {"b1": 0.9, "b2": 0.99, "eps": 1e-3, "isa": isa}
+    apart = kernels.server_step("amsgrad", delta, m, v, h, **options)
+    same = kernels.server_step("amsgrad", delta, m, v, h, out=ServerStep(delta, m, v, h), **options)
+    assert same.step is delta
+    assert all(torch.equal(a, b) for a, b in zip(apart, same, strict=True) if a is not None and b is not None)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("kind", ["adagrad", "adam", "yogi", "amsgrad", "ams"])
+def test_without_eps_what_never_moved_does_not_move_and_nan_shows(kind: str, isa: str) -> None:
+    delta = torch.tensor([0.0, 1.0, math.nan] * 7)
+    zeros = torch.zeros_like(delta)
+    vhat = zeros if kind in ("amsgrad", "ams") else None
+    found = kernels.server_step(kind, delta, zeros, zeros, vhat, b1=0.9, b2=0.99, eps=0.0, isa=isa)
+    assert torch.equal(found.step[::3], zeros[::3])
+    assert found.step[1::3].isfinite().all()
+    assert found.step[2::3].isnan().all()
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", SIZES)
+def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: str) -> None:
+    rows = torch.tensor(draw(7 * size).reshape(7, size), dtype=dtype)
+    weights = [0.1, 0.25, 0.05, 0.2, 0.15, 0.125, 0.125]
+    total = rows[0] * weights[0]
+    for row, weight in zip(rows[1:], weights[1:], strict=True):
+        total.add_(row, alpha=weight)
+    tight = 4 * torch.finfo(dtype).eps
+    for given_rows in (rows, list(rows.clone())):
+        torch.testing.assert_close(kernels.weighted_sum(given_rows, weights, isa=isa), total, rtol=tight, atol=tight)
+    true = (rows.double() * torch.tensor(weights, dtype=torch.float64)[:, None]).sum(0)
+    torch.testing.assert_close(kernels.weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", SIZES)
+def test_squared_norms_and_the_finite_check(size: int, dtype: Any, isa: str) -> None:
+    x = draw(size).astype(dtype)
+    total, finite = kernels.squared_norm(x, isa=isa)
+    assert total == pytest.approx(math.fsum(float(v) ** 2 for v in x), rel=1e-14)
+    assert finite
+    for place in {0, size // 2, size - 1}:
+        for bad in (math.nan, math.inf, -math.inf):
+            wrong = x.copy()
+            wrong[place] = bad
+            assert not kernels.squared_norm(torch.from_numpy(wrong), isa=isa)[1]
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_the_finite_check_is_not_fooled_by_squares_that_overflow(isa: str) -> None:
+    largest = np.finfo(np.float32).max
+    total, finite = kernels.squared_norm(np.full(100, largest, np.float32), isa=isa)
+    assert finite
+    assert total == pytest.approx(100 * float(largest) ** 2)
+    total, finite = kernels.squared_norm(np.full(100, 1e200), isa=isa)
+    assert finite
+    assert total == math.inf
+
+
+@pytest.mark.parametrize("isa", each_set())
+@given(
+    values=st.lists(st.floats(-100, 100, width=32) | st.sampled_from([0.0, -0.0]), min_size=1, max_size=200),
+)
+@settings(max_examples=30, deadline=None)
+def test_signs_are_numpys_packed_bits_and_decode_to_the_scale(isa: str, values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    bits, norm = kernels.sign_pack(x, isa=isa)
+    assert bits.tobytes() == np.packbits(x >= 0, bitorder="little").tobytes()
+    assert norm == pytest.approx(math.fsum(abs(float(v)) for v in x), rel=1e-14)
+    out = np.full(x.size, 7, np.float32)
+    kernels.sign_put(bits, 0.75, out, isa=isa)
+    assert np.array_equal(out, np.where(x >= 0, np.float32(0.75), np.float32(-0.75)))
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a packet does not tell whether native kernels wrote it, nor a sum whether they read it."""
+    x = draw(200_003).astype(np.float32)
+    bits, norm = kernels.sign_pack(x, isa=isa)
+    assert np.array_equal(bits, eager_wire.pack_signs(x))
+    assert norm == eager_wire.absolute_sum(x)
+    out, wanted = draw(x.size, 1).astype(np.float32), draw(x.size, 1).astype(np.float32)
+    packets = [eager_wire.pack_signs(draw(x.size, k).astype(np.float32)) for k in range(5)]
+    scales = [0.1, 1.0, 3e-5, 0.7, 1e-9]
+    with monkeypatch.context() as hidden:
+        hidden.setenv("HANSA_NATIVE", "off")
+        for packet, scale in zip(packets, scales, strict=True):
+            eager_wire.add_signs(packet, np.float32(scale), wanted)
+    kernels.sign_add(packets, scales, out, isa=isa)
+    assert np.array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_a_norm_with_a_bad_entry_is_nan(isa: str) -> None:
+    for bad in (math.nan, math.inf):
+        x = np.ones(3000, np.float32)
+        x[1234] = bad
+        assert math.isnan(kernels.sign_pack(x, isa=isa)[1])
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("room", [None, 1, 10**6])
+@pytest.mark.parametrize("size", SIZES)
+def test_entries_that_reach_a_threshold_are_all_found_in_order(size: int, room: int | None, isa: str) -> None:
+    x = draw(size).astype(np.float32)
+    x[size // 3] = math.nan
+    threshold = np.float32(abs(x[0]) if size > 1 else 1.0)  # an entry that just reaches it
+    index, value = kernels.reaching(x, float(threshold), room, isa=isa)
+    wanted = np.flatnonzero(~(np.abs(x) < threshold))
+    assert np.array_equal(index, wanted)
+    assert np.array_equal(value, x[wanted], equal_nan=True)
+
+
+def test_instruction_sets_agree_to_the_bit_on_norms_and_signs() -> None:
+    x = draw(70_001).astype(np.float32)
+    assert len({kernels.squared_norm(x, isa=isa) for isa in RUN}) == 1
+    assert len({(kernels.sign_pack(x, isa=isa)[0].tobytes(), kernels.sign_pack(x, isa=isa)[1]) for isa in RUN}) == 1
+
+
+def test_wrong_arguments_are_named() -> None:
+    ones, zeros = torch.ones(4), torch.zeros(4)
+    with pytest.raises(HansaError, match="kind='nadam'"):
+        kernels.server_step("nadam", ones, zeros, b1=0.9)
+    with pytest.raises(HansaError, match="vhat with amsgrad and ams only"):
+        kernels.server_step("amsgrad", ones, zeros, zeros, b1=0.9)
+    with pytest.raises(HansaError, match=r"m is float32 \[3\].*expected contiguous float32 of 4 entries"):
+        kernels.server_step("momentum", ones, torch.zeros(3), b1=0.9)
+    with pytest.raises(HansaError, match="m is float64"):
+        kernels.server_step("momentum", ones, zeros.double(), b1=0.9)
+    with pytest.raises(HansaError, match="row 1 is"):
+        kernels.weighted_sum([ones, torch.zeros(8)[::2]], [1.0, 1.0])
+    with pytest.raises(HansaError, match="out is one of the rows"):
+        kernels.weighted_sum([ones, zeros], [1.0, 1.0], out=zeros)
+    with pytest.raises(HansaError, match="2 rows and 1 weights"):
+        kernels.weighted_sum([ones, zeros], [1.0])
+    with pytest.raises(HansaError, match="packet 0 is uint8"):
+        kernels.sign_add([np.zeros(2, np.uint8)], [1.0], ones)
+    with pytest.raises(HansaError, match="x is int64"):
+        kernels.squared_norm(torch.ones(3, dtype=torch.int64))
+    with pytest.raises(HansaError, match="x is float64"):
+        kernels.sign_pack(np.ones(3))
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "dim"), [(1, 5), (2, 1), (5, 1024), (8, 2500), (13, 37)])
+def test_mixing_by_links_is_the_product_with_the_matrix(n, dim, dtype, isa):
+    draw = np.random.default_rng(n)
+    matrix = scipy.sparse.random_array((n, n), density=0.4, rng=draw, format="csr")
+    rows = torch.from_numpy(draw.normal(size=(n, dim))).to(dtype)
+    out = torch.full_like(rows, 7.0)
+    kernels.mix(rows, kernels.Links.of(matrix), out, isa)
+    wanted = torch.from_numpy(matrix.toarray() @ rows.double().numpy())
+    assert torch.allclose(out.double(), wanted, atol=1e-5 if dtype == torch.float32 else 1e-13)
+
+
+def test_mixing_refuses_what_does_not_fit():
+    links = kernels.Links.of(scipy.sparse.csr_array(np.eye(3)))
+    rows = torch.ones(3, 4)
+    with pytest.raises(HansaError, match=r"expected \[3, d\]"):
+        kernels.mix(torch.ones(2, 4), links, torch.ones(2, 4))
+    with pytest.raises(HansaError, match="apart"):
+        kernels.mix(rows, links, rows)
+    with pytest.raises(HansaError, match="square"):
+        kernels.Links.of(scipy.sparse.csr_array(np.ones((2, 3))))
+    bad = scipy.sparse.csr_array(np.eye(3))
+    bad.indices[1] = 9
+    with pytest.raises(HansaError, match=r"to 9, expected 0\.\.2"):
+        kernels.Links.of(bad)
+
+
+def test_inner_products_are_those_of_the_two_vectors_alone_on_every_instruction_set() -> None:
+    for d in (1, 8, 9, 1023, 1025, 5003):
+        rows = torch.from_numpy(draw(9 * d, d).astype(np.float32)).view(9, d)
+        vectors = torch.from_numpy(draw(7 * d, d + 1).astype(np.float32)).view(7, d)
+        found = [kernels.inner_products(rows, vectors, isa) for isa in RUN]
+        assert all(torch.equal(found[0], other) for other in found)
+        assert torch.allclose(found[0], rows.double() @ vectors.double().T, rtol=1e-12, atol=1e-12)
+        alone = kernels.inner_products(rows[4:5], vectors[6:7])
+        assert torch.equal(alone[0, 0], found[0][4, 6])
+        assert torch.equal(kernels.inner_products(vectors, rows), found[0].T)
+
+
+def test_inner_products_keep_what_float32_sums_lose() -> None:
+    rows = torch.tensor([[1e8, 1.0, -1e8]] * 3)
+    assert kernels.inner_products(rows, torch.ones(2, 3)).tolist() == [[1.0, 1.0]] * 3
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("piece", [8, 1000, 1 << 15])
+def test_inner_products_of_pieces_are_those_of_the_whole_rows(isa: str, piece: int) -> None:
+    rows, vectors = (torch.from_numpy(draw(n * 4003, n).astype(np.float32)).view(n, 4003) for n in (9, 7))
+    products = InnerProducts(9, vectors, isa)
+    for start in range(0, 4003, piece):
+        products.add(rows[:, start : start + piece])
+    assert torch.equal(products.total(), kernels.inner_products(rows, vectors, isa))
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(isa: str, tmp_path: Path) -> None:
+    d = (1 << 15) + 1003
+    rows, vectors = (torch.from_numpy(draw(n * d, n).astype(np.float32)).view(n, d) for n in (6, 7))
+    path, order = tmp_path / "rows", [4, 0, 5]
+    path.write_bytes(b"before" + rows.numpy().tobytes())
+    products = InnerProducts(len(order), vectors, isa)
+    if not products.reads:
+        pytest.skip(f"{isa} does not read files")
+    with path.open("rb") as file:
+        crcs, done = [0, 0, 0], 0
+        for count in (40, 1 << 15, 963):
+            offsets = [6 + 4 * (client * d + done) for client in order]
+            crcs, done = products.add_from(file.fileno(), offsets, count, crcs), done + count
+        assert torch.equal(products.total(), kernels.inner_products(rows[order], vectors, isa))
+        assert crcs == [zlib.crc32(rows[client].numpy()) for client in order]
+        with pytest.raises(ShortRow) as told:
+            InnerProducts(2, vectors, isa).add_from(file.fileno(), [6, 6 + 4 * (5 * d + 10)], d, [0, 0])
+        assert (told.value.place, told.value.found) == (1, 4 * (d - 10))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        InnerProducts(1, vectors, isa).add_from(-1, [0], d, [0])
+
+
+def test_pieces_that_do_not_fit_are_refused() -> None:
+    products = InnerProducts(2, torch.ones(3, 20))
+    products.add(torch.ones(2, 12))
+    with pytest.raises(HansaError, match="after 12 entries of 20"):
+        products.add(torch.ones(2, 8))
+    with pytest.raises(HansaError, match="12 of 20 entries"):
+        products.total()
+    with pytest.raises(HansaError, match="expected float32 pieces of 2 rows"):
+        InnerProducts(2, torch.ones(3, 20)).add(torch.ones(2, 8, dtype=torch.float64))
+    with pytest.raises(HansaError, match="3 rows"):
+        InnerProducts(2, torch.ones(3, 20)).add_from(0, [0, 0, 0], 8, [0, 0, 0])

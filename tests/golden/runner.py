@@ -1,0 +1,245 @@
+"""Runs the golden cases in a process of its own, since the kernels in use are chosen once in a process.
+
+``python -m golden.runner OUT.json`` with ``tests`` on the path runs all cases with the kernels that ``HANSA_NATIVE``
+names and writes their digests. The digests depend on the machine's arithmetic, which `arithmetic` describes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = Path(__file__).with_name("golden.json")
+KERNELS = ("avx512", "avx2", "off")
+"""Each is a value of the environment variable; ``off`` runs PyTorch and NumPy alone."""
+
+VARIABLE = "HANSA_NATIVE"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+ROUND = (
+    "train_loss", "test_loss", "test_accuracy", "loss", "up_bytes", "down_bytes", "peer_bytes", "clients", "lost", "moved",
+)  # fmt: skip
+"""What of a round's record is pinned as ``rounds``. A key that was renamed is renamed here, in its place."""
+
+DIAGNOSTICS = (
+    "update_norm", "aggregate_norm", "diversity", "surrogate_diversity", "momentum_diversity", "chi_square", "density",
+    "weights", "seen", "zero_rows", "min_norm_gap", "min_norm_steps", "exploring", "consensus", "tau_effective",
+    "chosen", "clipped", "q", "gamma", "local_mean_loss", "sigma_l", "sigma_g", "zeta", "sigma_within", "sigma_between",
+    "gradient_norm", "gradient_diversity", "test_margin",
+    *(f"{whose}_{what}{kind}" for whose in ("client", "personal") for what in ("loss", "accuracy", "margin")
+      for kind in ("", "_std", "_worst")),
+)  # fmt: skip
+"""What of it is pinned as ``diagnostics``, in the same way. ``round``, ``participants``, ``reasons`` and ``seconds``
+are not: they follow from the others, are worded for people, or are times."""
+
+
+def sha(chunks: Iterable[bytes]) -> str:
+    state = hashlib.sha256()
+    for chunk in chunks:
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def of_tensors(state: Mapping[str, Any]) -> str:
+    """Names, kinds, shapes and bytes of a module's tensors, in the order of their names."""
+
+    def chunks() -> Iterable[bytes]:
+        for name, tensor in sorted(state.items()):
+            plain = tensor.detach().cpu().contiguous()
+            yield f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode()
+            yield plain.reshape(-1).numpy().tobytes()
+
+    return sha(chunks())
+
+
+def exact(value: Any) -> Any:
+    """A value as text that keeps every bit: floats in base 16, mappings in the order of their keys."""
+    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+        return value
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value.hex()
+    if isinstance(value, Mapping):
+        return [[exact(key), exact(value[key])] for key in sorted(value)]
+    return [exact(each) for each in value]
+
+
+def of_records(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """The named entries of every record; the name of an entry is its place in ``names``."""
+    found = [[[place, exact(record[name])] for place, name in enumerate(names) if name in record] for record in history]
+    return sha([json.dumps(found).encode()])
+
+
+def digests(run: Any, own: bool) -> dict[str, Any]:
+    """What is pinned of a finished run; losses are there to be read."""
+    module = hasattr(run.task, "module")
+    found = {
+        "model": of_tensors(run.model.state_dict() if module else {"x": run.params}),
+        "rounds": of_records(run.history, ROUND),
+        "diagnostics": of_records(run.history, DIAGNOSTICS),
+        "losses": [None if math.isnan(record["train_loss"]) else record["train_loss"] for record in run.history],
+    }
+    if own:
+        clients = range(len(run.task.population.samples))
+        found["clients"] = sha(of_tensors(run.model_of(client).state_dict()).encode() for client in clients)
+    return found
+
+
+def carry_out(case: Any, workers: int | None) -> Any:
+    """The finished run of a case."""
+    import hansa
+    from golden import problems
+
+    task = problems.task(case.task)
+    options = dict(case.options(task) if callable(case.options) else case.options)
+    with tempfile.TemporaryDirectory(prefix="golden-", ignore_cleanup_errors=True) as folder:
+        if case.stop is not None:
+            hansa.run(
+                case.method(), task, rounds=case.stop, out=f"{folder}/run", checkpoint_every=1, workers=workers, **options
+            )
+            run = hansa.resume(
+                f"{folder}/run", case.method(), task, rounds=case.rounds, workers=workers, **options
+            )
+            found = digests(run, case.own)
+            run.store.close()
+            return found
+        if case.rows:
+            options["store"] = hansa.store.DiskStore(f"{folder}/rows")
+        run = hansa.run(case.method(), task, rounds=case.rounds, workers=workers, **options)
+        found = digests(run, case.own)
+        if case.rows:
+            options["store"].close()
+        return found
+
+
+def arithmetic() -> dict[str, str]:
+    """What the last bits depend on beside the code: the machine with its libraries, and the kernels in use."""
+    import numpy
+    import scipy
+    import torch
+
+    machine = (
+        f"torch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()}), numpy {numpy.__version__}, "
+        f"scipy {scipy.__version__}, {platform.machine()} {_processor()}"
+    )
+    return {"machine": machine, "kernels": _kernels()}
+
+
+def _processor() -> str:
+    """Vendor, family and model: PyTorch's matrix libraries choose their code by them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown"
+    facts = dict(re.findall(r"^(vendor_id|cpu family|model)\s*:\s*(\S+)$", text, re.MULTILINE))
+    return " ".join(f"{name} {facts.get(name, '?')}" for name in ("vendor_id", "cpu family", "model"))
+
+
+def _kernels() -> str:
+    """The instruction set of the native kernels and the compiler that built them; the one place that looks inside."""
+    import hansa
+    from hansa import native
+
+    if not native.available():
+        return "off" if os.environ.get(VARIABLE) == "off" else f"none: {native.why_not()}"
+    compiler = "unknown compiler"
+    for path in Path(hansa.__file__).parent.rglob("_kernels*.so"):
+        if named := re.search(rb"(GCC: [^\0]+|clang version [^\0]+)", path.read_bytes()):
+            compiler = named.group(1).decode()
+    return f"{native.instruction_set()}, {compiler}"
+
+
+def start(kernels: str, *arguments: str) -> None:
+    """Run this module in a process that uses the given kernels and the hansa that this process would import."""
+    import hansa
+
+    paths = [str(Path(hansa.__file__).parents[1]), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        **dict.fromkeys(THREADS, "1"),
+        VARIABLE: kernels,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    command = [sys.executable, "-m", "golden.runner", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(f"{VARIABLE}={kernels} {' '.join(command)}:\n{done.stdout}\n{done.stderr}")
+
+
+def results(kernels: str, folder: Path, *arguments: str) -> Any:
+    """What such a process wrote."""
+    out = folder / f"{kernels}.json"
+    start(kernels, str(out), *arguments)
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def recorded() -> dict[str, Any]:
+    """golden.json: by machine, then by kernels."""
+    return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+
+
+def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """A line for each case that is not as recorded; ``losses`` are not compared, they tell how far it is off."""
+    lines = []
+    for name in expected:
+        if name not in found:
+            lines.append(f"{name}: not run")
+            continue
+        wrong = [part for part in expected[name] if part != "losses" and expected[name][part] != found[name].get(part)]
+        if wrong:
+            told = f"losses {expected[name]['losses']} recorded, {found[name].get('losses')} found"
+            lines.append(f"{name}: {found[name].get('error') or f'{chr(44).join(wrong)} differ; {told}'}")
+    return [*lines, *(f"{name}: not recorded" for name in found if name not in expected)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--describe", action="store_true", help="only say what the arithmetic is")
+    parser.add_argument("--only", default="*", help="a pattern of names")
+    parser.add_argument("--workers", type=int, default=1)
+    asked = parser.parse_args()
+    answer: dict[str, Any] = {"arithmetic": arithmetic()}
+    if not asked.describe:
+        answer |= run_all(asked.only, asked.workers)
+    asked.out.write_text(json.dumps(answer), encoding="utf-8")
+
+
+def run_all(pattern: str, workers: int) -> dict[str, Any]:
+    """The digests of all cases whose name matches, or the error that a case ended with."""
+    import hansa
+    from golden.cases import CASES
+
+    logging.getLogger("hansa").setLevel(logging.ERROR)
+    found: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    with hansa.workers(workers) if workers > 1 else contextlib.nullcontext():
+        for name, case in CASES.items():
+            if not fnmatch.fnmatchcase(name, pattern):
+                continue
+            began = time.perf_counter()
+            try:
+                found[name] = carry_out(case, workers if workers == 1 else None)
+            except Exception as error:
+                found[name] = {"error": f"{type(error).__name__}: {error}"}
+            seconds[name] = round(time.perf_counter() - began, 3)
+    return {"cases": found, "seconds": seconds}
+
+
+if __name__ == "__main__":
+    main()

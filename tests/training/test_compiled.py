@@ -1,0 +1,179 @@
+"""compile: true: the model that eager training has, through torch.compile, never unless it is the same."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hansa
+from hansa import HansaError, presets
+from hansa.config import build, from_text
+from hansa.engine.auto import choose
+from hansa.runs.driver import Run
+from hansa.runs.experiment import identity
+from hansa.runs.provenance import bindings, changes
+from hansa.training import compiled
+
+ALGORITHM = presets.fedavg(local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, clip=1.0)
+NEEDS_COMPILER = pytest.mark.skipif(compiled.why_not() is not None, reason=f"torch.compile: {compiled.why_not()}")
+
+
+class Clients:
+    """Three of unequal sizes; targets that are no classes."""
+
+    population = 3
+
+    def __init__(self, sizes=(5, 9, 7)):
+        draw = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(sum(sizes), 6, generator=draw)
+        self.targets = torch.randn(sum(sizes), 2, generator=draw)
+        self.test_inputs, self.test_targets = self.inputs[:8], self.targets[:8]
+        self._rows = torch.arange(sum(sizes)).split(sizes)
+
+    def rows(self, client):
+        return self._rows[client]
+
+    def samples(self, client):
+        return len(self._rows[client])
+
+
+class Net(nn.Module):
+    """Statistics that travel, dropout, a residual sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.norm, self.out = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x):
+        return self.out(self.drop(x + torch.tanh(self.norm(self.into(x)))))
+
+
+class Decides(Net):
+    def forward(self, x):
+        return super().forward(x if x.mean() > 0 else -x)
+
+
+class Prints(Net):
+    def forward(self, x):
+        print(end="")
+        return super().forward(x)
+
+
+def task(model=Net, **options):
+    return hansa.Task(model, F.mse_loss, Clients(), **options)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The same without C++: what is traced, backwards too, run by torch's own operations."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiled, "why_not", lambda: None)
+    yield
+    torch._dynamo.reset()
+
+
+@NEEDS_COMPILER
+def test_compiled_is_eager_to_rounding_and_the_same_bits_for_any_number_of_workers_and_after_a_resume():
+    made = task(compile=True)
+    assert made.compile
+    whole = hansa.run(ALGORITHM, made, rounds=3, workers=1)
+    eager = hansa.run(ALGORITHM, task(), rounds=3, workers=1)
+    assert torch.allclose(whole.params, eager.params, atol=1e-6)
+    begun = hansa.run(ALGORITHM, made, rounds=1, workers=1)
+    resumed = Run(ALGORITHM, task(compile=True), store=begun.store, engine=choose(2, 2, "process"))
+    resumed.restore(begun.tree(), begun.history)
+    resumed.advance(2)
+    assert torch.equal(resumed.params, whole.params)
+    assert torch.equal(resumed.state.vectors["buffers"], whole.state.vectors["buffers"])
+    shell = made.shell(torch.float32, torch.device("cpu"))
+    shell.load(whole.params, whole.state.vectors["buffers"])
+    shell.seed(hansa.Key(0))
+    found = shell.gradient(0, torch.arange(4))
+    assert [*shell.compiled._fits.values()] == [True]
+    assert torch.isfinite(found[0])
+
+
+def test_each_form_of_batch_is_compiled_apart_and_every_client_equals_eager(traced):
+    algorithm = presets.fedavg(local_lr=0.05, steps=2, batch_size=None)
+    made = task(compile=True)
+    ours, eager = (hansa.run(algorithm, one, rounds=2, workers=1) for one in (made, task()))
+    assert torch.allclose(ours.params, eager.params, atol=1e-6)
+    shell = made.shell(torch.float32, torch.device("cpu"))
+    for rows in (5, 9, 5, 7):
+        shell.gradient(0, torch.arange(rows))
+    assert [*shell.compiled._fits.values()] == [True] * 3
+
+
+def test_float64_and_steps_that_look_ahead_are_compiled_too(traced):
+    algorithm = presets.fedavg(local_lr=0.05, steps=2, batch_size=4).with_local(solver=hansa.local.sam(0.05))
+    runs = [hansa.run(algorithm, one, rounds=2, workers=1, dtype=torch.float64) for one in (task(compile=True), task())]
+    assert torch.allclose(runs[0].params, runs[1].params, atol=1e-12)
+
+
+REFUSED = {"control flow": (Decides, "Unsupported"), "graph break": (Prints, "Unsupported")}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_compiled_as_a_whole_is_eager_bit_for_bit_and_says_why(name, traced, caplog):
+    model, why = REFUSED[name]
+    made = task(model, compile=True)
+    assert not made.compile
+    said = [record.message for record in caplog.records if "compile: true is left out" in record.message]
+    assert len(said) == 1
+    assert why in said[0]
+    runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in (made, task(model))]
+    assert torch.equal(*runs)
+
+
+def test_without_a_compiler_one_sentence_says_so_and_eager_is_used(monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(compiled, "why_not", lambda: "there is no C++ compiler on the path")
+    made = task(compile=True)
+    assert not made.compile
+    assert "compile: true is left out: there is no C++ compiler" in caplog.text
+    assert torch.equal(*(hansa.run(ALGORITHM, one, rounds=1, workers=1).params for one in (made, task())))
+
+
+def test_a_worker_without_a_compiler_does_not_quietly_train_otherwise(traced, monkeypatch):
+    made = task(compile=True)
+    monkeypatch.setattr(compiled, "why_not", lambda: "there is no C++ compiler on the path: install g++ or clang")
+    with pytest.raises(HansaError, match="compile: there is no C"):
+        made.shell(torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"), [(lambda x: 1.01 * x, "loss is"), (lambda x: x.detach() + 0 * x, "gradient")]
+)
+def test_a_compiled_form_that_is_not_the_same_is_not_used(wrong, why, traced, monkeypatch, caplog):
+    made, true = task(compile=True), compiled._compiled
+    monkeypatch.setattr(compiled, "_compiled", lambda whole, backend: lambda x, y: wrong(whole(x, y)))
+    with caplog.at_level(logging.WARNING, logger="hansa"):
+        found = hansa.run(ALGORITHM, made, rounds=1, workers=1)
+    assert true is not compiled._compiled
+    assert why in caplog.text
+    assert torch.equal(found.params, hansa.run(ALGORITHM, task(), rounds=1, workers=1).params)
+
+
+def test_a_model_of_native_code_is_left_to_it(caplog):
+    data = Clients()
+    data.targets = data.test_targets = None
+    data.targets = torch.arange(21) % 3
+    data.test_targets = data.targets[:8]
+    made = hansa.Task(lambda: nn.Linear(6, 3), F.cross_entropy, data, compile=True)
+    if made.stack is not None:
+        assert not made.compile
+        assert "native code trains it" in caplog.text
+
+
+def test_a_file_says_it_and_a_compiled_run_is_another_run(traced):
+    text = "data: {clients: 5}\nmodel: {name: logistic, compile: %s}\nrounds: 1"
+    with_it, without = from_text(text % "true"), from_text(text % "false")
+    assert identity(with_it) != identity(without) == identity(from_text("data: {clients: 5}\nmodel: {name: logistic}"))
+    assert build.task(without, build.federated(without)).compile is False
+    runs = [hansa.run(ALGORITHM, one, rounds=1, workers=1) for one in (task(compile=True), task())]
+    assert changes(*map(bindings, runs)) == ["model"]

@@ -1,0 +1,161 @@
+"""Models: parameter counts by hand, shapes, determinism, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hansa.core.errors import HansaError
+from hansa.training.models import MODELS, build, parameter_count
+
+CIFAR, DIGITS = (3, 32, 32), (1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "shape", "options", "expected"),
+    [
+        ("cnn_29k", 10, DIGITS, {}, 28_938),
+        ("cnn_29k", 62, DIGITS, {}, 16 * 25 + 16 + 32 * 16 * 25 + 32 + 62 * (32 * 49 + 1)),
+        ("cifar_cnn", 10, CIFAR, {}, 896 + 18_496 + 36_928 + 65_600 + 650),
+        ("resnet18", 10, CIFAR, {}, 11_173_962),
+        ("resnet18", 10, CIFAR, {"norm": "group"}, 11_173_962),
+        ("resnet18", 100, CIFAR, {}, 11_173_962 + 90 * 513),
+        ("convmixer", 10, CIFAR, {}, 3328 + 512 + 8 * (6656 + 512 + 65_792 + 512) + 2570),
+        ("convmixer", 10, DIGITS, {"norm": "group"}, 1280 + 512 + 8 * (6656 + 512 + 65_792 + 512) + 2570),
+        ("lstm", 80, (80,), {}, 6400 + 4 * 256 * (80 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + 80 * 257),
+        ("mlp", 10, DIGITS, {}, 159_010),
+        ("mlp", 2, (2,), {"hidden": 10}, 52),
+        ("mlp", 2, (2,), {"hidden": (4, 3)}, 12 + 15 + 8),
+        ("logistic", 10, (60,), {}, 610),
+    ],
+)
+def test_parameter_counts(
+    name: str, classes: int, shape: tuple[int, ...], options: dict[str, Any], expected: int
+) -> None:
+    model = build(name, classes=classes, shape=shape, **options)
+    assert parameter_count(model) == expected
+    x = torch.randint(0, 80, (2, 80)) if name == "lstm" else torch.randn(2, *shape)
+    assert model(x).shape == (2, classes)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_first_weights_are_a_function_of_the_seed(name: str) -> None:
+    shape = (80,) if name == "lstm" else CIFAR
+    made = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        made.append(torch.cat([p.flatten() for p in build(name, classes=10, shape=shape).parameters()]))
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize("name", ["cnn_29k", "cifar_cnn", "mlp", "logistic"])
+def test_the_small_models_are_plain_stacks(name: str) -> None:
+    model = build(name, classes=10, shape=CIFAR)
+    assert type(model) is nn.Sequential
+    plain = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)
+    assert all(type(layer) in plain for layer in model)
+
+
+def test_cnn_29k_layer_by_layer() -> None:
+    sizes = []
+    x = torch.zeros(1, 1, 28, 28)
+    model = build("cnn-29k", classes=10, shape=DIGITS)
+    assert isinstance(model, nn.Sequential)
+    for layer in model:
+        x = layer(x)
+        sizes.append(tuple(x.shape[1:]))
+    assert sizes == [
+        (16, 28, 28),
+        (16, 28, 28),
+        (16, 14, 14),
+        (32, 14, 14),
+        (32, 14, 14),
+        (32, 7, 7),
+        (1568,),
+        (10,),
+    ]
+
+
+def test_resnet18_keeps_the_image_until_its_second_stage() -> None:
+    model = build("resnet18", classes=10, shape=CIFAR)
+    assert isinstance(model, nn.Sequential)
+    x, sides = torch.zeros(1, 3, 32, 32), []
+    for layer in model[:-3]:
+        x = layer(x)
+        sides.append((x.shape[1], x.shape[2]))
+    assert sides == [(64, 32)] * 5 + [(128, 16)] * 2 + [(256, 8)] * 2 + [(512, 4)] * 2
+
+
+def test_group_norm_leaves_no_running_statistics() -> None:
+    for name in ("resnet18", "convmixer"):
+        assert list(build(name, classes=10, shape=CIFAR, norm="group").buffers()) == []
+        assert list(build(name, classes=10, shape=CIFAR).buffers()) != []
+
+
+def test_a_residual_block_with_zeroed_body_passes_its_input() -> None:
+    model = build("resnet18", classes=10, shape=CIFAR)
+    assert isinstance(model, nn.Sequential)
+    block = model[3].eval()
+    last = block.body[-1]
+    assert isinstance(last, nn.BatchNorm2d)
+    nn.init.zeros_(last.weight)
+    x = torch.randn(2, 64, 8, 8).relu()
+    assert torch.equal(block(x), x)
+
+
+def test_lstm_equals_the_recurrence_written_out() -> None:
+    torch.manual_seed(0)
+    model = build("lstm", classes=80, shape=(80,), embedding=3, hidden=4, layers=1).double().eval()
+    x = torch.randint(0, 80, (2, 5))
+    w, u = model.lstm.weight_ih_l0, model.lstm.weight_hh_l0
+    b = model.lstm.bias_ih_l0 + model.lstm.bias_hh_l0
+    h, c = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.float64)
+    for step in range(5):
+        i, f, g, o = (model.embedding.weight[x[:, step]] @ w.T + h @ u.T + b).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+    expected = h @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_lstm_takes_bytes_and_drops_by_the_default_generator() -> None:
+    model = build("lstm", classes=80, shape=(80,), dropout=0.5)
+    x = torch.randint(0, 80, (4, 80))
+    assert torch.equal(model.eval()(x), model(x.to(torch.uint8)))
+    model.train()
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(model(x))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet", {}, r"no model 'resnet'\. Did you mean resnet18"),
+        ("transformer", {}, r"no model 'transformer'\. Known: cifar_cnn, cnn_29k"),
+        ("mlp", {"hiden": 3}, r"mlp: no option 'hiden'\. Did you mean hidden"),
+        ("logistic", {"hidden": 3}, r"logistic: no option 'hidden'\. It takes none"),
+        ("mlp", {"hidden": 0}, r"mlp\(hidden=0\): expected a whole number >= 1"),
+        ("resnet18", {"norm": "layer"}, r"resnet18\(norm='layer'\): expected 'batch' or 'group'"),
+        ("resnet18", {"norm": "group", "groups": 7}, r"resnet18\(groups=7\): expected a divisor of 64"),
+        ("convmixer", {"kernel": 4}, r"convmixer\(kernel=4\): expected an odd number"),
+        ("convmixer", {"patch": 40}, "larger than the image, 32 x 32"),
+        ("lstm", {}, r"lstm\(shape=\(3, 32, 32\)\): expected windows"),
+    ],
+)
+def test_wrong_names_and_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        build(name, classes=10, shape=CIFAR, **options)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("cnn_29k", (784,)), ("cnn_29k", (1, 3, 28)), ("cifar_cnn", (3, 16, 32))])
+def test_images_that_are_none_or_too_small_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(HansaError, match=rf"{name}\(shape="):
+        build(name, classes=10, shape=shape)

@@ -1,0 +1,116 @@
+"""Class weights and sample weights in the loss: the right step, and the right test loss however batches fall."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hansa
+from hansa import HansaError, config, presets
+from hansa.data import from_arrays
+from hansa.training import losses
+from hansa.training.losses import Weighted, weighing
+
+DRAW = np.random.default_rng(4)
+X, Y = DRAW.normal(size=(730, 3)).astype(np.float32), DRAW.integers(0, 3, 730)
+W = DRAW.uniform(0, 4, 730).astype(np.float32)
+OWNERS = np.repeat([0, 1, 2], [100, 230, 400])
+CLASSES = [1.0, 5.0, 0.5]
+
+
+def run_of(loss, data, outputs=3, **words):
+    task = hansa.Task(lambda: nn.Linear(3, outputs), loss, data)
+    return hansa.run(presets.fedavg(local_lr=0.1, steps=2, batch_size=9, **words), task, rounds=1, workers=1)
+
+
+def output_of(run):
+    with torch.no_grad():
+        return run.model(torch.from_numpy(X))
+
+
+def test_class_weights_step_and_test_as_torchs():
+    data = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
+    run = run_of(losses.cross_entropy(class_weights=CLASSES), data)
+    theirs = run_of(nn.CrossEntropyLoss(weight=torch.tensor(CLASSES)), data)
+    assert torch.allclose(run.params, theirs.params, atol=1e-6)
+    wanted = F.cross_entropy(output_of(run), torch.from_numpy(Y), weight=torch.tensor(CLASSES))
+    assert run.history[-1]["test_loss"] == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [F.cross_entropy, nn.CrossEntropyLoss(), losses.cross_entropy(), "own"],
+    ids=["function", "module", "ours", "own"],
+)
+def test_sample_weights_are_a_weighted_mean_over_all_rows(loss):
+    if loss == "own":
+
+        def loss(output, target):
+            return F.cross_entropy(output, target, reduction="none")
+
+    data = from_arrays(X, Y, clients=OWNERS, weights=W, test=(X, Y, W))
+    run = run_of(loss, data)
+    each = F.cross_entropy(output_of(run), torch.from_numpy(Y), reduction="none").double()
+    weights = torch.from_numpy(W).double()
+    assert run.history[-1]["test_loss"] == pytest.approx(float((each * weights).sum() / weights.sum()), rel=1e-5)
+    hits = (output_of(run).argmax(1) == torch.from_numpy(Y)).double().mean()
+    assert run.history[-1]["test_accuracy"] == pytest.approx(float(hits))
+
+
+@torch.no_grad()
+def test_a_row_of_weight_two_is_the_row_twice_and_one_of_weight_zero_is_none():
+    model, x = nn.Linear(3, 3), torch.from_numpy(X[:3])
+    y = torch.from_numpy(Y[:3])
+    for loss, target in ((losses.cross_entropy(CLASSES), y), (losses.mse(), x), (losses.bce(2.0), x.sigmoid())):
+        weighted = loss(model(x), Weighted(target, torch.tensor([2.0, 1.0, 0.0])))
+        again = torch.tensor([0, 0, 1])
+        assert float(weighted) == pytest.approx(float(loss(model(x[again]), target[again])), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (losses.mse(), F.mse_loss),
+        (losses.l1(), F.l1_loss),
+        (losses.huber(), F.huber_loss),
+        (losses.bce(), F.binary_cross_entropy_with_logits),
+    ],
+)
+def test_losses_of_numbers_are_torchs(ours, theirs):
+    output, target = torch.randn(5, 2), torch.rand(5, 2)
+    assert float(ours(output, target)) == pytest.approx(float(theirs(output, target)), rel=1e-6)
+    assert weighing(theirs) == ours
+
+
+def test_ignored_and_smoothed_and_with_classes_last():
+    output, target = torch.randn(4, 5, 6), torch.randint(0, 6, (4, 5))
+    target[0, 2:] = -100
+    wanted = F.cross_entropy(output.flatten(0, 1), target.flatten(), label_smoothing=0.1)
+    assert float(losses.cross_entropy(label_smoothing=0.1)(output, target)) == pytest.approx(float(wanted), rel=1e-6)
+    assert float(losses.cross_entropy()(output[:1, 2:], target[:1, 2:])) == 0  # nothing counts: no loss, not NaN
+
+
+def test_a_file_says_it():
+    text = "data: {name: synthetic, clients: 4, options: {largest: 60}}\nmodel: {loss: {kind: cross_entropy, %s}}"
+    asked = config.from_text(text % "class_weights: [1, 2, 3, 1, 1, 1, 1, 1, 1, 1]", ["model.loss.label_smoothing=0.1"])
+    task = config.build.task(asked, config.build.federated(asked))
+    assert task.loss == losses.cross_entropy([1, 2, 3, 1, 1, 1, 1, 1, 1, 1], label_smoothing=0.1)
+    for wrong, message in (("class_weight: [1]", "cross_entropy has no 'class_weight'"), ("ignore: x", "ignore")):
+        with pytest.raises(HansaError, match=rf"model.loss.*{message}"):
+            config.from_text(text % wrong)
+
+
+def test_what_is_wrong_is_told():
+    with pytest.raises(HansaError, match=r"cross_entropy\(class_weights=-1"):
+        losses.cross_entropy([1, -1])
+    with pytest.raises(HansaError, match="weights: expected one number of at least 0 a row"):
+        from_arrays(X, Y, clients=OWNERS, weights=-W)
+
+    def mean_loss(output, target):
+        return F.cross_entropy(output, target) * 1
+
+    with pytest.raises(HansaError, match=r"mean_loss.*expected one value a row"):
+        run_of(mean_loss, from_arrays(X, Y, clients=OWNERS, weights=W))
