@@ -82,7 +82,7 @@ def gossip(turns: int) -> dict[str, Any]:
         runs = {
             "FedAvg": Turns(hansa.presets.fedavg(participation=1.0, **words), task, everyone),
             "HA-Fed, all step": Turns(hansa.presets.ha_fed(**grouped), task, everyone),
-            "CAFGA adapted, 2 of 2 step": Turns(hansa.presets.cafga(adapted=True, **grouped), task, few),
+            "CAFGA adapted, 2 of 2 step": Turns(hansa.presets.cafga(reporters_only=True, **grouped), task, few),
             "CAFGA, 2 of 5 step": Turns(hansa.presets.cafga(**grouped), task, few),
             "HA-Fed, gossip by sign": Turns(
                 hansa.presets.ha_fed(gossip_compressor=compress.sign(), consensus_rate=0.1, **grouped), task, everyone

@@ -33,5 +33,5 @@ batch = {"input_ids": x, "attention_mask": mask}
 labels = torch.where(mask == 1, y, -100)
 data = hansa.data.from_arrays(batch, labels, clients=8, test=(batch, labels))
 task = hansa.Task(Talker, hansa.losses.cross_entropy(classes="last"), data)
-method = hansa.presets.fedavg(local_lr=0.3, steps=5, batch_size=8, clip=1.0)
+method = hansa.presets.fedavg(local_lr=0.3, steps=5, batch_size=8, max_grad_norm=1.0)
 print(hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "30"))).table("round", "test_loss", "test_accuracy"))

@@ -32,7 +32,7 @@ def lab(clients=4):
         (lambda: presets.fedavg(weights=[1.0, -2.0]), "client 1 has weight -2.0"),
         (lambda: presets.fedavg(local_momentum=1.0), "momentum=1.0.*0 <= momentum < 1"),
         (lambda: presets.fedavg(weight_decay=-1.0), "weight_decay=-1.0"),
-        (lambda: presets.fedavg(clip=0.0), "clip=0.0"),
+        (lambda: presets.fedavg(max_grad_norm=0.0), "max_grad_norm=0.0"),
         (lambda: presets.fedavg(local_lrr=0.1), "local_lrr=0.1.*Did you mean local_lr"),
         (lambda: presets.fedadam(b1=1.0), r"adam\(b1=1.0\).*0 <= b1 < 1"),
         (lambda: presets.fedadam(b2=1), r"adam\(b2=1\)"),

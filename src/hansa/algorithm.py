@@ -68,8 +68,8 @@ class LocalPhase:
 
     ``optimizer`` is any server transform, applied to -g; its ``optimizer_state`` is ``"fresh"`` in every round,
     ``"kept"`` in the client's memory, or received: ``{"m": "momentum"}`` starts m from the channel momentum.
-    ``decoupled`` takes the weight decay out of what the optimizer sees (AdamW). ``private`` blocks stay with their
-    client: it never hears or reports them and goes on from its own (FedBN); ``frozen`` ones nobody trains.
+    ``decoupled_weight_decay`` takes the weight decay out of what the optimizer sees (AdamW). ``private_blocks`` blocks stay with their
+    client: it never hears or reports them and goes on from its own (FedBN); ``frozen_blocks`` ones nobody trains.
 
     >>> LocalPhase(lr=0.1, batch_size=None).lr
     0.1
@@ -126,7 +126,7 @@ class LocalPhase:
                 declared(self.solver, Solver, "prox_weight") or solver_receives(self.solver)
             ):
                 raise HansaError(
-                    f"LocalPhase(solver={self.solver!r}, mixing=Mixing(persistent=True)): clients that keep their own "
+                    f"LocalPhase(solver={self.solver!r}, mixing=Mixing(keep_local_models=True)): clients that keep their own "
                     "models receive none to be pulled towards. Use sgd()."
                 )
             if self.mixing.compressor is not None and _gossips(self.optimizer):
@@ -342,7 +342,7 @@ class Algorithm(HtmlRepr):
         for word, (found, allowed) in wanted.items():
             if found != allowed:
                 raise HansaError(
-                    f"{self.name}({word}={found!r}): with Mixing(persistent=True) there is no server and everyone "
+                    f"{self.name}({word}={found!r}): with Mixing(keep_local_models=True) there is no server and everyone "
                     f"takes part: expected {allowed!r}. Leave persistent out to have the server do something."
                 )
 

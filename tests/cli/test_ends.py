@@ -177,7 +177,11 @@ def test_a_sweep_never_loses_a_finished_run(cli, folder):
 
 def test_long_names_of_points_make_folders_that_file_systems_bear(cli, folder):
     zeros = "0" * 80
-    grid = [f"local.lr=0.1{zeros},0.2{zeros},0.3{zeros}", f"local.momentum=0.1{zeros}", f"local.clip=1.0{zeros}"]
+    grid = [
+        f"local.lr=0.1{zeros},0.2{zeros},0.3{zeros}",
+        f"local.momentum=0.1{zeros}",
+        f"local.max_grad_norm=1.0{zeros}",
+    ]
     result = cli("sweep", "small.yaml", *grid, "-q", "-o", "grid", "-r", "1")
     assert result.exit_code == 0, result.output
     names = [path.name for path in (folder / "grid").iterdir() if path.is_dir()]

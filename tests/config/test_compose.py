@@ -120,7 +120,11 @@ def test_every_field_of_a_composition_can_be_said_in_a_file(part, section, elsew
 
 
 def test_blocks_kept_optimizers_and_broadcast_channels():
-    made = algorithm(from_text("local: {private: ['0.*'], optimizer: adam, optimizer_state: kept, decoupled: true}"))
+    made = algorithm(
+        from_text(
+            "local: {private_blocks: ['0.*'], optimizer: adam, optimizer_state: kept, decoupled_weight_decay: true}"
+        )
+    )
     assert made.local == LocalPhase(
         private_blocks=local.blocks("0.*"), optimizer=server.adam(), optimizer_state="kept", decoupled_weight_decay=True
     )
@@ -138,7 +142,7 @@ def test_any_preset_gossips():
         sampler=sample.per_cluster(1), local={"mixing": Mixing(gossip.torus(), 2, gossip.bernoulli(0.5))}
     )
     assert algorithm(from_text(text)) == expected
-    dsgd = algorithm(from_text("algorithm: dsgd\ngossip: {every: 2, average_every: 6}"))
+    dsgd = algorithm(from_text("algorithm: dsgd\ngossip: {gossip_every: 2, average_every: 6}"))
     assert dsgd.local.mixing == Mixing(
         gossip.ring(), gossip_every=2, keep_local_models=True, average_every=6, order="combine-then-adapt"
     )

@@ -116,12 +116,12 @@ def test_every_word_of_every_preset_has_exactly_one_place_in_a_file(name):
 def test_sections_say_what_the_words_of_a_preset_say():
     text = """
     algorithm: {preset: fedprox, mu: 0.5}
-    local: {lr: 0.2, epochs: 1.5, batch_size: all, momentum: 0.9, weight_decay: 1e-4, clip: 5.0}
+    local: {lr: 0.2, epochs: 1.5, batch_size: all, momentum: 0.9, weight_decay: 1e-4, max_grad_norm: 5.0}
     server: {lr: 0.7, weights: samples}
     sample: {participation: 0.25}
     """
     expected = presets.fedprox(
-        mu=0.5, local_lr=0.2, epochs=1.5, batch_size=None, local_momentum=0.9, weight_decay=1e-4, clip=5.0,
+        mu=0.5, local_lr=0.2, epochs=1.5, batch_size=None, local_momentum=0.9, weight_decay=1e-4, max_grad_norm=5.0,
         server_lr=0.7, weights="samples", participation=0.25,
     )  # fmt: skip
     assert algorithm(from_text(text)) == expected
@@ -159,7 +159,7 @@ def test_gossip_in_a_file_is_gossip_in_python():
     local: {steps: 8}
     """
     expected = presets.ha_fed(
-        clusters=4, reporters=2, topology=hansa.gossip.erdos_renyi(0.6), every=2, active=0.5, steps=8
+        clusters=4, reporters=2, topology=hansa.gossip.erdos_renyi(0.6), gossip_every=2, active=0.5, steps=8
     )
     assert algorithm(from_text(text)) == expected
 

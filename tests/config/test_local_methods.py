@@ -13,16 +13,16 @@ from hansa.server import adam, momentum, scale
 def test_solver_optimizer_and_blocks():
     text = """
     algorithm: fedavg
-    local: {solver: {kind: sam, rho: 0.1}, optimizer: adam, optimizer_state: kept, decoupled: true, weight_decay: 0.01,
-            private: ["norm.*"], frozen: ["first.*", "*.bias"]}
+    local: {solver: {kind: sam, rho: 0.1}, optimizer: adam, optimizer_state: kept, decoupled_weight_decay: true, weight_decay: 0.01,
+            private_blocks: ["norm.*"], frozen_blocks: ["first.*", "*.bias"]}
     """
     expected = presets.fedavg(weight_decay=0.01).with_local(
         solver=sam(0.1),
         optimizer=adam(),
         optimizer_state="kept",
-        decoupled=True,
-        private=blocks("norm.*"),
-        frozen=blocks("first.*", "*.bias"),
+        decoupled_weight_decay=True,
+        private_blocks=blocks("norm.*"),
+        frozen_blocks=blocks("first.*", "*.bias"),
     )
     assert algorithm(from_text(text)) == expected
 

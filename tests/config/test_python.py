@@ -46,7 +46,7 @@ COMPOSED = {
     "clusters as lists":
         "algorithm: cafga\ngossip: {clusters: [[0, 2], [1, 3]], reporters: {kind: replay, rounds: [[0]]}}",
     "words that are parts": "algorithm: {preset: fedaware, project: [yogi, {kind: scale, lr: 0.5}], startup: true}",
-    "blocks": "local: {private: ['0.*'], optimizer: adam, optimizer_state: kept}",
+    "blocks": "local: {private_blocks: ['0.*'], optimizer: adam, optimizer_state: kept}",
     "weights": "server: {weights: [1.0, 2.0, 0.5]}",
 }  # fmt: skip
 

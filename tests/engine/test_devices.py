@@ -53,7 +53,7 @@ class Pretended(TorchDispatchMode):
 
 
 METHODS = {
-    "scaffold, clip": hansa.presets.scaffold(local_lr=0.1, steps=2, batch_size=5, clip=1.0),
+    "scaffold, clip": hansa.presets.scaffold(local_lr=0.1, steps=2, batch_size=5, max_grad_norm=1.0),
     "momentum": hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=5, local_momentum=0.9),
     "fedprox, decay": hansa.presets.fedprox(mu=0.1, local_lr=0.1, steps=2, batch_size=5, weight_decay=0.1),
     "local adam": hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=5).with_local(optimizer=hansa.server.adam()),

@@ -66,7 +66,11 @@ def test_ha_fed_partially_active_gossiping_every_second_step():
     active = [[np.flatnonzero(rng.random(N) < 0.5).tolist() for _ in range(STEPS)] for _ in range(ROUNDS)]
     expected, _ = gossip.ha_fed(lab(), X0, HALVES, rings(HALVES), chosen, STEPS, 0.05, active=active, every=2, **THEIRS)
     algorithm = presets.ha_fed(
-        clusters=HALVES, reporters=hansa.sample.replay(chosen), active=hansa.gossip.replay(active), every=2, **WORDS
+        clusters=HALVES,
+        reporters=hansa.sample.replay(chosen),
+        active=hansa.gossip.replay(active),
+        gossip_every=2,
+        **WORDS,
     )
     assert_agree(run(algorithm), expected)
 
@@ -106,13 +110,13 @@ def test_cafga_on_a_given_unbalanced_matrix():
 def test_afga_adapted():
     chosen = drawn(6, [list(range(N))], 4)
     expected, _ = gossip.afga_adapted(lab(), X0, chosen, STEPS, 0.05, **THEIRS)
-    assert_agree(run(presets.afga(reporters=hansa.sample.replay(chosen), adapted=True, **WORDS)), expected)
+    assert_agree(run(presets.afga(reporters=hansa.sample.replay(chosen), reporters_only=True, **WORDS)), expected)
 
 
 def test_cafga_adapted():
     chosen = drawn(7, UNEQUAL, 3)
     expected, _ = gossip.cafga_adapted(lab(), X0, UNEQUAL, chosen, STEPS, 0.05, **THEIRS)
-    algorithm = presets.cafga(clusters=UNEQUAL, reporters=hansa.sample.replay(chosen), adapted=True, **WORDS)
+    algorithm = presets.cafga(clusters=UNEQUAL, reporters=hansa.sample.replay(chosen), reporters_only=True, **WORDS)
     assert_agree(run(algorithm), expected)
 
 

@@ -101,9 +101,9 @@ def test_the_yaml_form_re_samples_too():
 def test_words_that_contradict_each_other_are_refused():
     with pytest.raises(HansaError, match=r"afga\(participation=0.2, reporters=per_cluster.*expected one of the two"):
         presets.afga(participation=0.2, reporters=per_cluster(0.3))
-    with pytest.raises(HansaError, match=r"Mixing\(adapted=True, active=resample\(m=2\)\).*Leave active out"):
-        presets.cafga(adapted=True, active=resample(2))
-    assert presets.cafga(adapted=True).local.mixing.active == everyone()
+    with pytest.raises(HansaError, match=r"Mixing\(reporters_only=True, active=resample\(m=2\)\).*Leave active out"):
+        presets.cafga(reporters_only=True, active=resample(2))
+    assert presets.cafga(reporters_only=True).local.mixing.active == everyone()
 
 
 SERVERLESS = Mixing(ring(), keep_local_models=True)

@@ -57,13 +57,15 @@ def step_by_step(monkeypatch):
 
 METHODS = {
     "ha_fed": lambda: presets.ha_fed(**SERVED),
-    "momentum, decay, clip": lambda: presets.ha_fed(**SERVED).with_local(momentum=0.8, weight_decay=0.1, clip=0.7),
+    "momentum, decay, clip": lambda: presets.ha_fed(**SERVED).with_local(
+        momentum=0.8, weight_decay=0.1, max_grad_norm=0.7
+    ),
     "prox": lambda: presets.ha_fed(**SERVED).with_local(solver=hansa.local.prox(0.5)),
     "every second step": lambda: presets.ha_fed(**{**SERVED, "every": 2}),
     "bernoulli": lambda: presets.ha_fed(**{**SERVED, "active": bernoulli(0.5)}),
     "complete": lambda: presets.ha_fed(**{**SERVED, "topology": complete()}),
     "cafga": lambda: presets.cafga(**{**SERVED, "active": resample(2)}),
-    "adapted": lambda: presets.cafga(**{**SERVED, "adapted": True, "reporters": 3}),
+    "adapted": lambda: presets.cafga(**{**SERVED, "reporters_only": True, "reporters": 3}),
     "sign": lambda: presets.ha_fed(**SERVED, gossip_compressor=sign(), consensus_rate=0.3),
     "sign, all hear all": lambda: presets.ha_fed(
         **{**SERVED, "topology": complete()}, gossip_compressor=sign(), consensus_rate=0.3
@@ -140,8 +142,8 @@ def test_eager_gossip_agrees_to_rounding():
 FEW = {**SERVED, "reporters": 1}
 IDLE = {
     "cafga": lambda: presets.cafga(**{**SERVED, "active": resample(2)}),
-    "cafga, momentum": lambda: presets.cafga(**FEW).with_local(momentum=0.8, weight_decay=0.1, clip=0.7),
-    "cafga, prox, every second": lambda: presets.cafga(**FEW, every=2).with_local(solver=hansa.local.prox(0.5)),
+    "cafga, momentum": lambda: presets.cafga(**FEW).with_local(momentum=0.8, weight_decay=0.1, max_grad_norm=0.7),
+    "cafga, prox, every second": lambda: presets.cafga(**FEW, gossip_every=2).with_local(solver=hansa.local.prox(0.5)),
     "everyone": lambda: presets.ha_fed(**SERVED),
     "bernoulli": lambda: presets.ha_fed(**{**SERVED, "active": bernoulli(0.4)}),
     "complete": lambda: presets.cafga(**{**FEW, "topology": complete()}),

@@ -137,7 +137,7 @@ def test_fedbn_keeps_normalisation_at_home():
     task = hansa.Task(Normed, nn.functional.cross_entropy, data)
     who = ((0, 1), (1, 2), (0, 2), (0, 1, 2))
     words = {"local_lr": 0.1, "steps": 2, "batch_size": None, "sampler": replay(who)}
-    method = presets.fedavg(**words).with_local(private=blocks("norm.*"))
+    method = presets.fedavg(**words).with_local(private_blocks=blocks("norm.*"))
     run = hansa.run(method, task, rounds=len(who), dtype=torch.float64)
     start = task.module(task.start(hansa.Key(0), torch.float64)).double()
     shared = {name: p.detach().clone() for name, p in start.named_parameters() if not name.startswith("norm")}
@@ -172,7 +172,7 @@ def test_fedbn_keeps_normalisation_at_home():
 def test_frozen_blocks_stay_as_they_are():
     task = hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
     words = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
-    method = presets.fedavg(**words).with_local(frozen=blocks("first.*"))
+    method = presets.fedavg(**words).with_local(frozen_blocks=blocks("first.*"))
     run = hansa.run(method, task, rounds=2)
     before, after = (task.layout.named(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
     for name in before:
@@ -248,7 +248,7 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
         (lambda: hansa.LocalPhase(private_blocks="bn*"), r'hansa.local.blocks\("bn\*"\)'),
         (lambda: blocks(), "names or patterns"),
         (
-            lambda: presets.ha_fed().with_local(private=blocks("a")),
+            lambda: presets.ha_fed().with_local(private_blocks=blocks("a")),
             "Leave out private, frozen and optimizer_state",
         ),
         (
@@ -257,12 +257,12 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
         ),
         (lambda: hansa.Algorithm(local=hansa.LocalPhase(solver=leaning(0.5))), "Channel\\(follows='model'"),
         (
-            lambda: hansa.run(presets.fedavg().with_local(private=blocks("a")), bowls(), rounds=1),
+            lambda: hansa.run(presets.fedavg().with_local(private_blocks=blocks("a")), bowls(), rounds=1),
             "has no names",
         ),
         (
             lambda: hansa.run(
-                presets.fedavg().with_local(private=blocks("nrm.*")),
+                presets.fedavg().with_local(private_blocks=blocks("nrm.*")),
                 hansa.Task(Normed, nn.functional.cross_entropy, normed_data()),
                 rounds=1,
             ),
@@ -270,7 +270,7 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
         ),
         (
             lambda: hansa.run(
-                presets.fedavg().with_local(private=blocks("*")),
+                presets.fedavg().with_local(private_blocks=blocks("*")),
                 hansa.Task(Normed, nn.functional.cross_entropy, normed_data()),
                 rounds=1,
             ),

@@ -43,7 +43,7 @@ def isolated_clients_are_the_plain_loop(path: Path, name: str, variant: str, **w
     alone = method(name, variant, **words)
     plain = path.run(alone)
     assert_moved(plain)
-    for mixing in (ISOLATED, replace(ISOLATED, active=gossip.selected()), replace(ISOLATED, adapted=True)):
+    for mixing in (ISOLATED, replace(ISOLATED, active=gossip.selected()), replace(ISOLATED, reporters_only=True)):
         assert torch.equal(path.run(alone.with_local(mixing=mixing)).trajectory, plain.trajectory)
 
 
@@ -167,7 +167,7 @@ def scaling_the_loss_is_scaling_the_rate(path: Path, name: str) -> None:
 
 
 def _in_units(name: str, unit: float) -> dict[str, Any]:
-    words: dict[str, Any] = {"clip": 0.5 * unit, "weight_decay": 0.02 * unit, "local_lr": 0.1 / unit}
+    words: dict[str, Any] = {"max_grad_norm": 0.5 * unit, "weight_decay": 0.02 * unit, "local_lr": 0.1 / unit}
     if name == "fedprox":
         words["mu"] = 0.5 * unit
     if name == "feddyn":

@@ -59,12 +59,14 @@ def test_momentum_zero_is_fedavg():
 
 
 def test_local_options_that_are_off_change_nothing():
-    off = words(local_momentum=0.0, weight_decay=0.0, clip=None)
+    off = words(local_momentum=0.0, weight_decay=0.0, max_grad_norm=None)
     assert torch.equal(final(presets.fedavg(**off)), final(presets.fedavg(**words())))
 
 
 def test_clipping_above_every_gradient_changes_nothing():
-    assert torch.allclose(final(presets.fedavg(**words(clip=1e9))), final(presets.fedavg(**words())), atol=1e-14)
+    assert torch.allclose(
+        final(presets.fedavg(**words(max_grad_norm=1e9))), final(presets.fedavg(**words())), atol=1e-14
+    )
 
 
 def test_mgda_of_equal_unit_updates_without_freedom_is_their_mean():

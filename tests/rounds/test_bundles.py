@@ -20,7 +20,9 @@ WORDS = {"local_lr": 0.1, "steps": 5, "batch_size": 6}
 METHODS = {
     "fedavg": lambda: presets.fedavg(**WORDS, participation=1.0),
     "scaffold": lambda: presets.scaffold(**WORDS, participation=0.75),
-    "momentum, prox": lambda: presets.fedprox(**WORDS, participation=1.0, mu=0.3).with_local(momentum=0.8, clip=0.5),
+    "momentum, prox": lambda: presets.fedprox(**WORDS, participation=1.0, mu=0.3).with_local(
+        momentum=0.8, max_grad_norm=0.5
+    ),
     "signs": lambda: presets.fedams(**WORDS, participation=1.0, compressor=hansa.compress.sign()),
 }
 

@@ -32,7 +32,7 @@ def task():
 
 COMMON = {"local_lr": 0.1, "steps": 3, "batch_size": 6}
 METHODS = {
-    "private": hansa.presets.fedavg(**COMMON).with_local(private=hansa.local.blocks("head*", "norm*")),
+    "private": hansa.presets.fedavg(**COMMON).with_local(private_blocks=hansa.local.blocks("head*", "norm*")),
     "dsgd": hansa.presets.dsgd(topology=hansa.gossip.ring(), **COMMON),
 }
 

@@ -85,7 +85,7 @@ def test_the_history_has_mean_deviation_and_worst_tenth() -> None:
 
 METHODS = [
     method(),
-    method().with_local(private=hansa.local.blocks("head*", "norm*")),
+    method().with_local(private_blocks=hansa.local.blocks("head*", "norm*")),
     presets.dsgd(local_lr=0.1, steps=2, batch_size=4),
     presets.cafga(clusters=2, steps=3, batch_size=4, local_lr=0.05),
 ]
@@ -112,7 +112,7 @@ def check_harmless(made: hansa.Algorithm) -> None:
 
 def test_a_client_is_tested_with_its_own_head() -> None:
     task = owned_task(6)
-    run = hansa.run(method(participation=1.0).with_local(private=hansa.local.blocks("head*")), task, rounds=3)
+    run = hansa.run(method(participation=1.0).with_local(private_blocks=hansa.local.blocks("head*")), task, rounds=3)
     marks = run.clients().at(3)
     for client in range(5):
         model = run.model

@@ -145,7 +145,7 @@ def sweeps(count: int, place: Path, seed: int = 0) -> Counter[str]:
     grids = (
         ["local.lr=0.1,0.2"],
         ["local.lr=0.1,0.10"],
-        [f"local.lr=0.1{zeros},0.3{zeros}", f"local.momentum=0.1{zeros}", f"local.clip=1.0{zeros}"],
+        [f"local.lr=0.1{zeros},0.3{zeros}", f"local.momentum=0.1{zeros}", f"local.max_grad_norm=1.0{zeros}"],
     )
     with inside(place / "swept"):
         Path("base.yaml").write_text("data: {name: synthetic, clients: 6}\nlocal: {steps: 1}\nworkers: 1\n")

@@ -18,7 +18,9 @@ from hansa.runs.experiment import identity
 from hansa.runs.provenance import bindings, changes
 from hansa.training import compiled
 
-ALGORITHM = presets.fedavg(local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, clip=1.0)
+ALGORITHM = presets.fedavg(
+    local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0
+)
 NEEDS_COMPILER = pytest.mark.skipif(compiled.why_not() is not None, reason=f"torch.compile: {compiled.why_not()}")
 
 

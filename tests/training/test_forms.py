@@ -52,7 +52,9 @@ def made(name, **options):
     return hansa.Task(model, loss, Shards(shape, classes), **options)
 
 
-ALGORITHM = presets.fedavg(local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, clip=1.0)
+ALGORITHM = presets.fedavg(
+    local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0
+)
 
 
 @WITH_NATIVE

@@ -230,7 +230,7 @@ def test_native_training_agrees_with_eager_to_float_rounding():
         return
     words = {"local_lr": 0.1, "steps": 5, "batch_size": 4}
     for algorithm in (
-        presets.fedavg(local_momentum=0.5, weight_decay=0.01, clip=1.0, **words),
+        presets.fedavg(local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0, **words),
         presets.scaffold(**words),
         presets.feddyn(**words),
         presets.ha_fed(clusters=1, reporters=2, **words),

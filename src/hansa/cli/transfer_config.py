@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 COMPOSED = ("uplink", "downlink", "aggregate", "channels")
 """What exchanges parts of one method."""
-LOCAL = ("solver", "optimizer", "optimizer_state", "decoupled", "private")
+LOCAL = ("solver", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
 
 
 def put_method(document: Document, method: str) -> list[str]:

@@ -127,7 +127,7 @@ class LocalSection(Section):
     """Of the local steps."""
     weight_decay: float | None = None
     """Of the local steps."""
-    clip: float | None = None
+    max_grad_norm: float | None = None
     """The largest norm of a gradient."""
     solver: Annotated[Any, slot(Solver)] = None
     """How a client steps, in place of the preset's way: sgd, {kind: prox, mu: 0.1}, ..."""
@@ -135,11 +135,11 @@ class LocalSection(Section):
     """What a client makes of its gradients, such as adam, in place of the plain step."""
     optimizer_state: Literal["fresh", "kept"] | dict[str, str] | None = None
     """Of the optimizer at the start of a round: fresh, kept by the client, or received: {m: CHANNEL}."""
-    decoupled: bool | None = None
+    decoupled_weight_decay: bool | None = None
     """The weight decay apart from the optimizer (AdamW)."""
-    private: Annotated[Any, slot(blocks)] = None
+    private_blocks: Annotated[Any, slot(blocks)] = None
     """Blocks that stay with their client, by patterns of names: [bn*] is FedBN."""
-    frozen: Annotated[Any, slot(blocks)] = None
+    frozen_blocks: Annotated[Any, slot(blocks)] = None
     """Blocks that nobody trains, by patterns of names."""
 
     @model_validator(mode="after")
@@ -201,11 +201,11 @@ class GossipSection(Section):
     """How many clients of a cluster report."""
     active: Annotated[Any, slot(float | Activity)] = None
     """Who computes at a step."""
-    every: Count | None = None
+    gossip_every: Count | None = None
     """Steps between exchanges."""
-    adapted: bool | None = None
+    reporters_only: bool | None = None
     """Only the selected clients train and gossip."""
-    persistent: bool | None = None
+    keep_local_models: bool | None = None
     """Every client keeps its own model from round to round; there is no server traffic."""
     average_every: Count | None = None
     """Steps between exact averages in place of gossip (Gossip-PGA)."""

@@ -188,7 +188,7 @@ def _construct(text: str, look: Callable[[yaml.Node], None] | None = None) -> tu
 def dump(data: Mapping[str, Any]) -> str:
     """Plain data as YAML, in the order given, small mappings on one line.
 
-    >>> print(dump({"seed": 0, "local": {"lr": 0.1, "clip": None}}), end="")
+    >>> print(dump({"seed": 0, "local": {"lr": 0.1, "max_grad_norm": None}}), end="")
     seed: 0
     local: {lr: 0.1, clip: null}
     """

@@ -123,8 +123,8 @@ class Trainer(Protocol):
 class LocalStep:
     """One client's descent in one round: y <- y - lr d, with d = g + weight_decay y + a (y - x) + s, or with local
     momentum d <- momentum d + that sum, from zero each round unless it is kept. The raw gradient is clipped first. A
-    local ``optimizer`` is any server transform, applied to -d; with ``decoupled`` the decay stays out of d:
-    y <- (1 - lr weight_decay) y first. ``ahead`` says where else the gradient is taken, ``frozen`` blocks stay as they
+    local ``optimizer`` is any server transform, applied to -d; with ``decoupled_weight_decay`` the decay stays out of d:
+    y <- (1 - lr weight_decay) y first. ``ahead`` says where else the gradient is taken, ``frozen_blocks`` blocks stay as they
     are.
 
     >>> import torch
@@ -138,32 +138,37 @@ class LocalStep:
     correction: Correction
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float | None = None
+    max_grad_norm: float | None = None
     optimizer: ServerTransform | None = None
-    decoupled: bool = False
-    ahead: AscentOffset | None = None
-    frozen: blocks | None = None
+    decoupled_weight_decay: bool = False
+    ascent_offset: AscentOffset | None = None
+    frozen_blocks: blocks | None = None
     velocity: Vector | None = field(default=None)
     state: State = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:
         """Whether it is the affine step alone, which a shell may know a faster way for."""
-        return self.optimizer is None and self.ahead is None and self.frozen is None and not self.decoupled
+        return (
+            self.optimizer is None
+            and self.ascent_offset is None
+            and self.frozen_blocks is None
+            and not self.decoupled_weight_decay
+        )
 
     def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         """One step in place; no pass over y is made for a term that is absent."""
-        if self.frozen is None:
+        if self.frozen_blocks is None:
             self._step(y, parameters, gradients)
             return
-        kept = self.frozen.take(y)
+        kept = self.frozen_blocks.take(y)
         self._step(y, parameters, gradients)
-        self.frozen.put(y, kept)
+        self.frozen_blocks.put(y, kept)
 
     def _step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
-        if self.clip is not None:
+        if self.max_grad_norm is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            gradients = torch._foreach_mul(gradients, torch.clamp(self.clip / (norm + 1e-12), max=1.0))
+            gradients = torch._foreach_mul(gradients, torch.clamp(self.max_grad_norm / (norm + 1e-12), max=1.0))
         if self.momentum or self.optimizer is not None:
             self._with_memory(y, parameters, gradients)
             return
@@ -184,7 +189,7 @@ class LocalStep:
             self.velocity = torch.zeros_like(y)
         a, s = self.correction
         v = self.velocity.mul_(self.momentum)
-        decay = 0.0 if self.decoupled else self.weight_decay
+        decay = 0.0 if self.decoupled_weight_decay else self.weight_decay
         if decay or a:
             v.add_(y, alpha=decay + a)
         if a:
@@ -196,7 +201,7 @@ class LocalStep:
             size = parameter.numel()
             v[offset : offset + size].as_strided(parameter.shape, parameter.stride()).add_(gradient)
             offset += size
-        if self.decoupled:
+        if self.decoupled_weight_decay:
             y.mul_(1 - self.lr * self.weight_decay)
         if self.optimizer is None:
             y.sub_(v, alpha=self.lr)
@@ -320,9 +325,9 @@ def ahead_gradient(
 ) -> tuple[torch.Tensor, Tensors]:
     """The loss at y and the gradient at y, or where the descent looks ahead at y + e, on the same batch."""
     loss, gradients = shell.gradient(client, rows)
-    if descent.ahead is None:
+    if descent.ascent_offset is None:
         return loss, gradients
-    offset = descent.ahead(gradients)
+    offset = descent.ascent_offset(gradients)
     kept = shell.y.clone()
     torch._foreach_add_(shell.parameters, offset)
     _, gradients = shell.gradient(client, rows)

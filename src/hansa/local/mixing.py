@@ -21,8 +21,8 @@ StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
 class Mixing:
     """Gossip inside clusters: after every ``every``-th local step X <- W X, the rows of X being a cluster's models.
 
-    ``active`` says who computes at a step; all gossip. ``adapted``: only the round's reporters train and gossip, all of
-    them at every step, on a topology of their own. ``persistent``: every client keeps its own model from round to
+    ``active`` says who computes at a step; all gossip. ``reporters_only``: only the round's reporters train and gossip, all of
+    them at every step, on a topology of their own. ``keep_local_models``: every client keeps its own model from round to
     round and there is no server traffic; the server's model is then the mean. ``average_every``: in place of gossip an
     exact average at every so many steps of the run (Gossip-PGA). ``compressor``: neighbours hear compressed differences
     to public copies (CHOCO-Gossip, Koloskova 2019), with its ``consensus_rate``; the copies live as long as the models.
@@ -66,10 +66,12 @@ class Mixing:
                 "local step made. Use order='adapt-then-combine'."
             )
         if self.reporters_only and self.keep_local_models:
-            raise HansaError("Mixing(adapted=True, persistent=True): the adapted forms keep no models between rounds.")
+            raise HansaError(
+                "Mixing(reporters_only=True, keep_local_models=True): the adapted forms keep no models between rounds."
+            )
         if self.reporters_only and self.active not in (everyone(), selected()):
             raise HansaError(
-                f"Mixing(adapted=True, active={self.active!r}): in the adapted forms all reporters compute "
+                f"Mixing(reporters_only=True, active={self.active!r}): in the adapted forms all reporters compute "
                 "at every step. Leave active out, or adapted."
             )
 

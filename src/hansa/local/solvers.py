@@ -17,7 +17,7 @@ from hansa.core.types import CONTROL, Vector, Vectors
 class Correction(NamedTuple):
     """The affine term a (y - x) + s, fixed for the round; ``s`` is None where it would be zero.
 
-    >>> Correction(a=0.1).s is None
+    >>> Correction(prox_weight=0.1).shift is None
     True
     """
 

@@ -26,7 +26,7 @@ def ha_fed(
     reporters: int | float | Sampler = 2,
     topology: Topology = RING,
     active: float | Activity = 1.0,
-    every: int = 1,
+    gossip_every: int = 1,
     gossip_compressor: Compressor | None = None,
     consensus_rate: float = 1.0,
     **words: Unpack[Rooted],
@@ -42,7 +42,7 @@ def ha_fed(
         topology,
         clusters,
         as_activity(active),
-        every,
+        gossip_every,
         compressor=gossip_compressor,
         consensus_rate=consensus_rate,
     )
@@ -55,26 +55,26 @@ def cafga(
     reporters: int | float | Sampler = 1,
     topology: Topology = RING,
     active: float | Activity | None = None,
-    every: int = 1,
-    adapted: bool = False,
+    gossip_every: int = 1,
+    reporters_only: bool = False,
     gossip_compressor: Compressor | None = None,
     consensus_rate: float = 1.0,
     **words: Unpack[Rooted],
 ) -> Algorithm:
     """CAFGA: at every step ``active`` clients of each cluster, drawn afresh and by default as many as report, compute;
-    all gossip (AFGA Alg. 2). ``adapted``: only the reporters train and gossip.
+    all gossip (AFGA Alg. 2). ``reporters_only``: only the reporters train and gossip.
 
     >>> cafga(clusters=5, reporters=1).local.mixing.active
     resample(m=None)
     """
     if active is None:
-        active = everyone() if adapted else resample()
+        active = everyone() if reporters_only else resample()
     mixing = Mixing(
         topology,
         clusters,
         as_activity(active),
-        every,
-        adapted,
+        gossip_every,
+        reporters_only,
         compressor=gossip_compressor,
         consensus_rate=consensus_rate,
     )
@@ -86,8 +86,8 @@ def afga(
     topology: Topology = RING,
     reporters: int | float | Sampler | None = None,
     active: float | Activity | None = None,
-    every: int = 1,
-    adapted: bool = False,
+    gossip_every: int = 1,
+    reporters_only: bool = False,
     gossip_compressor: Compressor | None = None,
     consensus_rate: float = 1.0,
     **words: Unpack[Rooted],
@@ -108,8 +108,8 @@ def afga(
         reporters=share if reporters is None else reporters,
         topology=topology,
         active=active,
-        every=every,
-        adapted=adapted,
+        gossip_every=gossip_every,
+        reporters_only=reporters_only,
         gossip_compressor=gossip_compressor,
         consensus_rate=consensus_rate,
         **words,
@@ -130,7 +130,7 @@ def dsgd(
     the mean. ``order="adapt-then-combine"``: x_i <- sum_j W_ij (x_j - eta g_j(x_j)). With a ``gossip_compressor`` it is
     CHOCO-SGD, which adapts first.
 
-    >>> dsgd(local_lr=0.1).local.mixing.order, dsgd().local.mixing.persistent
+    >>> dsgd(local_lr=0.1).local.mixing.order, dsgd().local.mixing.keep_local_models
     ('combine-then-adapt', True)
     """
     default: StepOrder = "combine-then-adapt" if gossip_compressor is None else "adapt-then-combine"

@@ -26,7 +26,7 @@ class Common(TypedDict, total=False):
     """The words every preset understands.
 
     >>> sorted(Common.__annotations__)[:3]
-    ['batch_size', 'clip', 'compressor']
+    ['batch_size', 'compressor', 'downlink']
     """
 
     local_lr: Rate
@@ -39,7 +39,7 @@ class Common(TypedDict, total=False):
     weights: Weights
     local_momentum: float
     weight_decay: float
-    clip: float | None
+    max_grad_norm: float | None
     compressor: Compressor
     two_way: bool | Compressor | Downlink
 
@@ -83,7 +83,7 @@ def federated(
         batch_size=common.get("batch_size", 32),
         momentum=common.get("local_momentum", 0.0),
         weight_decay=common.get("weight_decay", 0.0),
-        max_grad_norm=common.get("clip"),
+        max_grad_norm=common.get("max_grad_norm"),
     )
     return Algorithm(name, sampler_of(name, common), local, {MODEL: model, **others})
 

@@ -15,7 +15,7 @@ def own_vectors(algorithm: Algorithm, vectors: Vectors, store: ClientStore, clie
     if not keeps_own(algorithm):
         raise HansaError(
             f"{algorithm.name}: no client has a model of its own: all have the server's. Private blocks "
-            "(local.private) and methods without a server (dsgd, choco_sgd, ...) keep them."
+            "(local.private_blocks) and methods without a server (dsgd, choco_sgd, ...) keep them."
         )
     model, buffers = own_model(algorithm.local, vectors, store.read(client))
     return {MODEL: model} if buffers is None else {MODEL: model, BUFFERS: buffers}

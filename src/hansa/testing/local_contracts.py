@@ -26,9 +26,13 @@ def check_solver(part: Solver, dim: int = 23) -> None:
         for round in range(3):
             correction = twice(part, "correction", part.correction, [got, held])
             promise(isinstance(correction, Correction), part, "correction gives no Correction(a, s)")
-            promise(correction.a == pull, part, f"its a is {correction.a}, but it declares pull = {pull}")
-            if correction.s is not None:
-                _form(part, "s of correction", correction.s, dim, dtype)
+            promise(
+                correction.prox_weight == pull,
+                part,
+                f"its a is {correction.prox_weight}, but it declares pull = {pull}",
+            )
+            if correction.shift is not None:
+                _form(part, "s of correction", correction.shift, dim, dtype)
             change = vector(dim, 10 + round, dtype)
             finished = twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, held])
             promise(isinstance(finished, SolverResult), part, "finish gives no Finished(reports, memory)")

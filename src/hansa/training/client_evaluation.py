@@ -119,7 +119,9 @@ def _tune(
 ) -> None:
     assert exam.tuned is not None
     model = model.to(shell.y.device)
-    descent = LocalStep(exam.tuned.lr, model, Correction(), clip=phase.max_grad_norm, frozen=phase.frozen_blocks)
+    descent = LocalStep(
+        exam.tuned.lr, model, Correction(), max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks
+    )
     work = exam.tuned.work(task.population.samples[client])
     train(shell, model, buffers, client, work, descent, exam.key.child("personalise", exam.round, client))
 

@@ -205,7 +205,7 @@ class ModuleShell:
     def _settings(self, descent: LocalStep) -> Settings:
         a, s = descent.correction
         velocity = descent.moving() if descent.momentum else None
-        return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip, velocity)
+        return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.max_grad_norm, velocity)
 
     def phase(self, x: Vector, client: int, work: Work, descent: LocalStep, key: Key) -> LocalResult | None:
         """A client's whole round in one native call, or None where there is no such form of it."""
@@ -241,7 +241,7 @@ class ModuleShell:
         if self.solo.stack.keeps:
             return [self._dropping(self.solo, *one) for one in given]
         settings = [self._settings(one.descent) for one in given]
-        alone = settings[0].s is not None or settings[0].velocity is not None
+        alone = settings[0].shift is not None or settings[0].velocity is not None
         if alone or any(one.x is not given[0].x for one in given) or any(one != settings[0] for one in settings):
             return [self._moved([one], each)[0] for one, each in zip(given, settings, strict=True)]
         return self._moved(given, settings[0])
@@ -284,7 +284,7 @@ class ModuleShell:
         if self.solo.stack.keeps:
             return None
         a, s = descent.correction
-        return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.clip)
+        return Settings(descent.lr, a, s, descent.weight_decay, descent.momentum, descent.max_grad_norm)
 
     def gradient(
         self, client: int, rows: torch.Tensor | Batches | None

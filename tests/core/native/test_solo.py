@@ -49,7 +49,7 @@ def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(momentum, i
     stack, x, inputs, labels = made(isa=isa)
     own, key = torch.tensor([3, 4, 7, 11, 12, 20, 29]), Key(5).child("batch")
     s = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
-    options = {"lr": 0.03, "a": 0.1, "s": s, "weight_decay": 0.01, "momentum": momentum, "clip": 1.0}
+    options = {"lr": 0.03, "a": 0.1, "s": s, "weight_decay": 0.01, "momentum": momentum, "max_grad_norm": 1.0}
     y, change, velocity = torch.empty_like(x), torch.empty_like(x), torch.zeros_like(x)
     solo = Solo(stack, inputs, labels)
     for _ in range(2):  # a second client finds nothing of the first

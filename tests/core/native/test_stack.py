@@ -135,9 +135,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dyn": {"a": 0.1, "s": True},
     "weight decay": {"weight_decay": 0.05},
     "momentum": {"momentum": 0.9},
-    "clip": {"clip": 0.05},
-    "clip that does not bind": {"clip": 1e6},
-    "everything": {"a": 0.2, "s": True, "weight_decay": 0.02, "momentum": 0.5, "clip": 0.2},
+    "clip": {"max_grad_norm": 0.05},
+    "clip that does not bind": {"max_grad_norm": 1e6},
+    "everything": {"a": 0.2, "s": True, "weight_decay": 0.02, "momentum": 0.5, "max_grad_norm": 0.2},
 }
 
 
@@ -360,7 +360,7 @@ def test_the_anchor_must_not_be_the_vector_that_moves() -> None:
         ({"index": torch.zeros(2, 2)}, "rows are float32"),
         ({"s": torch.zeros(2)}, "s is float32 \\[2\\]"),
         ({"a": 0.1}, "an anchor with it"),
-        ({"clip": 0.0}, "clip > 0"),
+        ({"max_grad_norm": 0.0}, "clip > 0"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused(change: dict[str, Any], message: str) -> None:

@@ -51,7 +51,9 @@ RING = np.asarray(ring().sparse(N).toarray())
 def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(momentum, seconds, isa):
     solo, rows, index = laboratory(isa)
     anchor = rows.mean(dim=0)
-    settings = Settings(0.05, a=0.1, s=anchor * 1e-3, weight_decay=0.01, momentum=momentum, clip=0.5)
+    settings = Settings(
+        0.05, prox_weight=0.1, shift=anchor * 1e-3, weight_decay=0.01, momentum=momentum, max_grad_norm=0.5
+    )
     alone, velocities = rows.clone(), torch.zeros_like(rows)
     expected = []
     for t in range(4):

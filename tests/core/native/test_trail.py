@@ -16,7 +16,7 @@ from hansa.core.native.lazy_cohort_kernel import GROUP, Terms, Trail, carried, g
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
 
-PLAIN, MORE = Settings(0.05), Settings(0.05, a=0.1, weight_decay=0.01, momentum=0.9, clip=0.5)
+PLAIN, MORE = Settings(0.05), Settings(0.05, prox_weight=0.1, weight_decay=0.01, momentum=0.9, max_grad_norm=0.5)
 
 
 def plan(index, groups):
@@ -39,7 +39,7 @@ def plan(index, groups):
 @pytest.mark.parametrize("name", ["CNN-29k", "MLP"])
 @pytest.mark.parametrize(
     "settings",
-    [Settings(0.05), Settings(0.05, a=0.1, weight_decay=0.01, momentum=0.9, clip=0.5)],
+    [Settings(0.05), Settings(0.05, prox_weight=0.1, weight_decay=0.01, momentum=0.9, max_grad_norm=0.5)],
     ids=["plain", "more"],
 )
 def test_steps_from_sums_of_changes(settings, name, isa):

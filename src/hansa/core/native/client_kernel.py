@@ -23,11 +23,11 @@ class Settings(NamedTuple):
     """A local step: y <- y - lr d, with d = g + weight_decay y + a (y - x) + s, through momentum, g clipped first."""
 
     lr: float
-    a: float = 0.0
-    s: Tensor | None = None
+    prox_weight: float = 0.0
+    shift: Tensor | None = None
     weight_decay: float = 0.0
     momentum: float = 0.0
-    clip: float | None = None
+    max_grad_norm: float | None = None
     velocity: Tensor | None = None
 
 
@@ -166,18 +166,18 @@ class Solo:
         self._fill(self.update, settings, x)
 
     def _fill(self, update: abi.Update, settings: Settings, x: Tensor | None) -> None:
-        s, velocity = settings.s, settings.velocity
+        s, velocity = settings.shift, settings.velocity
         for name, vector in (("s", s), ("velocity", velocity)):
             if vector is not None:
                 self.stack.expect(name, vector)
         update.momentum = velocity.data_ptr() if velocity is not None else None
-        if settings.a and x is None:
+        if settings.prox_weight and x is None:
             raise HansaError("Solo: a pull needs the anchor that it pulls to.")
-        update.anchor = x.data_ptr() if settings.a and x is not None else None
+        update.anchor = x.data_ptr() if settings.prox_weight and x is not None else None
         update.shift = None if s is None else s.data_ptr()
-        update.lr, update.pull = settings.lr, settings.a
+        update.lr, update.pull = settings.lr, settings.prox_weight
         update.decay, update.mu = settings.weight_decay, settings.momentum
-        update.clip = math.inf if settings.clip is None else settings.clip
+        update.clip = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
 
 
 def _need_velocity(settings: Settings) -> None:
