@@ -164,7 +164,7 @@ def test_the_table_of_methods_is_the_catalogue():
 
 def test_every_fact_of_the_comparison_has_its_source():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    head, _, *rows = text.split("## Beside other frameworks")[1].split("\n\n")[2].splitlines()
+    head, _, *rows = text.split("## Comparison with other frameworks")[1].split("\n\n")[2].splitlines()
     page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     peers = [cell.strip().rpartition(" ") for cell in head.split("|")[2:-1]]
     for name, _, version in peers:
