@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rooms import ROOMS
+from packages import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 FILES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
@@ -64,9 +64,9 @@ def _told(what: str) -> str:
 
 
 def _api() -> Iterator[tuple[str, str]]:
-    rooms = [f"- [`hansa.{room}`]({room}.md)" for room in ROOMS]
-    head = "# Python\n\nThe names of the package itself; the rooms have pages of their own.\n\n"
-    yield "reference/api.md", head + "\n".join(["- [`hansa`](package.md)", *rooms]) + "\n"
+    packages = [f"- [`hansa.{package}`]({package}.md)" for package in PACKAGES]
+    head = "# Python\n\nThe names of the package itself; its packages have pages of their own.\n\n"
+    yield "reference/api.md", head + "\n".join(["- [`hansa`](package.md)", *packages]) + "\n"
     for line in _told("names").splitlines():
         page, _, names = line.partition(" ")
         title = "hansa" if page == "package" else f"hansa.{page}"

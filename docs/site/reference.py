@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rooms import ROOMS
+from packages import PACKAGES
 
 
 def cli() -> Iterator[str]:
@@ -50,9 +50,9 @@ def config() -> Iterator[str]:
 
 
 def _section(section: Any, name: str) -> Iterator[str]:
-    from hansa.config.schema import described
+    from hansa.config.schema import key_descriptions
 
-    rows, below, texts = [], [], described().get(section.__name__, {})
+    rows, below, texts = [], [], key_descriptions().get(section.__name__, {})
     for key, field in section.model_fields.items():
         kind = field.annotation
         inner = kind if isinstance(kind, type) and hasattr(kind, "model_fields") else None
@@ -72,9 +72,9 @@ def names() -> Iterator[str]:
     import hansa
 
     yield " ".join(["package", *(f"hansa.{name}" for name in _described(hansa))])
-    for room in ROOMS:
-        module = importlib.import_module(f"hansa.{room}")
-        yield " ".join([room, *(f"hansa.{room}.{name}" for name in _described(module))])
+    for package in PACKAGES:
+        module = importlib.import_module(f"hansa.{package}")
+        yield " ".join([package, *(f"hansa.{package}.{name}" for name in _described(module))])
 
 
 def _described(module: Any) -> list[str]:
