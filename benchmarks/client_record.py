@@ -57,7 +57,7 @@ def share(clients: int, participants: int, rounds: int, path: Path) -> float:
     )
     living = driver.Run(made, task, seed=0)
     living.client_record = Metered(path)
-    gather = driver.participation
+    gather = driver.participation_columns
 
     def counted(*words: object) -> object:
         began = time.process_time()
@@ -66,13 +66,13 @@ def share(clients: int, participants: int, rounds: int, path: Path) -> float:
         return found
 
     Metered.spent = 0.0
-    driver.participation = counted  # type: ignore[assignment]
+    driver.participation_columns = counted  # type: ignore[assignment]
     try:
         began = time.process_time()
         living.advance(rounds)
         whole = time.process_time() - began
     finally:
-        driver.participation = gather
+        driver.participation_columns = gather
     return Metered.spent / whole
 
 

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 sys.path.insert(0, str(Path(__file__).parent))
 
 import hansa
-from hansa.engine import RayPool, Serial, choose
+from hansa.engine import RayPool, Serial, auto_engine
 from hansa.engine.auto import EngineFactory
 from hansa.runs.driver import Run
 from hansa.training import random_state
@@ -39,12 +39,12 @@ def alternate(method: hansa.Algorithm, task: Any, made: dict[str, EngineFactory]
     """Seconds of a round by engine, the median, of runs whose rounds are done in turn; nothing is evaluated."""
     seconds: dict[str, list[float]] = {name: [] for name in made}
     runs = {name: Run(method, task, evaluate_every=0) for name in made}
-    with random_state.exact_arithmetic(), ExitStack() as stack:
+    with random_state.deterministic_arithmetic(), ExitStack() as stack:
         engines = {name: make(runs[name].algorithm, task, torch.float32, CPU) for name, make in made.items()}
         for engine in engines.values():
             stack.callback(engine.close)
             if isinstance(engine, RayPool):
-                engine.ready()
+                engine.wait_until_ready()
         for number in range(WARM + rounds):
             for name, run in runs.items():
                 record = run._round(engines[name], final=False)
@@ -61,7 +61,7 @@ def workload(rounds: int, address: str | None) -> None:
     method = hansa.presets.fedavg(
         local_lr=W1.lr, steps=W1.steps, batch_size=W1.batch, participation=W1.cohort / W1.clients
     )
-    made = {"pool": choose(2, 10_000), "ray": partial(RayPool, workers=2, address=address)}
+    made = {"pool": auto_engine(2, 10_000), "ray": partial(RayPool, workers=2, address=address)}
     took = alternate(method, task, made, rounds)
     print(f"W1 ({W1}; {note}), two workers, {rounds} rounds of each in turn, models equal:")
     for name, seconds in took.items():

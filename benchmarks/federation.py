@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hansa.config import from_text
+from hansa.config import from_yaml
 from hansa.federation import Server, certificates
 from hansa.federation.certificates import ServerKeys, SiteKeys
 from hansa.federation.superlink import SuperLink
@@ -103,7 +103,7 @@ def one_round(link: SuperLink, size: int, ticket: int) -> float:
 
 def at_the_server(rounds: int, folder: Path, ledger: bool) -> None:
     ip("link", "set", "lo", "up")
-    certificates.make(folder / "keys", SITES, (SERVER,))
+    certificates.make_keys(folder / "keys", SITES, (SERVER,))
     cable(folder, ledger)
     link = SuperLink(SITES, ServerKeys(folder / "keys" / "server"), host=SERVER, port=PORT)
     try:
@@ -131,9 +131,9 @@ def of_messages(link: SuperLink, rounds: int, folder: Path) -> None:
 
 def of_a_run(link: SuperLink, rounds: int, folder: Path) -> None:
     """What a run's ledger says beside what the system counted from its first round to its last."""
-    experiment = Server(from_text(RUN, [f"rounds={rounds}"]), link).new(folder / "run")
+    experiment = Server(from_yaml(RUN, [f"rounds={rounds}"]), link).new(folder / "run")
     before = counters()
-    experiment.go([])
+    experiment.execute([])
     ledger = experiment.run.ledger
     down, up = (sum(site[kind] for site in ledger.sites.values()) for kind in ("down_bytes", "up_bytes"))
     print(f"a run of {rounds} rounds; ledger: {down:,} bytes of frames down, {up:,} up;")

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 import hansa
 from hansa import data
-from hansa.local import descend
+from hansa.local import ClientJob, train
 from hansa.local.solvers import Correction
 from hansa.local.work import Work
 from hansa.training import models
@@ -120,7 +120,7 @@ class Bare:
     def __init__(self, job: Job, task: hansa.Task, algorithm: hansa.Algorithm, workers: int) -> None:
         self.job, self.algorithm = job, algorithm
         self.key = hansa.Key(job.seed)
-        self.shells = [task.shell(torch.float32, torch.device("cpu")) for _ in range(workers)]
+        self.trainers = [task.trainer(torch.float32, torch.device("cpu")) for _ in range(workers)]
         self.start = task.start(self.key, torch.float32)["model"]
         self.seconds: list[float] = []
         self.rounds: list[float] = []
@@ -133,43 +133,25 @@ class Bare:
         left: deque[tuple[int, Any, Any]] = deque()
         for client in record["clients"]:
             key = self.key.child("local", record["round"] - 1, client)
-            rows = self.shells[0].rows(client, work, key.child("batch"))
+            rows = self.trainers[0].batches(client, work, key.child("batch"))
             left.append((client, rows, self.algorithm.local.local_step(0, self.start, Correction())))
-        for shell in self.shells:
-            shell.load(self.start, None)
-        threads = [threading.Thread(target=self._steps, args=(shell, left, work)) for shell in self.shells[1:]]
+        threads = [threading.Thread(target=self._steps, args=(trainer, left, work)) for trainer in self.trainers[1:]]
         began = time.perf_counter()
         for thread in threads:
             thread.start()
-        self._steps(self.shells[0], left, work)
+        self._steps(self.trainers[0], left, work)
         for thread in threads:
             thread.join()
         self.seconds.append(time.perf_counter() - began)
 
-    def _steps(self, shell: Any, left: deque[tuple[int, Any, Any]], work: Work) -> None:
+    def _steps(self, trainer: Any, left: deque[tuple[int, Any, Any]], work: Work) -> None:
         torch.set_num_threads(1)  # each thread has a number of its own
         while True:
             try:
-                client, rows, descent = left.popleft()
+                client, rows, step = left.popleft()
             except IndexError:
                 return
-            descend(_Drawn(shell, rows), client, work, descent, self.key)
-
-
-class _Drawn:
-    """A shell whose batches are there already."""
-
-    def __init__(self, shell: Any, rows: Any) -> None:
-        self._shell, self._rows = shell, rows
-
-    def rows(self, client: int, work: Work, key: hansa.Key) -> Any:
-        return self._rows
-
-    def seed(self, key: hansa.Key) -> None:
-        """Nothing here draws."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shell, name)
+            train(trainer, ClientJob(self.start, client, work, step, self.key, batches=rows))
 
 
 if __name__ == "__main__":

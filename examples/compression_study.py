@@ -1,6 +1,7 @@
 """What a bit buys: FedCAMS with four compressors against FedAMS without one, by accuracy and by megabytes sent up."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from hansa import compress
 rounds = int(os.environ.get("ROUNDS", "60"))
 clients = hansa.data.federate("fashion-mini", clients=50)
 task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clients)
-common = {"local_lr": 0.05, "steps": 10, "batch_size": 20, "participation": 0.2, "server_lr": 0.05}
+common: dict[str, Any] = {"local_lr": 0.05, "steps": 10, "batch_size": 20, "participation": 0.2, "server_lr": 0.05}
 compressors = {
     "16 bits": compress.cast("float16"),
     "quantized": compress.quantize(levels=16),

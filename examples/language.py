@@ -3,7 +3,7 @@
 import os
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hansa
 
@@ -16,22 +16,23 @@ mask = (torch.arange(12) < torch.randint(6, 13, (len(x), 1), generator=torch.Gen
 
 
 class Talker(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(len(words), 32), nn.Parameter(torch.zeros(12, 32))
         self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
         self.head = nn.Linear(32, len(words), bias=False)
         self.head.weight = self.embed.weight  # tied
 
-    def forward(self, input_ids, attention_mask):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         ahead = torch.ones(12, 12, device=input_ids.device).triu(1).bool()
         seen = self.layer(self.embed(input_ids) + self.place, src_mask=ahead, src_key_padding_mask=attention_mask == 0)
-        return self.head(seen)
+        logits: Tensor = self.head(seen)
+        return logits
 
 
 batch = {"input_ids": x, "attention_mask": mask}
 labels = torch.where(mask == 1, y, -100)
 data = hansa.data.from_arrays(batch, labels, clients=8, test=(batch, labels))
-task = hansa.Task(Talker, hansa.losses.cross_entropy(classes="last"), data)
+task = hansa.Task(Talker, hansa.losses.cross_entropy(class_axis="last"), data)
 method = hansa.presets.fedavg(local_lr=0.3, steps=5, batch_size=8, max_grad_norm=1.0)
 print(hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "30"))).table("round", "test_loss", "test_accuracy"))

@@ -6,7 +6,7 @@ The layer is written out so that the example needs nothing else; `peft_lora.py` 
 import os
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hansa
 
@@ -14,17 +14,18 @@ import hansa
 class Lora(nn.Module):
     """y = W x + B A x, W frozen, A and B of rank r."""
 
-    def __init__(self, linear, rank=4):
+    def __init__(self, linear: nn.Linear, rank: int = 4) -> None:
         super().__init__()
         self.linear = linear.requires_grad_(False)
         self.a = nn.Parameter(torch.randn(rank, linear.in_features) / linear.in_features**0.5)
         self.b = nn.Parameter(torch.zeros(linear.out_features, rank))
 
-    def forward(self, x):
-        return self.linear(x) + x @ self.a.T @ self.b.T
+    def forward(self, x: Tensor) -> Tensor:
+        below: Tensor = self.linear(x)
+        return below + x @ self.a.T @ self.b.T
 
 
-def pretrained():  # in earnest: load_state_dict of what was trained before
+def pretrained() -> nn.Module:  # in earnest: load_state_dict of what was trained before
     torch.manual_seed(7)
     body = [Lora(nn.Linear(784, 256)), nn.ReLU(), Lora(nn.Linear(256, 256)), nn.ReLU()]
     return nn.Sequential(nn.Flatten(), *body, nn.Linear(256, 10))

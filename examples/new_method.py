@@ -2,11 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from typing import Any, Unpack
 
 import torch
 
 import hansa
 import hansa.testing
+from hansa.core.types import RoundContext, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,22 +18,22 @@ class restarted:
     lr: float = 0.5
     b: float = 0.9
 
-    def init(self, x):
+    def init(self, x: torch.Tensor) -> State:
         return {"m": torch.zeros_like(x)}
 
-    def update(self, delta, state, ctx):
+    def update(self, delta: torch.Tensor, state: State, ctx: RoundContext) -> tuple[torch.Tensor, State]:
         m = self.b * state["m"] + delta
         m = delta.clone() if torch.dot(m, delta) < 0 else m
         return self.lr * m, {"m": m}
 
 
-def fed_restart(lr=0.5, **common):
+def fed_restart(lr: float = 0.5, **common: Unpack[hansa.presets.Common]) -> hansa.Algorithm:
     return hansa.presets.fedavg(**common).with_server(restarted(lr))
 
 
 hansa.testing.check_server(restarted())  # the promises of a server: shapes, purity, state that can be saved
 clients = hansa.data.federate("fashion-mini", clients=30)
 task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clients)
-common = {"local_lr": 0.05, "steps": 5, "batch_size": 20, "participation": 0.2}
+common: dict[str, Any] = {"local_lr": 0.05, "steps": 5, "batch_size": 20, "participation": 0.2}
 methods = {"FedAvg": hansa.presets.fedavg(**common), "restarted": fed_restart(**common)}
 print(hansa.compare(methods, task, rounds=int(os.environ.get("ROUNDS", "40")), seeds=2))

@@ -8,17 +8,17 @@ import os
 import yaml
 
 import hansa
-from hansa.config import algorithm, build, from_text
+from hansa.config import build, build_algorithm, from_yaml
 from hansa.study.recipes import library
 
 recipe = library()["cams-figure-4"]
 configs = {
-    cell.label: from_text(yaml.safe_dump(cell.document)) for cell in recipe.cells(os.environ.get("SCALE", "cpu"))
+    cell.label: from_yaml(yaml.safe_dump(cell.document)) for cell in recipe.cells(os.environ.get("SCALE", "cpu"))
 }
 first = next(iter(configs.values()))  # methods differ, data and model do not
 assert all((one.data, one.model, one.rounds) == (first.data, first.model, first.rounds) for one in configs.values())
-task = build.task(first, build.federated(first))
-methods = {label: algorithm(config) for label, config in configs.items()}
+task = build.build_task(first, build.load_data(first))
+methods = {label: build_algorithm(config) for label, config in configs.items()}
 result = hansa.compare(methods, task, rounds=first.rounds, seeds=first.seeds or 1, progress=True)
-print(f"{recipe.where}: {recipe.says}", result, sep="\n")
+print(f"{recipe.reference}: {recipe.summary}", result, sep="\n")
 result.plot("figure-4.pdf", x="server_bits")

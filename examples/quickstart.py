@@ -1,6 +1,7 @@
 """Two methods on embedded data: fifty clients with unlike labels, five of them a round."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -8,7 +9,7 @@ import hansa
 
 clients = hansa.data.federate("fashion-mini", clients=50)  # dealt by Dirichlet(0.3); nothing is downloaded
 task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clients)
-common = {"local_lr": 0.1, "steps": 10, "batch_size": 50, "participation": 0.1}
+common: dict[str, Any] = {"local_lr": 0.1, "steps": 10, "batch_size": 50, "participation": 0.1}
 methods = {
     "FedAvg": hansa.presets.fedavg(**common),
     "FedAMS": hansa.presets.fedams(server_lr=0.1, **common),

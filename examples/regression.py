@@ -3,7 +3,7 @@
 import os
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 import hansa
 
@@ -17,15 +17,16 @@ weights = (1 / noise**2).clip(max=50)
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(4, 32), nn.Linear(32, 1)
 
-    def forward(self, x):
-        return self.outer(nn.functional.silu(self.inner(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.outer(nn.functional.silu(self.inner(x)))
+        return output
 
 
-def r2(output, target):  # of all test rows at once
+def r2(output: Tensor, target: Tensor) -> Tensor:  # of all test rows at once
     return 1 - (output - target).pow(2).sum() / (target - target.mean()).pow(2).sum()
 
 

@@ -1,8 +1,9 @@
 """A ResNet of one's own on CIFAR-10 (`hansa data get cifar10`) with crops and mirroring: two methods, three seeds."""
 
 import os
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import hansa
 
@@ -11,7 +12,7 @@ channels, rounds, seeds = clients.shape[0], int(os.environ.get("ROUNDS", "100"))
 
 
 class Block(nn.Module):
-    def __init__(self, inside, outside, stride):
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.GroupNorm(2, outside), nn.ReLU(),
@@ -19,19 +20,19 @@ class Block(nn.Module):
         )  # fmt: skip
         self.short = nn.Conv2d(inside, outside, 1, stride, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return nn.functional.relu(self.body(x) + self.short(x))
 
 
-def resnet():
+def resnet() -> nn.Module:
     widths = [(channels, 16, 1), (16, 32, 2), (32, 64, 2)]
     return nn.Sequential(*(Block(*w) for w in widths), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 augment = [hansa.augment.crop(4), hansa.augment.flip(), hansa.augment.normalize([0.5] * channels, [0.25] * channels)]
 task = hansa.Task(resnet, nn.functional.cross_entropy, clients, augment=augment)
-words = {"local_lr": 0.05, "steps": 5, "batch_size": 20, "participation": 0.1}
-methods = {"FedAvg": hansa.presets.fedavg(**words), "FedAMS": hansa.presets.fedams(server_lr=0.05, **words)}
+common: dict[str, Any] = {"local_lr": 0.05, "steps": 5, "batch_size": 20, "participation": 0.1}
+methods = {"FedAvg": hansa.presets.fedavg(**common), "FedAMS": hansa.presets.fedams(server_lr=0.05, **common)}
 result = hansa.compare(methods, task, rounds=rounds, seeds=seeds, workers=1)
 print(result)
 result.plot("resnet.pdf")

@@ -23,7 +23,7 @@ clients = hansa.data.from_csv_folder(sites, "ill", kind="number", test=0.25, sta
 weight = (clients.targets == 0).sum() / clients.targets.sum()  # an ill patient counts as much as four healthy ones
 
 
-def auc(output, target):
+def auc(output: torch.Tensor, target: torch.Tensor) -> float:
     """The chance that an ill patient is ranked above a healthy one."""
     above = output[target == 1][:, None] - output[target == 0][None]
     return float((above > 0).float().mean() + (above == 0).float().mean() / 2)

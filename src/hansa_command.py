@@ -1,5 +1,5 @@
-"""What the command ``hansa`` starts. It stands outside the package, so that Ctrl-C is quiet from the first moment on,
-and puts off what takes long to import and is seldom needed: torch takes seconds, and most commands end without it."""
+"""The entry point of the command ``hansa``. It is outside the package, so that Ctrl-C is quiet from the start, and defers
+slow imports that most commands do not need: importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from types import ModuleType
 DEFERRED = ("torch", "numpy", "scipy", "networkx")
 
 
-class Deferred(ModuleType):
-    """Stands in ``sys.modules`` for a module; its code runs, and it becomes that module, when something in it is first
-    asked for. Ctrl-C meanwhile ends the process without a word."""
+class LazyModule(ModuleType):
+    """A placeholder in ``sys.modules`` that loads the module when an attribute is first used.
+
+    Ctrl-C during the import ends the process silently.
+    """
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__") and name not in ("__path__", "__version__", "__all__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")  # looking around is no use
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")  # introspection does not load
         with _lock:
-            if type(self) is Deferred and self.__name__ not in _loading:
+            if type(self) is LazyModule and self.__name__ not in _loading:
                 _load(self)
         return ModuleType.__getattribute__(self, name)
 
@@ -29,28 +31,28 @@ class Deferred(ModuleType):
 _lock, _loading = RLock(), set[str]()
 
 
-def defer(name: str) -> None:
-    """Put a stand-in in the place of a module that has not been imported."""
+def defer_import(name: str) -> None:
+    """Put a placeholder in the place of a module that has not been imported."""
     spec = None if name in sys.modules else find_spec(name)
     if spec is None or spec.loader is None:
         return
-    made = module_from_spec(spec)
-    if type(made) is ModuleType:
-        made.__class__ = Deferred
-        vars(made).pop("__path__", None)  # so that the modules inside it ask for it as well
-        sys.modules[name] = made
+    module = module_from_spec(spec)
+    if type(module) is ModuleType:
+        module.__class__ = LazyModule
+        vars(module).pop("__path__", None)  # importing a submodule then loads it
+        sys.modules[name] = module
 
 
 def main() -> None:
-    """Import the command line, and run it."""
-    before = signal.signal(signal.SIGINT, _leave)
+    """Import the command line and run it."""
+    previous = signal.signal(signal.SIGINT, _exit)
     for name in DEFERRED:
-        defer(name)
+        defer_import(name)
     from hansa.cli import main as run
-    from hansa.cli.app import app  # noqa: F401  (the rest that takes long)
+    from hansa.cli.app import app  # noqa: F401  (the slow part of the import)
 
-    try:  # what a command does is guarded by itself; this is for the moments before and after
-        signal.signal(signal.SIGINT, before)
+    try:  # commands handle Ctrl-C themselves; this covers the moments before and after
+        signal.signal(signal.SIGINT, previous)
         run()
     except KeyboardInterrupt:
         sys.exit(130)
@@ -63,15 +65,15 @@ def _load(module: ModuleType) -> None:
     if spec.submodule_search_locations is not None:
         module.__path__ = spec.submodule_search_locations
     _loading.add(spec.name)
-    before = signal.signal(signal.SIGINT, _leave) if current_thread() is main_thread() else None
+    previous = signal.signal(signal.SIGINT, _exit) if current_thread() is main_thread() else None
     try:
         spec.loader.exec_module(module)
         module.__class__ = ModuleType
     finally:
         _loading.discard(spec.name)
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        if previous is not None:
+            signal.signal(signal.SIGINT, previous)
 
 
-def _leave(number: int, frame: object) -> None:
+def _exit(number: int, frame: object) -> None:
     os._exit(130)

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import hansa
-from engine import laboratory as lab
+from engine import problems
 from hansa import Algorithm, Channel, HansaError, LocalPhase
-from hansa.aggregate import Aggregator, aware, clipped, krum, mean, median
-from hansa.aggregate.base import Combined, weighted_sum
+from hansa.aggregate import BaseAggregator, aware, clipped, krum, mean, median
+from hansa.aggregate.base import Combined, sum_updates
 from hansa.algorithm import Mixing
 from hansa.compress import direct, error_feedback, memoryless, replica, sign, top_k
 from hansa.core.citations import bibliography, bibtex, citations
-from hansa.core.protocols import declared, missing_methods
+from hansa.core.protocols import with_defaults
 from hansa.gossip import everyone, resample, ring, selected
 from hansa.local import Correction, SolverResult, Work, fixed, prox, sgd
 from hansa.local import scaffold as scaffold_solver
-from hansa.sample import Sampler, per_cluster, startup, uniform
-from hansa.server import ServerTransform, ams, chain, scale
+from hansa.sample import BaseSampler, Sampler, per_cluster, startup, uniform
+from hansa.server import BaseServerTransform, ams, chain, scale
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "a compressor up": (
@@ -222,7 +222,7 @@ class plain_mean:
         return {}
 
     def combine(self, updates, state, ctx):
-        return Combined(weighted_sum(updates, [1 / len(updates)] * len(updates)), state, {})
+        return Combined(sum_updates(updates, [1 / len(updates)] * len(updates)), state, {})
 
 
 class whole_link:
@@ -274,9 +274,11 @@ def test_parts_with_their_methods_alone_run_as_the_built_in_ones_do() -> None:
         LocalPhase(sgd(), fixed(3), lr=0.05, batch_size=7),
         {"model": Channel(server=scale(0.5))},
     )
-    found, expected = (hansa.run(a, lab.task(lab.convolution), rounds=3, workers=1, seed=3) for a in (own, theirs))
+    found, expected = (
+        hansa.run(a, problems.task(problems.convolution), rounds=3, workers=1, seed=3) for a in (own, theirs)
+    )
     assert torch.equal(found.params, expected.params)
-    moved = hansa.run(own.with_server(lion()), lab.task(), rounds=3, workers=1)
+    moved = hansa.run(own.with_server(lion()), problems.task(), rounds=3, workers=1)
     assert citations(own.with_server(lion())) == []
     assert float(moved.params.abs().max()) > 0
 
@@ -285,7 +287,7 @@ def test_a_rule_of_activity_and_of_clusters_needs_one_method() -> None:
     def gossiping(active, clusters) -> hansa.Run:
         mixing = Mixing(ring(), clusters, active)
         phase = LocalPhase(sgd(), fixed(2), lr=0.05, batch_size=7, mixing=mixing)
-        return hansa.run(Algorithm("own", per_cluster(1), phase), lab.task(), rounds=2, workers=1)
+        return hansa.run(Algorithm("own", per_cluster(1), phase), problems.task(), rounds=2, workers=1)
 
     found = gossiping(all_compute(), halves())
     expected = gossiping(everyone(), [[0, 2, 4], [1, 3, 5]])
@@ -295,7 +297,7 @@ def test_a_rule_of_activity_and_of_clusters_needs_one_method() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class by_cluster(Sampler):
+class by_cluster(BaseSampler):
     """A sampler of one's own that asks for the clusters, inside another one."""
 
     clusters: tuple[tuple[int, ...], ...] = ()
@@ -310,7 +312,7 @@ class by_cluster(Sampler):
 @pytest.mark.parametrize("sampler", [by_cluster(), startup(by_cluster())])
 def test_binding_to_clusters_is_the_parts_own_method(sampler) -> None:
     method = hansa.presets.ha_fed(clusters=[[0, 3, 4], [5, 1, 2]], reporters=sampler, steps=2)
-    run = hansa.run(method, lab.task(), rounds=4, workers=1)
+    run = hansa.run(method, problems.task(), rounds=4, workers=1)
     assert [record["participants"] for record in run.history][-3:] == [2, 2, 2]
     assert "clusters=((0, 3, 4), (5, 1, 2))" in repr(run.algorithm.sampler)
 
@@ -324,12 +326,12 @@ def test_the_reporters_reach_an_activity_by_its_own_method() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class demanding(Aggregator):
+class demanding(BaseAggregator):
     """Declares what an aggregator may declare."""
 
     min_updates: int = 3
     weights: Any = "samples"
-    rows: Any = "disk"
+    momentum_storage: Any = "disk"
 
     def init(self, dim, population):
         return {}
@@ -342,21 +344,19 @@ def test_declarations_of_an_aggregator_reach_those_who_need_them_also_through_a_
     for aggregator in (demanding(), clipped(demanding(), 1e9)):
         method = hansa.presets.fedavg(sampler=uniform(count=4), steps=1).on("model", aggregate=aggregator)
         assert method.with_buffers().channels["buffers"].aggregate == mean("samples")
-        run = hansa.run(method, lab.task(), rounds=1, workers=1, faults=hansa.faults(before=0.9), seed=1)
+        run = hansa.run(method, problems.task(), rounds=1, workers=1, faults=hansa.faults(before=0.9), seed=1)
         assert type(run.store).__name__ == "DiskStore"
         assert run.history[-1]["participants"] < 3
-        assert torch.equal(run.params, lab.task().start(hansa.Key(1), torch.float32)["model"])
+        assert torch.equal(run.params, problems.task().start(hansa.Key(1), torch.float32)["model"])
 
 
 def test_defaults_are_the_protocols() -> None:
-    assert declared(plain_mean(), Aggregator, "min_updates") == 1
-    assert declared(plain_mean(), Aggregator, "weights") == "uniform"
-    assert declared(krum(2), Aggregator, "min_updates") == krum(2).min_updates > 1
-    assert missing_methods(lion(), ServerTransform) == []
-    assert missing_methods(mean, Aggregator) == []
+    assert with_defaults(plain_mean(), BaseAggregator).min_updates == 1
+    assert with_defaults(plain_mean(), BaseAggregator).weights == "uniform"
+    assert with_defaults(krum(2), BaseAggregator).min_updates == krum(2).min_updates > 1
 
     @dataclass(frozen=True, slots=True)
-    class forgetful(Aggregator):
+    class forgetful(BaseAggregator):
         weights: Any
 
         def init(self, dim, population):
@@ -375,7 +375,7 @@ OWN = "@article{me2026, author = {Me}, title = {Mine}, year = {2026}}"
 
 
 @dataclass(frozen=True, slots=True)
-class cited(ServerTransform):
+class cited(BaseServerTransform):
     cites: ClassVar[tuple[str, ...]] = (OWN, "reddi2021")
 
     def init(self, x):

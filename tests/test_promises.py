@@ -25,7 +25,7 @@ MADE = {  # files that a run or a user makes
 }  # fmt: skip
 OF_OTHERS = {"docs/comparison.md"}  # files named there are in other packages
 ENTRY_POINTS = "hansa.parts"  # the group in which packages announce parts
-ROOMS = {
+PACKAGES = {
     "gossip",
     "compress",
     "aggregate",
@@ -74,11 +74,11 @@ def test_every_dotted_name_is_there(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_parts_named_by_their_room_are_there(page):
+def test_parts_named_by_their_package_are_there(page):
     """`gossip.random(k)` is hansa.gossip.random."""
     for span in code(page):
         found = re.match(r"(\w+)\.(\w+)\(", span)
-        if found and found[1] in ROOMS:
+        if found and found[1] in PACKAGES:
             assert hasattr(resolved(f"hansa.{found[1]}"), found[2]), f"{page} names {span}"
 
 

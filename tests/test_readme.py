@@ -29,7 +29,7 @@ INSTEAD = {
     "make demo": ["demo", "--tiny", "--workers", "1", "--quiet"],
     "make test": None,  # this is it
     "pip install 'hansa[ray]'": None,  # the cluster is exercised by tests/e2e
-    "hansa watch runs": None,  # it goes on until Ctrl-C: tests/report/test_watch.py
+    "hansa watch runs": None,  # it goes on until Ctrl-C: tests/study/report/test_live.py
 }
 """Commands that are run in another form, or not at all."""
 

@@ -90,7 +90,7 @@ def _sets() -> str:
     """The instruction sets that run here, and which of them are measured."""
     used = native.instruction_set()
     if used is None:
-        return f"none ({native.why_not()})"
+        return f"none ({native.unavailable_reason()})"
     runs = f"{used}; this machine runs {', '.join(native.instruction_sets())}"
     return f"{runs}; lines that say so are forced to avx2" if NARROWER else f"{runs}; avx512 is not measured here"
 

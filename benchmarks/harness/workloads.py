@@ -54,7 +54,7 @@ ROWS = 60_000  # of Fashion-MNIST
 
 def fashion() -> tuple[data.Dataset, str]:
     """Fashion-MNIST if its files are there, else the embedded part of it; and a note that says which."""
-    if data.present("fashion-mnist"):
+    if data.is_present("fashion-mnist"):
         return data.load("fashion-mnist"), "Fashion-MNIST (60,000 images)"
     note = (
         "fashion-mini, the embedded 10,000 images of Fashion-MNIST, each dealt six times, since the full set is not in "
@@ -69,7 +69,7 @@ def deal(found: data.Dataset, workload: Workload, seed: int = 0) -> data.Federat
     labels = found.targets.repeat(times)
     how = data.dirichlet(0.6, min_size=workload.batch)
     split = how.split(labels, workload.clients, Key(seed).child("partition"))
-    return data.with_clients(found, data.Split(split.index % len(found.targets), split.offsets))
+    return data.apply_split(found, data.Split(split.index % len(found.targets), split.offsets))
 
 
 def write(workload: Workload, found: data.Dataset, folder: Path, seed: int = 0) -> None:

@@ -53,7 +53,7 @@ class permuted:
 
 def main() -> None:
     options = arguments(__doc__ or "", rounds=500)
-    federated = data.partition(data.load("cifar10"), data.dirichlet(0.1), 100, options.seed)
+    federated = data.partition_dataset(data.load("cifar10"), data.dirichlet(0.1), 100, options.seed)
     common: dict[str, Any] = {
         "local_lr": 0.01,
         "steps": hybrid_plus(epochs=(2, 5), min_batch=10),

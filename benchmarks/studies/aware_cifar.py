@@ -18,7 +18,7 @@ SETTING = {
 
 def main() -> None:
     options = arguments(__doc__ or "", rounds=200)
-    federated = data.partition(data.load("cifar10"), data.dirichlet(0.1), 100, options.seed)
+    federated = data.partition_dataset(data.load("cifar10"), data.dirichlet(0.1), 100, options.seed)
     common = {"local_lr": 0.01, "steps": hybrid_plus(epochs=(2, 5), min_batch=10), "participation": 0.1}
     algorithms = {
         "fedaware-normalize-explore": presets.fedaware(alpha=0.5, normalize=True, explore=True, **common),

@@ -17,7 +17,7 @@ SETTING = {
 
 def main() -> None:
     options = arguments(__doc__ or "", rounds=500)
-    federated = data.partition(data.load("fashion-mnist"), data.shards(200, 6), 32, options.seed)
+    federated = data.partition_dataset(data.load("fashion-mnist"), data.shards(200, 6), 32, options.seed)
     common = {"local_lr": 0.1, "steps": 48, "batch_size": 50, "server_lr": 0.01, "eps": 1e-8}
     algorithms = {
         "fedamsgrad": presets.fedamsgrad(participation=0.25, **common),

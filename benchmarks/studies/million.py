@@ -58,7 +58,7 @@ def resident() -> float:
 def built(clients: int) -> hansa.Task:
     """The task over so many clients."""
     test = tuple(map(np.concatenate, zip(*(rows(10**9 + i) for i in range(64)), strict=True)))
-    data = hansa.data.by_function(rows, clients=clients, samples=SAMPLES, test=test)
+    data = hansa.data.from_function(rows, clients=clients, samples=SAMPLES, test=test)
     return hansa.Task(Classifier, nn.functional.cross_entropy, data)
 
 

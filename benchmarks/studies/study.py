@@ -81,7 +81,7 @@ def _save(
         "machine": f"{platform.machine()}, torch {torch.__version__}, hansa {hansa.__version__}",
         "seconds": round(time.time() - began, 1),
         "bytes": {"up": run.ledger.up_bytes, "down": run.ledger.down_bytes, "peer": run.ledger.peer_bytes},
-        "lost": len(run.lost),
+        "lost": len(run.dropped_clients),
         "history": [{key: round_[key] for key in kept if key in round_} for round_ in run.history],
     }
     target.parent.mkdir(parents=True, exist_ok=True)

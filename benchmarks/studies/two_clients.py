@@ -65,7 +65,7 @@ def curves(method: str, group: int, steps: int, seed: int, rates: Rates) -> tupl
     """Local loss on the way, and the global loss of the averaged local models, round by round."""
     held = data.two_gaussians(study=group, seed=seed)
     task = hansa.Task(functools.partial(network, HIDDEN[group]), cross_entropy, held, native=False)
-    shell = task.shell(torch.float64, torch.device("cpu"))
+    shell = task.trainer(torch.float64, torch.device("cpu"))
     inputs, targets = held.inputs.double(), held.targets
 
     def global_loss(probe: Probe) -> dict[str, float]:

@@ -13,7 +13,7 @@ SETTING = {"data": "fashion-mini", "partition": "iid, 100 clients", "model": "cn
 
 def main() -> None:
     options = arguments(__doc__ or "", rounds=60)
-    federated = data.partition(data.load("fashion-mini"), data.iid(), 100, options.seed)
+    federated = data.partition_dataset(data.load("fashion-mini"), data.iid(), 100, options.seed)
     common = {"local_lr": 0.1, "steps": 30, "batch_size": 20, "participation": 0.1, "server_lr": 0.05, "eps": 1e-3}
     algorithms = {
         "fedams": presets.fedams(**common),

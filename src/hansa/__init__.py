@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hansa.runs.driver import Run
     from hansa.runs.export import export, load_model, predict
     from hansa.runs.metrics import load_run
-    from hansa.runs.search import between
+    from hansa.runs.search import search_range
     from hansa.study import compare, resume, run, search
     from hansa.study.report.results import Comparison, Runs
     from hansa.training import Task, augment, losses, models
@@ -38,7 +38,7 @@ _HOMES = {
     "Runs": "hansa.study.report.results",
     "Task": "hansa.training",
     "augment": "hansa.training",
-    "between": "hansa.runs.search",
+    "search_range": "hansa.runs.search",
     "cite": "hansa.core.citations",
     "compare": "hansa.study",
     "export": "hansa.runs.export",
@@ -71,7 +71,6 @@ __all__ = [
     "Task",
     "aggregate",
     "augment",
-    "between",
     "cite",
     "compare",
     "compress",
@@ -92,6 +91,7 @@ __all__ = [
     "sample",
     "schedule",
     "search",
+    "search_range",
     "server",
     "store",
     "training",

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hansa.aggregate import Aggregator, mean
-from hansa.aggregate.base import Weights, check_aggregator
+from hansa.aggregate import Aggregator, BaseAggregator, mean
+from hansa.aggregate.base import Weights, require_aggregator
 from hansa.compress import Downlink, Uplink, direct
-from hansa.compress.downlink import check_downlink
-from hansa.compress.uplink import check_uplink
+from hansa.compress.downlink import require_downlink
+from hansa.compress.uplink import require_uplink
 from hansa.core.citations import check_citations
 from hansa.core.errors import (
     HansaError,
@@ -23,19 +23,19 @@ from hansa.core.errors import (
 )
 from hansa.core.html_repr import HtmlRepr
 from hansa.core.keys import Key
-from hansa.core.protocols import declared, walk_components
+from hansa.core.protocols import walk_components, with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors.layout import Layout
-from hansa.gossip import Activity, Topology, resolve
+from hansa.gossip import BaseActivity, Topology, resolve
 from hansa.local import Correction, LocalStep, LocalWork, Solver, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
 from hansa.local.mixing import Mixing as Mixing
-from hansa.local.solvers import check_solver
-from hansa.local.work import check_work
-from hansa.sample import Sampler, check_sampler, uniform
+from hansa.local.solvers import BaseSolver, require_solver
+from hansa.local.work import BaseLocalWork, require_work
+from hansa.sample import BaseSampler, Sampler, require_sampler, uniform
 from hansa.schedule import Rate, check_rate, rate_at
-from hansa.server import ServerTransform, scale
-from hansa.server.base import check_server
+from hansa.server import BaseServerTransform, ServerTransform, scale
+from hansa.server.base import require_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Channel:
     follows: str | None = None
 
     def __post_init__(self) -> None:
-        check_downlink("Channel", "downlink", self.downlink)
-        check_uplink("Channel", "uplink", self.uplink)
-        check_aggregator("Channel", "aggregate", self.aggregate)
-        check_server("Channel", "server", self.server)
+        require_downlink("Channel", "downlink", self.downlink)
+        require_uplink("Channel", "uplink", self.uplink)
+        require_aggregator("Channel", "aggregate", self.aggregate)
+        require_server("Channel", "server", self.server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class LocalPhase:
     frozen_blocks: blocks | None = None
 
     def __post_init__(self) -> None:
-        check_solver("LocalPhase", "solver", self.solver)
-        check_work("LocalPhase", "steps", self.steps)
+        require_solver("LocalPhase", "solver", self.solver)
+        require_work("LocalPhase", "steps", self.steps)
         if self.optimizer is not None:
-            check_server("LocalPhase", "optimizer", self.optimizer)
+            require_server("LocalPhase", "optimizer", self.optimizer)
         check_rate("LocalPhase", "lr", self.lr)
         if self.batch_size is not None:
             check_integer(
@@ -117,24 +117,30 @@ class LocalPhase:
             if not isinstance(self.mixing, Mixing):
                 meant = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
                 raise invalid_argument("LocalPhase", "mixing", self.mixing, meant)
-            if declared(self.solver, Solver, "memory") or declared(self.solver, Solver, "channels"):
+            if with_defaults(self.solver, BaseSolver).memory or with_defaults(self.solver, BaseSolver).channels:
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
-                    "own. Use sgd() or prox(mu)."
+                    "own. Use sgd() or prox(mu).",
+                    component="LocalPhase",
+                    argument="solver",
                 )
             if self.mixing.keep_local_models and (
-                declared(self.solver, Solver, "prox_weight") or solver_receives(self.solver)
+                with_defaults(self.solver, BaseSolver).prox_weight or solver_receives(self.solver)
             ):
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=Mixing(keep_local_models=True)): clients that keep their own "
-                    "models receive none to be pulled towards. Use sgd()."
+                    "models receive none to be pulled towards. Use sgd().",
+                    component="LocalPhase",
+                    argument="solver",
                 )
-            if self.mixing.compressor is not None and _gossips(self.optimizer):
+            if self.mixing.compressor is not None and _has_shared_state(self.optimizer):
                 raise HansaError(
                     f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(compressor=...)): its second moment "
-                    "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor."
+                    "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor.",
+                    component="LocalPhase",
+                    argument="optimizer",
                 )
-            if declared(self.steps, LocalWork, "common") is None:
+            if with_defaults(self.steps, BaseLocalWork).common is None:
                 raise invalid_argument(
                     "LocalPhase", "steps", self.steps, "one number of steps for all", "Those who gossip step together."
                 )
@@ -153,7 +159,9 @@ class LocalPhase:
         if self.mixing is not None and (self.private_blocks or self.frozen_blocks or state != "fresh"):
             raise HansaError(
                 "LocalPhase(mixing=...): clients that gossip share the whole model, and their optimizers last as long "
-                "as their models do. Leave out private, frozen and optimizer_state."
+                "as their models do. Leave out private, frozen and optimizer_state.",
+                component="LocalPhase",
+                argument="mixing",
             )
 
     @property
@@ -173,27 +181,28 @@ class LocalPhase:
         got: Vectors | None = None,
         memory: Vectors | None = None,
     ) -> LocalStep:
-        """One client's descent in a round, from the model it received and what it remembers."""
-        descent = LocalStep(
+        """Return one client's local step in a round, from the model it received and what it remembers."""
+        step = LocalStep(
             self.lr_at(round),
             anchor,
-            correction,
-            self.momentum,
+            correction.prox_weight,
+            correction.shift,
             self.weight_decay,
+            self.momentum,
             self.max_grad_norm,
-            self.optimizer,
-            self.decoupled_weight_decay,
-            declared(self.solver, Solver, "ascent_offset"),
-            self.frozen_blocks,
+            optimizer=self.optimizer,
+            decoupled_weight_decay=self.decoupled_weight_decay,
+            ascent_offset=with_defaults(self.solver, BaseSolver).ascent_offset,
+            frozen_blocks=self.frozen_blocks,
         )
         if isinstance(self.optimizer_state, Mapping):
             assert got is not None
-            descent.restore({name: got[channel] for name, channel in self.optimizer_state.items()}, anchor)
+            step.restore({name: got[channel] for name, channel in self.optimizer_state.items()}, anchor)
         elif self.optimizer_state == "kept" and memory:
             prefix = "local/optimizer/"
             rows = {name[len(prefix) :]: row for name, row in memory.items() if name.startswith(prefix)}
-            descent.restore(rows, anchor)
-        return descent
+            step.restore(rows, anchor)
+        return step
 
     def client_start(self, x: Vector, memory: Mapping[str, Vector], *, of_buffers: bool = False) -> Vector:
         """The model that a client starts from: the received one with its own private blocks in it."""
@@ -206,7 +215,7 @@ class LocalPhase:
         """What of a change is reported: nothing of private blocks."""
         return change if self.private_blocks is None else self.private_blocks.put(change, 0.0, of_buffers=of_buffers)
 
-    def memory_after(self, descent: LocalStep, y: Vector, buffers: Vector | None) -> Vectors:
+    def memory_after(self, step: LocalStep, y: Vector, buffers: Vector | None) -> Vectors:
         """What a client remembers of its training."""
         kept: Vectors = {}
         if self.private_blocks is not None:
@@ -214,7 +223,7 @@ class LocalPhase:
             if buffers is not None and self.private_blocks.buffers:
                 kept["local/private_buffers"] = self.private_blocks.take(buffers, of_buffers=True)
         if self.optimizer_state == "kept":
-            kept.update({f"local/optimizer/{name}": row for name, row in descent.kept().items()})
+            kept.update({f"local/optimizer/{name}": row for name, row in step.memory_rows().items()})
         return kept
 
     def bind(self, layout: Layout | None) -> LocalPhase:
@@ -245,7 +254,7 @@ class Algorithm(HtmlRepr):
     channels: Mapping[str, Channel] = field(default_factory=lambda: {MODEL: Channel()})
 
     def __post_init__(self) -> None:
-        check_sampler("Algorithm", "sampler", self.sampler)
+        require_sampler("Algorithm", "sampler", self.sampler)
         if not isinstance(self.local, LocalPhase):
             raise invalid_argument(
                 "Algorithm", "local", self.local, "a local phase", "LocalPhase(steps=fixed(5)) is one."
@@ -263,23 +272,27 @@ class Algorithm(HtmlRepr):
 
     def validate(self) -> None:
         """Refuse compositions that would quietly compute something else."""
-        check_citations(self.parts())
+        check_citations(self.components())
         if MODEL not in self.channels:
             raise HansaError(f"{self.name}: channels {sorted(self.channels)} lack {MODEL!r}, the one that is trained.")
         solver = self.local.solver
-        reports: tuple[str, ...] = declared(solver, Solver, "channels")
+        reports: tuple[str, ...] = with_defaults(solver, BaseSolver).channels
         for name in reports:
             if name not in self.channels:
                 raise HansaError(
                     f"{self.name}: the solver {solver!r} reports on channel {name!r}, which is not there. "
-                    f"Add channels={{{name!r}: Channel(...)}}."
+                    f"Add channels={{{name!r}: Channel(...)}}.",
+                    component="solver",
+                    argument=name,
                 )
         for name, channel in self.channels.items():
             followed = self.channels.get(channel.follows) if channel.follows is not None else None
             if channel.follows is not None and (followed is None or followed.follows is not None):
                 raise HansaError(
                     f"{self.name}: channel {name!r} follows {channel.follows!r}, on which nothing is reported. "
-                    f"{suggestion(channel.follows, [n for n, c in self.channels.items() if c.follows is None])}"
+                    f"{suggestion(channel.follows, [n for n, c in self.channels.items() if c.follows is None])}",
+                    component="channels",
+                    argument=name,
                 )
         for name in self.local.receives:
             if name not in self.channels:
@@ -290,9 +303,13 @@ class Algorithm(HtmlRepr):
         known = {MODEL, BUFFERS, *reports, *self.local.receives}
         for name in self.channels:
             if name not in known:
-                raise HansaError(f"{self.name}: nothing reports on channel {name!r}. {suggestion(name, known)}")
-        weights = declared(self.channels[MODEL].aggregate, Aggregator, "weights")
-        if declared(solver, Solver, "uniform_only") and weights != "uniform":
+                raise HansaError(
+                    f"{self.name}: nothing reports on channel {name!r}. {suggestion(name, known)}",
+                    component="channels",
+                    argument=name,
+                )
+        weights = with_defaults(self.channels[MODEL].aggregate, BaseAggregator).weights
+        if with_defaults(solver, BaseSolver).uniform_only and weights != "uniform":
             raise invalid_argument(
                 self.name,
                 "weights",
@@ -318,14 +335,14 @@ class Algorithm(HtmlRepr):
     def needs_client_stats(self) -> bool:
         """Whether a sampler or an aggregator asks for what was last heard of every client."""
         aggregators = (
-            declared(channel.aggregate, Aggregator, "needs_client_stats") for channel in self.channels.values()
+            with_defaults(channel.aggregate, BaseAggregator).needs_client_stats for channel in self.channels.values()
         )
-        asked = (declared(self.sampler, Sampler, "needs_client_stats"), *aggregators)
+        asked = (with_defaults(self.sampler, BaseSampler).needs_client_stats, *aggregators)
         return any(asked) or any(
-            getattr(part, "needs_client_stats", False) is True for part in self.parts() if part is not self
+            getattr(part, "needs_client_stats", False) is True for part in self.components() if part is not self
         )
 
-    def placed(self, layout: Layout | None) -> Algorithm:
+    def bind_layout(self, layout: Layout | None) -> Algorithm:
         """The same algorithm for a given model: named blocks have their places in its flat vector."""
         return replace(self, local=self.local.bind(layout))
 
@@ -343,7 +360,9 @@ class Algorithm(HtmlRepr):
             if found != allowed:
                 raise HansaError(
                     f"{self.name}({word}={found!r}): with Mixing(keep_local_models=True) there is no server and everyone "
-                    f"takes part: expected {allowed!r}. Leave persistent out to have the server do something."
+                    f"takes part: expected {allowed!r}. Leave persistent out to have the server do something.",
+                    component=self.name,
+                    argument=word,
                 )
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
@@ -356,35 +375,39 @@ class Algorithm(HtmlRepr):
             self.check(population)
             return self
         groups = tuple(tuple(group) for group in resolve(mixing.clusters, population, key.child("clusters"), labels))
-        known = declared(sampler, Sampler, "bind")(groups)
+        known = with_defaults(sampler, BaseSampler).bind(groups)
         bound = replace(self, sampler=known).with_local(mixing=replace(mixing, clusters=groups))
         bound.check(population)
         return bound
 
     def check(self, population: int) -> None:
         """Refuse a population that the parts cannot serve."""
-        declared(self.sampler, Sampler, "check")(population)
+        with_defaults(self.sampler, BaseSampler).check(population)
         mixing, steps = self.local.mixing, self.local.steps
         if mixing is None:
             self._check_alone()
         else:
-            declared(mixing.active, Activity, "check")(mixing.resolved(), declared(steps, LocalWork, "common"))
-        declared(steps, LocalWork, "check")(population)
+            with_defaults(mixing.active, BaseActivity).check(
+                mixing.cluster_lists(), with_defaults(steps, BaseLocalWork).common
+            )
+        with_defaults(steps, BaseLocalWork).check(population)
         for channel in self.channels.values():
-            weights = declared(channel.aggregate, Aggregator, "weights")
+            weights = with_defaults(channel.aggregate, BaseAggregator).weights
             if isinstance(weights, tuple) and len(weights) != population:
                 raise HansaError(f"{self.name}: {len(weights)} weights for {population} clients: give one a client.")
 
     def _check_alone(self) -> None:
         """What only clients that gossip have."""
         for name, channel in self.channels.items():
-            if declared(channel.aggregate, Aggregator, "weights") == "clusters":
+            if with_defaults(channel.aggregate, BaseAggregator).weights == "clusters":
                 raise invalid_argument(
                     self.name, "weights", "clusters", "'uniform' or 'samples'", f"On {name!r} nobody has a cluster."
                 )
-        if _gossips(self.local.optimizer):
+        if _has_shared_state(self.local.optimizer):
             raise HansaError(
-                f"{self.name}(optimizer={self.local.optimizer!r}): nobody gossips. Use hansa.server.amsgrad()."
+                f"{self.name}(optimizer={self.local.optimizer!r}): nobody gossips. Use hansa.server.amsgrad().",
+                component=self.name,
+                argument="optimizer",
             )
 
     def on(self, name: str, **changes: Any) -> Algorithm:
@@ -422,14 +445,14 @@ class Algorithm(HtmlRepr):
         """The same algorithm with a channel for buffers: averaged as the model's updates are, never optimized."""
         if BUFFERS in self.channels:
             return self
-        weights: Weights = declared(self.channels[MODEL].aggregate, Aggregator, "weights")
+        weights: Weights = with_defaults(self.channels[MODEL].aggregate, BaseAggregator).weights
         return replace(self, channels={**self.channels, BUFFERS: Channel(aggregate=mean(weights))})
 
-    def parts(self) -> Iterator[Any]:
+    def components(self) -> Iterator[Any]:
         """Every part in use, outermost first."""
         yield from walk_components(self)
 
 
-def _gossips(optimizer: ServerTransform | None) -> bool:
+def _has_shared_state(optimizer: ServerTransform | None) -> bool:
     """Whether rows of a local optimizer's state are mixed with the models."""
-    return optimizer is not None and bool(declared(optimizer, ServerTransform, "shared"))
+    return optimizer is not None and bool(with_defaults(optimizer, BaseServerTransform).shared)

@@ -8,29 +8,42 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import check_component, declared
+from hansa.core.protocols import check_component, with_defaults
 from hansa.core.types import Population
-from hansa.gossip.activity import size_of
+from hansa.gossip.activity import count_of
 
-__all__ = ["Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "startup", "uniform", "weighted"]
+__all__ = [
+    "BaseSampler", "Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "startup", "uniform",
+    "weighted",
+]  # fmt: skip
 
 
-Clusters: TypeAlias = tuple[tuple[int, ...], ...]
+ClusterMembers: TypeAlias = tuple[tuple[int, ...], ...]
 """The clients of each cluster."""
 
 
+@runtime_checkable
 class Sampler(Protocol):
-    """Who takes part, as a function of (round, population, key).
+    """Who takes part, as a function of (round, population, key)."""
 
-    >>> from hansa.core.protocols import lacking
-    >>> lacking(uniform(0.5), Sampler), lacking(print, Sampler)
-    ([], ['select'])
+    __slots__ = ()
+
+    @abstractmethod
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        """Return the participants of a round, in ascending order."""
+
+
+class BaseSampler(Sampler):
+    """The optional traits of samplers, with their defaults.
+
+    >>> uniform(0.5).needs_client_stats
+    False
     """
 
     __slots__ = ()
@@ -45,16 +58,12 @@ class Sampler(Protocol):
         """Refuse a population it cannot serve."""
         return
 
-    def bind(self, clusters: Clusters) -> Sampler:
+    def bind(self, clusters: ClusterMembers) -> Sampler:
         """The sampler that knows the clusters of the population, where it asks for them."""
         return self
 
-    @abstractmethod
-    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        """The participants of a round, in ascending order."""
 
-
-def check_sampler(owner: str, argument: str, value: object) -> None:
+def require_sampler(owner: str, argument: str, value: object) -> None:
     """Refuse what is no sampler."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     instead = "" if not number else f"uniform({value!r})" if isinstance(value, float) else f"uniform(count={value!r})"
@@ -65,7 +74,9 @@ def _check_size(part: str, participation: float | None, count: int | None) -> No
     if (participation is None) == (count is None):
         raise HansaError(
             f"{part}(participation={participation!r}, count={count!r}): expected one of the two. "
-            "participation=0.1 takes a tenth, count=10 takes ten."
+            "participation=0.1 takes a tenth, count=10 takes ten.",
+            component=part,
+            argument="participation",
         )
     if participation is not None:
         check_fraction(
@@ -75,7 +86,7 @@ def _check_size(part: str, participation: float | None, count: int | None) -> No
         check_integer(part, "count", count)
 
 
-def _size(part: str, participation: float | None, count: int | None, population: int) -> int:
+def _participant_count(part: str, participation: float | None, count: int | None, population: int) -> int:
     if count is not None:
         if count > population:
             raise invalid_argument(part, "count", count, f"at most the population of {population} clients")
@@ -85,7 +96,7 @@ def _size(part: str, participation: float | None, count: int | None, population:
 
 
 @dataclass(frozen=True, slots=True)
-class uniform(Sampler):
+class uniform(BaseSampler):
     """M clients uniformly, without replacement.
 
     >>> len(uniform(0.1).select(0, Population((1,) * 50), Key(0)))
@@ -100,10 +111,10 @@ class uniform(Sampler):
         _check_size("uniform", self.participation, self.count)
 
     def check(self, population: int) -> None:
-        _size("uniform", self.participation, self.count, population)
+        _participant_count("uniform", self.participation, self.count, population)
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _size("uniform", self.participation, self.count, population.count)
+        size = _participant_count("uniform", self.participation, self.count, population.count)
         if size == population.count:
             return tuple(range(size))
         drawn = key.child("sample", round).numpy().choice(population.count, size, replace=False, shuffle=False)
@@ -120,7 +131,7 @@ def everyone() -> uniform:
 
 
 @dataclass(frozen=True, slots=True)
-class weighted(Sampler):
+class weighted(BaseSampler):
     """M clients without replacement, drawn with chances proportional to sample counts or to given numbers.
 
     >>> weighted("samples", count=2).count
@@ -144,7 +155,7 @@ class weighted(Sampler):
             object.__setattr__(self, "weights", numbers)
 
     def check(self, population: int) -> None:
-        size = _size("weighted", self.participation, self.count, population)
+        size = _participant_count("weighted", self.participation, self.count, population)
         if isinstance(self.weights, tuple):
             if len(self.weights) != population:
                 raise HansaError(f"weighted(weights): {len(self.weights)} numbers for {population} clients.")
@@ -153,15 +164,15 @@ class weighted(Sampler):
                 raise HansaError(f"weighted: {size} clients a round, but only {able} have a weight above 0.")
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _size("weighted", self.participation, self.count, population.count)
+        size = _participant_count("weighted", self.participation, self.count, population.count)
         weights = population.samples if isinstance(self.weights, str) else self.weights
-        return _by_chance(key.child("sample", round).numpy(), weights, size)
+        return _draw_weighted(key.child("sample", round).numpy(), weights, size)
 
 
-def _by_chance(draw: np.random.Generator, weights: tuple[float, ...], size: int) -> tuple[int, ...]:
+def _draw_weighted(draw: np.random.Generator, weights: tuple[float, ...], size: int) -> tuple[int, ...]:
     """``size`` places without replacement, with chances proportional to the weights: what `Generator.choice` draws, in
     time that does not depend on how many weights there are, unless one place is drawn twice in a round."""
-    shares, steps = _chances(weights)
+    shares, steps = _cumulative_weights(weights)
     found = np.unique(steps.searchsorted(draw.random(size), side="right"))
     while len(found) < size:  # those that are in are given no more chance, the rest are drawn anew
         left = shares.copy()
@@ -176,7 +187,7 @@ def _by_chance(draw: np.random.Generator, weights: tuple[float, ...], size: int)
 _last_chances: list[tuple[tuple[float, ...], tuple[Any, Any]]] = []
 
 
-def _chances(weights: tuple[float, ...]) -> tuple[Any, Any]:
+def _cumulative_weights(weights: tuple[float, ...]) -> tuple[Any, Any]:
     """Every weight's share of all and the sums of these from the first on, made once for the weights of a run."""
     for known, found in _last_chances:
         if known is weights:
@@ -190,7 +201,7 @@ def _chances(weights: tuple[float, ...]) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class explore(Sampler):
+class explore(BaseSampler):
     """Every client once, M a round in a random order, before anybody is asked again; then a new order
     (``then="again"``) or uniform sampling (``then="uniform"``).
 
@@ -209,26 +220,26 @@ class explore(Sampler):
             raise invalid_argument("explore", "then", self.then, "'again' or 'uniform'")
 
     def check(self, population: int) -> None:
-        _size("explore", self.participation, self.count, population)
+        _participant_count("explore", self.participation, self.count, population)
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _size("explore", self.participation, self.count, population.count)
+        size = _participant_count("explore", self.participation, self.count, population.count)
         rounds_a_lap = -(-population.count // size)
         lap, turn = divmod(round, rounds_a_lap)
         if lap and self.then == "uniform":
             return uniform(count=size).select(round, population, key)
-        order = _lap(key.child("explore", lap), population.count)
+        order = _epoch_order(key.child("explore", lap), population.count)
         return tuple(sorted(order[turn * size : (turn + 1) * size].tolist()))
 
 
 @lru_cache(maxsize=4)
-def _lap(key: Key, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _epoch_order(key: Key, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The order of a lap, made once for all its rounds."""
     return key.numpy().permutation(count)
 
 
 @dataclass(frozen=True, slots=True)
-class startup(Sampler):
+class startup(BaseSampler):
     """Everyone in the first round, then those another sampler chooses, from its own first round on.
 
     >>> sampler = startup(replay([[2], [0, 1]]))
@@ -240,20 +251,20 @@ class startup(Sampler):
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_sampler("startup", "sampler", self.sampler)
+        require_sampler("startup", "sampler", self.sampler)
 
     def check(self, population: int) -> None:
-        declared(self.sampler, Sampler, "check")(population)
+        with_defaults(self.sampler, BaseSampler).check(population)
 
-    def bind(self, clusters: Clusters) -> startup:
-        return startup(declared(self.sampler, Sampler, "bind")(clusters))
+    def bind(self, clusters: ClusterMembers) -> startup:
+        return startup(with_defaults(self.sampler, BaseSampler).bind(clusters))
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         return self.sampler.select(round - 1, population, key) if round else tuple(range(population.count))
 
 
 @dataclass(frozen=True, slots=True)
-class availability(Sampler):
+class availability(BaseSampler):
     """M clients uniformly among those a trace says are there in the round (the trace is cycled); all of them where
     fewer than M are there.
 
@@ -268,14 +279,14 @@ class availability(Sampler):
 
     def __post_init__(self) -> None:
         _check_size("availability", self.participation, self.count)
-        object.__setattr__(self, "trace", _rounds("availability", "trace", self.trace))
+        object.__setattr__(self, "trace", _parse_rounds("availability", "trace", self.trace))
 
     def check(self, population: int) -> None:
-        _size("availability", self.participation, self.count, population)
+        _participant_count("availability", self.participation, self.count, population)
         _check_clients("availability", self.trace, population)
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _size("availability", self.participation, self.count, population.count)
+        size = _participant_count("availability", self.participation, self.count, population.count)
         there = self.trace[round % len(self.trace)]
         if len(there) <= size:
             return there
@@ -284,7 +295,7 @@ class availability(Sampler):
 
 
 @dataclass(frozen=True, slots=True)
-class replay(Sampler):
+class replay(BaseSampler):
     """The given participants, round by round, then from the start again.
 
     >>> sampler = replay([[0, 2], [3, 1]])
@@ -296,7 +307,7 @@ class replay(Sampler):
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", _rounds("replay", "rounds", self.rounds))
+        object.__setattr__(self, "rounds", _parse_rounds("replay", "rounds", self.rounds))
 
     def check(self, population: int) -> None:
         _check_clients("replay", self.rounds, population)
@@ -306,7 +317,7 @@ class replay(Sampler):
 
 
 @dataclass(frozen=True, slots=True)
-class per_cluster(Sampler):
+class per_cluster(BaseSampler):
     """``reporters`` of each cluster, a count or a share, uniformly without replacement.
 
     >>> per_cluster(1, ((0, 1), (2, 3, 4))).select(0, Population((1,) * 5), Key(0)).__len__()
@@ -323,7 +334,7 @@ class per_cluster(Sampler):
         else:
             check_integer("per_cluster", "reporters", self.reporters)
 
-    def bind(self, clusters: Clusters) -> per_cluster:
+    def bind(self, clusters: ClusterMembers) -> per_cluster:
         if self.clusters and {frozenset(own) for own in self.clusters} != {frozenset(group) for group in clusters}:
             raise HansaError(
                 f"{self!r}: its clusters are not those that gossip, {clusters}. Without clusters it takes theirs."
@@ -344,14 +355,14 @@ class per_cluster(Sampler):
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         chosen: list[int] = []
         for cluster in self.clusters:
-            m = size_of("per_cluster", "reporters", self.reporters, len(cluster))
+            m = count_of("per_cluster", "reporters", self.reporters, len(cluster))
             address = key.child("sample", round, "cluster", min(cluster))
             drawn = address.numpy().choice(len(cluster), m, replace=False, shuffle=False)
             chosen += [cluster[i] for i in drawn.tolist()]
         return tuple(sorted(chosen))
 
 
-def _rounds(part: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def _parse_rounds(part: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     kept = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
     if not kept or not all(kept):
         raise invalid_argument(part, argument, rounds, "at least one round, and at least one client in each")

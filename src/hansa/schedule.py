@@ -25,10 +25,10 @@ def rate_at(rate: Rate, round: int) -> float:
     return float(rate) if at is None else float(at(round))  # type: ignore[arg-type]
 
 
-def check_rate(part: str, argument: str, rate: object) -> None:
+def check_rate(component: str, argument: str, rate: object) -> None:
     """Refuse anything but a positive number or a schedule."""
     if not isinstance(rate, Schedule):
-        check_positive(part, argument, rate, "Use a small positive rate such as 0.05, or a schedule.")
+        check_positive(component, argument, rate, "Use a small positive rate such as 0.05, or a schedule.")
 
 
 @dataclass(frozen=True, slots=True)

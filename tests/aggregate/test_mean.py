@@ -11,7 +11,7 @@ import torch
 
 import hansa
 from contracts.small import bowls
-from hansa.aggregate.base import weighted_sum
+from hansa.aggregate.base import sum_updates
 from hansa.compress import codec, sign, uplink
 from hansa.core.types import EncodedUpdate, Population, RoundContext, Update
 from hansa.core.vectors import arithmetic
@@ -25,8 +25,8 @@ def test_a_sum_in_parts_is_the_sum_at_once_to_the_bit(count: int, native: str, m
     weights = [(i + 1) / (count * (count + 1) / 2) for i in range(count)]
     updates = [Update(i, i, row, 1, 1.0) for i, row in enumerate(rows)]
     packed = [EncodedUpdate(i, i, lambda row=row: row, 1, 1.0) for i, row in enumerate(rows)]
-    assert torch.equal(weighted_sum(updates, weights), arithmetic.weighted_sum(rows, weights))
-    assert torch.equal(weighted_sum(packed, weights), arithmetic.weighted_sum(rows, weights))
+    assert torch.equal(sum_updates(updates, weights), arithmetic.weighted_sum(rows, weights))
+    assert torch.equal(sum_updates(packed, weights), arithmetic.weighted_sum(rows, weights))
 
 
 @pytest.mark.parametrize("preset", ["fedavg", "fednova"])
@@ -49,7 +49,7 @@ def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypat
 
     monkeypatch.setattr(uplink, "decode", counted)
     task = bowls(100, dim=30, dtype=torch.float32)
-    algorithm = hansa.presets.named(preset, steps=2).on("model", uplink=uplink.memoryless(sign()))
+    algorithm = hansa.presets.get(preset, steps=2).on("model", uplink=uplink.memoryless(sign()))
     run = hansa.run(algorithm, task, rounds=2, workers=1)
     assert run.history[-1]["participants"] == 100
     assert decoded >= 400, "every update is decoded to be checked and again to be added"
@@ -62,7 +62,7 @@ def test_how_many_are_folded_at_a_time_changes_no_bit(dtype, monkeypatch):
     updates = [Update(i, i, torch.randn(1003, generator=draw, dtype=dtype), 3 + 5 * i, 1.0) for i in range(37)]
     ctx, found = RoundContext(0, Population((1,) * 37), tuple(range(37))), []
     for waiting in (1, 5 * updates[0].vector.nbytes, 1 << 30):
-        monkeypatch.setattr(import_module("hansa.aggregate.mean"), "WAITING", waiting)
+        monkeypatch.setattr(import_module("hansa.aggregate.mean"), "MAX_DECODED_BYTES", waiting)
         found.append(hansa.aggregate.mean("samples").combine(updates, {}, ctx).vector)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

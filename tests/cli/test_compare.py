@@ -9,8 +9,8 @@ import statistics
 
 import pytest
 
-from hansa.cli.demo import METHODS, configs
-from hansa.config import algorithm
+from hansa.cli.demo import METHODS, demo_configs
+from hansa.config import build_algorithm
 from hansa.runs.folder import RunFolder
 
 
@@ -130,7 +130,7 @@ def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, said):
         scores = [float(run["last5_test_accuracy"]) for run in runs if run["local.lr"] == row["local.lr"]]
         assert len(set(scores)) == 3
         assert float(row["last5_test_accuracy"]) == pytest.approx(sum(scores) / 3)
-        assert float(row["deviation_last5_test_accuracy"]) == pytest.approx(statistics.stdev(scores))
+        assert float(row["std_last5_test_accuracy"]) == pytest.approx(statistics.stdev(scores))
         assert float(row["most_last5_test_accuracy"]) == max(scores)
         assert row["seeds"] == "3"
     assert "best: --set local.lr=0.2\n" in result.stdout
@@ -160,14 +160,14 @@ def test_a_sweep_done_before_is_not_run_again_but_a_changed_one_is(cli, folder):
 
 
 def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
-    from hansa.config import from_text
+    from hansa.config import from_yaml
     from hansa.runs.experiment import Experiment
-    from hansa.runs.run_cache import hashed_name
+    from hansa.runs.run_cache import digest_name
 
-    config = from_text((folder / "small.yaml").read_text(), ["local.lr=0.1"])
-    place = folder / "grid" / hashed_name("local.lr=0.1", config)
+    config = from_yaml((folder / "small.yaml").read_text(), ["local.lr=0.1"])
+    place = folder / "grid" / digest_name("local.lr=0.1", config)
     half = Experiment.new(config.model_copy(update={"name": "local.lr=0.1"}), place)
-    half.go([lambda run, record: record["round"] == 2])
+    half.execute([lambda run, record: record["round"] == 2])
     first = (place / "metrics.jsonl").read_text()
     assert cli("sweep", "small.yaml", "local.lr=0.1", "-q", "-o", "grid").exit_code == 0
     assert (place / "metrics.jsonl").read_text().startswith(first)
@@ -207,7 +207,7 @@ def test_the_demo_prints_a_ranked_table_of_all_its_methods_and_writes_the_report
 
 
 def test_the_demo_compares_like_with_like():
-    made = {name: (config, algorithm(config)) for name, config in configs(tiny=False, changes=[]).items()}
+    made = {name: (config, build_algorithm(config)) for name, config in demo_configs().items()}
     assert {"FedAvg", "FedAdam", "FedAMS"} <= set(made)
     for name, (config, composed) in made.items():
         assert config.data.clients == 50

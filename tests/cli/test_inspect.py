@@ -189,12 +189,12 @@ def test_data_show_draws_who_holds_which_labels(cli, folder):
 
 
 def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():
-    from hansa.study.report.progress import Bars, progress
+    from hansa.study.report.progress import ProgressBars, progress_display
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=140, color_system=None, legacy_windows=False)
-    shown = progress(console, quiet=False)
-    assert isinstance(shown, Bars)
+    shown = progress_display(console, quiet=False)
+    assert isinstance(shown, ProgressBars)
     with shown:
         follow = shown.follow("fedams", 4)
         sent = {"up_bytes": 1000, "down_bytes": 250}

@@ -63,7 +63,7 @@ def test_a_sweep_goes_over_methods_and_their_words(cli, own):
 
 
 def test_a_part_of_ones_own_is_set_shown_run_and_resumed(cli, own):
-    part = ["-s", "server.chain={kind: 'cli_of_mine:halved', by: 4.0}"]
+    part = ["-s", "server.optimizer={kind: 'cli_of_mine:halved', by: 4.0}"]
     shown = cli("config", "show", "small.yaml", *part).stdout
     assert "#   import cli_of_mine" in shown
     assert "server=cli_of_mine.halved(by=4.0))" in shown
@@ -95,8 +95,8 @@ def test_processes_find_it_too(process, own):
     [
         (["run", "cli_of_nobody:careful"], "the module cannot be imported"),
         (["compare", "cli_of_mine:carefull"], "Did you mean careful?"),
-        (["run", "small.yaml", "-s", "server.chain=cli_of_mine:halve"], "Did you mean halved?"),
-        (["run", "small.yaml", "-s", "server.chain={kind: 'cli_of_mine:halved', bye: 1}"], "Did you mean by?"),
+        (["run", "small.yaml", "-s", "server.optimizer=cli_of_mine:halve"], "Did you mean halved?"),
+        (["run", "small.yaml", "-s", "server.optimizer={kind: 'cli_of_mine:halved', bye: 1}"], "Did you mean by?"),
         (["presets", "cli_of_mine:carefull"], "Did you mean careful?"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hansa.config import from_text
+from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 
@@ -88,7 +88,7 @@ def test_a_polite_end_of_the_process_saves_everything_too(folder, small, process
     assert child.returncode == 143
     summary = RunFolder(folder / "out").summary
     assert summary["status"] == "stopped"
-    assert Experiment.resumed(folder / "out").run.state.round == summary["rounds"]
+    assert Experiment.resume(folder / "out").run.state.round == summary["rounds"]
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_model(folder, small, process, cli):
@@ -105,21 +105,21 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_model(folder,
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again_from_nothing(folder, small):
-    experiment = Experiment.new(from_text(small, ["rounds=2"]), folder / "out")
+    experiment = Experiment.new(from_yaml(small, ["rounds=2"]), folder / "out")
     experiment._close()  # nothing was run, as after a crash in the first round
-    again = Experiment.resumed(folder / "out")
+    again = Experiment.resume(folder / "out")
     assert again.run.state.round == 0
-    assert again.go()["rounds"] == 2
+    assert again.execute()["rounds"] == 2
 
 
 @pytest.mark.parametrize("preset", ["fedams", "scaffold", "feddyn", "fedcams", "cafga", "fedaware", "dsgd"])
 def test_stopped_and_resumed_equals_never_stopped_for_every_kind_of_state(preset, folder, small):
     said = [f"algorithm={preset}", "rounds=6", "checkpoint.every=2", "local.lr=0.1"]
     said += {"cafga": ["gossip.clusters=2"], "fedcams": ["compress.two_way=true"]}.get(preset, [])
-    config = from_text(small, said)
-    Experiment.new(config, folder / "whole").go()
-    Experiment.new(config, folder / "parts").go([lambda run, record: record["round"] == 3])
-    Experiment.resumed(folder / "parts").go()
+    config = from_yaml(small, said)
+    Experiment.new(config, folder / "whole").execute()
+    Experiment.new(config, folder / "parts").execute([lambda run, record: record["round"] == 3])
+    Experiment.resume(folder / "parts").execute()
     assert same_model(folder / "whole", folder / "parts")
     whole, parts = RunFolder(folder / "whole"), RunFolder(folder / "parts")
     assert without_time(whole.history) == without_time(parts.history)
@@ -132,7 +132,7 @@ def test_a_finished_run_goes_on_to_more_rounds_but_not_back(cli, folder):
     assert RunFolder(folder / "out").config.rounds == 5
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
-    assert "has 5 rounds behind it" in refused.stderr
+    assert "has 5 is already at round" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder, w
     path.write_text(path.read_text().replace(was, becomes))
     result = cli("resume", "out", "-q", "-r", "5")
     assert result.exit_code == 2
-    assert "describes another run than the checkpoint" in result.stderr or "a partition of these" in result.stderr
+    assert "does not describe the run of the checkpoint" in result.stderr or "a partition of these" in result.stderr
 
 
 def test_a_finished_run_resumed_without_more_rounds_is_finished(cli, folder):
@@ -159,7 +159,7 @@ def test_a_run_without_checkpoints_says_why_it_cannot_go_on(cli):
     assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "checkpoint.every=0").exit_code == 0
     result = cli("resume", "out")
     assert result.exit_code == 2
-    assert "holds no checkpoint" in result.stderr
+    assert "no checkpoint" in result.stderr
 
 
 def test_a_damaged_checkpoint_is_named(cli, folder):

@@ -54,7 +54,7 @@ def test_the_saved_partition_is_that_of_the_run(cli, folder):
     assert cli("run", "c.yaml", "-o", "out", "-q").exit_code == 0
     bare = data.load("fashion-mini")
     split = data.load_split(folder / "out" / "partition.safetensors", bare.targets)
-    expected = data.partition(bare, data.dirichlet(0.3), 5, 0)
+    expected = data.partition_dataset(bare, data.dirichlet(0.3), 5, 0)
     assert torch.equal(split.index, expected.index)
     assert torch.equal(split.offsets, expected.offsets)
 
@@ -121,7 +121,7 @@ def test_a_folder_that_holds_a_run_is_refused_overwritten_or_gone_on_with_as_ask
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
     refused = cli("run", "small.yaml", "-o", "out", "-q")
     assert refused.exit_code == 2
-    assert "holds a run already" in refused.stderr
+    assert "already holds a run" in refused.stderr
     assert "hansa resume out" in refused.stderr
     assert cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5").exit_code == 0
     assert RunFolder(folder / "out").summary["rounds"] == 5
@@ -165,8 +165,8 @@ def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder)
         (["run", "small.yaml", "-s", "data.partition=iid"], "brings its own clients"),
         (["run", "small.yaml", "--track", "tensorbord"], "Did you mean tensorboard"),
         (["run", "--preset", "fedavg", "-s", "data.name=mnist", "-s", "data.folder=nowhere"], "no such file"),
-        (["resume", "nowhere"], "nowhere: no run here"),
-        (["show", "nowhere"], "nowhere: no run here"),
+        (["resume", "nowhere"], "nowhere: not a run folder"),
+        (["show", "nowhere"], "nowhere: not a run folder"),
     ],
 )
 def test_bad_usage_ends_with_2_and_says_what_to_do(cli, folder, words, said):

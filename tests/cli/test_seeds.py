@@ -10,20 +10,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hansa.config import from_text
+from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.runs.seed_group import GroupFolder, per_seed
+from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 
 
 def scores(group):
-    return [run.summary["last5_test_accuracy"] for run in GroupFolder(group).runs]
+    return [run.summary["last5_test_accuracy"] for run in SeedGroupFolder(group).runs]
 
 
 def test_a_run_with_seeds_is_a_folder_of_ordinary_runs_and_one_result(cli, folder):
     result = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q")
     assert result.exit_code == 0, result.output
-    assert [run.config.seed for run in GroupFolder(folder / "g").runs] == [0, 1, 2]
+    assert [run.config.seed for run in SeedGroupFolder(folder / "g").runs] == [0, 1, 2]
     assert cli("run", "small.yaml", "--seed", "1", "-o", "alone", "-q").exit_code == 0
     mine, alone = (load_file(path / "model.safetensors") for path in (folder / "g" / "seed-1", folder / "alone"))
     assert all(torch.equal(mine[name], alone[name]) for name in alone)
@@ -35,22 +35,22 @@ def test_a_run_with_seeds_is_a_folder_of_ordinary_runs_and_one_result(cli, folde
 def test_seeds_may_stand_in_the_file_and_the_group_repeats_itself(cli, folder):
     (folder / "three.yaml").write_text((folder / "small.yaml").read_text() + "seeds: [4, 2]\n")
     assert cli("run", "three.yaml", "-q").exit_code == 0
-    group = GroupFolder(folder / "runs" / "small")
-    assert [each.seed for each in per_seed(group.config)] == [4, 2]
+    group = SeedGroupFolder(folder / "runs" / "small")
+    assert [each.seed for each in expand_seeds(group.config)] == [4, 2]
     assert cli("run", group / "group.yaml", "-o", "again", "-q").exit_code == 0
     assert scores(folder / "again") == scores(group.path)
     assert cli("run", "three.yaml", "-q").exit_code == 0
-    assert GroupFolder(folder / "runs" / "small-2").exists
+    assert SeedGroupFolder(folder / "runs" / "small-2").exists
 
 
 def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, folder):
     assert cli("run", "small.yaml", "--seeds", "3", "-o", "whole", "-q", "-r", "4").exit_code == 0
-    config = from_text((folder / "small.yaml").read_text(), ["seeds=3", "rounds=4"])
-    half = GroupFolder(folder / "half")
+    config = from_yaml((folder / "small.yaml").read_text(), ["seeds=3", "rounds=4"])
+    half = SeedGroupFolder(folder / "half")
     half.write_config(config)
-    first, second, _ = per_seed(config)
-    Experiment.new(first, half.run(0).path).go()
-    Experiment.new(second, half.run(1).path).go([lambda run, record: record["round"] == 2])
+    first, second, _ = expand_seeds(config)
+    Experiment.new(first, half.run(0).path).execute()
+    Experiment.new(second, half.run(1).path).execute([lambda run, record: record["round"] == 2])
     stamp = (half.run(0) / "summary.json").stat().st_mtime_ns
     assert cli("resume", "half", "-q").exit_code == 0
     assert (half.run(0) / "summary.json").stat().st_mtime_ns == stamp
@@ -66,11 +66,11 @@ def test_a_group_is_not_overwritten_unasked(cli, folder):
     assert cli(*words).exit_code == 0
     result = cli(*words)
     assert result.exit_code == 2
-    assert "holds runs already" in result.stderr
+    assert "already holds runs" in result.stderr
     assert cli(*words, "--overwrite").exit_code == 0
     more = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume")
     assert more.exit_code == 0, more.output
-    assert len(GroupFolder(folder / "g").runs) == 3
+    assert len(SeedGroupFolder(folder / "g").runs) == 3
     other = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume", "-s", "local.lr=0.3")
     assert other.exit_code == 2
     assert "local.lr" in other.stderr
@@ -118,7 +118,7 @@ def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "said"), [("0", "expected at least 1"), ("1,1", "stands twice"), ("many", "expected")]
+    ("seeds", "said"), [("0", "expected at least 1"), ("1,1", "listed twice"), ("many", "expected")]
 )
 def test_seeds_that_are_none_are_refused(cli, seeds, said):
     result = cli("run", "small.yaml", "--seeds", seeds, "-q")

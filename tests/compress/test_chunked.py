@@ -28,7 +28,7 @@ fine = hnp.arrays(np.float64, st.integers(1, 200), elements=st.floats(-1e300, 1e
 @given(st.one_of(coarse, fine), st.data())
 def test_the_largest_are_those_a_stable_sort_puts_first(x, data):
     k = data.draw(st.integers(1, x.size))
-    assert chunked.largest(x, k, "test").tolist() == by_sorting(x, k)
+    assert chunked.top_k_indices(x, k, "test").tolist() == by_sorting(x, k)
 
 
 def hostile(name: str, d: int) -> np.ndarray:
@@ -73,7 +73,7 @@ def test_threshold_selection_is_exact_on_vectors_longer_than_the_sample(monkeypa
     monkeypatch.setattr(chunked, "SAMPLE", 1 << 10)
     x = hostile(name, 70_001)
     k = int(ratio * x.size)
-    assert chunked.largest(x, k, "test").tolist() == by_sorting(x, k)
+    assert chunked.top_k_indices(x, k, "test").tolist() == by_sorting(x, k)
 
 
 def test_too_few_survivors_fall_back_to_the_exact_threshold(monkeypatch):
@@ -82,7 +82,7 @@ def test_too_few_survivors_fall_back_to_the_exact_threshold(monkeypatch):
     calls = []
     exact = chunked._kth
     monkeypatch.setattr(chunked, "_kth", lambda *args: calls.append(args) or exact(*args))
-    assert chunked.largest(x, 7_000, "test").tolist() == by_sorting(x, 7_000)
+    assert chunked.top_k_indices(x, 7_000, "test").tolist() == by_sorting(x, 7_000)
     assert len(calls) == 1
 
 
@@ -94,7 +94,7 @@ def test_a_single_bad_entry_is_found_wherever_it_is(monkeypatch, bad, d):
         x = hostile("normal", d)
         x[place] = bad
         with pytest.raises(HansaError, match=f"1 of {d} entries are NaN or infinite, the first at {place}"):
-            chunked.largest(x, 2, "test")
+            chunked.top_k_indices(x, 2, "test")
         assert math.isnan(chunked.absolute_sum(x))
 
 
@@ -119,7 +119,7 @@ def test_signs_written_and_added_are_the_entries_signs(d, dtype):
     assert bits.size == -(-d // 8)
     signs = np.where(x < 0, -1, 1).astype(dtype)
     out = np.empty(d, dtype)
-    chunked.put_signs(bits, dtype(0.3), out)
+    chunked.write_signs(bits, dtype(0.3), out)
     assert np.array_equal(out, dtype(0.3) * signs)
     base = np.random.default_rng(1).standard_normal(d).astype(dtype)
     summed = base.copy()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hansa.compress import accumulate, cast, decode, grid, identity, quantize, random_k, sign, top_k
-from hansa.compress.sparse import shuffled
+from hansa.compress.sparse import shuffled_indices
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 
@@ -182,7 +182,7 @@ def test_random_k_keeps_the_named_places_and_the_values_as_they_are() -> None:
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 64, 1000, 70_000])
 def test_a_seed_names_a_permutation(dim) -> None:
-    places = np.concatenate([part for _, part in shuffled(12345, dim, dim)])
+    places = np.concatenate([part for _, part in shuffled_indices(12345, dim, dim)])
     assert sorted(places.tolist()) == list(range(dim))
 
 
@@ -191,7 +191,7 @@ def test_random_k_chooses_every_pair_equally_often(dim, k) -> None:
     draws = 2500
     together = np.zeros((dim, dim))
     for i in range(draws):
-        (_, places), *_ = shuffled(int.from_bytes(KEY.child("pairs", i).digest(8), "little"), dim, k)
+        (_, places), *_ = shuffled_indices(int.from_bytes(KEY.child("pairs", i).digest(8), "little"), dim, k)
         together[np.ix_(places, places)] += 1
     alone, pairs = np.diag(together), together[np.triu_indices(dim, 1)]
     for seen, chance in ((alone, k / dim), (pairs, k * (k - 1) / (dim * (dim - 1)))):

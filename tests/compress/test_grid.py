@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hansa.compress import Packet, PacketError, accumulate, decode, grid, replica, top_k
 from hansa.compress import entropy_coding as plane_code
-from hansa.compress.grid import grain_of, outgrown, settled
+from hansa.compress.grid import exceeds_grid, finest_exponent, round_to_grid
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 
@@ -25,8 +25,8 @@ relaxed = settings(deadline=None, max_examples=60)
 @given(st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**24), 2**24)), min_size=1, max_size=400))
 def test_numbers_of_any_size_come_back(numbers) -> None:
     array = np.array(numbers, np.int64)
-    data = plane_code.encode(array)
-    assert plane_code.decode(memoryview(data), array.size, 24).tolist() == numbers
+    data = plane_code.encode_integers(array)
+    assert plane_code.decode_integers(memoryview(data), array.size, 24).tolist() == numbers
     assert len(data) <= plane_code.max_nbytes(array.size, 24)
 
 
@@ -36,15 +36,17 @@ def test_numbers_take_at_most_a_tenth_more_than_their_entropy(spread, kind) -> N
     array = np.rint(getattr(np.random.default_rng(0), kind)(0, spread, 100_000)).astype(np.int64)
     _, counts = np.unique(array, return_counts=True)
     entropy = -(counts * np.log2(counts / array.size)).sum()
-    assert 8 * len(plane_code.encode(array)) <= 1.1 * entropy
+    assert 8 * len(plane_code.encode_integers(array)) <= 1.1 * entropy
 
 
 def test_each_block_gets_the_code_that_suits_it() -> None:
     draw = np.random.default_rng(1)
     dense, sparse = draw.integers(-3, 4, plane_code.BLOCK), (draw.random(plane_code.BLOCK) < 0.01).astype(np.int64)
     both = np.concatenate([dense, sparse])
-    assert len(plane_code.encode(both)) == sum(len(plane_code.encode(part)) for part in (dense, sparse))
-    assert np.array_equal(plane_code.decode(memoryview(plane_code.encode(both)), both.size, 24), both)
+    assert len(plane_code.encode_integers(both)) == sum(
+        len(plane_code.encode_integers(part)) for part in (dense, sparse)
+    )
+    assert np.array_equal(plane_code.decode_integers(memoryview(plane_code.encode_integers(both)), both.size, 24), both)
 
 
 @relaxed
@@ -86,8 +88,8 @@ def test_one_merged_packet_equals_all_of_them_one_after_the_other(data, dtype) -
     """On a settled vector no sum is rounded, so every way to split a run of increments ends at the same bits."""
     dim = data.draw(st.integers(1, 50))
     draw = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    finest = grain_of(10.0, dtype)
-    start = settled(torch.from_numpy(draw.uniform(-10, 10, dim)).to(dtype), finest)
+    finest = finest_exponent(10.0, dtype)
+    start = round_to_grid(torch.from_numpy(draw.uniform(-10, 10, dim)).to(dtype), finest)
     scales = data.draw(st.lists(st.sampled_from([1e-7, 1e-3, 0.1, 1.0]), min_size=1, max_size=8))
     coder = grid(data.draw(st.sampled_from([0.01, 1.0, 4.0])))
     packets = [
@@ -131,12 +133,12 @@ def test_sums_that_no_float_holds_are_refused_and_so_are_other_packets() -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_settling_rounds_once_and_then_changes_nothing(dtype, scale) -> None:
     x = scale * torch.from_numpy(np.random.default_rng(0).standard_normal(1000)).to(dtype)
-    exponent = grain_of(float(x.abs().max()), dtype)
-    once = settled(x, exponent)
-    assert torch.equal(settled(once, exponent), once)
+    exponent = finest_exponent(float(x.abs().max()), dtype)
+    once = round_to_grid(x, exponent)
+    assert torch.equal(round_to_grid(once, exponent), once)
     assert float((once - x).abs().max()) <= 2.0**exponent / 2
-    assert not outgrown(float(x.abs().max()), exponent, dtype)
-    assert outgrown(8 * float(x.abs().max()), exponent, dtype)
+    assert not exceeds_grid(float(x.abs().max()), exponent, dtype)
+    assert exceeds_grid(8 * float(x.abs().max()), exponent, dtype)
 
 
 def run(link: replica, rounds: int, growth: float, absent: int):

@@ -33,8 +33,7 @@ from hansa.compress import (
 )
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.engine import Serial
-from hansa.engine.loopback import Loopback
+from hansa.engine import Loopback, Serial
 from hansa.engine.pool import Pool
 from hansa.rounds.measures import compression, gamma
 from hansa.runs import checkpoint
@@ -242,7 +241,7 @@ def test_it_runs_where_everything_travels_as_bytes_and_uploads_are_spoilt_on_the
         )
 
     kept, carried = finished(Serial), finished(Loopback)
-    assert {lost.reason for _, lost in kept.lost} == {"lost", "non-finite"}
+    assert {lost.reason for _, lost in kept.dropped_clients} == {"lost", "non-finite"}
     assert torch.equal(kept.trajectory, carried.trajectory)
 
 
@@ -251,7 +250,7 @@ def test_a_run_with_it_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path
         return Run(METHODS["both ways"](), lab.task(), seed=3, store=RamStore())
 
     through, first = begun().advance(6), begun().advance(3)
-    checkpoint.save(tmp_path, {"run": first.tree(), "rows": first.store.tree()}, {"round": 3})
+    checkpoint.save(tmp_path, {"run": first.checkpoint_state(), "rows": first.store.tree()}, {"round": 3})
     found = checkpoint.load(tmp_path).state
     again = Run(METHODS["both ways"](), lab.task(), seed=3, store=RamStore.restore(found["rows"]))
     again.restore(found["run"], first.history)

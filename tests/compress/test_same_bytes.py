@@ -12,7 +12,7 @@ import torch
 from core.native.sets import each_set
 from hansa.compress import Coder, Packet, cast, decode, grid, identity, quantize, sign, top_k
 from hansa.compress import entropy_coding as plane_code
-from hansa.compress.packet import memory
+from hansa.compress.packet import empty_buffer
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -67,7 +67,9 @@ def test_whole_numbers_up_to_the_widest_are_coded_alike(isa) -> None:
         numbers = draw.integers(-(1 << bits), (1 << bits) + 1, 20_011).astype(np.int32)
         numbers[::7] = 0
         room = plane_code.max_nbytes(numbers.size, 24)
-        assert kernels.planes_pack(numbers, room, isa=isa).tobytes() == plane_code.encode(numbers.astype(np.int64))
+        assert kernels.bit_planes_pack(numbers, room, isa=isa).tobytes() == plane_code.encode_integers(
+            numbers.astype(np.int64)
+        )
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -107,9 +109,13 @@ def test_the_memory_of_a_long_packet_is_used_again_and_never_while_it_is_held() 
     del one, two
     cast().encode(2 * x, Key(0))
     assert bytes(view) == kept[24:]
-    assert len(memory(700_001)) == 700_001
+    assert len(empty_buffer(700_001)) == 700_001
 
 
 def test_there_are_native_kernels_here() -> None:
     """Else the tests above compare eager with eager."""
-    assert native.available() or "compiler" in (native.why_not() or "") or "off" in (native.why_not() or "")
+    assert (
+        native.available()
+        or "compiler" in (native.unavailable_reason() or "")
+        or "off" in (native.unavailable_reason() or "")
+    )

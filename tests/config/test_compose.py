@@ -10,7 +10,7 @@ import torch
 
 from hansa import Mixing, aggregate, compress, gossip, local, presets, sample, server
 from hansa.algorithm import Channel, LocalPhase
-from hansa.config import ConfigError, algorithm, from_preset, from_text, load, to_text
+from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, load, to_yaml
 from hansa.config.sections import ChannelSection, GossipSection, LocalSection
 from hansa.runs.experiment import Experiment
 
@@ -66,7 +66,7 @@ def own(tmp_path, monkeypatch):
 
 def problems(text, *changes):
     with pytest.raises(ConfigError) as caught:
-        from_text(text, changes, source="run.yaml")
+        from_yaml(text, changes, source="run.yaml")
     return str(caught.value)
 
 
@@ -75,7 +75,7 @@ def test_one_line_each():
     for preset, change, expected in [
         (
             "fedprox",
-            "server.chain=[adam, {kind: scale, lr: 0.1}]",
+            "server.optimizer=[adam, {kind: scale, lr: 0.1}]",
             presets.fedprox().with_server(server.chain(server.adam(), server.scale(0.1))),
         ),
         (
@@ -87,25 +87,25 @@ def test_one_line_each():
         ("fedams", "local.solver={kind: prox, mu: 0.1}", presets.fedams().with_local(solver=local.prox(0.1))),
         ("fedavg", "local.optimizer=adam", presets.fedavg().with_local(optimizer=server.adam())),
     ]:
-        assert algorithm(from_preset(preset, [change])) == expected
+        assert build_algorithm(from_preset(preset, [change])) == expected
 
 
 def test_the_rate_of_a_chain_stands_at_its_end():
-    for text in ("server: {chain: adam, lr: 0.1}", "server: {chain: [adam], lr: 0.1}"):
-        made = algorithm(from_text(text)).channels["model"].server
+    for text in ("server: {optimizer: adam, lr: 0.1}", "server: {optimizer: [adam], lr: 0.1}"):
+        made = build_algorithm(from_yaml(text)).channels["model"].server
         assert made == server.chain(server.adam(), server.scale(0.1))
-    assert algorithm(from_text("server: {chain: adam}")).channels["model"].server == server.adam()
-    assert algorithm(from_text("algorithm: feddyn\nserver: {chain: adam, lr: 0.1}")).local.solver == local.dyn(0.1)
+    assert build_algorithm(from_yaml("server: {optimizer: adam}")).channels["model"].server == server.adam()
+    assert build_algorithm(from_yaml("algorithm: feddyn\nserver: {optimizer: adam, lr: 0.1}")).local.solver == local.dyn(0.1)
 
 
 def test_the_short_forms_are_those_of_the_model_channel():
-    short = "uplink: {kind: memoryless, compressor: sign}\naggregate: median\nserver: {chain: yogi}"
+    short = "uplink: {kind: memoryless, compressor: sign}\naggregate: median\nserver: {optimizer: yogi}"
     whole = "channels: {model: {uplink: {kind: memoryless, compressor: sign}, aggregate: median, server: yogi}}"
-    assert algorithm(from_text(short)) == algorithm(from_text(whole))
+    assert build_algorithm(from_yaml(short)) == build_algorithm(from_yaml(whole))
 
 
 def test_a_solver_comes_with_its_channel():
-    made = algorithm(from_text("local: {solver: scaffold}\nchannels: {control: {server: participation_scale}}"))
+    made = build_algorithm(from_yaml("local: {solver: scaffold}\nchannels: {control: {server: participation_scale}}"))
     plain = presets.fedavg().channels["model"]
     assert made.channels == {"model": plain, "control": Channel(server=server.participation_scale())}
     assert made.local.solver == local.scaffold()
@@ -120,8 +120,8 @@ def test_every_field_of_a_composition_can_be_said_in_a_file(part, section, elsew
 
 
 def test_blocks_kept_optimizers_and_broadcast_channels():
-    made = algorithm(
-        from_text(
+    made = build_algorithm(
+        from_yaml(
             "local: {private_blocks: ['0.*'], optimizer: adam, optimizer_state: kept, decoupled_weight_decay: true}"
         )
     )
@@ -131,7 +131,7 @@ def test_blocks_kept_optimizers_and_broadcast_channels():
     text = (
         "local: {optimizer: momentum, optimizer_state: {m: push}}\nchannels: {push: {follows: model, server: momentum}}"
     )
-    made = algorithm(from_text(text))
+    made = build_algorithm(from_yaml(text))
     assert made.channels["push"] == Channel(server=server.momentum(), follows="model")
     assert made.local.optimizer_state == {"m": "push"}
 
@@ -141,8 +141,8 @@ def test_any_preset_gossips():
     expected = presets.fedprox(steps=3).exchange(
         sampler=sample.per_cluster(1), local={"mixing": Mixing(gossip.torus(), 2, gossip.bernoulli(0.5))}
     )
-    assert algorithm(from_text(text)) == expected
-    dsgd = algorithm(from_text("algorithm: dsgd\ngossip: {gossip_every: 2, average_every: 6}"))
+    assert build_algorithm(from_yaml(text)) == expected
+    dsgd = build_algorithm(from_yaml("algorithm: dsgd\ngossip: {gossip_every: 2, average_every: 6}"))
     assert dsgd.local.mixing == Mixing(
         gossip.ring(), gossip_every=2, keep_local_models=True, average_every=6, order="combine-then-adapt"
     )
@@ -152,10 +152,10 @@ def test_any_preset_gossips():
     ("text", "said"),
     [
         ("uplink: sign", "run.yaml:1: uplink.kind: no uplink 'sign'. It is a compressor, which error_feedback"),
-        ("server: {chain: adam, b1: 0.5}", "run.yaml:1: server.b1: server.chain takes the server's place"),
-        ("server: {chain: [adam, {kind: scal}]}", "server.chain.1.kind: no server transform 'scal'. Did you mean"),
-        ("uplink: direct\nchannels:\n  model: {uplink: direct}", "run.yaml:3: channels.model.uplink: stands twice"),
-        ("server: {chain: adam}\nchannels:\n  model: {server: adam}", "run.yaml:3: channels.model.server: stands"),
+        ("server: {optimizer: adam, b1: 0.5}", "run.yaml:1: server.b1: server.optimizer replaces the preset's server"),
+        ("server: {optimizer: [adam, {kind: scal}]}", "server.optimizer.1.kind: no server transform 'scal'. Did you mean"),
+        ("uplink: direct\nchannels:\n  model: {uplink: direct}", "run.yaml:3: channels.model.uplink: is set twice"),
+        ("server: {optimizer: adam}\nchannels:\n  model: {server: adam}", "run.yaml:3: channels.model.server: is set"),
         ("channels:\n  control: {uplink: direct}", "run.yaml:2: channels.control: .*nothing reports on channel"),
         ("channels: {model: {uplnk: direct}}", "channels.model.uplnk: no such key. Did you mean uplink"),
         ("channels: {model: 3}", "channels.model: expected keys such as downlink, uplink, aggregate, found 3"),
@@ -175,10 +175,10 @@ def test_what_does_not_compose_is_refused_where_it_stands(text, said):
 def test_a_method_of_ones_own_has_the_words_of_its_signature(own):
     text = "algorithm: {preset: 'composed_of_mine:fedlion', lr: 0.02}\nlocal: {lr: 0.1, steps: 3}\nsample: {count: 2}"
     expected = own.fedlion(0.02, local_lr=0.1, steps=3, sampler=sample.uniform(count=2))
-    assert algorithm(from_text(text)) == expected
-    assert algorithm(from_text("algorithm: composed_of_mine:fedlion")) == own.fedlion()
+    assert build_algorithm(from_yaml(text)) == expected
+    assert build_algorithm(from_yaml("algorithm: composed_of_mine:fedlion")) == own.fedlion()
     nested = "algorithm: {preset: 'composed_of_mine:typed', second: {kind: top_k, ratio: 1/4}}"
-    assert algorithm(from_text(nested)) == own.typed(second=compress.top_k(0.25))
+    assert build_algorithm(from_yaml(nested)) == own.typed(second=compress.top_k(0.25))
 
 
 def test_a_method_without_the_common_words_is_composed_all_the_same(own):
@@ -187,7 +187,7 @@ def test_a_method_without_the_common_words_is_composed_all_the_same(own):
         "local: {epochs: 2, batch_size: all}\nsample: {count: 3}"
     )
     expected = presets.fedavg(local_lr=0.3, epochs=2, batch_size=None, sampler=sample.uniform(count=3))
-    assert algorithm(from_text(text)) == expected
+    assert build_algorithm(from_yaml(text)) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_a_method_without_the_common_words_is_composed_all_the_same(own):
         ("algorithm: composed_of_mine:fedlon", "algorithm.preset: .*no 'fedlon'. Did you mean fedlion?"),
         ("seed: 1\nalgorithm: {preset: 'composed_of_mine:fedlion', lrr: 1}", "run.yaml:2: algorithm.lrr: fedlion"),
         ("algorithm: composed_of_mine:wrong", "wrong makes no Algorithm: it made lion"),
-        ("algorithm: composed_of_mine:fedlion\nserver: {b1: 0.5}", "run.yaml:2: server.b1: fedlion has no such word"),
+        ("algorithm: composed_of_mine:fedlion\nserver: {b1: 0.5}", "run.yaml:2: server.b1: fedlion has no such argument"),
         ("algorithm: composed_of_nobody:x", "the module cannot be imported"),
-        ("server: {chain: 'composed_of_mine:lion', lr: -1}", "server.lr"),
-        ("server: {chain: {kind: 'composed_of_mine:lion', lr: fast}}", "server.chain.lr.kind: no schedule 'fast'"),
+        ("server: {optimizer: 'composed_of_mine:lion', lr: -1}", "server.lr"),
+        ("server: {optimizer: {kind: 'composed_of_mine:lion', lr: fast}}", "server.optimizer.lr.kind: no schedule 'fast'"),
     ],
 )  # fmt: skip
 def test_a_method_of_ones_own_is_refused_like_a_preset(own, text, said):
@@ -213,19 +213,19 @@ def test_a_method_of_ones_own_is_refused_like_a_preset(own, text, said):
         "algorithm: scaffold\nlocal: {steps: 2}\n"
         "channels: {control: {uplink: {kind: error_feedback, compressor: sign}}}",
         "algorithm: composed_of_mine:fedlion\nlocal: {steps: 2, optimizer: {kind: 'composed_of_mine:lion', b1: 0.8}}",
-        "algorithm: fedprox\nlocal: {steps: 2}\ngossip: {clusters: 2, reporters: 1}\nserver: {chain: [adam], lr: 0.1}",
+        "algorithm: fedprox\nlocal: {steps: 2}\ngossip: {clusters: 2, reporters: 1}\nserver: {optimizer: [adam], lr: 0.1}",
     ],
 )  # fmt: skip
 def test_a_run_of_a_composition_is_written_down_and_resumed_exactly(own, tmp_path, text):
     setting = "rounds: 4\nworkers: 1\ndata: {name: synthetic, clients: 6, options: {largest: 60}}\nmodel: logistic\n"
-    config = from_text(setting + text)
+    config = from_yaml(setting + text)
     whole = Experiment.new(config, tmp_path / "whole")
-    whole.go()
+    whole.execute()
     part = Experiment.new(config, tmp_path / "part")
-    part.go([lambda run, record: record["round"] == 2])
+    part.execute([lambda run, record: record["round"] == 2])
     assert load(tmp_path / "part" / "config.yaml") == config
-    again = Experiment.resumed(tmp_path / "part")
-    again.go()
+    again = Experiment.resume(tmp_path / "part")
+    again.execute()
     assert torch.equal(whole.run.params, again.run.params)
 
 
@@ -235,6 +235,6 @@ def test_a_resolved_composition_reads_back_the_same(own):
     local: {solver: {kind: prox, mu: 0.1}, optimizer: [{kind: 'composed_of_mine:lion'}, {kind: scale, lr: 0.1}]}
     channels: {model: {server: [adam, scale], downlink: {kind: replica, compressor: sign}}}
     """
-    config = from_text(text)
-    assert from_text(to_text(config)) == config
-    assert algorithm(from_text(to_text(config))) == algorithm(config)
+    config = from_yaml(text)
+    assert from_yaml(to_yaml(config)) == config
+    assert build_algorithm(from_yaml(to_yaml(config))) == build_algorithm(config)

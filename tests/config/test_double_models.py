@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hansa import HansaError
-from hansa.config import build, from_text
+from hansa.config import build, from_yaml
 
 CODE = """
 from torch import nn
@@ -22,8 +22,8 @@ def test_a_double_model_asks_for_double_arithmetic(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def made(name, dtype):
-        config = from_text(f"{FILE}dtype: {dtype}\nmodel: {{factory: made_of_doubles:{name}}}")
-        return build.task(config, build.federated(config))
+        config = from_yaml(f"{FILE}dtype: {dtype}\nmodel: {{factory: made_of_doubles:{name}}}")
+        return build.build_task(config, build.load_data(config))
 
     with pytest.raises(HansaError, match=r"float64 parameters.*Set dtype: float64, or leave \.double\(\) out"):
         made("double", "float32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hansa
 from hansa import presets
 from hansa.algorithm import Channel
-from hansa.config import algorithm, from_text
+from hansa.config import build_algorithm, from_yaml
 from hansa.local import blocks, sam
 from hansa.server import adam, momentum, scale
 
@@ -24,7 +24,7 @@ def test_solver_optimizer_and_blocks():
         private_blocks=blocks("norm.*"),
         frozen_blocks=blocks("first.*", "*.bias"),
     )
-    assert algorithm(from_text(text)) == expected
+    assert build_algorithm(from_yaml(text)) == expected
 
 
 def test_a_channel_that_is_only_broadcast():
@@ -37,4 +37,4 @@ def test_a_channel_that_is_only_broadcast():
     phase = {"optimizer": momentum(0.8), "optimizer_state": {"m": "drift"}}
     local = hansa.LocalPhase(plain.local.solver, plain.local.steps, plain.local.lr, **phase)
     channels = {**plain.channels, "drift": Channel(follows="model", server=scale(0.5))}
-    assert algorithm(from_text(text)) == hansa.Algorithm("fedavg", plain.sampler, local, channels)
+    assert build_algorithm(from_yaml(text)) == hansa.Algorithm("fedavg", plain.sampler, local, channels)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from hansa.config import build, from_text, to_text
+from hansa.config import build, from_yaml, to_yaml
 from hansa.core.errors import HansaError
 from hansa.runs.experiment import Experiment
 
@@ -67,12 +67,12 @@ model: {factory: data_of_mine:Line, loss: data_of_mine:quartic, metric: data_of_
 
 
 def test_everything_of_ones_own_runs_is_written_down_and_resumed_exactly(own):
-    config = from_text(REGRESSION)
-    assert from_text(to_text(config)) == config
+    config = from_yaml(REGRESSION)
+    assert from_yaml(to_yaml(config)) == config
     whole = Experiment.new(config, own / "whole")
-    whole.go()
+    whole.execute()
     last = whole.run.history[-1]
-    held = build.federated(config)
+    held = build.load_data(config)
     model = whole.run.model
     with torch.no_grad():
         apart = (model(held.test_inputs) - held.test_targets).abs()
@@ -82,15 +82,15 @@ def test_everything_of_ones_own_runs_is_written_down_and_resumed_exactly(own):
     assert held.population == 4
     assert [held.samples(client) for client in range(4)] == [5, 10, 15, 40]
     part = Experiment.new(config, own / "part")
-    part.go([lambda run, record: record["round"] == 1])
-    again = Experiment.resumed(own / "part")
-    again.go()
+    part.execute([lambda run, record: record["round"] == 1])
+    again = Experiment.resume(own / "part")
+    again.execute()
     assert torch.equal(again.run.params, whole.run.params)
 
 
 def test_whole_data_is_dealt_as_any_other(own):
-    config = from_text(SMALL + "data: {factory: data_of_mine:whole, clients: 5, partition: iid}\nmodel: logistic")
-    held = build.federated(config)
+    config = from_yaml(SMALL + "data: {factory: data_of_mine:whole, clients: 5, partition: iid}\nmodel: logistic")
+    held = build.load_data(config)
     assert (held.population, held.classes) == (5, 2)
     assert sorted(held.samples(client) for client in range(5)) == [18] * 5
 
@@ -106,19 +106,19 @@ def test_losses_have_names(name):
         ("data: {factory: data_of_mine:hole}", "data.factory: 'data_of_mine:hole': .* Did you mean whole"),
         ("data: {factory: data_of_mine:number}", "data.factory: 'data_of_mine:number': expected a function, found 3"),
         ("data: {factory: data_of_mine:quartic}", "data.factory: data_of_mine:quartic: .*missing 2 required"),
-        ("data: {factory: data_of_mine:Line}", "(?s)gives Line.*expected data, as from hansa.data.from_arrays"),
-        ("data: {factory: data_of_mine:dealt, clients: 3}", "gives data that has its clients: leave out"),
+        ("data: {factory: data_of_mine:Line}", "(?s)returns Line.*expected data, as from hansa.data.from_arrays"),
+        ("data: {factory: data_of_mine:dealt, clients: 3}", "returns data that has its clients: leave out"),
         ("data: {factory: data_of_mine:dealt}\nmodel: {factory: data_of_mine:Line, loss: msee}", "no loss 'msee'. Did"),
         ("model: {metric: data_of_mine:neer}", "model.metric: .* Did you mean near"),
         ("model: {metrics: {bad: data_of_mine:number}}", "model.metrics.bad: .*expected a function"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_key(own, text, said):
-    config = from_text(SMALL + text)
+    config = from_yaml(SMALL + text)
     with pytest.raises(HansaError, match=said):
-        build.task(config, build.federated(config))
+        build.build_task(config, build.load_data(config))
 
 
 def test_a_name_and_a_factory_are_one_too_many():
     with pytest.raises(HansaError, match=r"data: .*name and factory: expected one of the two"):
-        from_text("data: {name: mnist, factory: 'a:b'}")
+        from_yaml("data: {name: mnist, factory: 'a:b'}")

@@ -8,7 +8,7 @@ import pytest
 
 from hansa import gossip
 from hansa.config import json_schema
-from hansa.config.registry import KINDS, Misfit, plugins, slot, strays
+from hansa.config.registry import KINDS, ConfigValueError, plugins, component_field, unknown_plugins
 from hansa.server import ServerTransform
 
 MODULE = '''
@@ -36,14 +36,14 @@ def installed(tmp_path, monkeypatch):
         home.mkdir()
         (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         (home / "entry_points.txt").write_text("[hansa.parts]\n" + "\n".join(entries) + "\n")
-        plugins.forget()
+        plugins.clear_cache()
 
     (tmp_path / "plugged_in_parts.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    plugins.forget()
+    plugins.clear_cache()
     yield install
     monkeypatch.undo()
-    plugins.forget()
+    plugins.clear_cache()
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def warned(caplog):
 
 def test_a_plug_in_is_named_listed_and_suggested_like_a_part_of_hansa(installed):
     installed("halves", "server.half = plugged_in_parts:half")
-    made = slot(ServerTransform).build([{"kind": "half", "by": 4.0}, "scale"])
+    made = component_field(ServerTransform).build([{"kind": "half", "by": 4.0}, "scale"])
     assert repr(made) == "chain(half(by=4.0), scale(lr=1.0))"
     assert "half" in KINDS["server"].names
-    with pytest.raises(Misfit, match=r"no server transform 'halff'. Did you mean half\?"):
-        slot(ServerTransform).build("halff")
-    with pytest.raises(Misfit, match=r"half has no 'bye'. Did you mean by\?"):
-        slot(ServerTransform).build({"kind": "half", "bye": 4.0})
+    with pytest.raises(ConfigValueError, match=r"no server transform 'halff'. Did you mean half\?"):
+        component_field(ServerTransform).build("halff")
+    with pytest.raises(ConfigValueError, match=r"half has no 'bye'. Did you mean by\?"):
+        component_field(ServerTransform).build({"kind": "half", "bye": 4.0})
     definition = next(part for part in json_schema()["$defs"]["server"]["anyOf"] if part.get("title") == "half")
     assert definition["properties"]["by"]["default"] == 2.0
     assert definition["description"] == "step = delta / by."
@@ -68,7 +68,7 @@ def test_a_plug_in_is_named_listed_and_suggested_like_a_part_of_hansa(installed)
 
 def test_names_of_hansa_keep_their_meaning(installed, warned):
     installed("shadow", "topology.ring = plugged_in_parts:half")
-    assert slot(gossip.Topology).build("ring") == gossip.ring()
+    assert component_field(gossip.Topology).build("ring") == gossip.ring()
     assert KINDS["topology"].names.count("ring") == 1
     assert "topology.ring of the package shadow 1.0: Hansa has a topology of that name" in warned()[0]
 
@@ -76,8 +76,8 @@ def test_names_of_hansa_keep_their_meaning(installed, warned):
 def test_of_two_packages_with_one_name_the_first_has_it_and_it_is_told(installed, warned):
     installed("beta", "server.half = nowhere:x")
     installed("alpha", "server.half = plugged_in_parts:half")
-    assert type(slot(ServerTransform).build("half")).__name__ == "half"
-    assert "server.half of the package beta 1.0: alpha 1.0 has a part of that name" in warned()[0]
+    assert type(component_field(ServerTransform).build("half")).__name__ == "half"
+    assert "server.half of the package beta 1.0: alpha 1.0 has a component of that name" in warned()[0]
 
 
 def test_a_broken_package_is_told_by_its_name_and_breaks_nothing_else(installed, warned):
@@ -87,15 +87,15 @@ def test_a_broken_package_is_told_by_its_name_and_breaks_nothing_else(installed,
     told = "\n".join(warned())
     assert "server.rot of the package rotten 1.0: cannot be loaded (ModuleNotFoundError" in told
     assert "server.no of the package rotten 1.0" in told
-    with pytest.raises(Misfit, match=r"server.rot of the package rotten 1.0: cannot be loaded"):
-        slot(ServerTransform).build("rot")
-    with pytest.raises(Misfit, match=r"server.no of the package rotten 1.0.*expected a server transform"):
-        slot(ServerTransform).build("no")
+    with pytest.raises(ConfigValueError, match=r"server.rot of the package rotten 1.0: cannot be loaded"):
+        component_field(ServerTransform).build("rot")
+    with pytest.raises(ConfigValueError, match=r"server.no of the package rotten 1.0.*expected a server transform"):
+        component_field(ServerTransform).build("no")
 
 
 def test_a_kind_that_is_not_known_is_told_with_what_was_meant(installed):
     installed("odd", "servr.half = plugged_in_parts:half", "half = plugged_in_parts:half")
-    told = strays()
+    told = unknown_plugins()
     assert any("servr.half of the package odd 1.0: no kind 'servr'. Did you mean server?" in said for said in told)
     assert len(told) == 2
 
@@ -103,5 +103,5 @@ def test_a_kind_that_is_not_known_is_told_with_what_was_meant(installed):
 def test_a_module_that_ends_the_program_when_imported_does_not(installed, tmp_path):
     (tmp_path / "plugged_in_exit.py").write_text("import sys\nsys.exit(3)\n")
     installed("leaver", "server.leave = plugged_in_exit:x")
-    with pytest.raises(Misfit, match="cannot be loaded \\(SystemExit"):
-        slot(ServerTransform).build("leave")
+    with pytest.raises(ConfigValueError, match="cannot be loaded \\(SystemExit"):
+        component_field(ServerTransform).build("leave")

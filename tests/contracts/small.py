@@ -21,7 +21,7 @@ NAMES = sorted(presets.catalogue())
 
 def small(name: str, **words: Any) -> hansa.Algorithm:
     """The preset with two local steps and two of five clients a round, where it has a say in that."""
-    return presets.named(name, **{"steps": 2, **OWN.get(name, {"participation": 0.4}), **words})
+    return presets.get(name, **{"steps": 2, **OWN.get(name, {"participation": 0.4}), **words})
 
 
 def sizes(clients: int) -> list[int]:

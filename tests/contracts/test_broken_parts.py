@@ -53,9 +53,9 @@ class server:
 @part
 class aggregator:
     wrong: str
-    least: Any = 1
+    min_updates: Any = 1
     weights: Any = "uniform"
-    rows: Any = "ram"
+    momentum_storage: Any = "ram"
 
     def init(self, dim, population):
         return {}
@@ -135,10 +135,10 @@ class other_kind:
         x = torch.nan_to_num(x) if self.wrong == "finite" else x
         return self.inner.encode(x, key)
 
-    def body(self, payload, dim, dtype):
+    def parse(self, payload, dim, dtype):
         if self.wrong == "crash" and bytes(payload) == b"\xff" * len(payload):
             raise ZeroDivisionError("unforeseen")
-        return self.inner.body(payload, dim, dtype)
+        return self.inner.parse(payload, dim, dtype)
 
     def contraction(self, dim):
         return 0.1 if self.wrong == "contraction" else 1.0
@@ -289,8 +289,8 @@ BROKEN: list[tuple[Callable[[Any], None], Any, str]] = [
     (testing.check_server, server("global draw"), "draws from a global generator"),
     (testing.check_server, server("wide"), "gives torch.float64"),
     (testing.check_server, server("nan"), "NaN or infinity"),
-    (testing.check_aggregator, aggregator("", least=0), "declares least = 0"),
-    (testing.check_aggregator, aggregator("", rows="tape"), "declares rows = 'tape'"),
+    (testing.check_aggregator, aggregator("", min_updates=0), "declares min_updates = 0"),
+    (testing.check_aggregator, aggregator("", momentum_storage="tape"), "declares momentum_storage = 'tape'"),
     (testing.check_aggregator, aggregator("", weights="sizes"), "a known rule"),
     (testing.check_aggregator, aggregator("needs two"), "NaN or infinity"),
     (testing.check_aggregator, aggregator("arrival order"), "order in which updates arrive"),
@@ -348,7 +348,7 @@ BROKEN: list[tuple[Callable[[Any], None], Any, str]] = [
 
 @pytest.mark.parametrize(("check", "wrong", "told"), BROKEN, ids=[f"{c.__name__} {w!r}"[:60] for c, w, _ in BROKEN])
 def test_a_broken_part_is_told_by_the_promise_it_breaks(check, wrong, told) -> None:
-    with pytest.raises(testing.Broken, match=told):
+    with pytest.raises(testing.ContractError, match=told):
         check(wrong)
 
 

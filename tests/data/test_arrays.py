@@ -82,7 +82,7 @@ def test_targets_without_classes_of_every_shape() -> None:
 
 def test_arrays_dealt_to_a_number_of_clients() -> None:
     assert from_arrays(X, Y, clients=5).sizes.tolist() == [3, 3, 2, 2, 2]
-    assert from_arrays(X, Y, clients=3, how=dirichlet(0.1, min_size=2)).sizes.min() >= 2
+    assert from_arrays(X, Y, clients=3, partition=dirichlet(0.1, min_size=2)).sizes.min() >= 2
     split = Split.of_rows([[3], [4]])
     assert from_arrays(X, Y, clients=split).index.tolist() == [3, 4]
 
@@ -117,7 +117,7 @@ def test_a_test_set_widens_the_classes() -> None:
         (lambda: from_arrays(X, Y, clients=np.zeros(5, int)), r"owners are int64 of shape \(5,\)"),
         (lambda: from_arrays(X, Y, clients=np.zeros(12)), "owners are float64"),
         (lambda: from_arrays(X, Y, clients=13), r"iid\(clients=13\): expected at most 12"),
-        (lambda: from_arrays(X, Y, clients=[[0]], how=dirichlet(1.0)), "already say who holds what"),
+        (lambda: from_arrays(X, Y, clients=[[0]], partition=dirichlet(1.0)), "already say who holds what"),
         (lambda: from_arrays(X, Y, clients=[]), "at least one client"),
         (lambda: from_arrays(X, Y, clients=OWNERS[:-1]), r"shape \(11,\): expected one whole number or name a row"),
         (lambda: from_arrays(X, Y, clients=[0.5] * 12), "owners are object"),

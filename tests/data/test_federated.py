@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hansa.core.errors import HansaError
-from hansa.data import Dataset, FederatedData, iid, label_counts, partition, with_clients
+from hansa.data import Dataset, FederatedData, apply_split, iid, label_counts, partition_dataset
 from hansa.data.split import Split
 
 
@@ -29,7 +29,9 @@ def test_rows_and_samples_of_each_client() -> None:
 
 
 def test_rows_are_views_so_that_many_clients_cost_two_tensors() -> None:
-    data = partition(Dataset("many", torch.zeros(20_000, 1), torch.zeros(20_000, dtype=torch.int64)), iid(), 10_000)
+    data = partition_dataset(
+        Dataset("many", torch.zeros(20_000, 1), torch.zeros(20_000, dtype=torch.int64)), iid(), 10_000
+    )
     storage = data.index.untyped_storage().data_ptr()
     assert all(data.rows(client).untyped_storage().data_ptr() == storage for client in (0, 5_000, 9_999))
     assert data.index.numel() + data.offsets.numel() == 30_001
@@ -37,7 +39,7 @@ def test_rows_are_views_so_that_many_clients_cost_two_tensors() -> None:
 
 def test_partitioning_copies_nothing() -> None:
     source = Dataset("one", torch.zeros(100, 3), torch.zeros(100, dtype=torch.int64), classes=1)
-    data = partition(source, iid(), 10)
+    data = partition_dataset(source, iid(), 10)
     assert data.inputs is source.inputs
     assert data.targets is source.targets
 
@@ -108,6 +110,6 @@ def test_with_clients_keeps_the_test_set() -> None:
     source = Dataset(
         "one", torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.ones(2, 3), torch.tensor([0, 0]), classes=1
     )
-    data = with_clients(source, Split.of_rows([[0], [3]]))
+    data = apply_split(source, Split.of_rows([[0], [3]]))
     assert data.test_inputs is source.test_inputs
     assert data.population == 2

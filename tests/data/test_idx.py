@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from data.official_files import idx_bytes, write_idx
-from hansa.data import DataError, MissingError
+from hansa.data import DataError, MissingFileError
 from hansa.data.readers.idx import read_idx
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
@@ -32,7 +32,7 @@ def test_the_head_of_the_official_label_file_is_understood(tmp_path: Path) -> No
 
 
 def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=r"images: no such file\. Run it\."):
+    with pytest.raises(MissingFileError, match=r"images: no such file\. Run it\."):
         read_idx(tmp_path / "images", axes=3, remedy="Run it.")
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from data.official_files import write_leaf
-from hansa.data import DataError, MissingError, iid, load, natural, partition
+from hansa.data import DataError, MissingFileError, iid, load, natural, partition_dataset
 from hansa.data.readers.leaf import read_femnist
 from hansa.data.readers.shakespeare import ALPHABET, encode, read_shakespeare
 
@@ -45,7 +45,7 @@ def test_femnist_from_leafs_json_keeps_writers_apart(tmp_path: Path, below: str)
     assert data.test_targets.tolist() == [5]
     shades = read_femnist(tmp_path / "femnist").inputs[:, 0, 13, 13]
     assert shades.tolist() == [0, 255, 10, 20]
-    clients = partition(data, natural())
+    clients = partition_dataset(data, natural())
     assert [clients.rows(i).tolist() for i in range(3)] == [[0, 1], [2], [3]]
 
 
@@ -269,9 +269,11 @@ def test_files_that_are_not_leafs_are_refused(tmp_path: Path, content: str) -> N
 
 
 def test_missing_folders_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=r"all_data_\*\.json: no such file\. It has no ready-made official download"):
+    with pytest.raises(
+        MissingFileError, match=r"all_data_\*\.json: no such file\. It has no ready-made official download"
+    ):
         load("femnist", tmp_path)
-    with pytest.raises(MissingError, match=r"shakespeare\.json: no such file\. It has no ready-made"):
+    with pytest.raises(MissingFileError, match=r"shakespeare\.json: no such file\. It has no ready-made"):
         load("shakespeare", tmp_path)
 
 
@@ -296,7 +298,7 @@ def test_windows_are_eighty_characters_and_the_one_that_follows(tmp_path: Path) 
     roles(tmp_path / "shakespeare", texts)
     data = load("shakespeare", tmp_path)
     assert data.group_names == ("HAMLET", "OPHELIA")  # the ghost says too little for a window
-    clients = partition(data, natural())
+    clients = partition_dataset(data, natural())
     for client, text in ((0, texts["HAMLET"]), (1, texts["OPHELIA"])):
         windows = len(text) - 80
         own = clients.rows(client)
@@ -338,7 +340,7 @@ def test_windows_are_views_of_the_text_and_gather_right(tmp_path: Path) -> None:
 def test_a_stride_thins_the_training_windows(tmp_path: Path) -> None:
     roles(tmp_path / "shakespeare", {"HAMLET": spoken(500)})
     data = load("shakespeare", tmp_path, stride=10)
-    assert len(partition(data, iid(), 1).index) == len(range(0, int(0.9 * 420), 10))
+    assert len(partition_dataset(data, iid(), 1).index) == len(range(0, int(0.9 * 420), 10))
     with pytest.raises(ValueError, match="stride, test_stride and test_fraction"):
         load("shakespeare", tmp_path, step=10)
     with pytest.raises(ValueError, match=r"shakespeare\(stride=0\): expected a whole number >= 1"):
@@ -376,5 +378,5 @@ def test_leafs_ready_windows(tmp_path: Path) -> None:
 
 def test_leafs_windows_without_a_test_folder_are_refused(tmp_path: Path) -> None:
     write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([spoken(80)], ["a"])})
-    with pytest.raises(MissingError, match=r"test/\*\.json: no such file"):
+    with pytest.raises(MissingFileError, match=r"test/\*\.json: no such file"):
         read_shakespeare(tmp_path)

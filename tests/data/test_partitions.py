@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.data import Dataset, Split, dirichlet, iid, natural, partition, quantity_skew, shards
+from hansa.data import Dataset, Split, dirichlet, iid, natural, partition_dataset, quantity_skew, shards
 from hansa.data.partitions import Partition
 
 ALL_DEALING_EVERYTHING = [
@@ -268,7 +268,7 @@ def test_rows_that_are_nobodys_are_never_dealt_by_any_partition() -> None:
     groups = torch.tensor([0, -1, 1, -1, 0, 1] * 20)
     data = Dataset("toy", torch.randn(120, 2), balanced(2, 60), classes=2, groups=groups)
     for how, clients in ((iid(), 7), (dirichlet(0.5, min_size=3), 7), (shards(14, 2), 7), (natural(), None)):
-        found = partition(data, how, clients, seed=4)
+        found = partition_dataset(data, how, clients, seed=4)
         assert (groups[found.index] >= 0).all()
         assert len(found.index) == 80
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.official_files import cifar_bytes, write_cifar
-from hansa.data import DataError, MissingError
+from hansa.data import DataError, MissingFileError
 from hansa.data.readers.cifar import read_cifar
 from hansa.data.readers.pickled import read_pickled
 
@@ -190,5 +190,5 @@ def test_a_batch_of_the_wrong_shape_is_refused(tmp_path: Path, content: bytes, m
 
 
 def test_a_missing_batch_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=r"data_batch_1: no such file\. Get it\."):
+    with pytest.raises(MissingFileError, match=r"data_batch_1: no such file\. Get it\."):
         read_cifar(tmp_path / "data_batch_1", 10, "Get it.")

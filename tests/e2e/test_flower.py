@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from e2e.real_sites import TEXT, Process, alive, children, history, join, node_of, rounds, until
-from hansa.config import build, from_text
+from hansa.config import build, from_yaml
 from hansa.engine import Serial
 from hansa.runs import checkpoint
-from hansa.runs.experiment import living_run
+from hansa.runs.experiment import build_run
 
 sys.path.append(os.path.dirname(__file__))  # where flower_mine is, which the configuration names
 
@@ -40,8 +40,8 @@ METHODS = {
 
 
 def simulated(*words):
-    config = from_text(TEXT, [*words, "engine=pool"])
-    return living_run(config, build.federated(config), engine=Serial).advance(config.rounds)
+    config = from_yaml(TEXT, [*words, "engine=pool"])
+    return build_run(config, build.load_data(config), engine=Serial).advance(config.rounds)
 
 
 def same(vectors, records, expected):
@@ -57,7 +57,7 @@ def keys(tmp_path_factory):
     from hansa.federation import certificates
 
     folder = tmp_path_factory.mktemp("trust") / "keys"
-    certificates.make(folder, ["north", "south"])
+    certificates.make_keys(folder, ["north", "south"])
     return folder
 
 
@@ -85,8 +85,8 @@ def link(keys, tmp_path_factory):
 def federated(link, folder, *words, callbacks=()):
     from hansa.federation import Server
 
-    experiment = Server(from_text(TEXT, words), link).new(folder)
-    experiment.go(list(callbacks))
+    experiment = Server(from_yaml(TEXT, words), link).new(folder)
+    experiment.execute(list(callbacks))
     return experiment.run
 
 
@@ -138,7 +138,7 @@ def test_the_superlink_that_is_killed_costs_time_only(link, tmp_path):
 @whole
 def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys, tmp_path):
     """kill -9 of a whole site in mid-round, then of the server, then of both at once; no process stays behind."""
-    from hansa.federation.processes import free_port
+    from hansa.federation.flower_processes import free_port
 
     words = ["algorithm=scaffold", "rounds=5"]
     (tmp_path / "config.yaml").write_text(TEXT)
@@ -186,7 +186,7 @@ def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
     """Another authority, a key that nobody registered, no keys at all: none of them is ever asked for anything."""
     from hansa.federation import certificates
 
-    certificates.make(tmp_path / "other", ["north", "south"])
+    certificates.make_keys(tmp_path / "other", ["north", "south"])
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     for name, source in (("ca.crt", keys), ("node.key", tmp_path / "other")):
@@ -220,8 +220,8 @@ def test_a_site_that_claims_to_be_another_is_known_by_its_key(keys, tmp_path):
     link = SuperLink(["north", "south"], ServerKeys(keys / "server"))
     impostor = join(tmp_path, "south", link.address, "--keys", str(keys / "north"))
     try:
-        with pytest.raises(HansaError, match="site north does not take part: site: a charge for site 'north'"):
-            Server(from_text(TEXT), link).meet()
+        with pytest.raises(HansaError, match="site north does not take part: site: an enrollment for site 'north'"):
+            Server(from_yaml(TEXT), link).enroll_sites()
         assert link.online() == {"north"}
     finally:
         impostor.stop()

@@ -124,7 +124,7 @@ def test_a_node_that_is_lost_in_mid_round_costs_time_only(caplog):
         pools = []
 
         def engine(*parts):
-            pools.append(RayPool(*parts, workers=3).ready())
+            pools.append(RayPool(*parts, workers=3).wait_until_ready())
             return pools[0]
 
         def after_the_first_round(run, record):

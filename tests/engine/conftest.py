@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hansa.engine.processes import Processes
+from hansa.engine.processes import ProcessGroup
 
 
 @pytest.fixture(scope="session")
-def crew() -> Iterator[Processes]:
+def group() -> Iterator[ProcessGroup]:
     """Three worker processes for all tests: their start takes seconds."""
-    with Processes(3) as crew:
-        yield crew
+    with ProcessGroup(3) as group:
+        yield group
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ class FakeRay:
 
     def __init__(self, deaths: Sequence[bool] = (), room: int = 100, cpus: int = 2) -> None:
         self.deaths, self.room, self.cpus = iter(deaths), room, cpus
-        self.puts, self.hired, self.killed, self.ended = 0, 0, 0, False
+        self.puts, self.spawned, self.killed, self.ended = 0, 0, 0, False
 
     def is_initialized(self) -> bool:
         return True
@@ -86,8 +86,8 @@ class _Remote:
         self.ray, self.kind = ray, kind
 
     def remote(self, *args: Any) -> _Handle:
-        self.ray.hired += 1
-        return _Handle(self.ray, self.kind, args, comes=self.ray.hired <= self.ray.room)
+        self.ray.spawned += 1
+        return _Handle(self.ray, self.kind, args, comes=self.ray.spawned <= self.ray.room)
 
 
 class _Handle:
@@ -103,7 +103,7 @@ class _Handle:
         sent = [_frozen(arg) for arg in args]  # as they are now
 
         def made() -> Any:
-            if self._dead or (name == "do" and next(self._ray.deaths, False)):
+            if self._dead or (name == "execute" and next(self._ray.deaths, False)):
                 self._dead = True
                 raise RayError("the actor died")
             if self._living is None:

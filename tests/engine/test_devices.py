@@ -13,15 +13,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hansa
-from engine import laboratory as lab
+from engine import problems
 from hansa.core import devices as places
-from hansa.engine import choose
-from hansa.engine.processes import Processes
+from hansa.engine import auto_engine
+from hansa.engine.processes import ProcessGroup
 from hansa.rounds import round
-from hansa.rounds.device_transfer import away, home
-from hansa.rounds.messages import Report
+from hansa.rounds.round import to_cpu, to_device
 from hansa.runs.driver import Run
-from hansa.training.module_state import Private
+from hansa.training.module_state import ModuleState
 
 META, GPU = torch.device("meta"), torch.device("cuda:0")
 
@@ -66,31 +65,31 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
     seen = (hansa.augment.crop(1), hansa.augment.flip()) if name == "momentum" else ()
-    task = hansa.Task(Residual, nn.functional.cross_entropy, lab.data(), native=False, augment=seen)
+    task = hansa.Task(Residual, nn.functional.cross_entropy, problems.data(), native=False, augment=seen)
     run = Run(METHODS[name], task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
     monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
-    monkeypatch.setattr(Private, "refuse_change", lambda private: None)  # compares bits, of which there are none
+    monkeypatch.setattr(ModuleState, "check_constant_buffers", lambda private: None)  # compares bits, of which there are none
     got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
     with Pretended():
-        shell = task.shell(torch.float32, META)
-        held = shell.source
-        assert (shell.y.device, held.one.values.device, held.labels.device) == (META, META, META)
-        assert {part.device for part in (*shell.module.parameters(), *shell.module.buffers())} == {META}
-        there = away(META, order, got)
-        assert {vector.device for vector in there[1].values()} == {META}
-        mixed = round._trained(run.algorithm, *there, shell, task.population)
-        (trained, *_) = mixed.trained.values()
-        assert trained.change.device == META
-        assert mixed.mean.device == META
-        back = home(mixed)
-        score = shell.evaluate(got, 0, 40)
-    (trained, *_) = back.trained.values()
-    rows = [trained.change, trained.buffers, back.mean, *trained.memory.values()]
+        trainer = task.trainer(torch.float32, META)
+        source = trainer.source
+        assert (trainer.y.device, source.native_inputs.values.device, source.labels.device) == (META, META, META)
+        assert {part.device for part in (*trainer.module.parameters(), *trainer.module.buffers())} == {META}
+        moved = round.to_device(META, [order], got)
+        assert {vector.device for vector in moved[1].values()} == {META}
+        (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
+        (update, *_) = result.updates.values()
+        assert update.change.device == META
+        assert result.mean.device == META
+        back = round.to_cpu(result)
+        score = trainer.evaluate(got, 0, 40)
+    (update, *_) = back.updates.values()
+    rows = [update.change, update.buffers, back.mean, *update.memory.values()]
     assert {row.device.type for row in rows if row is not None} == {"cpu"}
-    assert trained.change.shape == got["model"].shape
-    assert score.loss is not None
+    assert update.change.shape == got["model"].shape
+    assert score.loss_sum is not None
 
 
 def test_pretended_tensors_do_refuse_to_be_mixed():
@@ -100,23 +99,17 @@ def test_pretended_tensors_do_refuse_to_be_mixed():
 
 def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
     """On a machine without another device the crossing is made to happen between the CPU and itself: same bits."""
-    task, crossed = lab.task(Residual, native=False), []
+    task, crossed = problems.task(Residual, native=False), []
 
-    def client_round(algorithm, order, shell, population, held=None) -> Report:
+    def train(algorithm, orders, got, trainer, population):
         crossed.append(1)
-        got = round.received(algorithm, order, held or {})
-        mixed = home(round._trained(algorithm, *away(places.CPU, order, got), shell, population))
-        monkeypatch.setattr(round, "_trained", lambda *given: mixed)
-        try:
-            return round.client_round(algorithm, order, shell, population, held)
-        finally:
-            monkeypatch.setattr(round, "_trained", trained)
+        results = round._train_there(algorithm, *round.to_device(places.CPU, orders, got), trainer, population)
+        return [round.to_cpu(result) for result in results]
 
-    trained = round._trained
     method = METHODS["scaffold, clip"]
     expected = Run(method, task).advance(2)
     with monkeypatch.context() as patch:
-        patch.setattr("hansa.engine.serial.client_round", client_round)
+        patch.setattr(round, "_train", train)
         found = Run(method, task, device="cpu:0").advance(2)
     assert crossed
     assert torch.equal(found.params, expected.params)
@@ -124,12 +117,12 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_workers_take_the_devices_in_turn(kind, caplog):
-    task = lab.task(lab.perceptron, native=False)
+    task = problems.task(problems.perceptron, native=False)
     method = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8)
     expected = Run(method, task).advance(2)
-    several = places.devices(["cpu", "cpu:0"])
+    several = places.resolve_devices(["cpu", "cpu:0"])
     with caplog.at_level(logging.INFO, "hansa"):
-        found = Run(method, task, device=["cpu", "cpu"], engine=choose(None, 2, kind, several)).advance(2)
+        found = Run(method, task, device=["cpu", "cpu"], engine=auto_engine(None, 2, kind, several)).advance(2)
     assert f"2 workers: {'threads' if kind == 'thread' else 'processes'}" in caplog.text
     assert torch.equal(found.params, expected.params)
 
@@ -151,16 +144,16 @@ class Idle:
 def test_a_worker_that_is_replaced_leaves_its_place_among_the_devices(monkeypatch):
     monkeypatch.setattr("hansa.engine.processes.subprocess.Popen", Idle)
     Idle.told.clear()
-    with Processes(3) as crew:
-        crew.dismiss(crew.members[1])
-        crew.hire()
-        crew.hire()
+    with ProcessGroup(3) as group:
+        group.stop(group.workers[1])
+        group.spawn()
+        group.spawn()
     assert Idle.told == [0, 1, 2, 1, 3]
 
 
 def test_the_task_says_a_device_and_the_run_another(monkeypatch):
     monkeypatch.setattr(places, "available", lambda: {places.CPU: "CPU", GPU: "pretended"})
-    task = hansa.Task(lab.perceptron, nn.functional.cross_entropy, lab.data(), device="cuda")
+    task = hansa.Task(problems.perceptron, nn.functional.cross_entropy, problems.data(), device="cuda")
     assert Run(hansa.presets.fedavg(), task).devices == (GPU,)
     run = Run(hansa.presets.fedavg(), task, device=["cpu", "cuda:0"])
     assert run.devices == (places.CPU, GPU)
@@ -181,16 +174,16 @@ def test_the_task_says_a_device_and_the_run_another(monkeypatch):
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch, asked, told):
     monkeypatch.setattr(places, "available", lambda: {places.CPU: "CPU"})
     with pytest.raises(hansa.HansaError, match=told):
-        hansa.run(hansa.presets.fedavg(), lab.task(), rounds=1, device=asked)
+        hansa.run(hansa.presets.fedavg(), problems.task(), rounds=1, device=asked)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("name", METHODS)
 def test_on_a_gpu_any_number_of_workers_gives_the_same_bits_near_those_of_the_cpu(name):
-    task = lab.task(Residual, native=False)
+    task = problems.task(Residual, native=False)
     plain = Run(METHODS[name], task, device="cuda").advance(2)
     for kind in ("process", "thread"):
         method = METHODS[name]
-        again = Run(method, task, device="cuda", engine=choose(2, 2, kind, plain.devices)).advance(2)
+        again = Run(method, task, device="cuda", engine=auto_engine(2, 2, kind, plain.devices)).advance(2)
         assert torch.equal(again.params, plain.params)
     assert plain.params.device == places.CPU

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import hansa
-from engine import laboratory as lab
-from engine.laboratory import CPU
+from engine import problems
+from engine.problems import CPU
 from hansa import presets
-from hansa.engine import choose, processes
+from hansa.engine import auto_engine, processes
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
 from hansa.local import fixed, random_steps
@@ -24,22 +24,26 @@ from hansa.runs.driver import Run
 
 UNEVEN = {"local_lr": 0.05, "steps": random_steps(1, 9), "batch_size": 7, "participation": 0.7}
 CASES = {
-    "fedavg": lambda: (presets.fedavg(**UNEVEN, weights="samples"), lab.task(), torch.float32),
-    "fedavg, eager steps": lambda: (presets.fedavg(**UNEVEN), lab.task(native=False), torch.float32),
-    "convolutions": lambda: (presets.fedprox(**UNEVEN), lab.task(lab.plain_convolution), torch.float32),
-    "BatchNorm buffers": lambda: (presets.fedams(**UNEVEN), lab.task(lab.convolution), torch.float32),
-    "memory and a second channel": lambda: (presets.scaffold(**UNEVEN), lab.task(lab.convolution), torch.float32),
-    "feddyn": lambda: (presets.feddyn(**UNEVEN), lab.task(), torch.float32),
-    "fednova": lambda: (presets.fednova(**UNEVEN), lab.task(), torch.float32),
-    "packed uploads and residuals": lambda: (presets.fedcams(**UNEVEN), lab.task(), torch.float32),
-    "dropout": lambda: (presets.fedavg(**UNEVEN), lab.task(lab.dropout), torch.float32),
-    "float64 data and model": lambda: (presets.scaffold(**UNEVEN), lab.task(lab.convolution), torch.float64),
-    "quadratic in float64": lambda: (presets.fedadam(**UNEVEN), lab.bowls(), torch.float64),
-    "clusters that gossip": lambda: (presets.cafga(clusters=2, reporters=2, steps=5), lab.task(), torch.float32),
-    "every client its own model": lambda: (presets.dsgd(steps=3), lab.bowls(), torch.float64),
+    "fedavg": lambda: (presets.fedavg(**UNEVEN, weights="samples"), problems.task(), torch.float32),
+    "fedavg, eager steps": lambda: (presets.fedavg(**UNEVEN), problems.task(native=False), torch.float32),
+    "convolutions": lambda: (presets.fedprox(**UNEVEN), problems.task(problems.plain_convolution), torch.float32),
+    "BatchNorm buffers": lambda: (presets.fedams(**UNEVEN), problems.task(problems.convolution), torch.float32),
+    "memory and a second channel": lambda: (
+        presets.scaffold(**UNEVEN),
+        problems.task(problems.convolution),
+        torch.float32,
+    ),
+    "feddyn": lambda: (presets.feddyn(**UNEVEN), problems.task(), torch.float32),
+    "fednova": lambda: (presets.fednova(**UNEVEN), problems.task(), torch.float32),
+    "packed uploads and residuals": lambda: (presets.fedcams(**UNEVEN), problems.task(), torch.float32),
+    "dropout": lambda: (presets.fedavg(**UNEVEN), problems.task(problems.dropout), torch.float32),
+    "float64 data and model": lambda: (presets.scaffold(**UNEVEN), problems.task(problems.convolution), torch.float64),
+    "quadratic in float64": lambda: (presets.fedadam(**UNEVEN), problems.bowls(), torch.float64),
+    "clusters that gossip": lambda: (presets.cafga(clusters=2, reporters=2, steps=5), problems.task(), torch.float32),
+    "every client its own model": lambda: (presets.dsgd(steps=3), problems.bowls(), torch.float64),
     "a client that diverges": lambda: (
         presets.fedavg(local_lr=0.1, steps=4),
-        lab.with_accident(lab.diverging, 4),
+        problems.with_accident(problems.diverging, 4),
         torch.float64,
     ),
 }
@@ -74,54 +78,54 @@ def assert_same_run(found: Run, expected: Run) -> None:
         assert_same_tree(found.store.read(client), expected.store.read(client))
     records = [[{k: v for k, v in r.items() if k != "seconds"} for r in run.history] for run in (found, expected)]
     assert str(records[0]) == str(records[1])  # as text: a NaN equals itself
-    assert found.lost == expected.lost
+    assert found.dropped_clients == expected.dropped_clients
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_any_number_of_workers_equals_serial_bit_for_bit(crew, case, workers):
+def test_any_number_of_workers_equals_serial_bit_for_bit(group, case, workers):
     expected = serial(case)
     assert not torch.equal(expected.trajectory[0], expected.trajectory[-1])
-    assert_same_run(finished(case, partial(Pool, workers=workers, crew=crew)), expected)
+    assert_same_run(finished(case, partial(Pool, workers=workers, group=group)), expected)
 
 
-def test_the_diverging_client_is_lost_and_the_others_are_not(crew):
-    run = finished("a client that diverges", partial(Pool, workers=2, crew=crew))
-    assert {(lost.client, lost.reason) for _, lost in run.lost} == {(4, "non-finite")}
-    assert run.history[-1]["participants"] == lab.CLIENTS - 1
+def test_the_diverging_client_is_lost_and_the_others_are_not(group):
+    run = finished("a client that diverges", partial(Pool, workers=2, group=group))
+    assert {(lost.client, lost.reason) for _, lost in run.dropped_clients} == {(4, "non-finite")}
+    assert run.history[-1]["participants"] == problems.CLIENTS - 1
 
 
-def test_the_evaluation_is_the_same_for_any_number_of_workers_and_while_a_round_runs(crew):
+def test_the_evaluation_is_the_same_for_any_number_of_workers_and_while_a_round_runs(group):
     algorithm = presets.fedavg(local_lr=0.1, steps=20, batch_size=8)
-    task = lab.divided(lab.convolution, torch.nn.functional.cross_entropy, lab.data())
+    task = problems.divided(problems.convolution, torch.nn.functional.cross_entropy, problems.data())
     algorithm = algorithm.with_buffers()
-    orders = lab.first_orders(algorithm, task, torch.float32)
+    orders = problems.first_orders(algorithm, task, torch.float32)
     alone = Serial(algorithm, task, torch.float32, CPU)
-    expected, reports = alone.evaluate(lab.vectors_of(orders[0])), {r.cohort: r for r in alone.run(orders)}
+    expected, reports = alone.evaluate(problems.vectors_of(orders[0])), {r.cohort: r for r in alone.run(orders)}
     assert expected.keys() == {"loss", "hits"}
     assert len(task.pieces()) == 5
     for workers in (1, 2, 3):
-        with Pool(algorithm, task, torch.float32, CPU, workers=workers, crew=crew) as pool:
-            assert pool.evaluate(lab.vectors_of(orders[0])) == expected
-            later = pool.evaluate_later(lab.vectors_of(orders[0]))
+        with Pool(algorithm, task, torch.float32, CPU, workers=workers, group=group) as pool:
+            assert pool.evaluate(problems.vectors_of(orders[0])) == expected
+            later = pool.evaluate_async(problems.vectors_of(orders[0]))
             found = {report.cohort: report for report in pool.run(orders)}
             assert later.result() == expected
             assert later.result() == expected
-            assert all(lab.reports_equal(found[cohort], reports[cohort]) for cohort in reports)
+            assert all(problems.reports_equal(found[cohort], reports[cohort]) for cohort in reports)
 
 
-def test_a_task_without_test_data_has_nothing_to_evaluate(crew):
-    data = lab.data()
+def test_a_task_without_test_data_has_nothing_to_evaluate(group):
+    data = problems.data()
     train_only = type(data)(data.inputs, data.targets, data.index, data.offsets, classes=3)
-    task = hansa.Task(lab.perceptron, torch.nn.functional.cross_entropy, train_only)
-    with Pool(presets.fedavg(), task, torch.float32, CPU, crew=crew) as pool:
+    task = hansa.Task(problems.perceptron, torch.nn.functional.cross_entropy, train_only)
+    with Pool(presets.fedavg(), task, torch.float32, CPU, group=group) as pool:
         assert pool.evaluate(task.start(hansa.Key(0), torch.float32)) == {}
 
 
-def test_an_error_in_a_worker_names_client_round_and_step_and_shows_its_traceback(crew):
-    algorithm, task = presets.fedavg(local_lr=0.1, steps=6), lab.with_accident(lab.raising, 2)
-    orders = lab.first_orders(algorithm, task)
-    with Pool(algorithm, task, torch.float64, CPU, workers=2, crew=crew) as pool:
+def test_an_error_in_a_worker_names_client_round_and_step_and_shows_its_traceback(group):
+    algorithm, task = presets.fedavg(local_lr=0.1, steps=6), problems.with_accident(problems.raising, 2)
+    orders = problems.first_orders(algorithm, task)
+    with Pool(algorithm, task, torch.float64, CPU, workers=2, group=group) as pool:
         with pytest.raises(hansa.HansaError, match="round 0, client 2, step 2: ZeroDivisionError: the sext") as caught:
             list(pool.run(orders))
         assert 'raise ZeroDivisionError("the sextant is broken")' in str(caught.value.__cause__)
@@ -129,30 +133,30 @@ def test_an_error_in_a_worker_names_client_round_and_step_and_shows_its_tracebac
         assert sorted(report.cohort for report in pool.run(others)) == [order.cohort for order in others]
 
 
-def test_a_round_that_is_left_early_does_not_disturb_the_next(crew):
-    algorithm, task = presets.scaffold(local_lr=0.05, steps=30, batch_size=8), lab.task()
-    orders = lab.first_orders(algorithm, task, torch.float32)
-    fewer = lab.first_orders(algorithm.with_local(steps=fixed(2)), task, torch.float32)
+def test_a_round_that_is_left_early_does_not_disturb_the_next(group):
+    algorithm, task = presets.scaffold(local_lr=0.05, steps=30, batch_size=8), problems.task()
+    orders = problems.first_orders(algorithm, task, torch.float32)
+    fewer = problems.first_orders(algorithm.with_local(steps=fixed(2)), task, torch.float32)
     expected = {r.cohort: r for r in Serial(algorithm, task, torch.float32, CPU).run(fewer)}
-    with Pool(algorithm, task, torch.float32, CPU, workers=2, crew=crew) as pool:
+    with Pool(algorithm, task, torch.float32, CPU, workers=2, group=group) as pool:
         for report in pool.run(orders):
             assert report.uploads
             break
         found = {report.cohort: report for report in pool.run(fewer)}
     assert found.keys() == expected.keys()
-    assert all(lab.reports_equal(found[cohort], expected[cohort]) for cohort in expected)
+    assert all(problems.reports_equal(found[cohort], expected[cohort]) for cohort in expected)
 
 
-def test_workers_use_the_torch_settings_of_the_run(crew):
-    task = lab.with_accident(lab.settings, 0)
+def test_workers_use_the_torch_settings_of_the_run(group):
+    task = problems.with_accident(problems.settings, 0)
     algorithm = presets.fedavg(local_lr=1.0, steps=1)
     torch.set_float32_matmul_precision("high")
     try:
-        pool = Pool(algorithm, task, torch.float64, CPU, workers=1, crew=crew)
+        pool = Pool(algorithm, task, torch.float64, CPU, workers=1, group=group)
     finally:
         torch.set_float32_matmul_precision("highest")
     with pool:
-        assert [report.uploads[0].loss for report in pool.run(lab.first_orders(algorithm, task))] == [101.0] * 6
+        assert [report.uploads[0].loss for report in pool.run(problems.first_orders(algorithm, task))] == [101.0] * 6
 
 
 @pytest.mark.parametrize(
@@ -164,48 +168,48 @@ def test_workers_use_the_torch_settings_of_the_run(crew):
 )
 def test_wrong_arguments_are_refused(wrong, message):
     with pytest.raises(hansa.HansaError, match=message):
-        Pool(presets.fedavg(), lab.bowls(), torch.float64, CPU, **wrong)
+        Pool(presets.fedavg(), problems.bowls(), torch.float64, CPU, **wrong)
 
 
 def test_a_worker_does_not_start_workers_of_its_own(monkeypatch):
     monkeypatch.setenv("HANSA_WORKER", "1")
     with pytest.raises(hansa.HansaError, match="if __name__"):
-        Pool(presets.fedavg(), lab.bowls(), torch.float64, CPU)
+        Pool(presets.fedavg(), problems.bowls(), torch.float64, CPU)
 
 
-def test_the_log_is_quiet_when_nothing_happens(crew, caplog):
+def test_the_log_is_quiet_when_nothing_happens(group, caplog):
     with caplog.at_level(logging.DEBUG, "hansa"):
-        finished("quadratic in float64", partial(Pool, workers=2, crew=crew))
+        finished("quadratic in float64", partial(Pool, workers=2, group=group))
     assert not caplog.records
 
 
-def test_a_killed_worker_is_replaced_and_the_round_has_the_same_result(crew, tmp_path, caplog):
+def test_a_killed_worker_is_replaced_and_the_round_has_the_same_result(group, tmp_path, caplog):
     marker = tmp_path / "dies"
     marker.touch()
-    task = lab.with_accident(lab.dying(marker), 3)
+    task = problems.with_accident(problems.dying(marker), 3)
     algorithm = presets.scaffold(local_lr=0.1, steps=fixed([1, 9, 2, 5, 3, 7]))
     expected = Run(algorithm, task, dtype=torch.float64, keep_params=True).advance(4)
-    before = {worker.popen.pid for worker in crew.members}
+    before = {worker.popen.pid for worker in group.workers}
     found = Run(
-        algorithm, task, dtype=torch.float64, keep_params=True, engine=partial(Pool, workers=2, crew=crew)
+        algorithm, task, dtype=torch.float64, keep_params=True, engine=partial(Pool, workers=2, group=group)
     ).advance(4)
     assert_same_run(found, expected)
     assert not marker.exists()
-    assert len(before - {worker.popen.pid for worker in crew.members}) == 1
-    assert len(crew.members) == 3
-    assert "round 0, client 3: the worker died (killed by SIGKILL; was memory short?)" in caplog.text
+    assert len(before - {worker.popen.pid for worker in group.workers}) == 1
+    assert len(group.workers) == 3
+    assert "round 0, client 3: the worker died (killed by SIGKILL; out of memory?)" in caplog.text
 
 
-def test_a_worker_killed_between_rounds_is_replaced(crew):
-    algorithm, task = presets.fedavg(local_lr=0.1, steps=3), lab.bowls()
-    orders = lab.first_orders(algorithm, task)
+def test_a_worker_killed_between_rounds_is_replaced(group):
+    algorithm, task = presets.fedavg(local_lr=0.1, steps=3), problems.bowls()
+    orders = problems.first_orders(algorithm, task)
     expected = {r.cohort: r for r in Serial(algorithm, task, torch.float64, CPU).run(orders)}
-    with Pool(algorithm, task, torch.float64, CPU, workers=2, crew=crew) as pool:
+    with Pool(algorithm, task, torch.float64, CPU, workers=2, group=group) as pool:
         list(pool.run(orders))
-        os.kill(crew.members[0].popen.pid, signal.SIGKILL)
-        crew.members[0].popen.wait()
+        os.kill(group.workers[0].popen.pid, signal.SIGKILL)
+        group.workers[0].popen.wait()
         found = {report.cohort: report for report in pool.run(orders)}
-    assert all(lab.reports_equal(found[cohort], expected[cohort]) for cohort in range(lab.CLIENTS))
+    assert all(problems.reports_equal(found[cohort], expected[cohort]) for cohort in range(problems.CLIENTS))
 
 
 def watched(pools, workers=2):
@@ -218,14 +222,14 @@ def watched(pools, workers=2):
 
 @pytest.mark.parametrize("case", ["memory and a second channel", "clusters that gossip"])
 def test_a_stopped_worker_is_replaced_and_its_orders_are_run_again_to_the_same_bits(case, monkeypatch, caplog):
-    monkeypatch.setattr(processes, "TICK", 0.05)
-    monkeypatch.setattr(processes, "LOOKS", 3)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "STOPPED_POLLS", 3)
     algorithm, task, dtype = CASES[case]()
     pools, stopped = [], []
 
     def stop(run, record):
         if record["round"] == 1:
-            for member in pools[0].start()._crew.members[:1]:
+            for member in pools[0].wait_until_ready()._group.workers[:1]:
                 os.kill(member.popen.pid, signal.SIGSTOP)
                 stopped.append(member.popen)
 
@@ -237,29 +241,29 @@ def test_a_stopped_worker_is_replaced_and_its_orders_are_run_again_to_the_same_b
 
 
 def test_a_worker_that_goes_on_in_time_is_left_alone(monkeypatch):
-    monkeypatch.setattr(processes, "TICK", 0.05)
-    monkeypatch.setattr(processes, "LOOKS", 1000)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(processes, "STOPPED_POLLS", 1000)
     with Pool(*CASES["fedavg"]()[:2], torch.float32, CPU, workers=1) as pool:
-        (member,) = pool.start()._crew.members
+        (member,) = pool.wait_until_ready()._group.workers
         os.kill(member.popen.pid, signal.SIGSTOP)
-        while not member.stands_still():
+        while not member.is_stopped():
             time.sleep(0.01)
-        assert pool._crew._watch() == []
+        assert pool._group._replace_stopped() == []
         assert member.stopped == 1
         os.kill(member.popen.pid, signal.SIGCONT)
-        while member.stands_still():
+        while member.is_stopped():
             time.sleep(0.01)
-        assert pool._crew._watch() == []
+        assert pool._group._replace_stopped() == []
         assert member.stopped == 0
 
 
 def test_there_are_never_more_workers_than_orders(monkeypatch):
-    hired = []
-    monkeypatch.setattr(processes.Processes, "hire", lambda self: hired.append(1) or hire(self))
+    spawned = []
+    monkeypatch.setattr(processes.ProcessGroup, "spawn", lambda self: spawned.append(1) or spawn(self))
     algorithm, task, dtype = CASES["clusters that gossip"]()  # two clusters: two orders a round
-    run = Run(algorithm, task, dtype=dtype, seed=5, keep_params=True, engine=choose(9, 3, "process")).advance(3)
-    assert len(hired) == 2
+    run = Run(algorithm, task, dtype=dtype, seed=5, keep_params=True, engine=auto_engine(9, 3, "process")).advance(3)
+    assert len(spawned) == 2
     assert_same_run(run, serial("clusters that gossip"))
 
 
-hire = processes.Processes.hire
+spawn = processes.ProcessGroup.spawn

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 import hansa
-from engine import laboratory as lab
+from engine import problems
 from hansa.engine.pool import Pool
-from hansa.engine.processes import Processes
+from hansa.engine.processes import ProcessGroup
 from hansa.engine.serial import Serial
-from hansa.engine.shared_memory import CodePacker, Memory, Packer, unpack
+from hansa.engine.shared_memory import CodePacker, Packer, SharedMemory, unpack
 
-chooser = import_module("hansa.engine.auto")
+auto = import_module("hansa.engine.auto")
 
 SCRIPT = """
 import logging
@@ -73,11 +73,11 @@ held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:30]
 task = hansa.Task(lambda: Net(width), weighted(3.0), held, metric=lambda o, t: ((o > 0) == (t > 0.5)).sum())
 method = hansa.presets.fedcams(local_lr=0.1, steps=3, batch_size=5, compressor=signs(), server_lr=0.1)
 runs = [hansa.run(method, task, rounds=2, workers=1)]
-with hansa.workers(2) as staff:
+with hansa.workers(2) as block:
     runs.append(hansa.run(method, task, rounds=2))
-    pids = [worker.popen.pid for worker in staff._crew.members]
+    pids = [worker.popen.pid for worker in block._group.workers]
     found = hansa.compare({"a": method, "b": hansa.presets.fedavg(local_lr=0.1, steps=2)}, task, rounds=1, seeds=2)
-    assert pids == [worker.popen.pid for worker in staff._crew.members]
+    assert pids == [worker.popen.pid for worker in block._group.workers]
 assert all(torch.equal(run.params, runs[0].params) for run in runs)
 assert runs[0].history[-1]["test_accuracy"] == runs[1].history[-1]["test_accuracy"]
 print("equal", len(pids), "in", __name__)
@@ -109,11 +109,11 @@ def test_lambdas_local_classes_and_closures_are_sent_to_workers_that_are_started
     task = hansa.Task(
         lambda: Inner(),
         lambda output, target: nn.functional.cross_entropy(output, target) + smooth * output.square().mean(),
-        lab.data(),
+        problems.data(),
     )
-    hired = []
-    hire = Processes.hire
-    monkeypatch.setattr(Processes, "hire", lambda crew: (hired.append(1), hire(crew))[1])
+    spawned = []
+    spawn = ProcessGroup.spawn
+    monkeypatch.setattr(ProcessGroup, "spawn", lambda group: (spawned.append(1), spawn(group))[1])
     methods = {
         "a": hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8),
         "b": hansa.presets.scaffold(local_lr=0.1, steps=1, batch_size=5),
@@ -121,7 +121,7 @@ def test_lambdas_local_classes_and_closures_are_sent_to_workers_that_are_started
     with caplog.at_level(logging.INFO, "hansa"):
         found = hansa.compare(methods, task, rounds=2, seeds=2, workers=2)
     assert caplog.text.count("2 workers: processes") == 4
-    assert len(hired) == 2
+    assert len(spawned) == 2
     for name, method in methods.items():
         for seed, run in enumerate(found[name]):
             assert torch.equal(run.params, hansa.run(method, task, rounds=2, seed=seed, workers=1).params)
@@ -130,7 +130,7 @@ def test_lambdas_local_classes_and_closures_are_sent_to_workers_that_are_started
 def test_a_class_that_only_the_script_has_comes_back_from_a_worker_as_itself():
     """Packers on both sides fall back to code by value; its tracker makes it the same class again."""
     kind = type("Own", (tuple,), {"__module__": "__main__"})
-    there, back = Memory(), Memory()
+    there, back = SharedMemory(), SharedMemory()
     packed = Packer(there).pack({"row": torch.arange(3.0), "own": kind([1, 2])})
     found = unpack(packed, [there], copy=True)
     again = unpack(CodePacker(back).pack(found), [back], copy=True)
@@ -139,15 +139,15 @@ def test_a_class_that_only_the_script_has_comes_back_from_a_worker_as_itself():
 
 
 def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(chooser, "LONG_STEP", 1e9)
-    chooser.say_once.cache_clear()
+    monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 1e9)
+    auto.warn_once.cache_clear()
     lock = threading.Lock()
 
     def loss(output, target):
         with lock:
             return nn.functional.cross_entropy(output, target)
 
-    task = hansa.Task(lab.perceptron, loss, lab.data(), name="locked", native=False)
+    task = hansa.Task(problems.perceptron, loss, problems.data(), name="locked", native=False)
     method = hansa.presets.fedavg(local_lr=0.1, steps=1, batch_size=8)
     with caplog.at_level(logging.WARNING, "hansa"):
         runs = [hansa.run(method, task, rounds=1, workers=workers) for workers in (1, 2, 2)]
@@ -160,24 +160,28 @@ def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
 
 
 def test_memory_is_given_back_between_runs_and_a_run_left_in_its_midst_leaves_the_crew_usable():
-    task = lab.task(lab.convolution, native=False)
+    task = problems.task(problems.convolution, native=False)
     method = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8)
-    orders = lab.first_orders(method, task, torch.float32)
-    expected = list(Serial(method, task, torch.float32, lab.CPU).run(orders))
-    with hansa.workers(2) as staff:
-        crew = staff.borrow()
-        assert staff.borrow() is None
-        pool = Pool(method, task, torch.float32, lab.CPU, workers=2, crew=crew).start()
+    orders = problems.first_orders(method, task, torch.float32)
+    expected = list(Serial(method, task, torch.float32, problems.CPU).run(orders))
+    with hansa.workers(2) as block:
+        group = block.acquire()
+        assert block.acquire() is None
+        pool = Pool(method, task, torch.float32, problems.CPU, workers=2, group=group).wait_until_ready()
         left = pool.run(orders)
         next(left)
         pool.close()
-        memories = [crew._round, crew._exam, *(slot for worker in crew.members for slot in worker.slots)]
-        assert [os.fstat(memory.descriptor).st_size for memory in memories] == [0] * len(memories)
-        assert crew._setup is None
-        with Pool(method, task, torch.float32, lab.CPU, workers=2, crew=crew).start() as pool:
+        memories = [
+            group._order_memory,
+            group._evaluation_memory,
+            *(slot for worker in group.workers for slot in worker.slots),
+        ]
+        assert [os.fstat(memory.fd).st_size for memory in memories] == [0] * len(memories)
+        assert group._setup is None
+        with Pool(method, task, torch.float32, problems.CPU, workers=2, group=group).wait_until_ready() as pool:
             reports = sorted(pool.run(orders), key=lambda report: report.cohort)
-        assert all(lab.reports_equal(a, b) for a, b in zip(reports, expected, strict=True))
-        pids = [worker.popen for worker in crew.members]
+        assert all(problems.reports_equal(a, b) for a, b in zip(reports, expected, strict=True))
+        pids = [worker.popen for worker in group.workers]
     assert all(worker.returncode is not None for worker in pids)
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import hansa
-from engine import laboratory as lab
-from engine.laboratory import CPU
+from engine import problems
+from engine.problems import CPU
 from hansa import presets
 from hansa.engine.pool import Pool
-from hansa.engine.requests import perform_all
+from hansa.engine.requests import execute_all
 from hansa.engine.serial import Serial
-from hansa.engine.worker_group import NotShareable
+from hansa.engine.worker_group import WorkersUnsupported
 from hansa.local.solvers import sgd
 from hansa.runs.driver import Run
 
@@ -32,10 +32,10 @@ class Drawing(sgd):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("model", [lab.perceptron, lab.convolution])
+@pytest.mark.parametrize("model", [problems.perceptron, problems.convolution])
 def test_threads_equal_serial_bit_for_bit(model, workers):
     runs = [
-        Run(presets.scaffold(**WORDS), lab.task(model), keep_params=True, engine=engine).advance(2)
+        Run(presets.scaffold(**WORDS), problems.task(model), keep_params=True, engine=engine).advance(2)
         for engine in (Serial, partial(Pool, workers=workers, kind="thread"))
     ]
     assert torch.equal(runs[0].trajectory, runs[1].trajectory)
@@ -50,55 +50,55 @@ def test_whoever_waits_for_native_workers_is_one_of_them(monkeypatch):
 
     def noted(*given):
         seen.add(threading.current_thread().name)
-        return perform_all(*given)
+        return execute_all(*given)
 
-    monkeypatch.setattr("hansa.engine.threads.perform_all", noted)
-    algorithm, task = presets.fedavg(**WORDS), lab.task()
+    monkeypatch.setattr("hansa.engine.threads.execute_all", noted)
+    algorithm, task = presets.fedavg(**WORDS), problems.task()
     with Pool(algorithm, task, torch.float32, CPU, workers=2, kind="thread") as pool:
-        assert [worker.thread is None for worker in pool._crew.members] == [True, False]
+        assert [worker.thread is None for worker in pool._group.workers] == [True, False]
         for _ in range(20):  # each of the two is sure to come to something
-            list(pool.run(lab.first_orders(algorithm, task, torch.float32)))
+            list(pool.run(problems.first_orders(algorithm, task, torch.float32)))
     assert seen == {"MainThread", "hansa worker"}
 
 
 def test_a_solver_of_ones_own_that_draws_is_an_error_in_threads():
-    algorithm, task = presets.fedavg(**WORDS), lab.task()
+    algorithm, task = presets.fedavg(**WORDS), problems.task()
     algorithm = replace(algorithm, local=replace(algorithm.local, solver=Drawing()))
     with (
         Pool(algorithm, task, torch.float32, CPU, workers=2, kind="thread") as pool,
         pytest.raises(hansa.HansaError, match="draws random numbers"),
     ):
-        list(pool.run(lab.first_orders(algorithm, task, torch.float32)))
+        list(pool.run(problems.first_orders(algorithm, task, torch.float32)))
 
 
 def test_a_model_that_draws_random_numbers_is_refused():
-    with pytest.raises(NotShareable, match="draws random numbers"):
-        Pool(presets.fedavg(), lab.task(lab.dropout, native=False), torch.float32, CPU, kind="thread")
+    with pytest.raises(WorkersUnsupported, match="draws random numbers"):
+        Pool(presets.fedavg(), problems.task(problems.dropout, native=False), torch.float32, CPU, kind="thread")
 
 
 def test_a_model_that_draws_only_later_is_an_error_and_never_a_different_result():
-    algorithm, task = presets.fedavg(local_lr=0.1, steps=4), lab.with_accident(lab.drawing, 3)
+    algorithm, task = presets.fedavg(local_lr=0.1, steps=4), problems.with_accident(problems.drawing, 3)
     with (
         Pool(algorithm, task, torch.float64, CPU, kind="thread") as pool,
         pytest.raises(hansa.HansaError, match="draws random numbers"),
     ):
-        list(pool.run(lab.first_orders(algorithm, task)))
+        list(pool.run(problems.first_orders(algorithm, task)))
 
 
 def test_torchs_generator_and_number_of_threads_are_left_as_they_were():
     torch.set_num_threads(2)
     before = torch.get_rng_state()
-    algorithm, task = presets.fedavg(**WORDS), lab.task()
+    algorithm, task = presets.fedavg(**WORDS), problems.task()
     with Pool(algorithm, task, torch.float32, CPU, kind="thread") as pool:
-        list(pool.run(lab.first_orders(algorithm, task, torch.float32)))
+        list(pool.run(problems.first_orders(algorithm, task, torch.float32)))
     assert torch.equal(before, torch.get_rng_state())
     assert torch.get_num_threads() == 2
 
 
 def test_an_error_in_a_thread_names_client_round_and_step():
-    algorithm, task = presets.fedavg(local_lr=0.1, steps=6), lab.with_accident(lab.raising, 2)
+    algorithm, task = presets.fedavg(local_lr=0.1, steps=6), problems.with_accident(problems.raising, 2)
     with (
         Pool(algorithm, task, torch.float64, CPU, kind="thread") as pool,
         pytest.raises(hansa.HansaError, match="round 0, client 2, step 2: ZeroDivisionError: the sextant is broken"),
     ):
-        list(pool.run(lab.first_orders(algorithm, task)))
+        list(pool.run(problems.first_orders(algorithm, task)))

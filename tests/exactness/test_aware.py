@@ -176,19 +176,19 @@ def test_everyone_takes_part_in_the_first_round_and_the_sampler_begins_after_it(
 
 
 def test_a_startup_round_works_with_clusters_and_in_files(tmp_path):
-    from hansa.config import algorithm, from_text
+    from hansa.config import build_algorithm, from_yaml
 
     clustered = presets.ha_fed(clusters=2, reporters=hansa.sample.startup(hansa.sample.per_cluster(1)), steps=1)
     found = hansa.run(clustered, task(lab()), rounds=2)
     assert [record["participants"] for record in found.history] == [N, 2]
-    said = algorithm(from_text("algorithm: {preset: fedaware, startup: true}\nsample: {participation: 0.1}"))
+    said = build_algorithm(from_yaml("algorithm: {preset: fedaware, startup: true}\nsample: {participation: 0.1}"))
     assert said.sampler == hansa.sample.startup(hansa.sample.uniform(0.1))
-    nested = algorithm(from_text("sample: {kind: startup, sampler: {kind: explore, count: 3}}"))
+    nested = build_algorithm(from_yaml("sample: {kind: startup, sampler: {kind: explore, count: 3}}"))
     assert nested.sampler == hansa.sample.startup(hansa.sample.explore(count=3))
 
 
 def test_a_file_says_all_that_the_authors_code_does():
-    from hansa.config import algorithm, from_text
+    from hansa.config import build_algorithm, from_yaml
 
     said = """
     algorithm: {preset: fedaware, normalize: true, explore: true, from_zero: true, min_norm: authors}
@@ -196,8 +196,8 @@ def test_a_file_says_all_that_the_authors_code_does():
     sample: {participation: 0.1}
     """
     words = {"normalize": True, "explore": True, "from_zero": True, "min_norm": "authors", "weights": "samples"}
-    assert algorithm(from_text(said)) == presets.fedaware(participation=0.1, **words)
-    composed = algorithm(from_text("aggregate: {kind: aware, min_norm: authors, weights: samples, alpha: 0.25}"))
+    assert build_algorithm(from_yaml(said)) == presets.fedaware(participation=0.1, **words)
+    composed = build_algorithm(from_yaml("aggregate: {kind: aware, min_norm: authors, weights: samples, alpha: 0.25}"))
     assert composed.channels["model"].aggregate == hansa.aggregate.aware(0.25, min_norm="authors", weights="samples")
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa.config import algorithm, build, from_text, json_schema, load
+from hansa.config import build, build_algorithm, from_yaml, json_schema, load
 from hansa.config.registry import plugins
-from hansa.engine import choose
+from hansa.engine import auto_engine
 from hansa.runs.driver import Run
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "plugin"
@@ -70,10 +70,10 @@ def plugged(home, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(home)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])]))
     (tmp_path / "small.yaml").write_text(ROUND_ROBIN)
-    plugins.forget()
+    plugins.clear_cache()
     yield tmp_path
     monkeypatch.undo()
-    plugins.forget()
+    plugins.clear_cache()
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def cli(plugged):
 
 def trained(config, workers, kind=None):
     run = Run(
-        algorithm(config), build.task(config, build.federated(config)), seed=config.seed,
-        engine=choose(workers, config.rounds, kind),
+        build_algorithm(config), build.build_task(config, build.load_data(config)), seed=config.seed,
+        engine=auto_engine(workers, config.rounds, kind),
     )  # fmt: skip
     run.advance(config.rounds)
     return run
@@ -101,26 +101,26 @@ def trained(config, workers, kind=None):
 
 def test_one_worker_two_threads_and_two_processes_are_equal_to_the_bit(plugged, caplog):
     caplog.set_level(logging.WARNING, logger="hansa")
-    config = from_text(ALL)
+    config = from_yaml(ALL)
     alone = trained(config, 1)
     for kind in ("thread", "process"):
         pooled = trained(config, 2, kind)
         assert torch.equal(alone.params, pooled.params), kind
         assert [record["spread"] for record in alone.history] == [record["spread"] for record in pooled.history]
     assert not caplog.records  # a pool that fell back to one worker would have said so
-    started = Run(algorithm(config), build.task(config, build.federated(config)), seed=config.seed)
+    started = Run(build_algorithm(config), build.build_task(config, build.load_data(config)), seed=config.seed)
     assert not torch.equal(alone.params, started.params)
 
 
 def test_its_parts_are_in_what_a_file_composes(plugged):
     import hansa_plugin_example as example
 
-    made = algorithm(from_text(ALL))
+    made = build_algorithm(from_yaml(ALL))
     assert made.channels["model"].uplink.compressor == example.ternary(0.5)
     assert made.channels["model"].server == example.lion(0.02)
     assert made.channels["model"].aggregate == example.geometric_median(4)
     assert made.local.mixing.topology == example.chordal_ring(2)
-    assert made.sampler == algorithm(from_text(ROUND_ROBIN)).sampler == example.round_robin(3)
+    assert made.sampler == build_algorithm(from_yaml(ROUND_ROBIN)).sampler == example.round_robin(3)
 
 
 def test_its_names_are_listed(cli):
@@ -155,7 +155,7 @@ def test_its_names_are_suggested_and_its_arguments_checked(cli):
 
 def test_it_runs_compares_sweeps_and_is_reported(cli, plugged):
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
-    assert load(plugged / "out" / "config.yaml") == from_text(ROUND_ROBIN)
+    assert load(plugged / "out" / "config.yaml") == from_yaml(ROUND_ROBIN)
     assert cli("resume", "out", "--rounds", "4", "-q").exit_code == 0
     compared = cli("compare", "fedavg", "server_lion", "-c", "small.yaml", "-q", "-r", "1", "-s", "sample.count=2")
     assert compared.exit_code == 0, compared.output
@@ -174,7 +174,7 @@ def test_it_runs_compares_sweeps_and_is_reported(cli, plugged):
 
 def test_without_the_package_its_names_are_not_known():
     with pytest.raises(ValueError, match="no preset 'server_lion'"):
-        from_text("algorithm: server_lion")
+        from_yaml("algorithm: server_lion")
 
 
 def test_the_commands_of_its_readme_are_commands(cli):

@@ -10,15 +10,15 @@ import pytest
 from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
 from typer.testing import CliRunner
 
-from federation.neighbours import TEXT, Village
+from federation.local_sites import TEXT, LocalSites
 from hansa.federation import superlink
 from hansa.runs.folder import RunFolder
 
 
 @pytest.fixture
-def village(tmp_path, monkeypatch):
+def sites(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = Village(tmp_path / "sites")
+    made = LocalSites(tmp_path / "sites")
     made.address, made.close = "nowhere:1", lambda: None
     monkeypatch.setattr(superlink, "SuperLink", lambda sites, keys, **options: made)
     Path("a.yaml").write_text(TEXT)
@@ -26,50 +26,50 @@ def village(tmp_path, monkeypatch):
     return made
 
 
-def hansa(*words):
-    result = CliRunner().invoke(app, [*words])
+def hansa(*arguments):
+    result = CliRunner().invoke(app, [*arguments])
     return result.exit_code, result.output
 
 
-def test_one_configuration_is_served_and_taken_up_again(village):
-    code, told = hansa("serve", "a.yaml", "--insecure", "--rounds", "2", "-o", "run", "--quiet")
-    assert code == 0, told
-    assert "whoever reaches the port" in told
+def test_one_configuration_is_served_and_taken_up_again(sites):
+    code, output = hansa("serve", "a.yaml", "--insecure", "--rounds", "2", "-o", "run", "--quiet")
+    assert code == 0, output
+    assert "whoever reaches the port" in output
     assert len(RunFolder("run").history) == 2
-    village.kill("north")
-    code, told = hansa("serve", "a.yaml", "--insecure", "--rounds", "4", "-o", "run", "--resume", "--quiet")
-    assert code == 0, told
+    sites.kill("north")
+    code, output = hansa("serve", "a.yaml", "--insecure", "--rounds", "4", "-o", "run", "--resume", "--quiet")
+    assert code == 0, output
     assert len(RunFolder("run").history) == 4
 
 
-def test_several_configurations_end_in_a_table_and_a_page(village):
-    words = ["--rounds", "1", "-o", "runs", "--report", "page.html", "--quiet"]
-    code, told = hansa("serve", "a.yaml", "b.yaml", "--insecure", *words)
-    assert code == 0, told
-    assert "report:" in told
+def test_several_configurations_end_in_a_table_and_a_page(sites):
+    arguments = ["--rounds", "1", "-o", "runs", "--report", "page.html", "--quiet"]
+    code, output = hansa("serve", "a.yaml", "b.yaml", "--insecure", *arguments)
+    assert code == 0, output
+    assert "report:" in output
     assert "other" in Path("page.html").read_text(encoding="utf-8")
 
 
-def test_a_lost_memory_is_told_and_only_forgotten_on_request(village):
-    words = ["b.yaml", "--insecure", "-o", "run", "--quiet", "--set", "sample=null"]
-    assert hansa("serve", *words, "--rounds", "2")[0] == 0
-    village.kill("north")
+def test_a_lost_memory_is_told_and_only_forgotten_on_request(sites):
+    arguments = ["b.yaml", "--insecure", "-o", "run", "--quiet", "--set", "sample=null"]
+    assert hansa("serve", *arguments, "--rounds", "2")[0] == 0
+    sites.kill("north")
     shutil.rmtree("sites/north")
-    assert hansa("serve", *words, "--rounds", "3", "--resume")[0] == 0
+    assert hansa("serve", *arguments, "--rounds", "3", "--resume")[0] == 0
     assert RunFolder("run").history[-1]["reasons"] == {"memory": 3}
     forget = [word for client in range(3) for word in ("--forget", str(client))]
-    assert hansa("serve", *words, "--rounds", "4", "--resume", *forget)[0] == 0
+    assert hansa("serve", *arguments, "--rounds", "4", "--resume", *forget)[0] == 0
     assert RunFolder("run").history[-1]["participants"] == 6
 
 
-def test_keys_or_the_wish_to_do_without_are_asked_for(village):
-    code, told = hansa("serve", "a.yaml")
-    assert (code, "--keys FOLDER" in told) == (2, True)
-    code, told = hansa("join", "--site", "north", "--data", "config", "--insecure", "--keys", "keys")
-    assert (code, "not both" in told) == (2, True)
+def test_keys_or_the_wish_to_do_without_are_asked_for(sites):
+    code, output = hansa("serve", "a.yaml")
+    assert (code, "--keys FOLDER" in output) == (2, True)
+    code, output = hansa("join", "--site", "north", "--data", "config", "--insecure", "--keys", "keys")
+    assert (code, "not both" in output) == (2, True)
 
 
-def test_other_places_are_refused(village):
+def test_other_places_are_refused(sites):
     Path("b.yaml").write_text(TEXT.replace("south: 3", "east: 3"))
-    code, told = hansa("serve", "a.yaml", "b.yaml", "--insecure")
-    assert (code, "different engine.sites" in told) == (2, True)
+    code, output = hansa("serve", "a.yaml", "b.yaml", "--insecure")
+    assert (code, "different engine.sites" in output) == (2, True)

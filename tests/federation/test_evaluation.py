@@ -10,13 +10,13 @@ from torch import nn
 
 import hansa
 from contracts.five import OWNERS, SIZES, Net
-from federation.inprocess import Wire
-from federation.small import CLUSTERS, SITES
+from federation.faulty_transport import FaultyTransport
+from federation.problems import CLUSTERS, SITES
 from hansa import presets
 from hansa.compress import sign
 from hansa.core.errors import HansaError
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation import Exam, Federation, Marks, RamVersions, Site
+from hansa.federation import Federation, RamMemoryStore, Site, SiteEvaluationReply, SiteEvaluationRequest
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
@@ -38,18 +38,18 @@ TASKS = {"server": task(20, 1), "north": task(ROWS["north"], 2), "south": task(R
 
 
 def run(algorithm, where, rounds=2, tasks=TASKS, plan=None, every=1, attempts=20):
-    bound, kept = Run(algorithm, tasks["server"]).algorithm, {name: RamVersions() for name in SITES}
-    wire = Wire(lambda name: Site(bound, tasks[name], SITES[name], versions=kept[name]))
+    bound, kept = Run(algorithm, tasks["server"]).algorithm, {name: RamMemoryStore() for name in SITES}
+    transport = FaultyTransport(lambda name: Site(bound, tasks[name], SITES[name], memory_store=kept[name]))
     if plan is not None:
-        wire.plan = plan
+        transport.plan = plan
     engines = []
 
     def engine(*parts):
-        engines.append(Federation(*parts, transport=wire, sites=SITES, where=where, attempts=attempts))
+        engines.append(Federation(*parts, transport=transport, sites=SITES, where=where, attempts=attempts))
         return engines[-1]
 
     found = Run(algorithm, tasks["server"], engine=engine, evaluate_every=every).advance(rounds)
-    return found, engines[-1], wire
+    return found, engines[-1], transport
 
 
 def by_hand(vectors):
@@ -90,12 +90,12 @@ def test_both_has_both_and_the_run_is_the_same_wherever_it_is_evaluated():
         assert torch.equal(other.params, runs["server"].params)
 
 
-@pytest.mark.parametrize("word", Wire.WORDS)
-def test_marks_that_come_late_twice_or_damaged_count_once(word):
+@pytest.mark.parametrize("fault", FaultyTransport.FAULTS)
+def test_marks_that_come_late_twice_or_damaged_count_once(fault):
     """The exam is each round's last message: mishaps meet it, and late answers meet the next round."""
     expected, _, _ = run(METHOD, "both", rounds=3)
-    words = iter(["deliver", "deliver", word, word, "deliver", word] + [word, "deliver"] * 3)
-    found, _, _ = run(METHOD, "both", rounds=3, plan=lambda: next(words, "deliver"))
+    faults = iter(["deliver", "deliver", fault, fault, "deliver", fault] + [fault, "deliver"] * 3)
+    found, _, _ = run(METHOD, "both", rounds=3, plan=lambda: next(faults, "deliver"))
     for a, b in zip(found.history, expected.history, strict=True):
         assert {**a, "seconds": 0, "sites": 0} == {**b, "seconds": 0, "sites": 0}
 
@@ -107,57 +107,63 @@ def test_a_site_without_test_rows_adds_nothing_and_a_silent_one_is_told_of(caplo
     assert "sites_test_rows" not in none.history[-1]
     assert "no site has test rows" in caplog.text
 
-    class Deaf(Wire):
+    class Deaf(FaultyTransport):
         def send(self, site, data):
             if site == "north" or hansa.rounds.wire_format.kind_of(data) != "exam":
                 super().send(site, data)
 
     bound = Run(METHOD, TASKS["server"]).algorithm
-    wire = Deaf(lambda name: Site(bound, TASKS[name], SITES[name]))
+    transport = Deaf(lambda name: Site(bound, TASKS[name], SITES[name]))
 
     def engine(*parts):
-        return Federation(*parts, transport=wire, sites=SITES, where="sites", attempts=2)
+        return Federation(*parts, transport=transport, sites=SITES, where="sites", attempts=2)
 
     half = Run(METHOD, TASKS["server"], engine=engine).advance(1)
     assert half.history[-1]["sites_test_rows"] == ROWS["north"]
     assert "evaluated without site south" in caplog.text
 
 
-def exam_of(found, wire, **changes):
+def request_of(found, transport, **changes):
     names = [name for name in ("model", "buffers") if name in found.state.vectors]
-    mail = {name: Broadcast.whole(found.state.vectors[name], 3) for name in names}
+    broadcasts = {name: Broadcast.whole(found.state.vectors[name], 3) for name in names}
     digest = fingerprint(found.params)
-    return Exam(**{"run": found.id, "round": 2, "mail": mail, "digest": digest, **changes})
+    return SiteEvaluationRequest(**{"run": found.id, "round": 2, "broadcasts": broadcasts, "digest": digest, **changes})
 
 
 def test_exams_that_are_not_for_a_site_are_refused():
-    found, _, wire = run(METHOD, "sites")
-    site = wire.sites["north"]
+    found, _, transport = run(METHOD, "sites")
+    site = transport.sites["north"]
     site.run = found.id
-    good = exam_of(found, wire)
-    data = bytearray(good.mail["model"].packets[0].bytes)
+    good = request_of(found, transport)
+    data = bytearray(good.broadcasts["model"].packets[0].bytes)
     data[-1] ^= 1
     damaged = hansa.compress.Packet.parse(bytes(data))
     wrong = [
-        ("run", exam_of(found, wire, run="another")),
-        ("channels", exam_of(found, wire, mail={})),
-        ("model", exam_of(found, wire, digest=b"\0" * 16)),
-        ("model", exam_of(found, wire, mail={**good.mail, "model": Broadcast.whole(torch.ones(5))})),
-        ("model", exam_of(found, wire, mail={**good.mail, "model": Broadcast(1, None, ())})),
-        ("model", exam_of(found, wire, mail={**good.mail, "model": Broadcast(1, None, (damaged,))})),
+        ("run", request_of(found, transport, run="another")),
+        ("channels", request_of(found, transport, broadcasts={})),
+        ("model", request_of(found, transport, digest=b"\0" * 16)),
+        (
+            "model",
+            request_of(found, transport, broadcasts={**good.broadcasts, "model": Broadcast.whole(torch.ones(5))}),
+        ),
+        ("model", request_of(found, transport, broadcasts={**good.broadcasts, "model": Broadcast(1, None, ())})),
+        (
+            "model",
+            request_of(found, transport, broadcasts={**good.broadcasts, "model": Broadcast(1, None, (damaged,))}),
+        ),
     ]
     for reason, exam in wrong:
         before = site.refusals.counts[reason]
         assert site.handle(exam.to_bytes()) is None
         assert site.refusals.counts[reason] == before + 1
-    marks = Marks.from_bytes(site.handle(good.to_bytes()))
+    marks = SiteEvaluationReply.from_bytes(site.handle(good.to_bytes()))
     assert (marks.rows, marks.weight) == (7, 7.0)
 
 
 def test_marks_that_cannot_be_are_refused():
-    found, engine, wire = run(METHOD, "sites")
-    exam = exam_of(found, wire)
-    good = Marks(exam.run, exam.round, exam.digest, 7, 5.0, 7.0, 3.0)
+    found, engine, transport = run(METHOD, "sites")
+    exam = request_of(found, transport)
+    good = SiteEvaluationReply(exam.run, exam.round, exam.digest, 7, 5.0, 7.0, 3.0)
     wrong = [
         ("marks", {"hits": 8.0}),
         ("marks", {"hits": math.nan}),
@@ -168,7 +174,7 @@ def test_marks_that_cannot_be_are_refused():
     ]
     for reason, change in wrong:
         before = engine.refusals.counts[reason]
-        said = Marks(**{**{name: getattr(good, name) for name in good.__slots__}, **change})
+        said = SiteEvaluationReply(**{**{name: getattr(good, name) for name in good.__slots__}, **change})
         assert engine._marked("north", said.to_bytes(), exam, {"north"}) is None
         assert engine.refusals.counts[reason] == before + 1
     assert engine._marked("north", good.to_bytes(), exam, set()) is None
@@ -184,10 +190,10 @@ def test_where_is_one_of_three():
 @pytest.mark.parametrize("name", ["ha_fed", "cafga"])
 def test_gossip_stays_inside_its_site_and_the_ledger_shows_it(name):
     """A cluster a site, of which one client reports: what neighbours say to each other never crosses the wide link."""
-    words = {"clusters": CLUSTERS, "reporters": 1, "steps": 3, "batch_size": 3}
+    options = {"clusters": CLUSTERS, "reporters": 1, "steps": 3, "batch_size": 3}
     carried = []
 
-    class Weighing(Wire):
+    class Weighing(FaultyTransport):
         def send(self, site, data):
             carried.append((site, "down_bytes", len(data)))
             super().send(site, data)
@@ -197,12 +203,12 @@ def test_gossip_stays_inside_its_site_and_the_ledger_shows_it(name):
             carried.extend((site, "up_bytes", len(data)) for site, data in arrived)
             return arrived
 
-    algorithm = getattr(presets, name)(**words)
+    algorithm = getattr(presets, name)(**options)
     bound = Run(algorithm, TASKS["server"]).algorithm
-    wire = Weighing(lambda site: Site(bound, TASKS["server"], SITES[site], versions=RamVersions()))
+    transport = Weighing(lambda site: Site(bound, TASKS["server"], SITES[site], memory_store=RamMemoryStore()))
 
     def engine(*parts):
-        return Federation(*parts, transport=wire, sites=SITES)
+        return Federation(*parts, transport=transport, sites=SITES)
 
     found = Run(algorithm, TASKS["server"], engine=engine, evaluate_every=0).advance(3)
     sites = found.ledger.sites
@@ -220,8 +226,8 @@ def test_gossip_stays_inside_its_site_and_the_ledger_shows_it(name):
 
 def test_fewer_bits_are_fewer_bytes_on_the_link():
     wide, narrow = (
-        run(presets.fedams(steps=1, batch_size=3, **words), "server")[0].ledger.sites
-        for words in ({}, {"compressor": sign()})
+        run(presets.fedams(steps=1, batch_size=3, **options), "server")[0].ledger.sites
+        for options in ({}, {"compressor": sign()})
     )
     assert all(narrow[site]["up_bytes"] < wide[site]["up_bytes"] for site in SITES)
 
@@ -232,15 +238,15 @@ def test_checkpoints_say_how_far_back_sites_must_remember(tmp_path):
     )
     experiment = Experiment.new(config, tmp_path / "run")
     seen = []
-    experiment.go([lambda run, record: seen.append(run.oldest)])
+    experiment.execute([lambda run, record: seen.append(run.oldest_resumable_round)])
     assert seen == [0, 0, 0, 2, 2, 4, 4]
-    again = Experiment.resumed(tmp_path / "run", rounds=8)
-    assert again.run.oldest == 6  # of the checkpoints of rounds 6 and 7
-    again.go()
+    again = Experiment.resume(tmp_path / "run", rounds=8)
+    assert again.run.oldest_resumable_round == 6  # of the checkpoints of rounds 6 and 7
+    again.execute()
     without = config.checkpoint.model_copy(update={"every": 0})
     never = Experiment.new(config.model_copy(update={"checkpoint": without}), tmp_path / "no")
-    never.go()
-    assert never.run.oldest == 7
+    never.execute()
+    assert never.run.oldest_resumable_round == 7
 
 
 def test_sites_are_evaluated_where_there_are_sites(tmp_path):

@@ -2,12 +2,12 @@
 
     PYTHONPATH=tests python tests/fuzz/fuzz_frames.py [--inputs 1000000] [--seed 0]
 
-Every input is a function of the seed and its number: a real frame of every kind, with bytes damaged, cut, added or laid
-over; with another value somewhere in its head; with blobs exchanged, left out or named twice; with a head of hundreds
-of thousands of entries; with packets that say they are of 2^40. Two in three get a right digest after the damage, as
-anybody can make it. What is read must write itself again and be read again, and is then shown to the place that it is
-for: the server takes it or counts a reason, a site's checks pass or name one. Every so often a site handles the frame
-whole: where it refuses, all that it remembers is as before. Time and memory are bounded throughout.
+Every input is a function of the seed and its number: a real frame of every kind, with bytes damaged, cut, added or
+overwritten; with another value somewhere in its head; with blobs exchanged, left out or named twice; with a head of
+hundreds of thousands of entries; with packets that claim 2^40 entries. Two in three get a correct digest after the
+damage, as any sender can make it. A frame that is read must survive another round of writing and reading; it is then
+given to its receiver: the server accepts it or counts a reason, a site's checks pass or name one. Now and then a site
+handles the whole frame: if it refuses, its state must not change. Time and memory are bounded throughout.
 """
 
 from __future__ import annotations
@@ -26,19 +26,27 @@ from typing import Any, NamedTuple
 
 import torch
 
-from federation.inprocess import Wire
-from federation.small import CLUSTERS, SITES, task
+from federation.faulty_transport import FaultyTransport
+from federation.problems import CLUSTERS, SITES, task
 from hansa import presets
 from hansa.compress import sign, top_k
 from hansa.core.errors import HansaError
-from hansa.federation import Exam, Federation, Marks, RamVersions, RoundOrders, RoundReports, Site
-from hansa.federation.enrollment import Charge, Hello, Refused
-from hansa.federation.messages import NotOurs
+from hansa.federation import (
+    Federation,
+    RamMemoryStore,
+    RoundOrders,
+    RoundReports,
+    Site,
+    SiteEvaluationReply,
+    SiteEvaluationRequest,
+)
+from hansa.federation.enrollment import EnrollmentReply, EnrollmentRequest, Refusal
+from hansa.federation.messages import ProtocolError
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.rounds.wire_format import DIGEST, FrameError, pack, unpack
 from hansa.runs.driver import Run
-from hansa.runs.store.base import identity
+from hansa.runs.store.base import row_digest
 
 SECONDS = 5.0
 """Of processor time that one input may take."""
@@ -53,11 +61,11 @@ READERS: dict[str, Callable[..., Any]] = {
     "report": Report.from_bytes,
     "orders": RoundOrders.from_bytes,
     "reports": RoundReports.from_bytes,
-    "exam": Exam.from_bytes,
-    "marks": Marks.from_bytes,
-    "charge": Charge.from_bytes,
-    "hello": Hello.from_bytes,
-    "refused": Refused.from_bytes,
+    "exam": SiteEvaluationRequest.from_bytes,
+    "marks": SiteEvaluationReply.from_bytes,
+    "charge": EnrollmentRequest.from_bytes,
+    "hello": EnrollmentReply.from_bytes,
+    "refused": Refusal.from_bytes,
 }
 METHODS = (
     presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5)),
@@ -76,9 +84,9 @@ class Place(NamedTuple):
     """A server and a site in mid-round, and the frames that were carried."""
 
     engine: Federation
-    told: dict[str, RoundOrders]
+    orders: dict[str, RoundOrders]
     site: Site
-    exam: Exam
+    evaluation: SiteEvaluationRequest
     corpus: tuple[tuple[str, bytes], ...]
 
 
@@ -89,18 +97,20 @@ def places() -> tuple[Place, ...]:
 
 
 def _place(method: Any) -> Place:
-    held: Any = task()
+    problem: Any = task()
     seen: list[Any] = []
-    bound = Run(method, held).algorithm
-    wire = Wire(lambda name: Site(bound, held, SITES[name], versions=RamVersions(), limit=LIMIT))
-    wire.seen = lambda *told: seen.append(told)
+    bound = Run(method, problem).algorithm
+    transport = FaultyTransport(
+        lambda name: Site(bound, problem, SITES[name], memory_store=RamMemoryStore(), limit=LIMIT)
+    )
+    transport.on_message = lambda *message: seen.append(message)
     engines = []
 
     def engine(*parts: Any) -> Federation:
-        engines.append(Federation(*parts, transport=wire, sites=SITES, where="sites", limit=LIMIT))
+        engines.append(Federation(*parts, transport=transport, sites=SITES, where="sites", limit=LIMIT))
         return engines[-1]
 
-    Run(method, held, engine=engine, evaluate_every=2).advance(2)
+    Run(method, problem, engine=engine, evaluate_every=2).advance(2)
     found: list[tuple[str, bytes]] = []
     for _, sent, reply in seen:
         for data in (sent, reply):
@@ -114,14 +124,19 @@ def _place(method: Any) -> Place:
     report = Report.from_bytes(first)
     found.append(("report", Report(0, report.uploads, memory, mean=torch.ones(4), trained=1).to_bytes()))
     found += [
-        ("charge", Charge("north", "1.0", "rounds: 3\n", (0, 2, 4), 5, "run", ((0, 2, 4), (1, 3))).to_bytes()),
-        ("hello", Hello("0" * 32, "1.0", {0: 4, 2: 9}, "f" * 32, {0: (1, 3), 2: (9, 0)}).to_bytes()),
-        ("refused", Refused("run", "orders of another run").to_bytes()),
+        (
+            "charge",
+            EnrollmentRequest("north", "1.0", "rounds: 3\n", (0, 2, 4), 5, "run", ((0, 2, 4), (1, 3))).to_bytes(),
+        ),
+        ("hello", EnrollmentReply("0" * 32, "1.0", {0: 4, 2: 9}, "f" * 32, {0: (1, 3), 2: (9, 0)}).to_bytes()),
+        ("refused", Refusal("run", "orders of another run").to_bytes()),
     ]
     last = {site: sent for site, sent, _ in seen if wire_format.kind_of(sent) == "orders"}
-    exam = Exam.from_bytes(next(sent for _, sent, _ in seen if wire_format.kind_of(sent) == "exam"))
-    told = {site: RoundOrders.from_bytes(sent) for site, sent in last.items()}
-    return Place(engines[-1], told, wire.sites["north"], exam, tuple(dict.fromkeys(found)))
+    evaluation = SiteEvaluationRequest.from_bytes(
+        next(sent for _, sent, _ in seen if wire_format.kind_of(sent) == "exam")
+    )
+    orders = {site: RoundOrders.from_bytes(sent) for site, sent in last.items()}
+    return Place(engines[-1], orders, transport.sites["north"], evaluation, tuple(dict.fromkeys(found)))
 
 
 def sealed(data: bytes) -> bytes:
@@ -226,15 +241,19 @@ def rebuilt(kind: str, data: bytes, draw: random.Random) -> bytes:
         return data
 
 
-def remembered(site: Site) -> str:
-    """A digest of all that a site keeps."""
-    assert isinstance(site.versions, RamVersions)
+def state_digest(site: Site) -> str:
+    """Return a digest of all that a site stores."""
+    assert isinstance(site.memory_store, RamMemoryStore)
     found = hashlib.sha256()
-    for client, held in sorted(site.versions._held.items()):
-        for stamp, rows in sorted(held.items()):
-            found.update(f"{client} {stamp} {[(name, identity(row)) for name, row in sorted(rows.items())]}".encode())
-    for name, vectors in sorted(site._held.items()):
-        found.update(f"{name} {[(version, identity(vector)) for version, vector in sorted(vectors.items())]}".encode())
+    for client, versions in sorted(site.memory_store._rows.items()):
+        for version, rows in sorted(versions.items()):
+            found.update(
+                f"{client} {version} {[(name, row_digest(row)) for name, row in sorted(rows.items())]}".encode()
+            )
+    for name, vectors in sorted(site._received.items()):
+        found.update(
+            f"{name} {[(version, row_digest(vector)) for version, vector in sorted(vectors.items())]}".encode()
+        )
     return found.hexdigest()
 
 
@@ -270,8 +289,8 @@ def _read(place: Place, kind: str, data: bytes) -> str:
     assert READERS[kind](again).to_bytes() == again, "what was read does not write itself again"
     if kind in ("orders", "exam"):
         try:
-            place.site._check(found) if kind == "orders" else place.site._examined(found)
-        except NotOurs as refusal:
+            place.site._check(found) if kind == "orders" else place.site._evaluate(found)
+        except ProtocolError as refusal:
             return f"read, refused: {refusal.reason}"
     elif kind in ("reports", "marks"):
         before = place.engine.refusals.counts.total()
@@ -283,15 +302,15 @@ def _read(place: Place, kind: str, data: bytes) -> str:
 
 def _shown_to_server(place: Place, kind: str, data: bytes) -> object:
     if kind == "marks":
-        return place.engine._marked("north", data, place.exam, {"north"})
-    return place.engine._heard("north", data, dict(place.told))
+        return place.engine._handle_evaluation("north", data, place.evaluation, {"north"})
+    return place.engine._handle_reports("north", data, dict(place.orders))
 
 
 def _handle(site: Site, data: bytes) -> None:
     site.steps = 3
-    before, counted = remembered(site), site.refusals.counts.total()
+    before, counted = state_digest(site), site.refusals.counts.total()
     if site.handle(data) is None:
-        assert remembered(site) == before, "a refused frame changed what a site remembers"
+        assert state_digest(site) == before, "a refused frame changed what a site remembers"
         assert site.refusals.counts.total() == counted + 1, "a refusal was not counted"
 
 

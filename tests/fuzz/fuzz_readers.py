@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from data.official_files import cifar_bytes, idx_bytes
-from hansa.config import from_text
+from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.data import Split, load_split, save_split
 from hansa.data.readers.cifar import read_cifar
@@ -292,7 +292,7 @@ def _configurations() -> tuple[bytes, ...]:
 
 
 def _read_yaml(home: Path, data: bytes) -> None:
-    from_text(_without_code(data.decode("utf-8", "surrogateescape")), source="run.yaml")
+    from_yaml(_without_code(data.decode("utf-8", "surrogateescape")), source="run.yaml")
 
 
 def _changes() -> tuple[bytes, ...]:
@@ -309,7 +309,7 @@ def _changes() -> tuple[bytes, ...]:
 
 
 def _read_change(home: Path, data: bytes) -> None:
-    from_text("local: {steps: [1, 2]}", [_without_code(data.decode("utf-8", "surrogateescape"))])
+    from_yaml("local: {steps: [1, 2]}", [_without_code(data.decode("utf-8", "surrogateescape"))])
 
 
 def _commands() -> tuple[bytes, ...]:

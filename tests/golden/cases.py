@@ -28,7 +28,7 @@ IDLE: dict[str, Any] = {**SERVED, "clusters": 1, "reporters": 1, "steps": 6}
 ACTIVE = [[[0, 1, 5, 6, 9], [2, 7, 8, 13], [4, 9], [0, 3, 5, 11]]]
 """Who steps when, for activity that is replayed."""
 
-DESCENT: dict[str, Any] = {"momentum": 0.8, "weight_decay": 0.05, "clip": 0.7}
+DESCENT: dict[str, Any] = {"momentum": 0.8, "weight_decay": 0.05, "max_grad_norm": 0.7}
 """Options of the local phase, as `LocalPhase` names them."""
 
 PRESET: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ def every_preset() -> None:
 def local_options() -> None:
     add("momentum", lambda: preset("fedavg", local_momentum=0.8), "mlp", "norm")
     add("weight decay", lambda: preset("fedavg", weight_decay=0.05), "mlp", "norm")
-    add("clip", lambda: preset("fedavg").with_local(clip=DESCENT["clip"]), "mlp", "norm")
+    add("clip", lambda: preset("fedavg").with_local(max_grad_norm=DESCENT["clip"]), "mlp", "norm")
     add("momentum, decay, clip", lambda: preset("fedavg").with_local(**DESCENT), "mlp", "cnn", "norm")
     add("prox, momentum, decay, clip", lambda: preset("fedprox", mu=0.3).with_local(**DESCENT), "mlp", "norm")
     add("nova with momentum", lambda: preset("fednova", local_momentum=0.8, weights="samples"), "mlp", "norm")
@@ -127,7 +127,7 @@ def solvers_and_optimizers() -> None:
     add(
         "local adam, kept, decoupled decay",
         lambda: preset("fedavg", **few, weight_decay=0.1).with_local(
-            optimizer=local_adam(), optimizer_state="kept", decoupled=True
+            optimizer=local_adam(), optimizer_state="kept", decoupled_weight_decay=True
         ),
         "mlp",
         "norm",
@@ -140,13 +140,24 @@ def solvers_and_optimizers() -> None:
     )
     add("local adam, first moment received", received_moment, "mlp", "norm")
     add("local yogi in gossip", lambda: preset("ha_fed", **few).with_local(optimizer=server.yogi()), "mlp", "norm")
-    add("private head", lambda: preset("fedavg").with_local(private=local.blocks("head.*")), "mlp", "norm", own=True)
-    add("private batch norm", lambda: preset("fedadam").with_local(private=local.blocks("bn.*")), "batch", own=True)
-    add("frozen layer", lambda: preset("fedavg").with_local(frozen=local.blocks("first.*")), "mlp", "norm")
+    add(
+        "private head",
+        lambda: preset("fedavg").with_local(private_blocks=local.blocks("head.*")),
+        "mlp",
+        "norm",
+        own=True,
+    )
+    add(
+        "private batch norm",
+        lambda: preset("fedadam").with_local(private_blocks=local.blocks("bn.*")),
+        "batch",
+        own=True,
+    )
+    add("frozen layer", lambda: preset("fedavg").with_local(frozen_blocks=local.blocks("first.*")), "mlp", "norm")
     add(
         "private head, frozen layer, momentum",
         lambda: preset("fedavg").with_local(
-            private=local.blocks("head.*"), frozen=local.blocks("first.bias"), **DESCENT
+            private_blocks=local.blocks("head.*"), frozen_blocks=local.blocks("first.bias"), **DESCENT
         ),
         "mlp",
         "norm",
@@ -184,6 +195,7 @@ def servers_and_aggregators() -> None:
         )
     for name, rule in {
         "mean by samples": lambda: aggregate.mean("samples"),
+        "mean by given weights": lambda: aggregate.mean([1.0 + i % 3 for i in range(14)]),
         "median": lambda: aggregate.median(),
         "trimmed mean": lambda: aggregate.trimmed_mean(0.2),
         "krum": lambda: aggregate.krum(byzantine=1, keep=2),
@@ -192,14 +204,12 @@ def servers_and_aggregators() -> None:
         "aware, half precision rows": lambda: aggregate.aware(0.4, storage="bfloat16"),
     }.items():
         add(f"aggregate: {name}", lambda rule=rule: preset("fedavg").on("model", aggregate=rule()), "mlp", "norm")
-    add("aware on disk", lambda: preset("fedaware", rows="disk"), "mlp", "norm", "digits")
+    add("aware on disk", lambda: preset("fedaware", rows="disk"), "mlp", "norm", "digits", "long")
     add("aware, explore, normalize", lambda: preset("fedaware", explore=True, normalize=True), "mlp", "norm", rounds=5)
     add("aware, startup, by samples", lambda: preset("fedaware", startup=True, weights="samples"), "mlp", "norm")
     add(
         "aware as its authors",
-        lambda: preset(
-            "fedaware", explore=True, normalize=True, from_zero=True, min_norm="authors", weights="samples"
-        ),
+        lambda: preset("fedaware", explore=True, normalize=True, from_zero=True, min_norm="authors", weights="samples"),
         "mlp",
         "norm",
         rounds=5,
@@ -274,12 +284,12 @@ def gossiping() -> None:
         "momentum, decay, clip": lambda: presets.ha_fed(**SERVED).with_local(**DESCENT),
         "prox": lambda: presets.ha_fed(**SERVED).with_local(solver=local.prox(0.5)),
         "sam": lambda: presets.ha_fed(**SERVED).with_local(solver=local.sam(0.1)),
-        "every second step": lambda: presets.ha_fed(**SERVED, every=2),
+        "every second step": lambda: presets.ha_fed(**SERVED, gossip_every=2),
         "bernoulli": lambda: presets.ha_fed(**SERVED, active=gossip.bernoulli(0.5)),
         "two of each cluster": lambda: presets.cafga(**SERVED, active=gossip.resample(2)),
         "a share active": lambda: presets.ha_fed(**SERVED, active=0.5),
         "replayed activity": lambda: presets.ha_fed(**SERVED, active=gossip.replay(ACTIVE)),
-        "reporters only": lambda: presets.cafga(**{**SERVED, "reporters": 3}, adapted=True),
+        "reporters only": lambda: presets.cafga(**{**SERVED, "reporters": 3}, reporters_only=True),
         "uniform weights": lambda: presets.ha_fed(**SERVED, weights="uniform"),
     }
     for name, method in turns.items():
@@ -295,6 +305,9 @@ def gossiping() -> None:
         add(f"graph: {name}", lambda topology=topology: presets.ha_fed(**SERVED, topology=topology()), "mlp", "norm")
     one = {**SERVED, "clusters": [list(range(8)), list(range(8, 14))], "reporters": 2}
     add("graph: torus", lambda: presets.ha_fed(**{**SERVED, "clusters": 1}, topology=gossip.torus(rows=2)), "mlp")
+    hypercube = {**SERVED, "clusters": [list(range(8)), [8, 9, 10, 11], [12, 13]], "reporters": 1}
+    add("graph: hypercube", lambda: presets.ha_fed(**hypercube, topology=gossip.hypercube()), "mlp")
+    add("graph: matrix", lambda: presets.dsgd(**STEPS, topology=matrix()), "mlp", own=True)
     add("graph: edges", lambda: presets.dsgd(**STEPS, topology=edges()), "mlp", "norm", own=True)
     add("graph: two rings", lambda: presets.ha_fed(**one), "mlp", "cnn")
     for name, clusters in {
@@ -314,12 +327,16 @@ def gossiping() -> None:
         add(f"compressed gossip: {name}", lambda heard=heard: presets.ha_fed(**SERVED, **heard()), "mlp", "norm")
         add(f"choco: {name}", lambda heard=heard: presets.choco_sgd(**STEPS, **heard()), "mlp", "norm", own=True)
     signs = partial(compressed_gossip, COMPRESSORS["sign"], 0.3)
-    add("compressed gossip: all hear all", lambda: presets.ha_fed(**SERVED, **signs(), topology=gossip.complete()), "mlp")
+    add(
+        "compressed gossip: all hear all",
+        lambda: presets.ha_fed(**SERVED, **signs(), topology=gossip.complete()),
+        "mlp",
+    )
     add("compressed gossip: momentum", lambda: presets.ha_fed(**SERVED, **signs()).with_local(**DESCENT), "mlp", "norm")
     lazy = {
         "one of all": lambda: presets.cafga(**IDLE),
         "momentum, decay, clip": lambda: presets.cafga(**IDLE).with_local(**DESCENT),
-        "prox, every second step": lambda: presets.cafga(**IDLE, every=2).with_local(solver=local.prox(0.5)),
+        "prox, every second step": lambda: presets.cafga(**IDLE, gossip_every=2).with_local(solver=local.prox(0.5)),
         "complete": lambda: presets.cafga(**IDLE, topology=gossip.complete()),
         "bernoulli": lambda: presets.ha_fed(**IDLE, active=gossip.bernoulli(0.1)),
         "combine first": lambda: presets.cafga(**IDLE).with_local(
@@ -336,7 +353,9 @@ def gossiping() -> None:
         "adapt first": lambda: presets.dsgd(**STEPS, order="adapt-then-combine"),
         "momentum": lambda: presets.dsgd(**STEPS).with_local(momentum=0.8),
         "every third step": lambda: presets.dsgd(**STEPS).with_local(
-            mixing=hansa.Mixing(gossip.ring(), UNEVEN, persistent=True, every=3, order="combine-then-adapt")
+            mixing=hansa.Mixing(
+                gossip.ring(), UNEVEN, keep_local_models=True, gossip_every=3, order="combine-then-adapt"
+            )
         ),
         "clusters": lambda: presets.dsgd(**STEPS, clusters=UNEVEN),
         "exact averages, combine first": lambda: presets.gossip_pga(**STEPS, period=3, order="combine-then-adapt"),
@@ -365,6 +384,14 @@ def edges() -> Any:
     return gossip.edges([(i, (i + 1) % 14) for i in range(14)] + [(0, 7), (3, 10), (5, 12)])
 
 
+def matrix() -> Any:
+    """A ring whose members listen to one side more than to the other."""
+    rows = [[0.0] * 14 for _ in range(14)]
+    for i, row in enumerate(rows):
+        row[i], row[(i + 1) % 14], row[(i - 1) % 14] = 0.5, 0.3, 0.2
+    return gossip.matrix(rows)
+
+
 def models_and_tasks() -> None:
     add("fedavg", partial(preset, "fedavg"), "colour", "strided", "digits", "long", "dropping", "noisy", "groups")
     add("fedavg", partial(preset, "fedavg"), "words", "regression", "quadratic", "double", "mlp, eager")
@@ -381,9 +408,52 @@ def models_and_tasks() -> None:
     add("choco_sgd", partial(preset, "choco_sgd"), "batch", "double", "dropping", own=True)
     add("fedaware", partial(preset, "fedaware"), "digits", "double", "batch", "quadratic")
     add("fedmgda", partial(preset, "fedmgda"), "digits", "double")
+    add("fedavg", partial(preset, "fedavg"), "hidden layers", "convmixer", "convmixer, groups", "function", "normalized")
+    add("fedavg", partial(preset, "fedavg"), "pair", "remembering", "binary", "bytes, on disk", "collated")
+    add("fedavg", partial(preset, "fedavg"), "huber", "weighted classes", "torch weights", "sum")
+    add("fedprox", partial(preset, "fedprox"), "dirichlet", "shards", "quantity skew", "iid", "synthetic")
+    add("fedams", partial(preset, "fedams"), "fashion", "remembering", rounds=2, options={"evaluate_every": 0})
+    add("ha_fed", partial(preset, "ha_fed"), "fashion", "remembering", "pair", "dirichlet", "bytes, on disk", rounds=2)
+    add("fedcams", one_large_step, "resnet18", rounds=1, options={"evaluate_every": 0})
     for name in ("fedavg", "fedcams", "scaffold", "cafga", "fedaware", "fedyogi", "dadam"):
         wide = {"options": {"dtype": torch.float64}, "own": name in SERVERLESS}
         add(f"{name} in float64", partial(preset, name), "mlp", "norm", **wide)
+
+
+def one_large_step() -> Any:
+    """A step of two clients, for a model of eleven million parameters."""
+    return preset("fedcams", steps=1, batch_size=2, participation=0.15, two_way=True)
+
+
+def overflowing() -> None:
+    """Clients whose parameters become non-finite in a round, and those that go on without them."""
+    spoilt = ("spoilt", "spoilt late", "spoilt, eager")
+    few = {**SERVED, "batch_size": 4}
+    idle = {**IDLE, "batch_size": 4, "reporters": 2}
+    add("overflow: fedavg", lambda: presets.fedavg(**SOME), *spoilt)
+    add("overflow: ha_fed", lambda: presets.ha_fed(**few), *spoilt)
+    add("overflow: bernoulli", lambda: presets.ha_fed(**few, active=gossip.bernoulli(0.6)), *spoilt)
+    signs = partial(compressed_gossip, COMPRESSORS["sign"], 0.3)
+    add("overflow: sign", lambda: presets.ha_fed(**few, **signs()), *spoilt)
+    add("overflow: top_k", lambda: presets.ha_fed(**few, **compressed_gossip(COMPRESSORS["top_k"], 0.2)), *spoilt)
+    add("overflow: dsgd", lambda: presets.dsgd(**{**STEPS, "batch_size": 4}), *spoilt)
+    add("overflow: gossip_pga", lambda: presets.gossip_pga(**{**STEPS, "batch_size": 4}, period=3), *spoilt)
+    add("overflow: idle", lambda: presets.cafga(**idle), *spoilt, rounds=8)
+    add("overflow: idle, momentum", lambda: presets.cafga(**idle).with_local(**DESCENT), *spoilt, rounds=8)
+
+
+def many_clients() -> None:
+    """Three hundred clients: sparse coefficients, min-norm among few rows first, means of many updates."""
+    few = {**STEPS, "steps": 2}
+    add("many: fedavg", lambda: presets.fedavg(**few, participation=0.5), "many", rounds=2)
+    add("many: aware", lambda: presets.fedaware(**few, participation=1.0), "many", rounds=2)
+    add("many: afga", lambda: presets.afga(**{**few, "steps": 5}, participation=0.02), "many", rounds=2)
+    add("many: afga on a random graph", partial(random_graph, few), "many", rounds=2)
+    add("many: fedcams", lambda: presets.fedcams(**few, participation=0.3, two_way=True), "many", rounds=2)
+
+
+def random_graph(few: dict[str, Any]) -> Any:
+    return presets.afga(**{**few, "steps": 5}, participation=0.02, topology=gossip.erdos_renyi(0.05, seed=2))
 
 
 def options_of_runs() -> None:
@@ -402,7 +472,7 @@ def options_of_runs() -> None:
     tested = ("mlp, tested by client", "norm, tested by client")
     add("fedavg, personalised", partial(preset, "fedavg"), *tested, **tuned)
     add("dsgd", partial(preset, "dsgd"), *tested)
-    add("private head", lambda: preset("fedavg").with_local(private=local.blocks("head.*")), *tested)
+    add("private head", lambda: preset("fedavg").with_local(private_blocks=local.blocks("head.*")), *tested)
     kept = ("fedcams", "scaffold", "fedaware", "dsgd")
     for name in kept:
         add(f"{name}, rows in a folder", partial(preset, name), "mlp", rows=True, own=name in SERVERLESS)
@@ -420,6 +490,6 @@ def measured(task: Any) -> dict[str, Any]:
 
 for part in (
     every_preset, local_options, solvers_and_optimizers, servers_and_aggregators, samplers, compression, gossiping,
-    models_and_tasks, options_of_runs,
+    models_and_tasks, overflowing, many_clients, options_of_runs,
 ):  # fmt: skip
     part()

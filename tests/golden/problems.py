@@ -5,8 +5,11 @@ All numbers come from NumPy's PCG64 and no value depends on the library under te
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -90,6 +93,55 @@ def client_rows(client: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
     rows = 5 + 3 * client
     labels = (client + draw.integers(0, 2, rows)) % CLASSES
     return (draw.standard_normal((rows, 20)) + labels[:, None]).astype(np.float32), labels
+
+
+@cache
+def spoilt(client: int) -> Any:
+    """Data in which the last row of a client overflows the first time that it is in a batch."""
+    arrays = classes_by_client(VECTOR)
+    row = int(np.flatnonzero(arrays["clients"] == client)[-1])
+    arrays["x"][row] = 3e38
+    return hansa.data.from_arrays(arrays["x"], arrays["y"], clients=arrays["clients"], test=arrays["test"])
+
+
+@cache
+def two_inputs() -> Any:
+    """Inputs of two tensors a row, which a model takes by name."""
+    arrays = classes_by_client(VECTOR, seed=8)
+    parts = [{"left": x[:, :12], "right": x[:, 12:]} for x in (arrays["x"], arrays["test"][0])]
+    return hansa.data.from_arrays(
+        parts[0], arrays["y"], clients=arrays["clients"], test=(parts[1], arrays["test"][1])
+    )
+
+
+def dealt(how: Callable[[], Any], clients: int = 11) -> Any:
+    """Rows dealt by a partition."""
+    arrays = classes_by_client(VECTOR, seed=9)
+    return hansa.data.from_arrays(
+        arrays["x"], arrays["y"], clients=clients, partition=how(), seed=3, test=arrays["test"]
+    )
+
+
+def mapped() -> Any:
+    """Arrays that stay on disk, in a folder that goes with the process; images as bytes."""
+    folder = tempfile.mkdtemp(prefix="golden-mapped-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    arrays = classes_by_client(GREY, seed=10)
+    pixels = np.clip(128 + 40 * arrays["x"], 0, 255).astype(np.uint8)
+    for name, array in {"inputs": pixels, "targets": arrays["y"], "owners": arrays["clients"]}.items():
+        np.save(f"{folder}/{name}.npy", array)
+    return hansa.data.from_memmap(folder)
+
+
+def collated() -> Any:
+    """Items that are put together when a batch needs them."""
+    arrays = classes_by_client(VECTOR, seed=11)
+    items = list(zip(arrays["x"], arrays["y"].tolist(), strict=True))
+
+    def collate(some: Any) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(np.stack([x for x, _ in some])), torch.tensor([y for _, y in some])
+
+    return hansa.data.from_items(items, collate, clients=arrays["clients"], test=items[:20])
 
 
 class Mlp(nn.Module):
@@ -256,6 +308,59 @@ class Regression(nn.Module):
         return self.head(torch.tanh(self.first(x)))
 
 
+class Bytes(nn.Module):
+    """Images as bytes, which the model scales itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Cnn()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.to(self.inner.head.weight.dtype) / 64 - 2)
+
+
+class Pair(nn.Module):
+    """Two inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(12, 7), nn.Linear(8, 7), nn.Linear(7, CLASSES)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(left) * self.second(right)))
+
+
+class Remembering(nn.Module):
+    """State beside parameters and buffers: a count, a list, a tensor, and generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(20, 9), nn.Linear(9, CLASSES)
+        self.calls, self.means, self.level = 0, [0.0], torch.zeros(9)
+        self.torch_draw, self.numpy_draw = torch.Generator(), np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        if self.training:
+            self.calls += 1
+            self.means.append(float(x.mean()))
+            self.level = 0.5 * self.level + x.detach().mean(0)
+            noise = torch.randn(9, generator=self.torch_draw) + float(self.numpy_draw.standard_normal())
+            x = x + 0.05 * noise + 0.1 * self.level + 0.01 * self.calls * self.means[-1]
+        return self.head(x)
+
+
+class Binary(nn.Module):
+    """One logit a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(20, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(x)))[:, 0]
+
+
 def double() -> nn.Module:
     """A model of float64 parameters."""
     return Norm().double()
@@ -276,8 +381,24 @@ def margin(output: Tensor, target: Tensor) -> Tensor:
     return output.softmax(dim=1).gather(1, target[:, None]).mean()
 
 
+def first_half(output: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of whether a class is one of the first two."""
+    return nn.functional.binary_cross_entropy_with_logits(output, (target < CLASSES // 2).to(output.dtype))
+
+
+def total_loss(output: Tensor, target: Tensor) -> Tensor:
+    """A sum over rows in place of a mean."""
+    return cross_entropy(output, target, reduction="sum")
+
+
+def bowl(client: int, x: Tensor) -> Tensor:
+    """A function of a flat vector for each client."""
+    return ((x - torch.linspace(-1, 1, len(x), dtype=x.dtype) * (client + 1)) ** 2).sum() / 9 + x.cos().sum()
+
+
 VECTOR, GREY, COLOUR, LARGE = (20,), (1, 10, 10), (3, 12, 12), (1, 28, 28)
 FEW = (9, 30, 13, 21)
+MANY = tuple(2 + 7 * client % 5 for client in range(300))
 
 
 def _shifts() -> list[Any]:
@@ -299,8 +420,32 @@ TASKS: dict[str, Callable[[], Any]] = {
         Mlp, cross_entropy, federated(VECTOR, owned=True), metrics={"margin": margin}
     ),
     "mlp, by function": lambda: hansa.Task(
-        Mlp, cross_entropy, hansa.data.by_function(client_rows, clients=9, samples=[5 + 3 * i for i in range(9)])
+        Mlp, cross_entropy, hansa.data.from_function(client_rows, clients=9, samples=[5 + 3 * i for i in range(9)])
     ),
+    "spoilt": lambda: hansa.Task(Mlp, cross_entropy, spoilt(1)),
+    "spoilt late": lambda: hansa.Task(Mlp, cross_entropy, spoilt(5)),
+    "many": lambda: hansa.Task(Mlp, cross_entropy, federated(VECTOR, MANY)),
+    "normalized": lambda: hansa.Task(
+        Strided,
+        nll_loss,
+        federated(COLOUR),
+        augment=[hansa.augment.normalize([0.1, 0.2, 0.3], [1.1, 1.2, 1.3]), hansa.augment.crop(1, fill=[0.1, 0.2, 0.3])],
+    ),
+    "dirichlet": lambda: hansa.Task(Mlp, cross_entropy, dealt(lambda: hansa.data.dirichlet(0.5))),
+    "shards": lambda: hansa.Task(Mlp, cross_entropy, dealt(lambda: hansa.data.shards(22, 2))),
+    "quantity skew": lambda: hansa.Task(Mlp, cross_entropy, dealt(lambda: hansa.data.quantity_skew(power=1.0))),
+    "iid": lambda: hansa.Task(Mlp, cross_entropy, dealt(lambda: hansa.data.iid())),
+    "synthetic": lambda: hansa.Task(
+        partial(hansa.models.build, "logistic", classes=10, shape=(60,)),
+        cross_entropy,
+        hansa.data.federate("synthetic", clients=8, alpha=0.5, beta=0.5, largest=80),
+    ),
+    "fashion": lambda: hansa.Task(
+        partial(hansa.models.build, "cnn_29k", classes=10, shape=(1, 28, 28)),
+        cross_entropy,
+        hansa.data.federate("fashion-mini", clients=15, seed=2),
+    ),
+    "hidden layers": lambda: built("mlp", GREY, hidden=(12, 7)),
     # eager PyTorch
     "mlp, eager": lambda: hansa.Task(Mlp, cross_entropy, federated(VECTOR), native=False),
     "cnn, eager": lambda: hansa.Task(Cnn, cross_entropy, federated(GREY), native=False),
@@ -318,9 +463,33 @@ TASKS: dict[str, Callable[[], Any]] = {
     "groups": lambda: hansa.Task(Groups, cross_entropy, federated(GREY)),
     "words": lambda: hansa.Task(Words, cross_entropy, sentences()),
     "regression": lambda: hansa.Task(Regression, mse_loss, numbers()),
+    "spoilt, eager": lambda: hansa.Task(Mlp, cross_entropy, spoilt(1), native=False),
+    "pair": lambda: hansa.Task(Pair, cross_entropy, two_inputs()),
+    "remembering": lambda: hansa.Task(Remembering, cross_entropy, federated(VECTOR)),
+    "binary": lambda: hansa.Task(Binary, first_half, federated(VECTOR)),
+    "bytes, on disk": lambda: hansa.Task(Bytes, cross_entropy, mapped()),
+    "collated": lambda: hansa.Task(Norm, cross_entropy, collated()),
+    "huber": lambda: hansa.Task(Regression, hansa.losses.huber(0.5), numbers()),
+    "weighted classes": lambda: hansa.Task(
+        Norm, hansa.losses.cross_entropy([1.0, 2.0, 0.5, 1.5], label_smoothing=0.1), federated(VECTOR)
+    ),
+    "torch weights": lambda: hansa.Task(
+        Norm, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5, 1.5])), federated(VECTOR)
+    ),
+    "sum": lambda: hansa.Task(Norm, total_loss, federated(VECTOR)),
+    "convmixer": lambda: built("convmixer", COLOUR, width=8, depth=2, groups=4),
+    "convmixer, groups": lambda: built("convmixer", COLOUR, width=8, depth=2, norm="group", groups=4),
+    "resnet18": lambda: built("resnet18", (3, 8, 8)),
     # a function of a flat vector
     "quadratic": lambda: quadratic(),
+    "function": lambda: hansa.tasks.function(bowl, clients=9, x0=torch.zeros(5), samples=[3 + i for i in range(9)]),
 }
+
+
+def built(name: str, shape: tuple[int, ...], **options: Any) -> Any:
+    """A model of the catalogue."""
+    make = partial(hansa.models.build, name, classes=CLASSES, shape=shape, **options)
+    return hansa.Task(make, cross_entropy, federated(shape))
 
 
 def quadratic() -> Any:

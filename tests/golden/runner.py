@@ -110,11 +110,15 @@ def carry_out(case: Any, workers: int | None) -> Any:
     with tempfile.TemporaryDirectory(prefix="golden-", ignore_cleanup_errors=True) as folder:
         if case.stop is not None:
             hansa.run(
-                case.method(), task, rounds=case.stop, out=f"{folder}/run", checkpoint_every=1, workers=workers, **options
+                case.method(),
+                task,
+                rounds=case.stop,
+                out=f"{folder}/run",
+                checkpoint_every=1,
+                workers=workers,
+                **options,
             )
-            run = hansa.resume(
-                f"{folder}/run", case.method(), task, rounds=case.rounds, workers=workers, **options
-            )
+            run = hansa.resume(f"{folder}/run", case.method(), task, rounds=case.rounds, workers=workers, **options)
             found = digests(run, case.own)
             run.store.close()
             return found
@@ -156,7 +160,7 @@ def _kernels() -> str:
     from hansa import native
 
     if not native.available():
-        return "off" if os.environ.get(VARIABLE) == "off" else f"none: {native.why_not()}"
+        return "off" if os.environ.get(VARIABLE) == "off" else f"none: {native.unavailable_reason()}"
     compiler = "unknown compiler"
     for path in Path(hansa.__file__).parent.rglob("_kernels*.so"):
         if named := re.search(rb"(GCC: [^\0]+|clang version [^\0]+)", path.read_bytes()):

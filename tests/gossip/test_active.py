@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hansa import gossip
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.gossip.activity import size_of
+from hansa.gossip.activity import count_of
 
 RULES = [
     gossip.everyone(),
@@ -45,7 +45,7 @@ def test_everyone_computes() -> None:
 @pytest.mark.parametrize(("m", "expected"), [(1, 1), (3, 3), (10, 10), (0.25, 3), (0.2, 2), (0.01, 1), (1.0, 10)])
 def test_resample_takes_a_count_or_a_share(m: float, expected: int) -> None:
     assert len(gossip.resample(m).draw(0, 0, range(10), Key(0))) == expected
-    assert size_of("resample", "m", m, 10) == expected
+    assert count_of("resample", "m", m, 10) == expected
 
 
 def test_resample_is_afresh_at_every_step_round_and_cluster_and_fair() -> None:
@@ -123,7 +123,7 @@ def test_numbers_become_rules() -> None:
         ),
         (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a chance or a part"),
         (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
-        (lambda: size_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): expected at most the 8 clients"),
+        (lambda: count_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): expected at most the 8 clients"),
     ],
 )
 def test_bad_activity_is_refused_with_the_offending_number(make: object, message: str) -> None:

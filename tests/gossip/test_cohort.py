@@ -11,7 +11,7 @@ from gossip.laboratory import DIM, SIZES, Line, problem, regression
 from hansa import HansaError, presets
 from hansa.algorithm import Mixing
 from hansa.compress import sign
-from hansa.config import algorithm, from_text
+from hansa.config import build_algorithm, from_yaml
 from hansa.gossip import consensus_amsgrad, everyone, resample, ring, selected
 from hansa.sample import per_cluster, replay, uniform
 from oracle import gossip
@@ -23,7 +23,7 @@ GROUPS = [[0, 1, 2], [3]]
 
 def run(method, rounds=3):
     task = regression(problem())
-    task.shell(torch.float64, torch.device("cpu"))  # the first one tries the model out
+    task.trainer(torch.float64, torch.device("cpu"))  # the first one tries the model out
     Line.seen.clear()
     return hansa.run(method, task, rounds=rounds, dtype=torch.float64, keep_params=True, evaluate_every=0)
 
@@ -94,8 +94,8 @@ def test_a_number_and_its_sampler_are_the_same_method():
 def test_the_yaml_form_re_samples_too():
     said = "algorithm: {}\ngossip: {{reporters: {{kind: per_cluster, reporters: 2}}}}"
     for name in ("afga", "cafga"):
-        assert algorithm(from_text(said.format(name))) == presets.named(name, reporters=per_cluster(2))
-    assert algorithm(from_text("algorithm: ha_fed\ngossip: {active: resample}")).local.mixing.active == resample()
+        assert build_algorithm(from_yaml(said.format(name))) == presets.get(name, reporters=per_cluster(2))
+    assert build_algorithm(from_yaml("algorithm: ha_fed\ngossip: {active: resample}")).local.mixing.active == resample()
 
 
 def test_words_that_contradict_each_other_are_refused():

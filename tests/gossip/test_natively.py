@@ -14,9 +14,10 @@ from hansa.compress import identity, random_k, sign, top_k
 from hansa.core import native
 from hansa.data.federated import FederatedData
 from hansa.gossip import bernoulli, complete, isolated, resample, ring
-from hansa.training.trainer import ModuleShell
+from hansa.local import native_cohort
+from hansa.training.trainer import ModuleTrainer
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
 SIZES = (5, 40, 17, 9, 23, 12, 31, 7)
 WORDS = {"local_lr": 0.1, "steps": 5, "batch_size": 8}
@@ -52,7 +53,7 @@ def run(method, rounds=3, **words):
 
 
 def step_by_step(monkeypatch):
-    monkeypatch.setattr(ModuleShell, "together", lambda *words, **named: None)
+    monkeypatch.setattr(ModuleTrainer, "train_cohort", lambda *words: None)
 
 
 METHODS = {
@@ -61,7 +62,7 @@ METHODS = {
         momentum=0.8, weight_decay=0.1, max_grad_norm=0.7
     ),
     "prox": lambda: presets.ha_fed(**SERVED).with_local(solver=hansa.local.prox(0.5)),
-    "every second step": lambda: presets.ha_fed(**{**SERVED, "every": 2}),
+    "every second step": lambda: presets.ha_fed(**{**SERVED, "gossip_every": 2}),
     "bernoulli": lambda: presets.ha_fed(**{**SERVED, "active": bernoulli(0.5)}),
     "complete": lambda: presets.ha_fed(**{**SERVED, "topology": complete()}),
     "cafga": lambda: presets.cafga(**{**SERVED, "active": resample(2)}),
@@ -90,7 +91,7 @@ METHODS = {
 def test_native_turns_are_the_loop_over_clients_and_steps(name, monkeypatch):
     marched = run(METHODS[name]())
     step_by_step(monkeypatch)
-    monkeypatch.setattr("hansa.rounds.cohort.lazy_pays", lambda *_: False)
+    monkeypatch.setattr("hansa.local.cohort.lazy_pays", lambda *_: False)
     walked = run(METHODS[name]())
     torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=2e-6)
     assert not torch.equal(marched.trajectory[0], marched.trajectory[1])
@@ -114,7 +115,7 @@ def test_a_client_that_leaves_the_numbers_is_lost_and_the_rest_go_on(name, spoil
     method = METHODS[name]().with_local(batch_size=4)
     marched = run(method, spoilt=spoilt)
     step_by_step(monkeypatch)
-    monkeypatch.setattr("hansa.rounds.cohort.lazy_pays", lambda *_: False)
+    monkeypatch.setattr("hansa.local.cohort.lazy_pays", lambda *_: False)
     walked = run(method, spoilt=spoilt)
     assert sum(record["lost"] for record in walked.history) > 0
     assert [(r, lost) for r, lost in marched.lost] == [(r, lost) for r, lost in walked.lost]
@@ -154,7 +155,7 @@ IDLE = {
 
 
 def lazily(monkeypatch, answer):
-    monkeypatch.setattr("hansa.rounds.cohort.lazy_pays", lambda *_: answer)
+    monkeypatch.setattr("hansa.local.cohort.lazy_pays", lambda *_: answer)
 
 
 @pytest.mark.parametrize("spoilt", [None, 1, 5])
@@ -162,8 +163,8 @@ def lazily(monkeypatch, answer):
 def test_models_made_from_changes_are_the_rows_that_are_held(name, spoilt, monkeypatch):
     method = IDLE[name]() if spoilt is None else IDLE[name]().with_local(batch_size=4)
     called = []
-    real = ModuleShell.trail
-    monkeypatch.setattr(ModuleShell, "trail", lambda *words: called.append(1) or real(*words))
+    real = native_cohort.LazyCohortKernel
+    monkeypatch.setattr(native_cohort, "LazyCohortKernel", lambda *words: called.append(1) or real(*words))
     lazily(monkeypatch, True)
     made = run(method, spoilt=spoilt, rounds=12)
     assert called

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from hansa import gossip
 from hansa.core.errors import HansaError
 from hansa.gossip import spectral
-from hansa.gossip.weights import circulant, identity
+from hansa.gossip.weights import circulant, sparse_identity
 
 TOPOLOGIES = [
     gossip.ring(),
@@ -119,7 +119,7 @@ def test_rho_of_a_large_directed_ring_is_the_cosine() -> None:
 
 def test_rho_sees_the_negative_end_of_the_spectrum() -> None:
     n, keep = 3000, 1e-8  # neighbours all but swap: the smallest eigenvalue is -1 + 2 keep
-    W = csr_array(keep * identity(n) + (1 - keep) / 2 * (3 * gossip.ring().sparse(n) - identity(n)))
+    W = csr_array(keep * sparse_identity(n) + (1 - keep) / 2 * (3 * gossip.ring().sparse(n) - sparse_identity(n)))
     assert gossip.rho(W) == pytest.approx(1 - 2 * keep, abs=1e-12)
 
 

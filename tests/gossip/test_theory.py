@@ -68,7 +68,7 @@ def test_the_check_is_the_printed_condition_and_every_change_is_the_smallest(
     m = data.draw(st.integers(1, n))
     found = gossip.corollary(gossip.ring(), [n] * k, m)
     assert found.holds == printed(ring_rho(n), n, m, k)
-    changes = gossip.changes(found, m)
+    changes = gossip.suggest_changes(found, m)
     if found.holds:
         assert changes == ()
         return
@@ -93,22 +93,22 @@ def test_the_check_is_the_printed_condition_and_every_change_is_the_smallest(
 
 
 def test_each_kind_of_change_is_found() -> None:
-    kinds = {c.kind: c for c in gossip.changes(gossip.corollary(gossip.ring(), [5] * 2, 1), 1)}
+    kinds = {c.kind: c for c in gossip.suggest_changes(gossip.corollary(gossip.ring(), [5] * 2, 1), 1)}
     assert kinds["reporters"].reporters == 5 - math.floor(1 / (4 * ring_rho(5) ** 2))
     assert kinds["graph"].topology == gossip.exponential()  # rho 1/4 = 1/(2 sqrt 4)
-    fewer = {c.kind: c for c in gossip.changes(gossip.corollary(gossip.complete(), [4] * 9, 2), 2)}
+    fewer = {c.kind: c for c in gossip.suggest_changes(gossip.corollary(gossip.complete(), [4] * 9, 2), 2)}
     assert set(fewer) == {"clusters"}
-    assert (fewer["clusters"].clusters, fewer["clusters"].words) == (4, "4 clusters of 9 instead of 9")
+    assert (fewer["clusters"].clusters, fewer["clusters"].summary) == (4, "4 clusters of 9 instead of 9")
 
 
 def test_a_share_stays_a_share_as_clusters_grow() -> None:
-    change = gossip.changes(gossip.corollary(gossip.complete(), [4] * 9, 0.5), 0.5)[0]
+    change = gossip.suggest_changes(gossip.corollary(gossip.complete(), [4] * 9, 0.5), 0.5)[0]
     assert change.reporters == 5  # half of nine
 
 
 def test_where_no_single_change_is_enough_fewer_clusters_come_with_another() -> None:
     found = gossip.corollary(gossip.ring(), [10] * 10, 3)
-    assert [change.words for change in gossip.changes(found, 3)] == [
+    assert [change.summary for change in gossip.suggest_changes(found, 3)] == [
         "5 clusters of 20 instead of 10, and 20 reporters a cluster instead of 3",
         "5 clusters of 20 instead of 10, and complete() instead of ring(): rho 0.000",
     ]
@@ -116,7 +116,7 @@ def test_where_no_single_change_is_enough_fewer_clusters_come_with_another() -> 
 
 def test_a_graph_of_one_size_only_is_replaced_when_clusters_grow() -> None:
     pair = gossip.matrix([[0.7, 0.3], [0.3, 0.7]])
-    changes = gossip.changes(gossip.corollary(pair, [2] * 6, 1), 1)
+    changes = gossip.suggest_changes(gossip.corollary(pair, [2] * 6, 1), 1)
     assert {change.kind for change in changes} == {"graph"}
     assert gossip.corollary(changes[0].topology, [12 // changes[0].clusters] * changes[0].clusters, 1).holds
 
@@ -131,7 +131,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 def test_one_client_alone_has_no_change_to_make() -> None:
-    assert gossip.changes(gossip.corollary(gossip.ring(), [1], 1), 1) == ()
+    assert gossip.suggest_changes(gossip.corollary(gossip.ring(), [1], 1), 1) == ()
     assert np.isinf(gossip.corollary(gossip.ring(), [1], 1).bound)
 
 

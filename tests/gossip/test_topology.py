@@ -225,20 +225,20 @@ def test_survivors_mix_doubly_stochastically_and_stay_connected(
     alive = data.draw(st.lists(st.booleans(), min_size=n, max_size=n).filter(any))
     W = gossip.over_survivors(topology, alive)
     assert W.shape == (sum(alive), sum(alive))
-    gossip.check(W, connected=not isinstance(topology, gossip.isolated))
+    gossip.check_mixing_matrix(W, connected=not isinstance(topology, gossip.isolated))
 
 
 def test_parametric_topologies_apply_their_rule_to_the_survivors() -> None:
     alive = [True] * 9
     alive[0] = alive[4] = False
     for topology in (gossip.ring(), gossip.star(), gossip.complete(), gossip.exponential(), gossip.isolated()):
-        assert torch.equal(gossip.dense(gossip.over_survivors(topology, alive)), topology(7))
+        assert torch.equal(gossip.to_dense(gossip.over_survivors(topology, alive)), topology(7))
 
 
 def test_a_lost_client_is_bridged_by_hand_computed_weights() -> None:
     # client 1 of a path 0-1-2 is lost: it had 1/3 from each neighbour, so each pair of them gets (1/3)(1/3)/(2/3) = 1/6
     W = gossip.over_survivors(gossip.edges([(0, 1), (1, 2)]), [True, False, True])
-    torch.testing.assert_close(gossip.dense(W), torch.tensor([[5 / 6, 1 / 6], [1 / 6, 5 / 6]], dtype=torch.float64))
+    torch.testing.assert_close(gossip.to_dense(W), torch.tensor([[5 / 6, 1 / 6], [1 / 6, 5 / 6]], dtype=torch.float64))
 
 
 @settings(max_examples=50, deadline=None)

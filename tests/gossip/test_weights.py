@@ -37,29 +37,29 @@ from hansa.gossip.weights import as_sparse, circulant
 )
 def test_check_names_what_is_wrong_and_where(W: object, message: str) -> None:
     with pytest.raises(HansaError, match=message):
-        gossip.check(W)  # type: ignore[arg-type]
+        gossip.check_mixing_matrix(W)  # type: ignore[arg-type]
 
 
 def test_check_takes_every_form_of_matrix() -> None:
     W = gossip.ring()(6)
     for form in (W, W.float(), W.to_sparse(), W.numpy(), W.tolist(), csr_array(W.numpy()), coo_array(W.numpy())):
-        gossip.check(form)
-    gossip.check(torch.eye(4), connected=False)
-    gossip.check([[1.0]])
+        gossip.check_mixing_matrix(form)
+    gossip.check_mixing_matrix(torch.eye(4), connected=False)
+    gossip.check_mixing_matrix([[1.0]])
 
 
 def test_tolerance_follows_the_dtype() -> None:
     W = gossip.ring()(6)
     off = W + 1e-7
-    gossip.check(off.float())
-    gossip.check(W.to(torch.bfloat16))
+    gossip.check_mixing_matrix(off.float())
+    gossip.check_mixing_matrix(W.to(torch.bfloat16))
     with pytest.raises(HansaError, match=r"row 0 sums to 1.0000006"):
-        gossip.check(off)
+        gossip.check_mixing_matrix(off)
 
 
 def test_connected_without_self_weight_is_fine_when_cycles_of_coprime_length_meet() -> None:
     triangle = [[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]  # cycles of two and three
-    gossip.check(triangle)
+    gossip.check_mixing_matrix(triangle)
     assert gossip.rho(triangle) == pytest.approx(0.5)
 
 
@@ -67,7 +67,7 @@ def test_checking_does_not_change_the_matrix_given() -> None:
     W = csr_array(([0.5, 0.25, 0.25, 0.5, 0.5, 0.0], ([0, 0, 0, 1, 1, 1], [0, 1, 1, 0, 1, 1])), shape=(2, 2))
     W = csr_array((W.data.copy(), W.indices.copy(), W.indptr.copy()), shape=(2, 2))
     before = (W.data.copy(), W.indices.copy(), W.indptr.copy())
-    gossip.check(W)
+    gossip.check_mixing_matrix(W)
     assert as_sparse(W).nnz == 4
     for kept, now in zip(before, (W.data, W.indices, W.indptr), strict=True):
         assert np.array_equal(kept, now)

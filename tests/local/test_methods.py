@@ -159,7 +159,7 @@ def test_fedbn_keeps_normalisation_at_home():
             private[client] = {n: v.detach().clone() for n, v in module.state_dict().items() if n.startswith("norm")}
             ends.append({n: p.detach() for n, p in module.named_parameters() if n in shared})
         shared = {name: torch.stack([end[name] for end in ends]).mean(dim=0) for name in shared}
-    found = task.layout.named(run.params)
+    found = task.layout.unpack(run.params)
     for name, value in shared.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
     for name in ("norm.weight", "norm.bias"):
@@ -174,7 +174,7 @@ def test_frozen_blocks_stay_as_they_are():
     words = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
     method = presets.fedavg(**words).with_local(frozen_blocks=blocks("first.*"))
     run = hansa.run(method, task, rounds=2)
-    before, after = (task.layout.named(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
+    before, after = (task.layout.unpack(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
     for name in before:
         assert torch.equal(before[name], after[name]) == name.startswith("first."), name
 
@@ -186,7 +186,7 @@ def test_adamw_with_kept_state_is_one_long_adamw(split):
         normed_data().inputs[:9].double(), torch.arange(9) % 2, clients=[0] * 9, dtype=torch.float64
     )
     task = hansa.Task(lambda: nn.Linear(4, 2), nn.functional.cross_entropy, data)
-    local = {"optimizer": adam(0.9, 0.999, 1e-8, bias_correction=True), "decoupled": True, "optimizer_state": "kept"}
+    local = {"optimizer": adam(0.9, 0.999, 1e-8, bias_correction=True), "decoupled_weight_decay": True, "optimizer_state": "kept"}
     words = {"local_lr": 0.03, "steps": steps, "batch_size": None, "weight_decay": 0.1}
     run = hansa.run(presets.fedavg(**words).with_local(**local), task, rounds=rounds, dtype=torch.float64)
     module = task.module(task.start(hansa.Key(0), torch.float64)).double()
@@ -195,7 +195,7 @@ def test_adamw_with_kept_state_is_one_long_adamw(split):
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(data.inputs.double()), data.targets).backward()
         optimizer.step()
-    found = task.layout.named(run.params)
+    found = task.layout.unpack(run.params)
     for name, value in module.named_parameters():
         torch.testing.assert_close(found[name], value.detach(), rtol=0, atol=1e-12)
 

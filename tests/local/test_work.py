@@ -123,10 +123,10 @@ def test_a_device_keeps_its_speed_and_is_stopped_by_the_deadline_or_its_epochs()
 
 
 def test_the_published_settings_have_names():
-    from hansa.data.settings import setting
+    from hansa.data.partitions import heterogeneity_setting
 
-    assert setting("statistical").words["epochs"] == 3
-    assert setting("statistical").partition == hansa_shards(200, 2)
-    assert presets.fedavg(**setting("hybrid+").words).local.steps == local.hybrid_plus()
+    assert heterogeneity_setting("statistical").arguments["epochs"] == 3
+    assert heterogeneity_setting("statistical").partition == hansa_shards(200, 2)
+    assert presets.fedavg(**heterogeneity_setting("hybrid+").arguments).local.steps == local.hybrid_plus()
     with pytest.raises(HansaError, match=r"unknown setting 'hybird'\. Did you mean hybrid"):
-        setting("hybird")
+        heterogeneity_setting("hybird")

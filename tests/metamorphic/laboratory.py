@@ -133,7 +133,7 @@ def method(name: str, variant: str = "plain", *, rename: Mapping[int, int] | Non
         said["clusters"] = [[to[c] for c in group] for group in GROUPS]
     else:
         said["sampler"] = sample.replay([[to[c] for c in chosen] for chosen in CHOSEN])
-    return presets.named(name, **{**said, **words})
+    return presets.get(name, **{**said, **words})
 
 
 _PLACES = {"local": 2, "uplink": 3, "gossip": 2, "work": 2}

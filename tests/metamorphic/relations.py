@@ -199,7 +199,7 @@ def the_full_gradient_is_the_one_on_paper(name: str) -> None:
         words["clusters"] = [[0, 1, 2], [3]]
     else:
         words["participation"] = 0.5
-    algorithm = presets.named(name, **words)
+    algorithm = presets.get(name, **words)
     runs = [
         hansa.run(algorithm, held, rounds=4, dtype=torch.float64, keep_params=True, evaluate_every=0).trajectory
         for held in (regression(reference), matrices)
@@ -214,7 +214,7 @@ def a_resumed_run_is_a_run(path: Path, name: str, variant: str, folder: Folder) 
     assert_moved(whole)
     half = path.run(method(name, variant), rounds=2)
     assert isinstance(half.store, RamStore)
-    checkpoint.save(folder, {"run": half.tree(), "rows": half.store.tree()}, {})
+    checkpoint.save(folder, {"run": half.checkpoint_state(), "rows": half.store.tree()}, {})
     loaded = checkpoint.load(folder)
     store = RamStore.restore(loaded.state["rows"])
     again = Run(method(name, variant), path.task(), dtype=path.dtype, evaluate_every=0, store=store)

@@ -77,13 +77,13 @@ def test_equal_updates_aggregate_to_themselves_so_weights_are_normalised_once(pa
 
 @given(raw=st.lists(st.floats(1e-3, 1e3), min_size=5, max_size=5))
 def test_weights_sum_to_one_and_keep_their_ratios(raw):
-    shares = aggregate.normalise(tuple(raw), updates_of([[0.0]] * 5))
+    shares = aggregate.normalize_weights(tuple(raw), updates_of([[0.0]] * 5))
     assert math.isclose(sum(shares), 1.0, rel_tol=1e-12)
     assert math.isclose(shares[1] * raw[0], shares[0] * raw[1], rel_tol=1e-9)
 
 
 def test_cluster_weights_give_each_cluster_the_same_say():
-    shares = aggregate.normalise("clusters", updates_of([[0.0]] * 5))
+    shares = aggregate.normalize_weights("clusters", updates_of([[0.0]] * 5))
     by_cluster = {0: shares[0] + shares[2] + shares[4], 1: shares[1] + shares[3]}
     assert math.isclose(by_cluster[0], 0.5)
     assert math.isclose(by_cluster[1], 0.5)
@@ -163,7 +163,7 @@ def test_a_round_is_the_same_whatever_order_reports_come_in(name, shuffle):
     lab = task(problem())
     algorithm = small(name).bind(CLIENTS, hansa.Key(1))
     key = hansa.Key(1)
-    shell = lab.shell(torch.float64, torch.device("cpu"))
+    shell = lab.trainer(torch.float64, torch.device("cpu"))
     state = ServerState.start(algorithm, lab.start(key, torch.float64), CLIENTS)
     opened = open_round(algorithm, state, lab.population, "run", key)
     reports = [client_round(algorithm, order, shell, lab.population) for order in opened.orders]
@@ -184,7 +184,7 @@ def test_corrected_methods_reach_the_optimum_where_fedavg_does_not(method):
     words = {"local_lr": 0.1, "steps": 8, "participation": 1.0}
     optimum = torch.from_numpy(lab.optimum())
     own = {"alpha": 0.5} if method == "feddyn" else {}
-    corrected = hansa.run(presets.named(method, **words, **own), task(lab), rounds=600)
+    corrected = hansa.run(presets.get(method, **words, **own), task(lab), rounds=600)
     averaged = hansa.run(presets.fedavg(**words), task(lab), rounds=600)
     assert torch.linalg.vector_norm(corrected.params - optimum) < 1e-6
     assert torch.linalg.vector_norm(averaged.params - optimum) > 0.1

@@ -18,7 +18,7 @@ from hansa.core.keys import Key
 from hansa.engine import Serial
 from hansa.rounds import close_round
 from hansa.rounds.messages import Report, Upload
-from hansa.rounds.validation import Expected, RefusedUpdate, repeated, sender, validate_upload
+from hansa.rounds.validation import ExpectedUpload, RefusedUpdate, repeated_senders, sender_of, validate_upload
 from hansa.runs.driver import Run
 from hansa.sample import replay
 from torture import malformed
@@ -26,7 +26,7 @@ from torture.malformed import CLIENTS, SCENES, digest, scene, task
 
 BASE = bytes(16)
 X = torch.tensor([3.0, -4.0])
-EXPECTED = Expected(
+EXPECTED = ExpectedUpload(
     run="r",
     round=5,
     base=BASE,
@@ -149,7 +149,7 @@ def test_nothing_in_any_field_raises_anything_but_a_refusal(data):
     sent = replace(upload(), **{name: data.draw(anything, label=name) for name in chosen})
     if data.draw(st.booleans()):
         sent = replace(sent, packets={"model": data.draw(anything), "control": data.draw(anything)})
-    assert isinstance(sender(sent), int)
+    assert isinstance(sender_of(sent), int)
     try:
         found = validate_upload(sent, EXPECTED, 1)
     except RefusedUpdate as refusal:
@@ -162,13 +162,13 @@ def test_nothing_in_any_field_raises_anything_but_a_refusal(data):
 @pytest.mark.parametrize("sent", [None, {}, b"", upload, Upload, [upload()], Report(1, (upload(),))])
 def test_what_is_no_upload_is_refused_in_the_name_of_nobody(sent):
     assert reason(sent) == "malformed"
-    assert sender(sent) == hansa.rounds.validation.NOBODY
+    assert sender_of(sent) == hansa.rounds.validation.NOBODY
 
 
 def test_a_late_upload_of_the_round_before_does_not_count_against_its_sender():
     late, now = upload(round=4), upload()
     reports = [Report(0, (upload(0),)), Report(1, (late, now)), Report(2, (upload(2), upload(2)))]
-    assert repeated(reports, EXPECTED) == {2}
+    assert repeated_senders(reports, EXPECTED) == {2}
     assert reason(late) == "round"
     assert validate_upload(now, EXPECTED, 1, {2})
 
@@ -176,7 +176,7 @@ def test_a_late_upload_of_the_round_before_does_not_count_against_its_sender():
 def test_a_client_cannot_speak_for_another_nor_silence_it():
     forged = upload(client=2)  # from the cohort of client 1
     assert reason(forged, cohort=1) == "sender"
-    assert repeated([Report(1, (upload(), forged)), Report(2, (upload(2),))], EXPECTED) == frozenset()
+    assert repeated_senders([Report(1, (upload(), forged)), Report(2, (upload(2),))], EXPECTED) == frozenset()
 
 
 def test_of_three_equal_uploads_none_is_taken_wherever_they_come():
@@ -240,7 +240,7 @@ def test_a_run_with_a_malformed_client_is_bit_for_bit_the_run_without_it(preset)
     run = Run(plan, task("quadratic"), engine=Malforming, evaluate_every=0).advance(10)
     expected = Run(without, task("quadratic"), evaluate_every=0).advance(10)
     assert [record["clients"] for record in run.history] == [record["clients"] for record in expected.history]
-    assert len(run.lost) >= 10
+    assert len(run.dropped_clients) >= 10
     assert torch.equal(run.params, expected.params)
     assert digest(run.state.tree()) == digest(expected.state.tree())
     assert run.store.digest() == expected.store.digest()

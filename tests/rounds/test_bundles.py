@@ -11,10 +11,10 @@ from hansa import presets
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.engine import Pool, Serial
-from hansa.engine.requests import Bundle
+from hansa.engine.requests import BatchSizer
 from hansa.runs.driver import Run
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
 WORDS = {"local_lr": 0.1, "steps": 5, "batch_size": 6}
 METHODS = {
@@ -32,12 +32,12 @@ def run(method, engine=Serial, **words):
 
 
 def one_by_one(monkeypatch):
-    monkeypatch.setattr(Bundle, "size", lambda *words: 1)
+    monkeypatch.setattr(BatchSizer, "size", lambda *words: 1)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_orders_done_together_are_orders_done_one_by_one_to_the_bit(name, monkeypatch):
-    monkeypatch.setattr(Bundle, "size", lambda *words: 3)
+    monkeypatch.setattr(BatchSizer, "size", lambda *words: 3)
     together = run(METHODS[name]())
     threads = run(METHODS[name](), lambda *parts: Pool(*parts, workers=2, kind="thread"))
     one_by_one(monkeypatch)
@@ -49,17 +49,17 @@ def test_orders_done_together_are_orders_done_one_by_one_to_the_bit(name, monkey
 
 
 def test_one_that_diverges_is_lost_alone(monkeypatch):
-    monkeypatch.setattr(Bundle, "size", lambda *words: 4)
+    monkeypatch.setattr(BatchSizer, "size", lambda *words: 4)
     together = run(METHODS["fedavg"](), spoilt=2)
     one_by_one(monkeypatch)
     alone = run(METHODS["fedavg"](), spoilt=2)
-    assert together.lost == alone.lost
-    assert {lost.client for _, lost in alone.lost} == {2}
+    assert together.dropped_clients == alone.dropped_clients
+    assert {lost.client for _, lost in alone.dropped_clients} == {2}
     assert torch.equal(together.trajectory, alone.trajectory)
 
 
 def test_an_error_names_the_client_that_it_came_of(monkeypatch):
-    monkeypatch.setattr(Bundle, "size", lambda *words: 4)
+    monkeypatch.setattr(BatchSizer, "size", lambda *words: 4)
     spoilt = task()
     spoilt.data.index[-1] = 10_000  # of the last client
     with pytest.raises(HansaError, match=r"client 7: .*row 10000 does not exist"):
@@ -68,11 +68,11 @@ def test_an_error_names_the_client_that_it_came_of(monkeypatch):
 
 def test_what_is_not_native_or_takes_long_is_done_alone():
     order = Run(METHODS["fedavg"](), task())
-    eager = task(native=False).shell(torch.float32, torch.device("cpu"))
-    fast = task().shell(torch.float32, torch.device("cpu"))
+    eager = task(native=False).trainer(torch.float32, torch.device("cpu"))
+    fast = task().trainer(torch.float32, torch.device("cpu"))
     opened = hansa.rounds.open_round(order.algorithm, order.state, order.task.population, "x", order.key)
     for shell, seconds, expected in ((eager, 1e-6, 1), (fast, 1e-6, 32), (fast, 0.01, 5), (fast, 1.0, 1)):
-        bundle = Bundle(shell)
+        bundle = BatchSizer(shell)
         assert bundle.size(opened.orders[0]) == 1  # as long as nothing is known
-        bundle.note(10, 10 * seconds)
+        bundle.record(10, 10 * seconds)
         assert bundle.size(opened.orders[0]) == expected

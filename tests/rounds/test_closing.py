@@ -14,7 +14,7 @@ from hansa import presets
 from hansa.compress import sign
 from hansa.core.vectors import allocator
 from hansa.engine import Serial
-from hansa.engine.pool import _block
+from hansa.engine.pool import _block_size
 from hansa.rounds import DroppedClient, Report, RoundAggregation, close_round, in_cohort_order, open_round
 from hansa.runs.driver import Run
 from hansa.runs.store import DiskStore, RamStore
@@ -181,7 +181,7 @@ def test_reports_come_in_cohort_order_whatever_order_they_arrive_in():
 
 def test_large_reports_are_begun_nearly_in_order_and_small_ones_longest_first():
     _, opened, _ = opened_round(presets.fedavg(steps=1))
-    assert _block(opened.orders, 2) > 10**6
+    assert _block_size(opened.orders, 2) > 10**6
     big = open_round(
         *(lambda run: (run.algorithm, run.state, run.task.population, "run", run.key))(
             Run(
@@ -190,7 +190,7 @@ def test_large_reports_are_begun_nearly_in_order_and_small_ones_longest_first():
             )
         )
     )
-    assert _block(big.orders, 2) == 8
+    assert _block_size(big.orders, 2) == 8
 
 
 def test_two_way_compression_gives_one_result_in_memory_and_on_disk(tmp_path):

@@ -13,7 +13,7 @@ import torch
 
 import hansa
 from contracts.small import small
-from engine import laboratory
+from engine import problems
 from hansa import HansaError, faults, presets
 from hansa.aggregate import clipped, krum
 from hansa.compress import sign
@@ -41,7 +41,7 @@ def struck(plan, rounds, seed=0, clients=CLIENTS):
 
 def run(plan, algorithm=None, rounds=5, **words):
     algorithm = presets.fedavg(steps=2, local_lr=0.05, participation=1.0) if algorithm is None else algorithm
-    return Run(algorithm, laboratory.bowls(), faults=plan, keep_params=True, **words).advance(rounds)
+    return Run(algorithm, problems.bowls(), faults=plan, keep_params=True, **words).advance(rounds)
 
 
 def test_every_fault_comes_at_its_rate_independent_of_round_client_and_seed():
@@ -60,7 +60,7 @@ def test_every_fault_comes_at_its_rate_independent_of_round_client_and_seed():
 
 
 def test_a_plan_without_faults_is_no_plan():
-    assert sha(run(faults()).tree()) == sha(run(None).tree())
+    assert sha(run(faults()).checkpoint_state()) == sha(run(None).checkpoint_state())
     assert set(struck(faults(), 30).values()) == {""}
     assert set(struck(faults(stale=1.0), 30).values()) == {"stale"}
 
@@ -86,8 +86,8 @@ def test_each_fault_has_its_reason_and_the_others_are_folded():
     drawn = struck(ALL, 12)
     reasons = {"before": "lost", "after": "lost", "upload": "lost", "nan": "non-finite", "stale": "round"}
     expected = {(r + 1, c): reasons[kind] for (r, c), kind in drawn.items() if kind in reasons}
-    assert {(when, lost.client): lost.reason for when, lost in found.lost} == expected
-    details = {(when, lost.client): lost.detail for when, lost in found.lost if lost.reason == "lost"}
+    assert {(when, lost.client): lost.reason for when, lost in found.dropped_clients} == expected
+    details = {(when, lost.client): lost.detail for when, lost in found.dropped_clients if lost.reason == "lost"}
     words = {"before": "before training", "after": "after training", "upload": "during upload"}
     assert details == {(r + 1, c): words[kind] for (r, c), kind in drawn.items() if kind in words}
     assert {"scaled", "flipped", *reasons} <= set(drawn.values())
@@ -109,8 +109,8 @@ def test_scaled_and_flipped_updates_are_what_the_words_say():
 
 def test_an_update_scaled_beyond_the_norm_is_refused():
     found = run(faults(scaled=0.5, factor=1e14))
-    assert {lost.reason for _, lost in found.lost} == {"norm"}
-    assert len(found.lost) == sum(bool(kind) for kind in struck(faults(scaled=0.5), 5).values())
+    assert {lost.reason for _, lost in found.dropped_clients} == {"norm"}
+    assert len(found.dropped_clients) == sum(bool(kind) for kind in struck(faults(scaled=0.5), 5).values())
 
 
 @pytest.mark.parametrize("words", [{}, {"compressor": sign()}, {"compressor": hansa.compress.top_k(0.5)}])
@@ -118,8 +118,8 @@ def test_an_update_scaled_beyond_the_norm_is_refused():
 def test_what_is_not_finite_is_lost_on_every_kind_of_link_and_never_ends_the_run(words, plan):
     algorithm = presets.scaffold(steps=2, local_lr=0.05, **words)
     found = run(plan, algorithm, dtype=torch.float32)
-    assert {lost.reason for _, lost in found.lost} == {"non-finite"}
-    assert len(found.lost) == sum(bool(kind) for kind in struck(plan, 5).values())
+    assert {lost.reason for _, lost in found.dropped_clients} == {"non-finite"}
+    assert len(found.dropped_clients) == sum(bool(kind) for kind in struck(plan, 5).values())
     assert bool(found.params.isfinite().all())
 
 
@@ -140,21 +140,21 @@ def test_who_is_lost_before_training_does_not_train_and_who_is_lost_later_does()
 def test_a_plan_strikes_alike_on_every_engine(preset):
     algorithm = small(preset, local_lr=0.02)
     expected = run(ALL, algorithm)
-    assert expected.lost
+    assert expected.dropped_clients
     for workers in (2, 3):
         found = run(ALL, algorithm, engine=partial(Pool, workers=workers, kind="thread"))
-        assert sha(found.tree()) == sha(expected.tree())
+        assert sha(found.checkpoint_state()) == sha(expected.checkpoint_state())
         assert found.store.digest() == expected.store.digest()
 
 
 def cohort(topology, clusters=((0, 1, 2, 3), (4, 5))):
     """The order of the first cluster of a method that gossips, all of whose clients report."""
     algorithm = presets.ha_fed(clusters=clusters, reporters=2, topology=topology, steps=3, local_lr=0.05)
-    task = laboratory.bowls()
+    task = problems.bowls()
     algorithm = algorithm.bind(CLIENTS, Key(0))
     state = ServerState.start(algorithm, task.start(Key(0), torch.float64), CLIENTS)
     order = open_round(algorithm, state, task.population, "run", Key(0)).orders[0]
-    shell = task.shell(torch.float64, torch.device("cpu"))
+    shell = task.trainer(torch.float64, torch.device("cpu"))
     return replace(order, reporters=order.clients), lambda order: client_round(algorithm, order, shell, task.population)
 
 
@@ -181,7 +181,7 @@ def test_a_graph_that_comes_in_one_size_only_closes_up_around_the_lost(topology)
     eight = hansa.training.function(
         lambda i, x: ((x - i) ** 2).sum(), clients=8, x0=torch.zeros(2, dtype=torch.float64)
     )
-    assert len(hansa.run(algorithm, eight, rounds=4, faults=faults(before=0.4)).lost) > 3
+    assert len(hansa.run(algorithm, eight, rounds=4, faults=faults(before=0.4)).dropped_clients) > 3
 
 
 def test_a_cluster_all_of_whose_reporters_are_lost_is_not_asked():
@@ -209,10 +209,10 @@ def test_a_robust_rule_that_losses_leave_too_few_updates_leaves_the_round_withou
 def test_the_summary_and_the_log_count_by_reason(tmp_path, caplog):
     changes = ["data.name=synthetic", "data.clients=8", "rounds=6", "local.steps=1", "workers=1"]
     config = from_preset("fedams", [*changes, "faults={before: 0.1, after: 0.1, nan: 0.2, stale: 0.2, scaled: 0.1}"])
-    with io.using(Hasty()), caplog.at_level(logging.WARNING, "hansa"):
+    with io.use_disk(Hasty()), caplog.at_level(logging.WARNING, "hansa"):
         experiment = Experiment.new(config, tmp_path / "run")
-        summary = experiment.go()
-    counted = Counter(lost.reason for _, lost in experiment.run.lost)
+        summary = experiment.execute()
+    counted = Counter(lost.reason for _, lost in experiment.run.dropped_clients)
     assert summary["lost_by_reason"] == dict(counted)
     assert set(counted) == {"lost", "non-finite", "round"}
     assert summary["lost"] == sum(counted.values())
@@ -249,6 +249,6 @@ def test_below_the_quorum_a_run_under_losses_does_not_move():
 def test_a_lost_client_is_named_once_and_never_folded():
     found = run(ALL, small("scaffold", participation=0.8), rounds=10)
     for record in found.history:
-        lost = [one.client for when, one in found.lost if when == record["round"]]
+        lost = [one.client for when, one in found.dropped_clients if when == record["round"]]
         assert len(set(lost)) == len(lost)
         assert not set(lost) & set(record["clients"])

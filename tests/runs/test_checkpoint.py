@@ -15,13 +15,13 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import State
 from hansa.runs import checkpoint
-from hansa.runs.store import Damaged, DiskStore, RamStore, io
+from hansa.runs.store import DamagedFileError, DiskStore, RamStore, io
 from torture.disks import Counting, Hasty
 
 
 @pytest.fixture(autouse=True)
 def _hasty() -> Any:
-    with io.using(Hasty()):
+    with io.use_disk(Hasty()):
         yield
 
 
@@ -111,7 +111,7 @@ def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: 
             super().rename(source, target)
 
     disk = Watching()
-    with io.using(disk):
+    with io.use_disk(disk):
         checkpoint.save(tmp_path, tree(), {})
     assert disk.seen == ["state.json", "tensors.safetensors", "manifest.json", "-> 00000001"]
     assert disk.calls[-3:] == ["sync_folder", "rename", "sync_folder"]
@@ -120,10 +120,10 @@ def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: 
 def test_three_generations_are_kept_or_as_many_as_asked(tmp_path: Path) -> None:
     for round in range(1, 6):
         checkpoint.save(tmp_path, {"round": round}, {"round": round})
-    assert [meta["round"] for meta in checkpoint.kept(tmp_path)] == [3, 4, 5]
+    assert [meta["round"] for meta in checkpoint.list_metadata(tmp_path)] == [3, 4, 5]
     assert checkpoint.load(tmp_path).state == {"round": 5}
     checkpoint.save(tmp_path, {"round": 6}, {"round": 6}, keep=1)
-    assert [meta["round"] for meta in checkpoint.kept(tmp_path)] == [6]
+    assert [meta["round"] for meta in checkpoint.list_metadata(tmp_path)] == [6]
     with pytest.raises(HansaError, match="keep=0"):
         checkpoint.save(tmp_path, {}, {}, keep=0)
 
@@ -138,7 +138,7 @@ def test_a_damaged_generation_is_named_and_left_only_when_asked(
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    with pytest.raises(Damaged, match=rf"00000002/{name} is damaged"):
+    with pytest.raises(DamagedFileError, match=rf"00000002/{name} is damaged"):
         checkpoint.load(tmp_path)
     with caplog.at_level(logging.WARNING, "hansa"):
         state, meta = checkpoint.load(tmp_path, fallback=True)
@@ -151,7 +151,7 @@ def test_a_damaged_generation_is_named_and_left_only_when_asked(
 def test_when_none_is_whole_there_is_no_state_at_all(tmp_path: Path) -> None:
     for round in (1, 2):
         (checkpoint.save(tmp_path, {}, {"round": round}) / "state.json").unlink()
-    with pytest.raises(Damaged, match="none of its 2 checkpoints is whole"):
+    with pytest.raises(DamagedFileError, match="all 2 checkpoints are damaged"):
         checkpoint.load(tmp_path, fallback=True)
 
 
@@ -160,15 +160,15 @@ def test_a_generation_put_in_the_place_of_another_is_noticed(tmp_path: Path) -> 
         checkpoint.save(tmp_path, {}, {"round": round})
     shutil.rmtree(tmp_path / "00000002")
     shutil.copytree(tmp_path / "00000001", tmp_path / "00000002")
-    with pytest.raises(Damaged, match="describes generation 1"):
+    with pytest.raises(DamagedFileError, match="describes generation 1"):
         checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["", "nowhere"])
 def test_no_checkpoint_is_said_plainly(tmp_path: Path, folder: str) -> None:
-    with pytest.raises(HansaError, match="holds no checkpoint"):
+    with pytest.raises(HansaError, match="no checkpoint"):
         checkpoint.load(tmp_path / folder)
-    assert checkpoint.kept(tmp_path / folder) == []
+    assert checkpoint.list_metadata(tmp_path / folder) == []
 
 
 def written_by(folder: Path, format: int) -> None:
@@ -184,7 +184,7 @@ def written_by(folder: Path, format: int) -> None:
 def test_another_format_is_refused_with_the_version_to_use(tmp_path: Path, format: int, fallback: bool) -> None:
     checkpoint.save(tmp_path, {}, {"round": 0})
     written_by(tmp_path, format)
-    with pytest.raises(HansaError, match=rf"format {format}, written by hansa 7\.8\.9.*Resume with hansa 7\.8\.9"):
+    with pytest.raises(HansaError, match=rf"format {format}, written by Hansa 7\.8\.9.*Resume with Hansa 7\.8\.9"):
         checkpoint.load(tmp_path, fallback=fallback)
 
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_kept_exactly_is_refused_by_its_place(tmp_path: Path, sta
     with pytest.raises(HansaError, match=words):
         checkpoint.save(tmp_path, state, {})
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(HansaError, match="Tensors go into the state"):
+    with pytest.raises(HansaError, match="Tensors belong in the state"):
         checkpoint.save(tmp_path, {}, {"x": vector("x")})
 
 
@@ -237,8 +237,8 @@ def test_a_run_resumed_from_any_kept_checkpoint_finds_its_store_as_it_was(tmp_pa
             digests[store.generation] = store.digest()
             if store.generation % 4 == 0:
                 checkpoint.save(tmp_path / "saved", {}, {"store": store.generation})
-                store.retain([meta["store"] for meta in checkpoint.kept(tmp_path / "saved")])
-    assert [meta["store"] for meta in checkpoint.kept(tmp_path / "saved")] == [8, 12, 16]
+                store.retain([meta["store"] for meta in checkpoint.list_metadata(tmp_path / "saved")])
+    assert [meta["store"] for meta in checkpoint.list_metadata(tmp_path / "saved")] == [8, 12, 16]
     for newest in (16, 12, 8):
         meta = checkpoint.load(tmp_path / "saved").meta
         assert meta["store"] == newest

@@ -12,8 +12,8 @@ import hansa
 from hansa import presets
 from hansa.rounds.faults import faults
 from hansa.runs import client_record
-from hansa.runs.client_record import FIRST, ClientRecord
-from hansa.runs.store.io import Damaged
+from hansa.runs.client_record import INITIAL_SEAL, ClientRecord
+from hansa.runs.store.io import DamagedFileError
 from runs.people import task_of
 
 
@@ -40,7 +40,7 @@ def test_it_has_each_participant_of_each_round_with_its_own_numbers() -> None:
         (record["round"], client) for record in run.history for client in record["clients"]
     ]
     for place, norms in enumerate(seen, start=1):
-        rows = found.at(place)
+        rows = found.at_round(place)
         assert rows["norm"].tolist() == pytest.approx([norms[c] for c in rows["client"].tolist()], rel=1e-6)
         assert rows["loss"].mean() == pytest.approx(run.history[place - 1]["train_loss"], rel=1e-6)
         for name in ("up_bytes", "down_bytes", "peer_bytes"):
@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_has_the_record_of_one_that_was_not(tmp_path: Path
     with pytest.raises(Killed):
         hansa.run(method(), task_of(7), rounds=9, out=tmp_path / "cut", checkpoint_every=4, callbacks=[kill])
     torn = tmp_path / "cut" / "clients.columns"
-    assert client_record.read(torn)["round"].max() == 7  # beyond the checkpoint of round 4
+    assert client_record.read_columns(torn)["round"].max() == 7  # beyond the checkpoint of round 4
     torn.write_bytes(torn.read_bytes() + b"HCC1half a block")
     again = hansa.resume(tmp_path / "cut", method(), task_of(7))
     assert torn.read_bytes() == (tmp_path / "whole" / "clients.columns").read_bytes()
@@ -102,8 +102,8 @@ def test_damage_is_named_and_never_read(tmp_path: Path, where: int) -> None:
     content = bytearray(path.read_bytes())
     content[where] ^= 4
     path.write_bytes(content)
-    with pytest.raises(Damaged, match=r"clients\.columns"):
-        client_record.read(path)
+    with pytest.raises(DamagedFileError, match=r"clients\.columns"):
+        client_record.read_columns(path)
     with pytest.raises(hansa.HansaError, match=r"clients\.columns"):
         hansa.resume(tmp_path / "x", method(), task_of(7), rounds=6)
 
@@ -113,7 +113,7 @@ def test_another_runs_record_is_refused_and_a_fallback_goes_on_from_what_is_soun
         hansa.run(method(), task_of(7), rounds=6, seed=seed, out=tmp_path / f"{seed}", checkpoint_every=2)
     path, expected = tmp_path / "0" / "clients.columns", (tmp_path / "0" / "clients.columns").read_bytes()
     shutil.copy(tmp_path / "1" / "clients.columns", path)
-    with pytest.raises(Damaged, match="not the record that led to the checkpoint of round 6"):
+    with pytest.raises(DamagedFileError, match="not the record of the checkpoint of round 6"):
         hansa.resume(tmp_path / "0", method(), task_of(7), rounds=8)
     path.write_bytes(expected[: len(expected) // 2 + 200] + b"\0" * 40)
     hansa.resume(tmp_path / "0", method(), task_of(7), rounds=8, fallback=True)
@@ -123,11 +123,11 @@ def test_another_runs_record_is_refused_and_a_fallback_goes_on_from_what_is_soun
 def test_a_folder_without_a_record_begins_one(tmp_path: Path) -> None:
     """As hansa 0.1 left them: no file, no seal in the checkpoint."""
     path = tmp_path / "clients.columns"
-    record = ClientRecord.taken_up(path, 5, None)
+    record = ClientRecord.load(path, 5, None)
     record.add(6, work={"client": np.array([3]), "loss": np.array([0.5], np.float32)})
-    assert client_record.read(path)["round"].tolist() == [6]
-    assert client_record.sound(path, 5, FIRST.hex())
-    assert client_record.sound(path, 5, None)
+    assert client_record.read_columns(path)["round"].tolist() == [6]
+    assert client_record.is_intact(path, 5, INITIAL_SEAL.hex())
+    assert client_record.is_intact(path, 5, None)
 
 
 def test_columns_keep_every_value_whatever_its_size(tmp_path: Path) -> None:

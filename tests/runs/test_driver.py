@@ -113,7 +113,7 @@ def test_cite_names_exactly_the_parts_in_use(capsys):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_citation_is_in_the_bibliography(name):
-    assert set(citations(presets.named(name))) <= set(bibliography())
+    assert set(citations(presets.get(name))) <= set(bibliography())
 
 
 def test_a_preset_prints_as_the_calls_that_made_it():
@@ -135,7 +135,7 @@ def test_fedaware_explores_everybody_once_and_only_then_looks_for_the_shortest_c
 
 
 def test_a_run_whose_every_update_was_refused_says_why_and_does_not_succeed():
-    said = r"every update of all 3 rounds was refused, so the model never moved \(norm; client \d+ in round 3: "
+    said = r"every update of all 3 rounds was refused, so the model never changed \(norm; client \d+ in round 3: "
     with pytest.raises(hansa.HansaError, match=said):
         hansa.run(presets.fedavg(steps=1, participation=0.5), bowls(), rounds=3, max_norm=1e-12)
     gone = hansa.run(presets.fedavg(steps=1), bowls(), rounds=2, faults=hansa.faults(before=1.0))

@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+import torch
 
 import hansa
 from hansa.runs import metrics, metrics_log
@@ -90,7 +91,7 @@ def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path):
 def test_damage_in_the_middle_names_the_file_and_the_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(metrics.to_line(HISTORY[0]) + "\nnonsense\n" + metrics.to_line(HISTORY[1]) + "\n")
-    with pytest.raises(hansa.HansaError, match=r"metrics.jsonl:2: not a record"):
+    with pytest.raises(hansa.HansaError, match=r"metrics.jsonl:2: not a valid record"):
         metrics.read_history(path)
 
 
@@ -103,11 +104,26 @@ def test_a_summary_is_that_of_the_records_however_often_and_for_whatever_target_
     records = [
         {"round": r, "test_accuracy": 0.1 * r, "up_bytes": r, "lost": r % 2, "seconds": 0.5} for r in range(1, 8)
     ]
-    columns = metrics_log.Columns(records)
+    columns = metrics_log.HistoryColumns(records)
     for target in (None, 0.3, 0.65, 2.0, None, 0.3):
         told = metrics.summarize(columns, target)
         assert told == metrics.summarize(records, target)
         assert list(told) == list(metrics.summarize(records, target))
     columns.add({"round": 8, "test_accuracy": 0.9, "up_bytes": 1})
     assert metrics.summarize(columns)["best_test_accuracy"] == 0.9
-    assert metrics.summarize(metrics_log.Columns(), 0.5) == metrics.summarize([], 0.5)
+    assert metrics.summarize(metrics_log.HistoryColumns(), 0.5) == metrics.summarize([], 0.5)
+
+
+def test_a_run_prints_its_last_rounds():
+    task = hansa.training.quadratic(torch.ones(2, 3, 1), torch.tensor([[1.0] * 3, [3.0] * 3]))
+    run = hansa.run(hansa.presets.fedavg(local_lr=0.1, steps=1), task, rounds=7)
+    lines = run.table("round", "loss", last=3).splitlines()
+    assert [line.split()[0] for line in lines] == ["round", "5", "6", "7"]
+    assert float(lines[-1].split()[1]) == pytest.approx(run.history[-1]["loss"], rel=1e-3)
+    assert run.table().splitlines()[0].split() == ["round", "train_loss", "up_bytes"]
+
+
+def test_a_column_that_is_not_there_is_named():
+    with pytest.raises(hansa.HansaError, match=r"table\('los'\): no such column. Did you mean loss"):
+        metrics.text_table([{"loss": 1.0}], ["los"])
+    assert metrics.text_table([], []) == ""

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import hansa
 from hansa import Key, presets
-from hansa.config import from_text
+from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.training.trainer import batch_stream
@@ -47,7 +47,7 @@ def tuned_by_hand(run: hansa.Run, task: hansa.Task, client: int, round: int) -> 
 def test_marks_are_those_of_the_model_on_each_clients_rows() -> None:
     task = owned_task(7, metrics={"gini": gini})
     run = hansa.run(method(), task, rounds=4, evaluate_every=2, personalise=TUNED)
-    found = run.clients().at(4)
+    found = run.clients().at_round(4)
     tested = ~np.isnan(found["test_loss"])
     assert found["client"][tested].tolist() == [0, 1, 2, 3, 4, 5]
     for row in np.flatnonzero(tested):
@@ -72,7 +72,7 @@ def test_marks_are_those_of_the_model_on_each_clients_rows() -> None:
 def test_the_history_has_mean_deviation_and_worst_tenth() -> None:
     run = hansa.run(method(), owned_task(13), rounds=5, evaluate_every=0, per_client=2, personalise=TUNED)
     assert ["client_accuracy" in record for record in run.history] == [False, True, False, True, True]
-    last, marks = run.history[-1], run.clients().at(5)
+    last, marks = run.history[-1], run.clients().at_round(5)
     accuracy, loss = marks["test_accuracy"][:12].astype(float), marks["personal_loss"][:12].astype(float)
     assert last["client_accuracy"] == pytest.approx(accuracy.mean())
     assert last["client_accuracy_std"] == pytest.approx(accuracy.std())
@@ -113,7 +113,7 @@ def check_harmless(made: hansa.Algorithm) -> None:
 def test_a_client_is_tested_with_its_own_head() -> None:
     task = owned_task(6)
     run = hansa.run(method(participation=1.0).with_local(private_blocks=hansa.local.blocks("head*")), task, rounds=3)
-    marks = run.clients().at(3)
+    marks = run.clients().at_round(3)
     for client in range(5):
         model = run.model
         own = run.store.read(client)["local/private"]
@@ -126,7 +126,7 @@ def test_a_client_is_tested_with_its_own_head() -> None:
 def test_a_client_without_a_server_is_tested_with_its_own_model() -> None:
     task = owned_task(6)
     run = hansa.run(presets.dsgd(local_lr=0.2, steps=2, batch_size=4), task, rounds=3)
-    marks = run.clients().at(3)
+    marks = run.clients().at_round(3)
     for client in range(5):
         model = task.module({"model": run.store.read(client)["local/row"]})
         assert marks["test_loss"][client] == pytest.approx(by_hand(task, model, client)[0], rel=1e-5)
@@ -146,7 +146,7 @@ def test_a_native_model_gives_the_marks_of_eager_torch() -> None:
     held = hansa.data.with_test_clients(hansa.data.federate("fashion-mini", clients=20), "labels")
     task = hansa.Task(lambda: hansa.models.build("logistic", classes=10, shape=(1, 28, 28)), cross_entropy, held)
     run = hansa.run(presets.fedavg(steps=2, batch_size=8, local_lr=0.05), task, rounds=1, personalise=TUNED)
-    marks = run.clients().at(1)
+    marks = run.clients().at_round(1)
     for client in (0, 7, 19):
         row = int(np.flatnonzero(marks["client"] == client)[0])
         assert (marks["test_loss"][row], marks["test_accuracy"][row]) == pytest.approx(
@@ -166,11 +166,11 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     sample: {count: 3}
     evaluate: {every: 2, per_client: true, personalise: {steps: 2, lr: 0.05, batch_size: all}}
     """
-    Experiment.new(from_text(text), tmp_path / "x").go()
+    Experiment.new(from_yaml(text), tmp_path / "x").execute()
     found = RunFolder(tmp_path / "x")
-    assert {"client_accuracy_worst", "personal_accuracy_std"} <= set(found.numbers.names)
-    assert found.clients().at(4)["personal_accuracy"].shape == (12,)
-    assert np.isnan(found.clients().at(3)["test_loss"]).all()
+    assert {"client_accuracy_worst", "personal_accuracy_std"} <= set(found.metrics.names)
+    assert found.clients().at_round(4)["personal_accuracy"].shape == (12,)
+    assert np.isnan(found.clients().at_round(3)["test_loss"]).all()
 
 
 @pytest.mark.parametrize(

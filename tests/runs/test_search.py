@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import hansa
-from hansa.runs.search import DONE, PRUNED, SEARCH, Search, between, read_range
+from hansa.runs.search import DONE, PRUNED, SEARCH, Search, search_range, parse_range
 from hansa.training import quadratic
 
 pytest.importorskip("optuna")
-AXES = {"x": between(-2.0, 2.0), "kind": ["flat", "steep"], "n": between(1, 64, log=True)}
+AXES = {"x": search_range(-2.0, 2.0), "kind": ["flat", "steep"], "n": search_range(1, 64, log=True)}
 
 
 def value(point, round):
@@ -27,11 +27,11 @@ def play(search, trials, rounds=10, seeds=1):
             history = []
             for round in range(1, rounds + 1):
                 history.append({"round": round, "score": value(asked.point, round)})
-                if asked.take(history):
+                if asked.report(history):
                     break
-            if asked.hopeless:
+            if asked.pruned:
                 break
-        asked.tell()
+        asked.finish()
     return search
 
 
@@ -67,8 +67,8 @@ def test_seeds_are_averaged_and_a_loss_is_made_small():
     for asked in search.ask(4):
         for seed in (0, 1):
             asked.next_seed()
-            asked.take([{"round": 1, "test_loss": 10.0 * asked.point["x"] + seed}])
-        assert asked.tell().value == 10.0 * asked.point["x"] + 0.5
+            asked.report([{"round": 1, "test_loss": 10.0 * asked.point["x"] + seed}])
+        assert asked.finish().value == 10.0 * asked.point["x"] + 0.5
     assert search.best.point == {"x": 1}
 
 
@@ -86,7 +86,7 @@ def test_another_search_and_a_damaged_file_are_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["0.1", "a..b", "0.1,0.2..0.3", "..3", "[1..2]"])
 def test_what_is_no_range_is_none(text):
-    assert read_range(text) is None
+    assert parse_range(text) is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_no_range_is_none(text):
 )
 def test_a_range_that_cannot_be_is_refused(text, message):
     with pytest.raises(hansa.HansaError, match=message):
-        read_range(text)
+        parse_range(text)
 
 
 def test_a_search_from_python_finds_the_rate_and_keeps_its_runs(tmp_path):
@@ -104,7 +104,7 @@ def test_a_search_from_python_finds_the_rate_and_keeps_its_runs(tmp_path):
         [torch.randn(n, 3, generator=generator).double() for n in sizes],
         [torch.randn(n, generator=generator).double() for n in sizes],
     )
-    axes = {"local_lr": hansa.between(1e-4, 3e-1, log=True), "steps": [1, 2]}
+    axes = {"local_lr": hansa.search_range(1e-4, 3e-1, log=True), "steps": [1, 2]}
     words = {"rounds": 4, "metric": "loss", "seeds": 2, "workers": 1}
     found = hansa.search(hansa.presets.fedavg, task, axes, trials=7, **words)
     best = hansa.presets.fedavg(**found.best.point)

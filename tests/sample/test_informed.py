@@ -12,7 +12,7 @@ import torch
 import hansa
 from hansa import Key, presets, sample, testing
 from hansa.aggregate import Combined
-from hansa.aggregate.base import weighted_sum
+from hansa.aggregate.base import sum_updates
 from hansa.core.types import ClientStats, Population
 from runs.people import task_of
 
@@ -43,9 +43,7 @@ class by_loss:
     def combine(self, updates, state, ctx):
         ordered = sorted(updates, key=lambda update: update.client)
         raw = [max(0.0 if update.loss is None else update.loss, 1e-10) ** self.q for update in ordered]
-        return Combined(
-            weighted_sum(ordered, [one / sum(raw) for one in raw]), state, {"heaviest": max(raw) / sum(raw)}
-        )
+        return Combined(sum_updates(ordered, [one / sum(raw) for one in raw]), state, {"heaviest": max(raw) / sum(raw)})
 
 
 def method() -> hansa.Algorithm:
@@ -65,7 +63,7 @@ def test_the_sampler_sees_the_losses_that_were_reported_last() -> None:
     for round in range(1, 9):
         drawn = Key(0).child("candidates", round - 1).numpy().choice(9, 5, replace=False).tolist()
         expected = sorted(sorted(drawn, key=lambda c: (-last.get(c, np.inf), c))[:2])
-        here = rows.at(round)
+        here = rows.at_round(round)
         assert here["client"].tolist() == expected
         last.update(zip(here["client"].tolist(), here["loss"].tolist(), strict=True))
     assert run.state.heard["participations"].sum() == 16

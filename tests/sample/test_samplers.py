@@ -106,9 +106,9 @@ def test_weighted_draws_what_numpy_does_and_prepares_its_weights_once(size):
     """Many are drawn twice here, so that what is left must be drawn anew."""
     samples = tuple(int(n) for n in Key(3).numpy().integers(1, 40, 60))
     raw, population = np.asarray(samples, dtype=np.float64), Population(samples)
-    prepared = sample._chances(samples)
+    prepared = sample._cumulative_weights(samples)
     for round in range(40):
         drawn = Key(5).child("sample", round).numpy().choice(60, size, replace=False, p=raw / raw.sum())
         chosen = sample.weighted(count=size).select(round, population, Key(5))
         assert chosen == tuple(sorted(drawn.tolist()))
-    assert sample._chances(samples) is prepared
+    assert sample._cumulative_weights(samples) is prepared

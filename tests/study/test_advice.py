@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from hansa.config import from_text
+from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.rounds.ledger import LinkModel
 from hansa.runs.experiment import Experiment
-from hansa.study.advice import Network, front, options, packet_bytes, ranked
+from hansa.study.advice import Network, list_options, packet_bytes, pareto_front, rank_options
 
 LINKS = LinkModel(up_bandwidth=1e5, down_bandwidth=4e5, latency=0.5, peer_bandwidth=1e6, peer_latency=0.05)
 
@@ -28,7 +28,7 @@ def called(*words: str) -> Any:
 @pytest.mark.parametrize("method", ["plain", "ha_fed", "cafga"])
 def test_bytes_and_time_of_a_round_are_those_of_a_run(name: str, method: str, tmp_path: Path) -> None:
     network = Network(parameters=610, clients=12, participants=4, links=LINKS)
-    found = [option for option in options(network, steps=(3,)) if option.compressor == name and not option.two_way]
+    found = [option for option in list_options(network, steps=(3,)) if option.compressor == name and not option.two_way]
     option = next(one for one in found if one.method == method or (method == "plain" and not one.topology))
     base = {
         "data": {"name": "synthetic", "clients": 12, "options": {"largest": 60}},
@@ -43,8 +43,8 @@ def test_bytes_and_time_of_a_round_are_those_of_a_run(name: str, method: str, tm
         base["gossip"]["reporters"] = 4 // option.clusters
     else:
         base["sample"] = {"count": 4}
-    made = Experiment.new(from_text(yaml.safe_dump(base)), tmp_path / "run")
-    made.go([])
+    made = Experiment.new(from_yaml(yaml.safe_dump(base)), tmp_path / "run")
+    made.execute([])
     record = made.run.history[0]
     assert (record["up_bytes"], record["down_bytes"]) == (option.up_bytes, option.down_bytes)
     assert record["peer_bytes"] == option.peer_bytes
@@ -56,10 +56,10 @@ def test_packets_of_large_models_are_scaled() -> None:
 
 
 def test_orders_follow_the_theorems() -> None:
-    part = options(Network(parameters=100, clients=64, participants=8), steps=(1, 10))
+    part = list_options(Network(parameters=100, clients=64, participants=8), steps=(1, 10))
     plain = {option.steps: option.rounds for option in part if option.method == "fedams"}
     assert plain == {1: 1.0, 10: 10.0}
-    full = options(Network(parameters=100, clients=64, participants=64), steps=(1, 10))
+    full = list_options(Network(parameters=100, clients=64, participants=64), steps=(1, 10))
     assert {option.steps: option.rounds for option in full if option.method == "fedams"} == {1: 1.0, 10: 0.1}
     dense = [option for option in part if option.method == "ha_fed" and option.topology == "complete"]
     assert all(option.rounds == 0.1 for option in dense if "does not" not in option.why)
@@ -67,18 +67,18 @@ def test_orders_follow_the_theorems() -> None:
 
 
 def test_without_peers_nobody_gossips() -> None:
-    found = options(Network(parameters=100, clients=16, participants=4, peers=False))
+    found = list_options(Network(parameters=100, clients=16, participants=4, peers=False))
     assert {option.method for option in found} == {"fedams", "fedcams"}
 
 
 def test_the_front_is_not_beaten() -> None:
-    found = options(Network(parameters=100_000, clients=40, participants=8, links=LINKS, step_seconds=0.01))
-    kept = front(found, 100)
+    found = list_options(Network(parameters=100_000, clients=40, participants=8, links=LINKS, step_seconds=0.01))
+    kept = pareto_front(found, 100)
     for one in kept:
         beaten = [o for o in found if o.bytes(100) < one.bytes(100) and o.hours(100) < one.hours(100)]
         assert beaten == []
-    assert ranked(found, 100)[0] == kept[0]
-    assert ranked(found, 100, "hours")[0].hours(100) == kept[-1].hours(100)
+    assert rank_options(found, 100)[0] == kept[0]
+    assert rank_options(found, 100, "hours")[0].hours(100) == kept[-1].hours(100)
 
 
 def test_the_command_writes_a_configuration_that_runs_and_pilots(tmp_path: Path, monkeypatch: Any) -> None:
@@ -91,7 +91,7 @@ def test_the_command_writes_a_configuration_that_runs_and_pilots(tmp_path: Path,
         "mine.yaml", "--participants", "4", "--peer", "1e6", "--steps", "1,5", "--pilot", "2", "--top", "3", "-q"
     )
     assert result.exit_code == 0, result.output
-    advised = from_text((tmp_path / "advice" / "advised.yaml").read_text())
+    advised = from_yaml((tmp_path / "advice" / "advised.yaml").read_text())
     assert advised.data.name == "synthetic"
     assert advised.links is not None
     assert len(list((tmp_path / "advice" / "pilots").glob("*/metrics.jsonl"))) == 3
@@ -105,7 +105,7 @@ def test_the_command_writes_a_configuration_that_runs_and_pilots(tmp_path: Path,
         (["--parameters", "1e6"], "expected both, or a configuration"),
         (["--parameters", "1e6", "--clients", "10", "--bytes", "1", "--hours", "1"], "expected one of the two"),
         (["--parameters", "1e6", "--clients", "10", "--pilot", "3"], "needs a configuration"),
-        (["--parameters", "1e6", "--clients", "10", "--steps", "a"], "expected whole numbers"),
+        (["--parameters", "1e6", "--clients", "10", "--steps", "a"], "expected integers"),
         (["--parameters", "1e6", "--clients", "10", "--participants", "11"], "at most clients=10"),
     ],
 )
@@ -117,4 +117,4 @@ def test_bad_words(words: list[str], message: str) -> None:
 
 def test_a_rank_by_something_else() -> None:
     with pytest.raises(HansaError, match="expected 'bytes' or 'hours'"):
-        ranked([], 1, "money")
+        rank_options([], 1, "money")

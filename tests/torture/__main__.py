@@ -16,7 +16,7 @@ COUNTS = {
     "malformed": (100_000, "malformed uploads"),
     "losses": (20, "seeds at every rate of loss for every preset"),
     "federation": (3000, "federations of every preset, with frames, sites and servers that are lost"),
-    "journal": (1000, "damaged histories"),
+    "metrics_log": (1000, "damaged histories"),
     "folders": (100, "runs started at once; half as many overwrites and sweeps; links; changed data and code"),
     "kill": (1000, "runs of every preset killed with SIGKILL and resumed"),
 }

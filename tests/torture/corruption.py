@@ -19,7 +19,7 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.runs import checkpoint
 from hansa.runs.store import DiskStore, RamStore, io
-from hansa.runs.store.row_file import Entry
+from hansa.runs.store.row_file import RowEntry
 from torture.disks import Hasty
 
 KINDS = ("truncation", "zeroed page", "bit flip", "swap", "stale", "missing")
@@ -45,7 +45,7 @@ class Patient:
     def __init__(self, place: Path) -> None:
         self.store, self.saved, self.old = place / "store", place / "saved", place / "old"
         self.truth = RamStore()
-        with io.using(Hasty()), DiskStore(self.store) as store:
+        with io.use_disk(Hasty()), DiskStore(self.store) as store:
             for round in range(ROUNDS):
                 if round == ROUNDS - 5:
                     shutil.copytree(self.store, self.old)
@@ -61,7 +61,7 @@ class Patient:
         self.index = sorted((self.store / "index").glob("*.json"))
         self.checkpoints = sorted(path for path in self.saved.iterdir())
 
-    def rows_file(self, entry: Entry) -> Path:
+    def rows_file(self, entry: RowEntry) -> Path:
         return self.store / "rows" / f"{entry.stride}.rows"
 
 
@@ -146,7 +146,7 @@ def damage_index(patient: Patient, kind: str, draw: np.random.Generator) -> None
         hurt(path, kind, [range(len(before))], swapped, draw)
     message = complaint(lambda: DiskStore(patient.store, at_round=ROUNDS).close())
     newest = path == patient.index[-1] and kind == "missing"
-    assert path.name in message or other.name in message or newest or "lost its base" in message, message
+    assert path.name in message or other.name in message or newest or "has no base file" in message, message
     path.write_bytes(before)
     other.write_bytes(swapped)
 
@@ -192,7 +192,7 @@ def run(place: Path, count: int, seed: int = 0) -> Counter[str]:
         draw = Key(seed).child("damage", trial).numpy()
         where = ("rows", "rows", "index", "checkpoint")[trial % 4]
         kind = KINDS[trial // 4 % len(KINDS)]
-        with io.using(Hasty()):
+        with io.use_disk(Hasty()):
             PLACES[where](patient, kind, draw)
         noticed[f"{where}: {kind}"] += 1
     with DiskStore(patient.store) as store:  # healed, it is what it was

@@ -160,7 +160,7 @@ def _rolled_or_rolling(folder: Path, finished: bool) -> None:
 
 
 def _one_saved(folder: Path, finished: bool) -> None:
-    if checkpoint.kept(folder):
+    if checkpoint.list_metadata(folder):
         _loads(folder, (1,))
     else:
         assert not finished
@@ -175,7 +175,7 @@ def _three_saved(folder: Path) -> None:
 
 def _three_or_four(folder: Path, finished: bool) -> None:
     _loads(folder, (4,) if finished else (3, 4))
-    standing = [path for path in folder.iterdir() if path.suffix != io.ASIDE]
+    standing = [path for path in folder.iterdir() if path.suffix != io.TEMPORARY_SUFFIX]
     assert all(len(list(path.iterdir())) == 3 for path in standing), "part of a generation stands where a whole one did"
     for _ in range(3):
         save(folder, 5)
@@ -209,9 +209,9 @@ class Bench:
         self.case, self.place = case, place
         self.template = place / "template"
         counting = Counting()
-        with io.using(Hasty()):
+        with io.use_disk(Hasty()):
             case.prepare(self.template)
-        with io.using(counting):
+        with io.use_disk(counting):
             case.act(self.fresh())
         self.calls = counting.calls
 
@@ -226,7 +226,7 @@ class Bench:
         folder = self.fresh()
         disk = Failing(at, fault)
         finished = True
-        with io.using(disk):
+        with io.use_disk(disk):
             try:
                 self.case.act(folder)
             except OSError as error:
@@ -241,7 +241,7 @@ class Bench:
         folder = self.fresh()
         disk = PowerCut(at, Key(seed).child(self.case.name, -1 if at is None else at).numpy())
         finished = True
-        with io.using(disk):
+        with io.use_disk(disk):
             try:
                 self.case.act(folder)
             except Dead:
@@ -250,7 +250,7 @@ class Bench:
         self.check(folder, finished)
 
     def check(self, folder: Path, finished: bool) -> None:
-        with io.using(Hasty()):
+        with io.use_disk(Hasty()):
             self.case.check(folder, finished)
 
 

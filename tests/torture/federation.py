@@ -13,9 +13,9 @@ import random
 import sys
 from collections import Counter
 
-from federation.inprocess import Wire
-from federation.small import same
-from federation.survival import SETTINGS, expected, survive
+from federation.crash_recovery import SETTINGS, expected, survive
+from federation.faulty_transport import FaultyTransport
+from federation.problems import same
 
 ROUNDS = 5
 
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    settings, words, met = list(SETTINGS), (*Wire.WORDS, *Wire.SERVER_WORDS), Counter[str]()
+    settings, words, met = list(SETTINGS), (*FaultyTransport.FAULTS, *FaultyTransport.SERVER_FAULTS), Counter[str]()
     for number in range(given.count):
         draw = random.Random(f"{given.seed} {number}")
         plan = [draw.choice(words) for _ in range(draw.randint(1, 40))]

@@ -117,20 +117,20 @@ def overwrites(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """Overwrites that fit, that do not, and of living runs: a finished run is whole, the old or the new one."""
     seen: Counter[str] = Counter()
     folder = place / "overwritten"
-    Experiment.new(from_preset("fedavg", SMALL), folder).go()
+    Experiment.new(from_preset("fedavg", SMALL), folder).execute()
     for number in range(count):
         before = model(folder)
         kind = ("fits", "does not fit", "is alive")[number % 3]
         config = from_preset("fedavg", [*SMALL, f"seed={number}"])
         if kind == "fits":
-            Experiment.new(config, folder, overwrite=True).go()
+            Experiment.new(config, folder, overwrite=True).execute()
             assert RunFolder(folder).config.seed == number
         else:
-            living = Experiment.resumed(folder) if kind == "is alive" else None
+            living = Experiment.resume(folder) if kind == "is alive" else None
             wrong = config if living else from_preset("fedavg", [*SMALL, "sample.count=99"])
             _refused(lambda config=wrong: Experiment.new(config, folder, overwrite=True))  # type: ignore[misc]
             if living is not None:
-                living.go()
+                living.execute()
             after = model(folder)
             assert all(torch.equal(before[name], after[name]) for name in before)
         seen[f"overwrite that {kind}" if kind != "is alive" else "overwrite of a living run"] += 1
@@ -180,11 +180,11 @@ def links(count: int, place: Path, seed: int = 0) -> Counter[str]:
              "clients/index/base-000000000.json.part", ".hansa-run.part", "config.yaml.part")  # fmt: skip
     for number in range(count):
         folder = place / f"linked {number}"
-        Experiment.new(from_preset("scaffold", SMALL), folder).go()
+        Experiment.new(from_preset("scaffold", SMALL), folder).execute()
         spot = folder / spots[int(draw.integers(len(spots)))]
         spot.symlink_to([mine, mine / "index", mine / "thesis.txt"][int(draw.integers(3))])
-        Experiment.resumed(folder, rounds=4).go()
-        Experiment.new(from_preset("fedavg", SMALL), folder, overwrite=True).go()
+        Experiment.resume(folder, rounds=4).execute()
+        Experiment.new(from_preset("fedavg", SMALL), folder, overwrite=True).execute()
         assert {path: path.read_text() for path in mine.rglob("*") if path.is_file()} == expected, spot
     return Counter({"folders with links": count})
 
@@ -209,7 +209,7 @@ def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
 
 def _other_data(which: str) -> Callable[..., data.FederatedData]:
     """The data, one of its numbers another."""
-    real = build.federated
+    real = build.load_data
 
     def changed(*told: Any, **more: Any) -> data.FederatedData:
         held = real(*told, **more)
@@ -223,7 +223,7 @@ def _other_data(which: str) -> Callable[..., data.FederatedData]:
 
 def _other_partition(folder: Path) -> None:
     """Two rows change owners; the file is as whole as the old one."""
-    held = build.federated(RunFolder(folder).config)
+    held = build.load_data(RunFolder(folder).config)
     split = data.load_split(folder / "partition.safetensors", held.targets)
     index = split.index.clone()
     index[[0, -1]] = index[[-1, 0]]
@@ -248,23 +248,23 @@ def changed(preset: str, place: Path) -> Counter[str]:
         importlib.reload(sys.modules[module])
 
     def attempt(kind: str, folder: Path) -> None:
-        said = _refused(lambda: Experiment.resumed(folder, rounds=4))
-        assert f"changed since the run was begun: {kind}" in said, f"{preset}, {kind}: {said}"
-        Experiment.resumed(folder, rounds=4, accept=[kind]).go()
+        said = _refused(lambda: Experiment.resume(folder, rounds=4))
+        assert f"changed since the run was started: {kind}" in said, f"{preset}, {kind}: {said}"
+        Experiment.resume(folder, rounds=4, accept=[kind]).execute()
         marker = RunFolder(folder).marker
         assert marker is not None
         assert [note["changed"] for note in marker["accepted"]] == [[kind]], f"{preset}, {kind}: not noted"
-        assert Experiment.resumed(folder, rounds=5).go()["rounds"] == 5  # what was accepted is what it is bound to now
+        assert Experiment.resume(folder, rounds=5).execute()["rounds"] == 5  # what was accepted is what it is bound to now
         seen[kind] += 1
 
     def fresh(kind: str) -> Path:
-        Experiment.new(from_preset(preset, told), place / kind).go()
+        Experiment.new(from_preset(preset, told), place / kind).execute()
         return place / kind
 
     try:
         for which in ("inputs", "targets", "test_targets"):
             folder = fresh(which)
-            with replaced(build, "federated", _other_data(which)):
+            with replaced(build, "load_data", _other_data(which)):
                 attempt("data", folder)
         _other_partition(folder := fresh("partition"))
         attempt("partition", folder)
@@ -295,7 +295,7 @@ def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
             (place / name).mkdir()
         seen = starts(count, place / "starts", seed)
         seen += sweeps(max(1, count // 2), place / "sweeps", seed)
-        with io.using(Hasty()):
+        with io.use_disk(Hasty()):
             seen += overwrites(max(1, count // 2), place, seed)
             seen += links(max(1, count // 5), place, seed)
             for preset in list(catalogue())[: max(1, count // 4)]:

@@ -20,13 +20,13 @@ from contracts.small import bowls as small_bowls
 from hansa.compress import direct, error_feedback, top_k
 from hansa.core.types import CONTROL, MODEL
 from hansa.engine import Serial
-from hansa.engine.requests import as_it_is
+from hansa.engine.requests import unchanged
 from hansa.gossip import hypercube, ring
 from hansa.rounds import client_round
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.runs.driver import Run
 from hansa.runs.store import RamStore
-from hansa.runs.store.base import identity
+from hansa.runs.store.base import row_digest
 from torture.malformed import digest
 
 CLIENTS, DIM, ROUNDS = 8, 5, 8
@@ -59,11 +59,12 @@ class Recording(Serial):
         for name in self.algorithm.channels:
             self.plain = self.plain.on(name, uplink=direct())
 
-    def run(self, orders: Sequence[WorkOrder], recall: Any = as_it_is) -> Iterator[Report]:
+    def run(self, orders: Sequence[WorkOrder], recall: Any = unchanged) -> Iterator[Report]:
         self.log.clear()
         for order in map(recall, orders):
-            report = client_round(self.algorithm, order, self.shell, self.task.population)
-            self.log.append((report, client_round(self.plain, order, self.shell, self.task.population)))
+            (report,) = client_round(self.algorithm, [order], self.trainer, self.task.population)
+            (plain,) = client_round(self.plain, [order], self.trainer, self.task.population)
+            self.log.append((report, plain))
             yield report
 
 
@@ -86,7 +87,7 @@ class Watch:
         admitted = record["clients"]
         asked = run.algorithm.sampler.select(round, run.task.population, run.key)
         assert admitted == [client for client in asked if not self.plan.draw(run.key, round, client)]
-        assert sorted(lost.client for when, lost in run.lost if when == record["round"]) == sorted(
+        assert sorted(lost.client for when, lost in run.dropped_clients if when == record["round"]) == sorted(
             set(asked) - set(admitted)
         )
         now = hashes(run.store)
@@ -151,7 +152,7 @@ def column(run: Run, name: str) -> torch.Tensor:
 def hashes(store: Any) -> dict[int, dict[str, str]]:
     """The SHA-256 of every row of every client, the server's own rows included."""
     rows = store.tree()["rows"]
-    return {int(client): {name: identity(row) for name, row in named.items()} for client, named in rows.items()}
+    return {int(client): {name: row_digest(row) for name, row in named.items()} for client, named in rows.items()}
 
 
 def near(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -214,7 +215,7 @@ def check_mean(case: str, rate: float, seed: int) -> None:
     for round in range(4):
         before = column(run, "local/row")
         run.advance(1)
-        for cluster in mixing.resolved():
+        for cluster in mixing.cluster_lists():
             left = [client for client in cluster if not plan.draw(run.key, round, client)]
             if not left:
                 continue

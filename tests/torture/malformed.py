@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 import hansa
-from engine import laboratory
+from engine import problems
 from hansa import presets
 from hansa.compress import Packet, cast, memoryless, quantize, random_k, top_k
 from hansa.compress.packet import HEADER, KINDS
 from hansa.core.keys import Key
 from hansa.engine import Serial
-from hansa.engine.requests import as_it_is
+from hansa.engine.requests import unchanged
 from hansa.rounds import ClosedRound, ServerState, close_round, open_round
 from hansa.rounds.messages import Report, Upload
 from hansa.runs.driver import Run
@@ -66,7 +66,7 @@ class Bad(NamedTuple):
 
 def task(name: str) -> Any:
     if name == BUFFERS:
-        return laboratory.task(laboratory.convolution)
+        return problems.task(problems.convolution)
     draw = np.random.default_rng(11)
     rows = [4, 7, 5, 9, 6, 8]
     return hansa.training.quadratic(
@@ -123,7 +123,7 @@ def scene(name: str) -> Scene:
     seen: list[Upload] = []
 
     class Recording(Serial):
-        def run(self, orders: Any, recall: Any = as_it_is) -> Iterator[Report]:
+        def run(self, orders: Any, recall: Any = unchanged) -> Iterator[Report]:
             seen.clear()
             for report in super().run(orders, recall):
                 seen.extend(report.uploads)

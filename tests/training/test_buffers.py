@@ -77,8 +77,8 @@ def test_buffers_that_clients_change_are_averaged():
     for client in range(3):
         alone = from_arrays(X, Y, clients=[DATA.rows(client)])
         module = task.module(task.start(hansa.Key(0), torch.float64)).train()
-        shell = task.shell(torch.float64, torch.device("cpu"))
-        for rows in shell.rows(client, hansa.local.Work(3, 4), hansa.Key(0).child("local", 0, client, "batch")):
+        shell = task.trainer(torch.float64, torch.device("cpu"))
+        for rows in shell.batches(client, hansa.local.Work(3, 4), hansa.Key(0).child("local", 0, client, "batch")):
             module(alone.inputs[rows].double())
         levels.append(float(module.level))
     assert float(run.model.level) == pytest.approx(sum(levels) / 3, abs=1e-12)
@@ -114,7 +114,7 @@ def test_float64_runs_save_float64_models():
     run = hansa.run(presets.fedavg(**WORDS), task, rounds=1, dtype=torch.float64)
     saved = _tensors(run)
     assert saved["first.weight"].dtype == torch.float64
-    assert torch.equal(saved["first.weight"], task.layout.named(run.params)["first.weight"])
+    assert torch.equal(saved["first.weight"], task.layout.unpack(run.params)["first.weight"])
     assert saved["norm.running_var"].dtype == torch.float64
     assert saved["seen"].dtype == torch.int64
     assert _tensors(hansa.run(presets.fedavg(**WORDS), task, rounds=1))["first.weight"].dtype == torch.float32

@@ -11,17 +11,19 @@ from torch import nn
 
 import hansa
 from hansa import HansaError, presets
-from hansa.config import build, from_text
-from hansa.engine.auto import choose
+from hansa.config import build, from_yaml
+from hansa.engine.auto import auto_engine
 from hansa.runs.driver import Run
-from hansa.runs.experiment import identity
-from hansa.runs.provenance import bindings, changes
+from hansa.runs.experiment import config_digest
+from hansa.runs.provenance import changed_kinds, provenance_of
 from hansa.training import compiled
 
 ALGORITHM = presets.fedavg(
     local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0
 )
-NEEDS_COMPILER = pytest.mark.skipif(compiled.why_not() is not None, reason=f"torch.compile: {compiled.why_not()}")
+NEEDS_COMPILER = pytest.mark.skipif(
+    compiled.missing_compiler() is not None, reason=f"torch.compile: {compiled.missing_compiler()}"
+)
 
 
 class Clients:
@@ -87,12 +89,12 @@ def test_compiled_is_eager_to_rounding_and_the_same_bits_for_any_number_of_worke
     eager = hansa.run(ALGORITHM, task(), rounds=3, workers=1)
     assert torch.allclose(whole.params, eager.params, atol=1e-6)
     begun = hansa.run(ALGORITHM, made, rounds=1, workers=1)
-    resumed = Run(ALGORITHM, task(compile=True), store=begun.store, engine=choose(2, 2, "process"))
-    resumed.restore(begun.tree(), begun.history)
+    resumed = Run(ALGORITHM, task(compile=True), store=begun.store, engine=auto_engine(2, 2, "process"))
+    resumed.restore(begun.checkpoint_state(), begun.history)
     resumed.advance(2)
     assert torch.equal(resumed.params, whole.params)
     assert torch.equal(resumed.state.vectors["buffers"], whole.state.vectors["buffers"])
-    shell = made.shell(torch.float32, torch.device("cpu"))
+    shell = made.trainer(torch.float32, torch.device("cpu"))
     shell.load(whole.params, whole.state.vectors["buffers"])
     shell.seed(hansa.Key(0))
     found = shell.gradient(0, torch.arange(4))
@@ -105,7 +107,7 @@ def test_each_form_of_batch_is_compiled_apart_and_every_client_equals_eager(trac
     made = task(compile=True)
     ours, eager = (hansa.run(algorithm, one, rounds=2, workers=1) for one in (made, task()))
     assert torch.allclose(ours.params, eager.params, atol=1e-6)
-    shell = made.shell(torch.float32, torch.device("cpu"))
+    shell = made.trainer(torch.float32, torch.device("cpu"))
     for rows in (5, 9, 5, 7):
         shell.gradient(0, torch.arange(rows))
     assert [*shell.compiled._fits.values()] == [True] * 3
@@ -145,7 +147,7 @@ def test_a_worker_without_a_compiler_does_not_quietly_train_otherwise(traced, mo
     made = task(compile=True)
     monkeypatch.setattr(compiled, "why_not", lambda: "there is no C++ compiler on the path: install g++ or clang")
     with pytest.raises(HansaError, match="compile: there is no C"):
-        made.shell(torch.float32, torch.device("cpu"))
+        made.trainer(torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -167,15 +169,19 @@ def test_a_model_of_native_code_is_left_to_it(caplog):
     data.targets = torch.arange(21) % 3
     data.test_targets = data.targets[:8]
     made = hansa.Task(lambda: nn.Linear(6, 3), F.cross_entropy, data, compile=True)
-    if made.stack is not None:
+    if made.network is not None:
         assert not made.compile
         assert "native code trains it" in caplog.text
 
 
 def test_a_file_says_it_and_a_compiled_run_is_another_run(traced):
     text = "data: {clients: 5}\nmodel: {name: logistic, compile: %s}\nrounds: 1"
-    with_it, without = from_text(text % "true"), from_text(text % "false")
-    assert identity(with_it) != identity(without) == identity(from_text("data: {clients: 5}\nmodel: {name: logistic}"))
-    assert build.task(without, build.federated(without)).compile is False
+    with_it, without = from_yaml(text % "true"), from_yaml(text % "false")
+    assert (
+        config_digest(with_it)
+        != config_digest(without)
+        == config_digest(from_yaml("data: {clients: 5}\nmodel: {name: logistic}"))
+    )
+    assert build.build_task(without, build.load_data(without)).compile is False
     runs = [hansa.run(ALGORITHM, one, rounds=1, workers=1) for one in (task(compile=True), task())]
-    assert changes(*map(bindings, runs)) == ["model"]
+    assert changed_kinds(*map(provenance_of, runs)) == ["model"]

@@ -12,7 +12,7 @@ import hansa
 from hansa import HansaError, config, presets
 from hansa.data import from_arrays
 from hansa.training import losses
-from hansa.training.losses import Weighted, weighing
+from hansa.training.losses import WeightedTargets, with_row_weights
 
 DRAW = np.random.default_rng(4)
 X, Y = DRAW.normal(size=(730, 3)).astype(np.float32), DRAW.integers(0, 3, 730)
@@ -65,7 +65,7 @@ def test_a_row_of_weight_two_is_the_row_twice_and_one_of_weight_zero_is_none():
     model, x = nn.Linear(3, 3), torch.from_numpy(X[:3])
     y = torch.from_numpy(Y[:3])
     for loss, target in ((losses.cross_entropy(CLASSES), y), (losses.mse(), x), (losses.bce(2.0), x.sigmoid())):
-        weighted = loss(model(x), Weighted(target, torch.tensor([2.0, 1.0, 0.0])))
+        weighted = loss(model(x), WeightedTargets(target, torch.tensor([2.0, 1.0, 0.0])))
         again = torch.tensor([0, 0, 1])
         assert float(weighted) == pytest.approx(float(loss(model(x[again]), target[again])), rel=1e-6)
 
@@ -82,7 +82,7 @@ def test_a_row_of_weight_two_is_the_row_twice_and_one_of_weight_zero_is_none():
 def test_losses_of_numbers_are_torchs(ours, theirs):
     output, target = torch.randn(5, 2), torch.rand(5, 2)
     assert float(ours(output, target)) == pytest.approx(float(theirs(output, target)), rel=1e-6)
-    assert weighing(theirs) == ours
+    assert with_row_weights(theirs) == ours
 
 
 def test_ignored_and_smoothed_and_with_classes_last():
@@ -95,12 +95,12 @@ def test_ignored_and_smoothed_and_with_classes_last():
 
 def test_a_file_says_it():
     text = "data: {name: synthetic, clients: 4, options: {largest: 60}}\nmodel: {loss: {kind: cross_entropy, %s}}"
-    asked = config.from_text(text % "class_weights: [1, 2, 3, 1, 1, 1, 1, 1, 1, 1]", ["model.loss.label_smoothing=0.1"])
+    asked = config.from_yaml(text % "class_weights: [1, 2, 3, 1, 1, 1, 1, 1, 1, 1]", ["model.loss.label_smoothing=0.1"])
     task = config.build.task(asked, config.build.federated(asked))
     assert task.loss == losses.cross_entropy([1, 2, 3, 1, 1, 1, 1, 1, 1, 1], label_smoothing=0.1)
     for wrong, message in (("class_weight: [1]", "cross_entropy has no 'class_weight'"), ("ignore: x", "ignore")):
         with pytest.raises(HansaError, match=rf"model.loss.*{message}"):
-            config.from_text(text % wrong)
+            config.from_yaml(text % wrong)
 
 
 def test_what_is_wrong_is_told():

@@ -1,7 +1,7 @@
 """Aggregators: what the server makes of the updates of a round."""
 
 from hansa.aggregate.aware import aware
-from hansa.aggregate.base import Aggregator, Combined, normalise, shares
+from hansa.aggregate.base import Aggregator, BaseAggregator, Combined, client_weights, normalize_weights
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.aggregate.mean import mean, nova
 from hansa.aggregate.mgda import mgda
@@ -10,11 +10,13 @@ from hansa.aggregate.robust import clipped, krum, median, trimmed_mean
 
 __all__ = [
     "Aggregator",
+    "BaseAggregator",
     "Certificate",
     "Combined",
     "MinNorm",
     "aware",
     "chi_square",
+    "client_weights",
     "clipped",
     "diversity",
     "krum",
@@ -22,9 +24,8 @@ __all__ = [
     "median",
     "mgda",
     "min_norm",
-    "normalise",
+    "normalize_weights",
     "nova",
-    "shares",
     "surrogate_diversity",
     "trimmed_mean",
 ]

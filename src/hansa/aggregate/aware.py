@@ -8,21 +8,29 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from hansa.aggregate.base import Aggregator, Combined, Weights, check_weights, normalise, shares, weighted_sum
+from hansa.aggregate.base import (
+    BaseAggregator,
+    Combined,
+    Weights,
+    check_weights,
+    client_weights,
+    normalize_weights,
+    sum_updates,
+)
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
-from hansa.aggregate.min_norm import SOLVERS, Solver, min_norm
+from hansa.aggregate.min_norm import SOLVERS, MinNormSolver, min_norm
 from hansa.core.errors import HansaError, check_decay, invalid_argument, suggestion
 from hansa.core.types import RoundContext, RowReader, State, Update, Vector, in_client_order
 from hansa.core.vectors import arithmetic
 from hansa.server import ServerTransform
-from hansa.server.base import check_server
+from hansa.server.base import require_server
 
 MOMENTUM = "server/aware/momentum"
 _STORAGE = ("float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class aware(Aggregator):
+class aware(BaseAggregator):
     """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i when first seen; lambda~ = argmin
     ||sum lambda_i m_i||^2 over the simplex of all clients seen; Delta = sum lambda~_i m_i (FedAWARE Alg. 1).
 
@@ -48,13 +56,13 @@ class aware(Aggregator):
     momentum_storage: Literal["ram", "disk"] = "ram"
     storage: Literal["float32", "float64", "bfloat16"] | None = None
     from_zero: bool = False
-    min_norm: Solver = "exact"
+    min_norm: MinNormSolver = "exact"
     weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
 
     def __post_init__(self) -> None:
         if self.project is not None:
-            check_server("aware", "project", self.project)
+            require_server("aware", "project", self.project)
         check_decay("aware", "alpha", self.alpha, "The paper uses 0.5; 0 forgets at once.")
         if self.momentum_storage not in ("ram", "disk"):
             raise invalid_argument("aware", "momentum_storage", self.momentum_storage, "'ram' or 'disk'")
@@ -80,7 +88,7 @@ class aware(Aggregator):
         exploring = self.explore and len(seen) < ctx.population.count
         average = None
         if exploring or self.project is not None:
-            average = weighted_sum(ordered, normalise(self.weights, ordered))
+            average = sum_updates(ordered, normalize_weights(self.weights, ordered))
         info: dict[str, Any]
         if exploring:
             assert average is not None
@@ -128,7 +136,7 @@ class aware(Aggregator):
             if seen[i] in fresh:
                 total.add_(fresh[seen[i]].double(), alpha=float(weights[i] * scale[i]))
         squares = scaled.diagonal().tolist()
-        objective = shares(self.weights, seen, ctx.population.samples)
+        objective = client_weights(self.weights, seen, ctx.population.samples)
         given = torch.tensor(objective, dtype=torch.float64)
         info = {
             "weights": {seen[i]: float(weights[i]) for i in used},

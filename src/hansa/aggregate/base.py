@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -19,7 +19,7 @@ Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ..
 """How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
 
 
-DECODED, WAITING = 16, 1 << 22  # updates decoded at once, and bytes of them where they are large
+MAX_DECODED, MAX_DECODED_BYTES = 16, 1 << 22  # updates decoded at once, and bytes of them where they are large
 
 
 class Combined(NamedTuple):
@@ -36,7 +36,7 @@ class Combined(NamedTuple):
     rows: Mapping[int, Mapping[str, Vector]] = MappingProxyType({})
 
 
-class Share(NamedTuple):
+class Participant(NamedTuple):
     """What is known of a participant before its update arrives: enough to say how much it will count."""
 
     client: int
@@ -44,7 +44,7 @@ class Share(NamedTuple):
     samples: int
 
 
-class Running(Protocol):
+class RunningAggregate(Protocol):
     """An aggregate in the making: updates are added in client order, each once."""
 
     def add(self, update: Update) -> None: ...
@@ -52,13 +52,27 @@ class Running(Protocol):
     def vector(self) -> Vector: ...
 
 
+@runtime_checkable
 class Aggregator(Protocol):
-    """Individual updates in, one vector out. Arrival order never matters.
+    """Individual updates in, one vector out. Arrival order never matters."""
 
-    >>> from hansa.core.protocols import lacking
-    >>> from hansa.aggregate import mean
-    >>> lacking(mean(), Aggregator), lacking(print, Aggregator)
-    ([], ['combine', 'init'])
+    __slots__ = ()
+
+    @abstractmethod
+    def init(self, dim: int, population: int) -> State:
+        """Return the state before the first round, a plain tree."""
+
+    @abstractmethod
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        """Return the aggregate of a round's accepted updates, at least ``min_updates`` of them."""
+
+
+class BaseAggregator(Aggregator):
+    """The optional traits of aggregators, with their defaults.
+
+    >>> from hansa.aggregate import median
+    >>> median().min_updates, median().weights
+    (1, 'uniform')
     """
 
     __slots__ = ()
@@ -86,30 +100,22 @@ class Aggregator(Protocol):
         return "ram"
 
     @property
-    def running(self) -> Callable[[Sequence[Share]], Running] | None:
+    def running(self) -> Callable[[Sequence[Participant]], RunningAggregate] | None:
         """For one that folds updates as they come, in client order: a method from all that may come to the fold."""
         return None
 
-    @abstractmethod
-    def init(self, dim: int, population: int) -> State:
-        """The state before the first round, a plain tree."""
 
-    @abstractmethod
-    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
-        """The aggregate of a round's admitted updates, at least ``least`` of them."""
-
-
-def check_aggregator(owner: str, argument: str, value: object) -> None:
+def require_aggregator(owner: str, argument: str, value: object) -> None:
     """Refuse what is no aggregator."""
     check_component(owner, argument, value, Aggregator, "an aggregator", example="mean() is one.")
 
 
-def check_weights(part: str, weights: object) -> Weights:
+def check_weights(component: str, weights: object) -> Weights:
     """The weights as a part keeps them, or an error that names what is wrong."""
     if isinstance(weights, str):
         if weights not in ("uniform", "samples", "clusters"):
             raise invalid_argument(
-                part,
+                component,
                 "weights",
                 weights,
                 "a known rule",
@@ -117,29 +123,31 @@ def check_weights(part: str, weights: object) -> Weights:
             )
         return weights  # type: ignore[return-value]
     if not isinstance(weights, Sequence) and not isinstance(weights, torch.Tensor):
-        raise invalid_argument(part, "weights", weights, "'uniform', 'samples', 'clusters' or one number a client")
+        raise invalid_argument(component, "weights", weights, "'uniform', 'samples', 'clusters' or one number a client")
     numbers = tuple(float(w) for w in weights)
     for client, number in enumerate(numbers):
         if not math.isfinite(number) or number < 0:
-            raise HansaError(f"{part}(weights): client {client} has weight {number}: expected a finite number >= 0.")
+            raise HansaError(
+                f"{component}(weights): client {client} has weight {number}: expected a finite number >= 0."
+            )
     return numbers
 
 
-def normalise(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> list[float]:
+def normalize_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participant]) -> list[float]:
     """The weight of each update, summing to one: the only place where weights are normalised.
 
     >>> from hansa.core.types import Update
-    >>> normalise("samples", [Update(0, 0, None, 30, 1), Update(1, 1, None, 10, 1)])
+    >>> normalize_weights("samples", [Update(0, 0, None, 30, 1), Update(1, 1, None, 10, 1)])
     [0.75, 0.25]
     """
-    raw = counts(weights, updates)
+    raw = raw_weights(weights, updates)
     total = math.fsum(raw)
     if not total > 0:
-        raise no_weight([update.client for update in updates], total)
+        raise zero_weight_error([update.client for update in updates], total)
     return [w / total for w in raw]
 
 
-def counts(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> list[float]:
+def raw_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participant]) -> list[float]:
     """How much each update counts beside the others, before normalisation."""
     if weights == "uniform":
         return [1.0] * len(updates)
@@ -150,41 +158,41 @@ def counts(weights: Weights, updates: Sequence[Update] | Sequence[Share]) -> lis
         for update in updates:
             members[update.cohort] = members.get(update.cohort, 0) + 1
         return [1.0 / members[update.cohort] for update in updates]
-    return [_given(weights, update.client) for update in updates]
+    return [_own_weight(weights, update.client) for update in updates]
 
 
-def shares(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
+def client_weights(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
     """The same of clients that need not have reported: their weights in the objective, summing to one over them.
 
-    >>> shares("samples", [0, 1], [30, 10])
+    >>> client_weights("samples", [0, 1], [30, 10])
     [0.75, 0.25]
     """
-    return normalise(weights, [Share(client, 0, samples[client]) for client in clients])
+    return normalize_weights(weights, [Participant(client, 0, samples[client]) for client in clients])
 
 
-def no_weight(clients: Sequence[int], total: float) -> HansaError:
+def zero_weight_error(clients: Sequence[int], total: float) -> HansaError:
     return HansaError(
         f"the weights of clients {list(clients)} sum to {total}: expected a positive sum. "
         "Give every client that may take part alone a weight above 0."
     )
 
 
-def _given(weights: Sequence[float] | str, client: int) -> float:
+def _own_weight(weights: Sequence[float] | str, client: int) -> float:
     if client >= len(weights):
         raise HansaError(f"weights: {len(weights)} numbers given, none for client {client}. Give one number a client.")
     return float(weights[client])
 
 
-def weighted_sum(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
+def sum_updates(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
     """sum w_i u_i, folded left to right; of updates that came compressed only a few are decoded at a time."""
-    total = arithmetic.weighted_sum([update.vector for update in updates[:DECODED]], weights[:DECODED])
-    for start in range(DECODED, len(updates), DECODED):
-        some = slice(start, start + DECODED)
+    total = arithmetic.weighted_sum([update.vector for update in updates[:MAX_DECODED]], weights[:MAX_DECODED])
+    for start in range(MAX_DECODED, len(updates), MAX_DECODED):
+        some = slice(start, start + MAX_DECODED)
         total = arithmetic.weighted_sum([total, *(update.vector for update in updates[some])], [1.0, *weights[some]])
     return total
 
 
-def gram(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:
+def gram_matrix(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:
     """The Gram matrix in float64, block by block of coordinates so that no second copy of the rows exists."""
     n, dim = len(vectors), vectors[0].numel()
     total = torch.zeros(n, n, dtype=torch.float64)

@@ -31,7 +31,7 @@ def surrogate_diversity(squares: Sequence[float], weights: Sequence[float], surr
     return diversity(squares, weights, surrogate)
 
 
-def chi_square(found: Sequence[float], weights: Sequence[float]) -> float:
+def chi_square(used: Sequence[float], weights: Sequence[float]) -> float:
     """chi^2 = sum lambda~_i^2 / lambda_i^2, how far the weights found are from the objective's (Thm. 4.1).
 
     It is n for lambda~ = lambda, and at uniform lambda n^2 sum lambda~_i^2: up to n^2 for a single client.
@@ -39,5 +39,5 @@ def chi_square(found: Sequence[float], weights: Sequence[float]) -> float:
     >>> chi_square([0.25, 0.75], [0.5, 0.5])
     2.5
     """
-    pairs = [(f, w) for f, w in zip(found, weights, strict=True) if f]
+    pairs = [(f, w) for f, w in zip(used, weights, strict=True) if f]
     return math.inf if any(w == 0 for _, w in pairs) else math.fsum((f / w) ** 2 for f, w in pairs)

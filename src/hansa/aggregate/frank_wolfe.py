@@ -13,13 +13,13 @@ STEPS = 1000
 STILL = 1e-5  # the weights have moved by less, in L1
 
 
-def from_best_pair(gram: Tensor) -> tuple[Tensor, int]:
+def pairwise_frank_wolfe(gram: Tensor) -> tuple[Tensor, int]:
     """Weights lambda after at most 1000 steps lambda <- c lambda + (1-c) e_t, t = argmin (G lambda)_t, with the c that
     makes the new point shortest; and the steps taken. It begins at the pair whose segment comes nearest to zero.
 
     Where an end of a segment is the nearest, c is 0.999 or 0.001 (Sener and Koltun 2018, whose code theirs is).
 
-    >>> weights, steps = from_best_pair(torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=torch.float64))
+    >>> weights, steps = pairwise_frank_wolfe(torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=torch.float64))
     >>> weights.tolist(), steps
     ([0.75, 0.25], 0)
     """

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hansa.aggregate.base import (
-    DECODED,
-    WAITING,
-    Aggregator,
+    MAX_DECODED,
+    MAX_DECODED_BYTES,
+    BaseAggregator,
     Combined,
-    Share,
+    Participant,
     Weights,
     check_weights,
-    counts,
-    no_weight,
-    normalise,
-    weighted_sum,
+    normalize_weights,
+    raw_weights,
+    sum_updates,
+    zero_weight_error,
 )
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
 from hansa.core.vectors import arithmetic
 
 
 @dataclass(frozen=True, slots=True)
-class mean(Aggregator):
+class mean(BaseAggregator):
     """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017).
 
     >>> import torch
@@ -47,15 +47,17 @@ class mean(Aggregator):
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
-        running = self.running([Share(update.client, update.cohort, update.samples) for update in ordered])
+        running = self.running([Participant(update.client, update.cohort, update.samples) for update in ordered])
         for update in ordered:
             running.add(update)
         return Combined(running.vector(), state, {})
 
-    def running(self, asked: Sequence[Share]) -> RunningMean:
+    def running(self, participants: Sequence[Participant]) -> RunningMean:
         """The mean while its updates arrive in client order, so that few of them are in memory at a time. ``asked`` are
         all that may come; the result depends on those that do alone."""
-        return RunningMean(dict(zip((share.client for share in asked), counts(self.weights, asked), strict=True)))
+        return RunningMean(
+            dict(zip((share.client for share in participants), raw_weights(self.weights, participants), strict=True))
+        )
 
 
 class RunningMean:
@@ -82,7 +84,7 @@ class RunningMean:
         self._fold()
         total = math.fsum(self._count(client) for client in self._used)
         if self._total is None or not total > 0:
-            raise no_weight(self._used, total)
+            raise zero_weight_error(self._used, total)
         return self._total if total == 1 else self._total.mul_(1 / total)
 
     def _count(self, client: int) -> float:
@@ -96,12 +98,12 @@ class RunningMean:
         if self._total is not None:
             rows, weights = [self._total, *rows], [1.0, *weights]
         self._total = arithmetic.weighted_sum(rows, weights)
-        self._most = max(2, min(DECODED, WAITING // max(1, self._total.nbytes)))
+        self._most = max(2, min(MAX_DECODED, MAX_DECODED_BYTES // max(1, self._total.nbytes)))
         self._waiting.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class nova(Aggregator):
+class nova(BaseAggregator):
     """Delta = (sum_i p_i tau_i) sum_i p_i Delta_i / tau_i (FedNova, Wang 2020).
 
     tau_i is the number of local steps, or its generalisation under local momentum or a proximal term.
@@ -128,7 +130,7 @@ class nova(Aggregator):
         ordered = in_client_order(updates)
         if len({update.steps for update in ordered}) == 1:  # then nova is exactly the mean, to the last bit
             return mean(self.weights).combine(ordered, state, ctx)._replace(info={"tau_effective": ordered[0].steps})
-        p = normalise(self.weights, ordered)
+        p = normalize_weights(self.weights, ordered)
         effective = math.fsum(w * u.steps for w, u in zip(p, ordered, strict=True))
         coefficients = [w * (effective / u.steps) for w, u in zip(p, ordered, strict=True)]
-        return Combined(weighted_sum(ordered, coefficients), state, {"tau_effective": effective})
+        return Combined(sum_updates(ordered, coefficients), state, {"tau_effective": effective})

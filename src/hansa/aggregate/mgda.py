@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.aggregate.base import Aggregator, Combined, gram, weighted_sum
+from hansa.aggregate.base import BaseAggregator, Combined, gram_matrix, sum_updates
 from hansa.aggregate.min_norm import min_norm
 from hansa.core.errors import check_fraction
 from hansa.core.types import RoundContext, State, Update, in_client_order
 
 
 @dataclass(frozen=True, slots=True)
-class mgda(Aggregator):
+class mgda(BaseAggregator):
     """u_i = Delta_i/||Delta_i||; lambda = argmin ||sum lambda_i u_i|| over the simplex, |lambda_i - 1/M| <= epsilon;
     Delta = sum lambda_i u_i (FedMGDA+, Hu 2022).
 
@@ -39,7 +39,7 @@ class mgda(Aggregator):
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
-        products = gram([update.vector for update in ordered])
+        products = gram_matrix([update.vector for update in ordered])
         norms = products.diagonal().sqrt()
         moving = [i for i in range(len(ordered)) if norms[i] > 0]
         if not moving:
@@ -53,4 +53,4 @@ class mgda(Aggregator):
         for position, i in enumerate(moving):
             weights[i] = float(solved[position])
             coefficients[i] = float(solved[position] * scale[position])
-        return Combined(weighted_sum(ordered, coefficients), state, {"weights": weights})
+        return Combined(sum_updates(ordered, coefficients), state, {"weights": weights})

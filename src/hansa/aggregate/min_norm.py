@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from hansa.aggregate.frank_wolfe import from_best_pair
+from hansa.aggregate.frank_wolfe import pairwise_frank_wolfe
 from hansa.aggregate.simplex import project
 from hansa.core.errors import HansaError, check_positive, invalid_argument
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array: TypeAlias = "Tensor | npt.NDArray[Any]"
-Solver: TypeAlias = Literal["exact", "authors"]
-SOLVERS: tuple[Solver, ...] = ("exact", "authors")
+MinNormSolver: TypeAlias = Literal["exact", "authors"]
+SOLVERS: tuple[MinNormSolver, ...] = ("exact", "authors")
 
 EPS = sys.float_info.epsilon
 FRANK_WOLFE_STEPS = 32
@@ -76,7 +76,7 @@ def min_norm(
     lower: float | Array = 0.0,
     upper: float | Array = 1.0,
     tolerance: float = 1e-12,
-    solver: Solver = "exact",
+    solver: MinNormSolver = "exact",
 ) -> MinNorm:
     """lambda = argmin lambda' G lambda, sum lambda = 1, lower <= lambda <= upper, for G_ij = <v_i, v_j>.
 
@@ -193,7 +193,7 @@ class _Problem:
     def authors(self) -> _Point:
         if not self.simplex:
             raise HansaError("min_norm(solver='authors'): knows the whole simplex only. Leave lower and upper out.")
-        weights, self.iterations = from_best_pair(self.matrix)
+        weights, self.iterations = pairwise_frank_wolfe(self.matrix)
         return self.at(weights)
 
     def at(self, weights: Tensor) -> _Point:
@@ -271,34 +271,34 @@ class _Problem:
             if point.optimal or waited > (0 if best.settled else PATIENCE):
                 break
             self.iterations += 1
-            moved = self.leap(point)
+            moved = self.newton_step(point)
             if moved is None and not patient:
                 break
-            point = self.at(self.pace(point) if moved is None else moved)
+            point = self.at(self.step_length(point) if moved is None else moved)
             progress = point.value < lowest - 1e-14 * abs(lowest) or point.gap < 0.5 * best.gap
             waited = 0 if progress else waited + 1
             lowest = min(lowest, point.value)
             best = point if point.gap < best.gap else best
         return best
 
-    def leap(self, point: _Point) -> Tensor | None:
+    def newton_step(self, point: _Point) -> Tensor | None:
         """Newton's step on the weights inside their bounds and all that wish to leave one, projected; None unless
         it descends."""
         weights, gradient = point.weights, point.gradient
         inside = (weights > self.low) & (weights < self.high)
-        free = (inside | (self.wish(point, inside) > 0)).nonzero()[:, 0]
+        free = (inside | (self.target(point, inside) > 0)).nonzero()[:, 0]
         target = weights[free] + self.newton(gradient, free)
         moved = weights.clone()
         moved[free] = project(target, self.low[free], self.high[free], float(weights[free].sum()))
         descent = float(gradient @ (moved - weights))
         return moved if descent < 0 and float(moved @ (self.matrix @ moved)) <= point.value + 0.1 * descent else None
 
-    def pace(self, point: _Point) -> Tensor:
+    def step_length(self, point: _Point) -> Tensor:
         """Newton's step on the weights inside, and on the one most eager to join once these agree, to the first
         bound."""
         weights, gradient = point.weights, point.gradient
         inside = (weights > self.low) & (weights < self.high)
-        wish = self.wish(point, inside)
+        wish = self.target(point, inside)
         if not bool(inside.any()):  # a vertex: the dearest weight gives to the cheapest
             inside[int(torch.where(weights < self.high, gradient, torch.inf).argmin())] = True
             inside[int(torch.where(weights > self.low, gradient, -torch.inf).argmax())] = True
@@ -314,7 +314,7 @@ class _Problem:
         moved[free] = torch.minimum(torch.maximum(stopped, low), high)
         return moved
 
-    def wish(self, point: _Point, inside: Tensor) -> Tensor:
+    def target(self, point: _Point, inside: Tensor) -> Tensor:
         """How much a weight at a bound would lower the value by leaving it; at most zero where it would not."""
         weights, gradient = point.weights, point.gradient
         if bool(inside.any()):

@@ -9,9 +9,17 @@ from typing import ClassVar, Literal
 
 import torch
 
-from hansa.aggregate.base import Aggregator, Combined, Weights, check_aggregator, gram, weighted_sum
+from hansa.aggregate.base import (
+    Aggregator,
+    BaseAggregator,
+    Combined,
+    Weights,
+    gram_matrix,
+    require_aggregator,
+    sum_updates,
+)
 from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
 
 _BLOCK = 1 << 18
@@ -28,7 +36,7 @@ def _by_coordinate(updates: Sequence[Update], reduce: Callable[[torch.Tensor], t
 
 
 @dataclass(frozen=True, slots=True)
-class median(Aggregator):
+class median(BaseAggregator):
     """The median of each coordinate; of an even number, the mean of the two middle values (Yin 2018).
 
     >>> import torch
@@ -51,7 +59,7 @@ class median(Aggregator):
 
 
 @dataclass(frozen=True, slots=True)
-class trimmed_mean(Aggregator):
+class trimmed_mean(BaseAggregator):
     """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018).
 
     >>> import torch
@@ -81,7 +89,7 @@ class trimmed_mean(Aggregator):
 
 
 @dataclass(frozen=True, slots=True)
-class krum(Aggregator):
+class krum(BaseAggregator):
     """The mean of the ``keep`` updates with the smallest sums of squared distances to their M - f - 2 nearest others
     (Krum with keep = 1, Multi-Krum above; Blanchard 2017).
 
@@ -116,21 +124,23 @@ class krum(Aggregator):
         if n < self.min_updates:
             raise HansaError(
                 f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least {self.min_updates} updates, this round "
-                f"has {n}: sample more clients or expect fewer bad ones."
+                f"has {n}: sample more clients or expect fewer bad ones.",
+                component="krum",
+                argument="byzantine",
             )
-        products = gram([update.vector for update in ordered])
+        products = gram_matrix([update.vector for update in ordered])
         squared = products.diagonal()
         distances = (squared[:, None] + squared[None, :] - 2 * products).clamp_(min=0)
         distances.fill_diagonal_(math.inf)
         scores = distances.sort(dim=1).values[:, :nearest].sum(dim=1)
         chosen = sorted(torch.argsort(scores, stable=True)[: self.keep].tolist())
         picked = [ordered[i] for i in chosen]
-        vector = weighted_sum(picked, [1 / self.keep] * self.keep)
+        vector = sum_updates(picked, [1 / self.keep] * self.keep)
         return Combined(vector, state, {"chosen": [update.client for update in picked]})
 
 
 @dataclass(frozen=True, slots=True)
-class clipped(Aggregator):
+class clipped(BaseAggregator):
     """Every update is scaled down to at most ``norm`` before the wrapped aggregator sees it.
 
     >>> from hansa.aggregate import mean
@@ -147,24 +157,23 @@ class clipped(Aggregator):
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_aggregator("clipped", "inner", self.inner)
+        require_aggregator("clipped", "inner", self.inner)
         check_positive("clipped", "norm", self.norm)
 
     @property
     def min_updates(self) -> int:
         """Updates that the wrapped aggregator needs."""
-        return int(declared(self.inner, Aggregator, "min_updates"))
+        return with_defaults(self.inner, BaseAggregator).min_updates
 
     @property
     def weights(self) -> Weights:
         """Those of the wrapped aggregator."""
-        found: Weights = declared(self.inner, Aggregator, "weights")
-        return found
+        return with_defaults(self.inner, BaseAggregator).weights
 
     @property
     def momentum_storage(self) -> Literal["ram", "disk"]:
         """Where the wrapped aggregator wants its rows."""
-        return "disk" if declared(self.inner, Aggregator, "momentum_storage") == "disk" else "ram"
+        return with_defaults(self.inner, BaseAggregator).momentum_storage
 
     def init(self, dim: int, population: int) -> State:
         return self.inner.init(dim, population)

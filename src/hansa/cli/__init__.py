@@ -1,5 +1,5 @@
-"""The command line. Exit codes: 0 done, 1 it failed, 2 bad usage, configuration or data, 130 stopped by Ctrl-C with
-everything saved (143 by SIGTERM, 129 by a hangup)."""
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad usage, configuration or data, 130 interrupted by Ctrl-C and
+saved (143 by SIGTERM, 129 by a hangup)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-with warnings.catch_warnings():  # typer names things that newer clicks deprecate: not our users' concern
+with warnings.catch_warnings():  # typer uses names that newer versions of click deprecate
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer
     import typer.core as _typer
@@ -18,40 +18,40 @@ with warnings.catch_warnings():  # typer names things that newer clicks deprecat
 __all__ = ["main"]
 
 
-def _keep_help(made: Callable[..., None]) -> Callable[..., None]:
-    """click 8.5 gives arguments a help of their own, and empties it after typer has said what it is."""
+def _keep_help(original: Callable[..., None]) -> Callable[..., None]:
+    """Keep the help of arguments, which click 8.5 resets after typer has set it."""
 
-    @functools.wraps(made)
-    def make(self: _typer.TyperArgument, *arguments: Any, help: str | None = None, **options: Any) -> None:
-        made(self, *arguments, help=help, **options)
+    @functools.wraps(original)
+    def init(self: _typer.TyperArgument, *arguments: Any, help: str | None = None, **options: Any) -> None:
+        original(self, *arguments, help=help, **options)
         self.help = help
 
-    return make
+    return init
 
 
 _typer.TyperArgument.__init__ = _keep_help(_typer.TyperArgument.__init__)  # type: ignore[method-assign]
 
 
-def _asked(app: typer.Typer, words: list[str]) -> typer.Typer:
-    """The commands with the one alone that is asked for, or all of them: typer reads the signature of each."""
-    commands = [each for each in app.registered_commands if [each.name] == words]
-    groups = [each for each in app.registered_groups if [each.name] == words]
+def _select_command(app: typer.Typer, arguments: list[str]) -> typer.Typer:
+    """Return the app with only the named command, or all of it: typer inspects the signature of each command."""
+    commands = [each for each in app.registered_commands if [each.name] == arguments]
+    groups = [each for each in app.registered_groups if [each.name] == arguments]
     if not commands and not groups:
         return app
-    chosen = copy.copy(app)
-    chosen.registered_commands, chosen.registered_groups = commands, groups
-    return chosen
+    selected = copy.copy(app)
+    selected.registered_commands, selected.registered_groups = commands, groups
+    return selected
 
 
 def main() -> None:
-    """What the command ``hansa`` runs."""
+    """Run the command ``hansa``."""
     from hansa.cli.app import app
-    from hansa.cli.console import flushed, forgiving
+    from hansa.cli.console import flush_output, replace_unencodable
 
-    forgiving()
+    replace_unencodable()
     code: int | str | None = 0
     try:
-        _asked(app, sys.argv[1:2])()
+        _select_command(app, sys.argv[1:2])()
     except SystemExit as end:
         code = end.code
-    sys.exit(code or flushed())
+    sys.exit(code or flush_output())

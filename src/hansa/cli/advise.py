@@ -1,227 +1,218 @@
-"""``hansa advise``: what a network bears, ranked; pilots on request; a configuration and a plot to go on with."""
+"""``hansa advise``: rank methods for given link speeds, optionally with pilot runs, and write a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from hansa.cli.console import err, guarded, out
-from hansa.cli.run import Quiet, Sets, changes, read_config
+from hansa.cli.console import note, out, plain_table, report_errors, say
+from hansa.cli.options import OUTPUT, Quiet, Sets, changes, option, read_config
+from hansa.cli.report import ranking_table, write_report
+from hansa.cli.run import run_entries
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.study.advice import Network, Option
-    from hansa.study.report import Entry
+    from hansa.rounds.ledger import LinkModel
+    from hansa.study.advice import Network, TrainingOption
+
+SETTING, LINKS, RANKING = "Setting", "Links", "Ranking"
 
 
-@guarded
+@report_errors
 def advise(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A YAML file with data, model and clients; without it --parameters and --clients say."),
+        typer.Argument(
+            help="Configuration file with data, model and clients. Without it, pass --parameters and --clients.",
+            show_default=False,
+        ),
     ] = None,
-    parameters: Annotated[float | None, typer.Option(help="Of the model, such as 11e6.")] = None,
-    clients: Annotated[int | None, typer.Option(help="How many there are.", min=1)] = None,
-    participants: Annotated[int | None, typer.Option(help="How many take part in a round.", min=1)] = None,
-    up: Annotated[float, typer.Option(help="From a client to the server, bytes a second.")] = 1e6,
-    down: Annotated[float, typer.Option(help="From the server to a client, bytes a second.")] = 4e6,
-    latency: Annotated[float, typer.Option(help="Of an exchange with the server, seconds.")] = 0.1,
+    parameters: Annotated[float | None, option(SETTING, help="Parameters of the model, such as 11e6.")] = None,
+    clients: Annotated[int | None, option(SETTING, help="Number of clients.", min=1)] = None,
+    participants: Annotated[
+        int | None, option(SETTING, help="Clients in each round. By default a tenth.", min=1)
+    ] = None,
+    step: Annotated[float, option(SETTING, help="Seconds of a local step.")] = 0.05,
+    up: Annotated[float, option(LINKS, help="Uplink of a client, bytes per second.")] = 1e6,
+    down: Annotated[float, option(LINKS, help="Downlink of a client, bytes per second.")] = 4e6,
+    latency: Annotated[float, option(LINKS, help="Latency of an exchange with the server, seconds.")] = 0.1,
     peer: Annotated[
-        float | None, typer.Option(help="Between clients, bytes a second; left out, clients cannot talk.")
+        float | None,
+        option(LINKS, help="Links between clients, bytes per second. Without it, clients cannot communicate."),
     ] = None,
-    peer_latency: Annotated[float, typer.Option(help="Of an exchange between clients, seconds.")] = 0.01,
-    step: Annotated[float, typer.Option(help="Seconds of a local step.")] = 0.05,
-    steps: Annotated[str, typer.Option(help="Numbers of local steps to weigh.")] = "1,10,50",
-    rounds: Annotated[int, typer.Option(help="That FedAMS is thought to need with the fewest steps.", min=1)] = 500,
-    most_bytes: Annotated[float | None, typer.Option("--bytes", help="A budget of bytes with the server.")] = None,
-    most_hours: Annotated[float | None, typer.Option("--hours", help="A budget of hours.")] = None,
-    pilot: Annotated[int, typer.Option(help="Train the best few for so many rounds each, and rank what came out.")] = 0,
-    top: Annotated[int, typer.Option(help="How many to show, and to pilot.", min=1)] = 8,
+    peer_latency: Annotated[float, option(LINKS, help="Latency of an exchange between clients, seconds.")] = 0.01,
+    steps: Annotated[str, option(RANKING, help="Numbers of local steps to consider.")] = "1,10,50",
+    rounds: Annotated[int, option(RANKING, help="Rounds that FedAMS needs with the fewest local steps.", min=1)] = 500,
+    max_bytes: Annotated[float | None, option(RANKING, "--bytes", help="Budget of bytes with the server.")] = None,
+    max_hours: Annotated[float | None, option(RANKING, "--hours", help="Budget of hours.")] = None,
+    top: Annotated[int, option(RANKING, help="How many options to show and to pilot.", min=1)] = 8,
+    pilot: Annotated[int, option(RANKING, help="Train the best options for this many rounds and rank them.")] = 0,
     sets: Sets = None,
-    folder: Annotated[Path, typer.Option("--out", "-o", help="Where the advice goes.")] = Path("advice"),
+    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder for the results.")] = Path("advice"),
     quiet: Quiet = False,
 ) -> None:
-    """Rank methods, compressors, topologies and local steps by what they would send and how long they would take.
+    """Rank methods for given link speeds.
 
-    Bytes are exact, time is that of the links and the steps; rounds are orders that the papers prove, not predictions
-    of yours: a pilot measures them.
+    Predicts the bytes and the time of methods, compressors, topologies and numbers of local steps. Bytes are exact, and
+    time is that of the links and the local steps. The number of rounds is an order from the papers, not a prediction:
+    use --pilot to measure.
     """
     from hansa.core.errors import HansaError
     from hansa.rounds.ledger import LinkModel
-    from hansa.study.advice import Network, front, options, ranked
+    from hansa.study.advice import Network, list_options, pareto_front, rank_options
 
-    if most_bytes is not None and most_hours is not None:
+    if max_bytes is not None and max_hours is not None:
         raise HansaError("--bytes and --hours: expected one of the two.")
     if pilot and config is None:
         raise HansaError("--pilot needs a configuration with data and model: hansa advise run.yaml --pilot 10.")
-    base = None if config is None else read_config(config, None, changes(sets, None, None, None, None))
-    given = _given(base, parameters, clients, participants)
+    base = None if config is None else read_config(config, None, changes(sets))
     links = LinkModel(up, down, latency, peer if peer is not None else float("inf"), peer_latency)
-    network = Network(*given, links, step, peers=peer is not None)
-    by = "hours" if most_hours is not None else "bytes"
-    found = ranked(options(network, _numbers(steps)), rounds, by)
-    fits = [option for option in found if _fits(option, rounds, most_bytes, most_hours)]
-    best = _varied(fits or found, top)
-    _show(network, best, rounds, by, fits, most_bytes, most_hours)
-    entries = _piloted(best, base, pilot, links, folder, quiet) if pilot and base is not None else []
-    chosen = best[0] if not entries else next(option for option in best if option.name == entries[0].name)
-    _write(folder, chosen, base, links, network, found, front(found, rounds), rounds)
-    told = f"\nconfiguration: {folder / 'advised.yaml'} ({chosen.name})\nplot: {folder / 'front.svg'}"
-    out().print(told, markup=False, soft_wrap=True)
+    size = _setting(base, parameters, clients, participants)
+    network = Network(*size, links, step, peers=peer is not None)
+    by = "hours" if max_hours is not None else "bytes"
+    ranked = rank_options(list_options(network, _parse_steps(steps)), rounds, by)
+    budget = max_hours if max_hours is not None else max_bytes
+    fitting = [each for each in ranked if budget is None or getattr(each, by)(rounds) <= budget]
+    best = _diverse(fitting or ranked, top)
+    _show_options(network, best, rounds, by, bool(fitting))
+    chosen = best[0]
+    if pilot and base is not None:
+        winner = _run_pilots(best, base, pilot, links, folder, quiet)
+        chosen = next(each for each in best if each.name == winner)
+    _write_advice(folder, chosen, base, network, ranked, pareto_front(ranked, rounds), rounds)
+    say(f"\nconfiguration: {folder / 'advised.yaml'} ({chosen.name})\nplot: {folder / 'front.svg'}")
 
 
-def _given(
+def _setting(
     base: Config | None, parameters: float | None, clients: int | None, participants: int | None
 ) -> tuple[int, int, int]:
-    """Parameters, clients and participants, from options first, else from the configuration."""
+    """Parameters, clients and participants, from the options or else from the configuration."""
     from hansa.core.errors import HansaError
 
     if base is not None and (parameters is None or clients is None):
         from hansa.config import build
+        from hansa.core.keys import Key
 
-        federated = build.federated(base)
-        clients = federated.population if clients is None else clients
+        data = build.load_data(base)
+        clients = data.population if clients is None else clients
         if parameters is None:
-            from hansa.core.keys import Key
-
-            task = build.task(base, federated)
+            task = build.build_task(base, data)
             parameters = task.start(Key(base.seed), task.dtype)["model"].numel()
     if parameters is None or clients is None:
-        raise HansaError("--parameters and --clients: expected both, or a configuration that says.")
-    if participants is None:
-        participants = max(1, clients // 10)
-    return int(parameters), clients, participants
+        raise HansaError("--parameters and --clients: expected both, or a configuration.")
+    return int(parameters), clients, max(1, clients // 10) if participants is None else participants
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_steps(text: str) -> list[int]:
     from hansa.core.errors import HansaError
 
     try:
-        return sorted({int(word) for word in text.split(",") if word.strip()})
+        return sorted({int(number) for number in text.split(",") if number.strip()})
     except ValueError as error:
-        raise HansaError(
-            f"--steps {text}: expected whole numbers with commas between them, such as 1,10,50."
-        ) from error
+        raise HansaError(f"--steps {text}: expected integers separated by commas, such as 1,10,50.") from error
 
 
-def _fits(option: Option, rounds: int, most_bytes: float | None, most_hours: float | None) -> bool:
-    if most_bytes is not None:
-        return option.bytes(rounds) <= most_bytes
-    return most_hours is None or option.hours(rounds) <= most_hours
+def _diverse(options: Sequence[TrainingOption], top: int) -> list[TrainingOption]:
+    """The best options, at most two with the same method and compressor."""
+    chosen: list[TrainingOption] = []
+    for each in options:
+        alike = [one for one in chosen if (one.method, one.compressor) == (each.method, each.compressor)]
+        if len(alike) < 2 and len(chosen) < top:
+            chosen.append(each)
+    return chosen
 
 
-def _varied(found: Sequence[Option], top: int) -> list[Option]:
-    """The best, at most two of a method and its compressor: what differs in little says little."""
-    kept: list[Option] = []
-    for option in found:
-        alike = [one for one in kept if (one.method, one.compressor) == (option.method, option.compressor)]
-        if len(alike) < 2 and len(kept) < top:
-            kept.append(option)
-    return kept
+def _show_options(network: Network, best: Sequence[TrainingOption], rounds: int, by: str, fits: bool) -> None:
+    from hansa.study.report.formats import format_bytes, format_duration
 
-
-def _show(
-    network: Network,
-    best: Sequence[Option],
-    rounds: int,
-    by: str,
-    fits: Sequence[Option],
-    most_bytes: float | None,
-    most_hours: float | None,
-) -> None:
-    from hansa.study.report import formats
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("option", "up a round", "down a round", "time a round", "rounds", "with the server", "in all"):
-        table.add_column(heading, justify="left" if heading == "option" else "right")
-    for place, option in enumerate(best):
+    headings = ("option", "up/round", "down/round", "time/round", "rounds", "server bits", "total time")
+    table = plain_table(*headings, left=("option",))
+    for place, each in enumerate(best):
         table.add_row(
-            escape(option.name),
-            formats.bits(8 * option.up_bytes),
-            formats.bits(8 * option.down_bytes),
-            formats.duration(option.seconds),
-            f"{rounds * option.rounds:.3g}",
-            formats.bits(8 * option.bytes(rounds)),
-            formats.duration(3600 * option.hours(rounds)),
+            escape(each.name),
+            format_bytes(each.up_bytes),
+            format_bytes(each.down_bytes),
+            format_duration(each.seconds),
+            f"{rounds * each.rounds:.3g}",
+            format_bytes(each.bytes(rounds)),
+            format_duration(3600 * each.hours(rounds)),
             style="green" if place == 0 else None,
         )
     out().print(table)
-    told = (
-        f"\n{network.parameters:,} parameters, {network.participants} of {network.clients} clients a round; ranked by "
-        f"{by}. Rounds are orders, with {rounds} for FedAMS."
+    say(
+        f"\n{network.parameters:,} parameters, {network.participants} of {network.clients} clients per round; ranked "
+        f"by {by}. The rounds are orders of magnitude, relative to {rounds} for FedAMS."
+        + ("" if fits else " Nothing fits the budget: these are the nearest.")
     )
-    if (most_bytes is not None or most_hours is not None) and not fits:
-        told += " Nothing fits the budget: these come nearest."
-    out().print(told, markup=False, soft_wrap=True)
-    for why in dict.fromkeys(f"{option.method}: {option.why}" for option in best):
-        out().print(why, markup=False, soft_wrap=True, style="dim")
+    for why in dict.fromkeys(f"{each.method}: {each.why}" for each in best):
+        say(why, "dim")
 
 
-def _piloted(best: Sequence[Option], base: Config, pilot: int, links: Any, folder: Path, quiet: bool) -> list[Entry]:
-    """The best few, trained for some rounds on the data: a table and a page, best first."""
-    from hansa.cli.compare import ranked_table, write_page
-    from hansa.cli.run_batch import entries_of
-    from hansa.study import report
+def _run_pilots(
+    best: Sequence[TrainingOption], base: Config, rounds: int, links: LinkModel, folder: Path, quiet: bool
+) -> str:
+    """Train the best options for some rounds, print their ranking, and return the name of the first."""
+    from hansa.study.report import rank
 
-    configs = {option.name: _configured(option, base, links, pilot) for option in best}
-    err().print(f"pilots: {len(configs)} of {pilot} rounds each", style="dim")
-    entries = entries_of(configs, folder / "pilots", quiet)
-    standings = report.rank(entries)
-    out().print(ranked_table(standings, None, out()))
-    write_page(entries, folder / "pilots.html", title=f"Pilots of {pilot} rounds")
-    return [standing.entry for standing in standings]
+    configs = {each.name: _configure(each, base, links, rounds) for each in best}
+    note(f"pilots: {len(configs)} runs of {rounds} rounds", "dim")
+    entries = run_entries(configs, folder / "pilots", quiet)
+    ranking = rank(entries)
+    out().print(ranking_table(ranking, None, out()))
+    write_report(entries, folder / "pilots.html", title=f"Pilots of {rounds} rounds")
+    return ranking[0].entry.name
 
 
-def _configured(option: Option, base: Config, links: Any, rounds: int) -> Config:
-    """A configuration with the option's words laid over it."""
+def _configure(chosen: TrainingOption, base: Config, links: LinkModel, rounds: int) -> Config:
+    """The base configuration with the method, links and rounds of an option."""
     import yaml
 
-    from hansa.config import from_text, to_text
-    from hansa.study.recipes.recipe import put
+    from hansa.config import from_yaml, to_yaml
+    from hansa.study.recipes.recipe import merge_fragment
 
-    document = yaml.safe_load(to_text(base))
+    document = yaml.safe_load(to_yaml(base))
     for section in ("algorithm", "gossip", "compress", "uplink", "downlink", "channels", "aggregate"):
         document.pop(section, None)
     document.get("local", {}).pop("epochs", None)
-    document.get("server", {}).pop("chain", None)
-    if option.topology:
+    document.get("server", {}).pop("optimizer", None)
+    if chosen.topology:
         document.pop("sample", None)
-    put(document, option.document())
+    merge_fragment(document, chosen.document())
     document["rounds"] = rounds
     document["links"] = {
         name: value
         for name in type(links).__dataclass_fields__
         if (value := getattr(links, name)) not in (float("inf"), False)
     }
-    return from_text(yaml.safe_dump(document), (), option.name)
+    return from_yaml(yaml.safe_dump(document), (), chosen.name)
 
 
-def _write(
+def _write_advice(
     folder: Path,
-    chosen: Option,
+    chosen: TrainingOption,
     base: Config | None,
-    links: Any,
     network: Network,
-    found: Sequence[Option],
-    best: Sequence[Option],
+    options: Sequence[TrainingOption],
+    front: Sequence[TrainingOption],
     rounds: int,
 ) -> None:
-    from hansa.config import from_text, to_text
+    """Write the configuration of the chosen option and the plot of the Pareto front."""
+    from hansa.config import from_yaml, to_yaml
     from hansa.runs.store.io import make_folder, write_file
-    from hansa.study.report.pareto import Point, svg
+    from hansa.study.report.pareto import CostPoint, pareto_svg
 
-    started = base
-    if started is None:
-        clients, share = network.clients, network.participants / network.clients
-        started = from_text(f"data: {{clients: {clients}}}\nsample: {{participation: {share}}}")
-    config = _configured(chosen, started, links, round(max(1, rounds * chosen.rounds)))
+    if base is None:
+        participation = network.participants / network.clients
+        base = from_yaml(f"data: {{clients: {network.clients}}}\nsample: {{participation: {participation}}}")
+    config = _configure(chosen, base, network.links, round(max(1, rounds * chosen.rounds)))
+    comment = (
+        f"# {chosen.name}: {chosen.why}\n# rounds are an order of magnitude; learning rates are defaults: tune them\n"
+    )
     make_folder(folder.absolute())
-    told = f"# {chosen.name}: {chosen.why}\n# rounds are an order, not a promise; rates are defaults: sweep them\n"
-    write_file(folder / "advised.yaml", (told + to_text(config)).encode())
-    points = [Point(o.name, o.bytes(rounds), o.hours(rounds), o in best) for o in found]
-    write_file(folder / "front.svg", svg(points).encode())
+    write_file(folder / "advised.yaml", (comment + to_yaml(config)).encode())
+    points = [CostPoint(each.name, each.bytes(rounds), each.hours(rounds), each in front) for each in options]
+    write_file(folder / "front.svg", pareto_svg(points).encode())

@@ -1,12 +1,12 @@
-"""The commands, put together. Modules that import torch are imported by the commands that need them, not here."""
+"""The commands of the command line. Modules that import torch are imported by the commands that need them, not here."""
 
 from __future__ import annotations
 
 import typer
 
 from hansa import __version__
-from hansa.cli import advise, compare, data, federate, inspect, predict, reproduce, run, sweep, watch
-from hansa.cli.console import Naming
+from hansa.cli import advise, compare, data, demo, federate, inspect, predict, report, reproduce, run, show, sweep
+from hansa.cli.console import PluginCommand
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,36 +14,38 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Federated optimization in which neighbours talk first.",
-    epilog="Exit codes: 0 done, 1 it failed, 2 bad usage, configuration or data, 130 stopped by Ctrl-C and saved.",
+    help="Federated optimization for PyTorch: train, compare and deploy federated methods.",
+    epilog="Exit codes: 0 success, 1 failure, 2 bad usage, configuration or data, 130 interrupted and saved.",
 )
-app.command("run", cls=Naming)(run.run)
-app.command("resume")(run.resume)
-app.command("compare", cls=Naming)(compare.compare)
-app.command("sweep", cls=Naming)(sweep.sweep)
-app.command("reproduce")(reproduce.reproduce)
-app.command("advise")(advise.advise)
-app.command("predict")(predict.predict)
-app.command("export")(predict.export)
-app.command("show")(inspect.show)
-app.command("report")(compare.report)
-app.command("watch")(watch.watch)
-app.command("presets", cls=Naming)(inspect.presets)
-app.command("parts", cls=Naming)(inspect.parts)
-app.command("topology", cls=Naming)(inspect.topology)
-app.command("cite", cls=Naming)(inspect.cite)
-app.command("demo")(compare.demo)
-app.command("serve")(federate.serve)
-app.command("join")(federate.join)
-app.command("keys")(federate.keys)
-app.add_typer(data.app, name="data")
-app.add_typer(inspect.config, name="config")
+TRAIN, INSPECT, CONFIGURE, FEDERATION = "Train", "Inspect results", "Configure", "Federation"
+
+app.command("run", cls=PluginCommand, rich_help_panel=TRAIN)(run.run)
+app.command("resume", rich_help_panel=TRAIN)(run.resume)
+app.command("compare", cls=PluginCommand, rich_help_panel=TRAIN)(compare.compare)
+app.command("sweep", cls=PluginCommand, rich_help_panel=TRAIN)(sweep.sweep)
+app.command("reproduce", rich_help_panel=TRAIN)(reproduce.reproduce)
+app.command("demo", rich_help_panel=TRAIN)(demo.demo)
+app.command("show", rich_help_panel=INSPECT)(show.show)
+app.command("report", rich_help_panel=INSPECT)(report.report)
+app.command("watch", rich_help_panel=INSPECT)(report.watch)
+app.command("predict", rich_help_panel=INSPECT)(predict.predict)
+app.command("export", rich_help_panel=INSPECT)(predict.export)
+app.command("presets", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.presets)
+app.command("parts", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.parts)
+app.add_typer(inspect.config, name="config", rich_help_panel=CONFIGURE)
+app.add_typer(data.app, name="data", rich_help_panel=CONFIGURE)
+app.command("topology", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.topology)
+app.command("advise", rich_help_panel=CONFIGURE)(advise.advise)
+app.command("cite", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.cite)
+app.command("serve", rich_help_panel=FEDERATION)(federate.serve)
+app.command("join", rich_help_panel=FEDERATION)(federate.join)
+app.command("keys", rich_help_panel=FEDERATION)(federate.keys)
 
 
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
 ) -> None:
     if version:
         print(f"hansa {__version__}")

@@ -1,121 +1,158 @@
-"""What the commands share: where they print, how they say that something is wrong, which code they end with."""
+"""Output, error messages and exit codes of the commands."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 from click import Context, HelpFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
+from rich.table import Table
 from typer.core import TyperCommand
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FAILED, BAD, INTERRUPTED = 1, 2, 130
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 
-class Naming(TyperCommand):
-    """A command that takes names: its help ends with those that plug-ins bring."""
+class PluginCommand(TyperCommand):
+    """A command that takes names of components: its help ends with those of plug-ins."""
 
     def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
-        from hansa.config.registry.plugins import installed
-
-        names = ", ".join(f"{plugin.name} ({plugin.kind})" for plugin in installed())
-        self.epilog = f"Plug-ins bring {names}." if names else None
+        names = plugin_names()
+        self.epilog = f"Plug-ins provide {names}." if names else None
         super().format_help(ctx, formatter)
 
 
+def plugin_names() -> str:
+    """Return the components that installed plug-ins provide, as text."""
+    from hansa.config.registry.plugins import installed_plugins
+
+    return ", ".join(f"{plugin.name} ({plugin.kind})" for plugin in installed_plugins())
+
+
 def out() -> Console:
-    """Results go to standard output."""
+    """Return the console of results: standard output."""
     return Console(highlight=False)
 
 
 def err() -> Console:
-    """Progress and problems go to standard error."""
+    """Return the console of progress and errors: standard error."""
     return Console(stderr=True, highlight=False)
 
 
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose mendable errors end in a message and an exit code, not in a traceback."""
+def say(text: str, style: str | None = None) -> None:
+    """Print plain text to standard output, without wrapping lines."""
+    out().print(text, markup=False, soft_wrap=True, style=style)
+
+
+def note(text: str, style: str | None = None) -> None:
+    """Print plain text to standard error, without wrapping lines."""
+    err().print(text, markup=False, soft_wrap=True, style=style)
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON to standard output."""
+    import json
+
+    from hansa.runs.metrics_log import to_plain_json
+
+    out().print_json(json.dumps(to_plain_json(value), allow_nan=False))
+
+
+def plain_table(*headings: str, left: tuple[str, ...] = (), no_wrap: bool | tuple[str, ...] = False) -> Table:
+    """Return a borderless table; its columns are right-aligned except for those named in ``left``."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        fixed = no_wrap if isinstance(no_wrap, bool) else heading in no_wrap
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=fixed)
+    return table
+
+
+def report_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Make a command end with a message and an exit code, not a traceback, for errors that the user can fix."""
 
     @functools.wraps(command)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
         from hansa.core.errors import HansaError
 
         try:
-            with _logged():
+            with _log_warnings():
                 return command(*arguments, **options)
-        except UnicodeError as error:  # a name that is no text, on its way to a file
-            _tell(f"[bold red]error:[/] not text: {escape(str(error))}")
-            raise typer.Exit(BAD) from error
+        except UnicodeError as error:  # a name that cannot be encoded
+            _print_last(f"[bold red]error:[/] not text: {escape(str(error))}")
+            raise typer.Exit(USAGE_ERROR) from error
         except HansaError as error:
-            complain(error)
-            raise typer.Exit(BAD) from error
+            print_error(error)
+            raise typer.Exit(USAGE_ERROR) from error
         except KeyboardInterrupt as error:  # a second Ctrl-C, or one outside a run
-            _tell("[yellow]stopped at once[/]")
+            _print_last("[yellow]interrupted[/]")
             raise typer.Exit(INTERRUPTED) from error
-        except BrokenPipeError as error:  # whoever read the output has gone: nothing to tell, and nobody to tell it to
-            hush()
+        except BrokenPipeError as error:  # the reader of the output has gone
+            discard_output()
             raise typer.Exit(FAILED) from error
         except OSError as error:
-            _tell(f"[bold red]error:[/] {escape(str(error))}")
+            _print_last(f"[bold red]error:[/] {escape(str(error))}")
             raise typer.Exit(FAILED) from error
         except ValueError as error:
             if "null byte" not in str(error):
                 raise
-            _tell(f"[bold red]error:[/] a name with a NUL in it: {escape(repr(str(error)))}")
-            raise typer.Exit(BAD) from error
+            _print_last(f"[bold red]error:[/] a name contains a NUL byte: {escape(repr(str(error)))}")
+            raise typer.Exit(USAGE_ERROR) from error
 
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(text.split()) for text in paragraphs)  # typer keeps line breaks
     return run
 
 
-def _tell(text: str) -> None:
-    """A last word on standard error, if there is still somebody to hear it."""
+def _print_last(text: str) -> None:
+    """Print to standard error if it is still open."""
     with suppress(OSError):
         err().print(text, soft_wrap=True)
 
 
-def forgiving() -> None:
-    """What a terminal has no letters for is printed as a question mark, not as a traceback."""
+def replace_unencodable() -> None:
+    """Print characters that the terminal cannot encode as question marks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
-def flushed() -> int:
-    """Write out what is still waiting; the exit code is 1 if it does not fit, and the reason is told."""
+def flush_output() -> int:
+    """Flush standard output; return exit code 1, with a message, if that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        hush()
+        discard_output()
         return FAILED
     except OSError as error:
-        hush()
-        _tell(f"[bold red]error:[/] the output could not be written: {escape(str(error))}")
+        discard_output()
+        _print_last(f"[bold red]error:[/] cannot write the output: {escape(str(error))}")
         return FAILED
     return 0
 
 
-def hush() -> None:
-    """Send what is still to come nowhere, so that the interpreter does not stumble over it as it ends."""
+def discard_output() -> None:
+    """Redirect standard output to the null device, so that the interpreter exits without an error."""
     with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
-def complain(error: Exception) -> None:
-    """Print an error; of a configuration, each problem with its line."""
+def print_error(error: Exception) -> None:
+    """Print an error; for a configuration, each problem with its line."""
     from hansa.config.yaml_text import ConfigError
 
     console = err()
@@ -129,8 +166,8 @@ def complain(error: Exception) -> None:
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
-    """The package's warnings, shown on standard error while a command runs."""
+def _log_warnings() -> Iterator[None]:
+    """Show the package's warnings on standard error while a command runs."""
     log = logging.getLogger("hansa")
     handler = RichHandler(console=err(), show_time=False, show_path=False, markup=False, level=logging.WARNING)
     log.addHandler(handler)

@@ -1,4 +1,4 @@
-"""``hansa data``: which sets there are, getting them, checking them, and who would hold what."""
+"""``hansa data``: list, download, verify and draw data sets."""
 
 from __future__ import annotations
 
@@ -9,60 +9,63 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 from rich.text import Text
 
-from hansa.cli.console import FAILED, err, guarded, out
+from hansa.cli.console import FAILED, err, out, plain_table, report_errors, say
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, check, show.")
+app = typer.Typer(no_args_is_help=True, help="List, download, verify and draw data sets.")
 Folder = Annotated[
-    Path | None, typer.Option("--folder", help="The data folder; by default HANSA_DATA or the cache folder.")
+    Path | None,
+    typer.Option("--folder", help="Data folder. By default HANSA_DATA, or a folder in the user's cache."),
 ]
 SHADES = " ·░▒▓█"
-PLAIN = " .:+*#"
+ASCII_SHADES = " .:+*#"
 
 
 @app.command("list")
-@guarded
+@report_errors
 def list_sets(
     folder: Folder = None,
-    long: Annotated[bool, typer.Option("--long", "-l", help="With licences and addresses.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also show licences and addresses.")] = False,
 ) -> None:
-    """All data sets, and which are here."""
+    """List all data sets and whether they are downloaded."""
     from hansa import data
-    from hansa.data.loading import OWNED
+    from hansa.data.loading import OWNED_DATASETS
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    more = ("licence", "home") if long else ()
-    for heading in ("name", "here", "input", "classes", "what it is", *more):
-        table.add_column(heading, no_wrap=heading in ("name", "here", "input"))
-    for name, entry in data.SOURCES.items():
-        here = "[green]yes[/]" if data.present(name, folder) else "no"
+    headings = ("name", "present", "input", "classes", "description", *(("licence", "homepage") if long else ()))
+    table = plain_table(*headings, left=headings, no_wrap=("name", "present", "input"))
+    for name, entry in data.DATASETS.items():
+        present = "[green]yes[/]" if data.is_present(name, folder) else "no"
         shape = " x ".join(map(str, entry.shape))
-        told = (entry.title, *((entry.licence, entry.home) if long else ()))
-        table.add_row(f"[bold]{name}[/]", here, shape, str(entry.classes), *map(escape, told))
-    for name in data.names():
-        if name in data.SOURCES:
+        texts = (entry.title, *((entry.licence, entry.homepage) if long else ()))
+        table.add_row(f"[bold]{name}[/]", present, shape, str(entry.classes), *map(escape, texts))
+    for name in data.dataset_names():
+        if name in data.DATASETS:
             continue
-        yours = name in OWNED
-        first = OWNED[name] if yours else (getattr(data, name.replace("-", "_")).__doc__ or "").split("\n")[0]
-        table.add_row(f"[bold]{name}[/]", "yours" if yours else "[green]made[/]", "", "", escape(first))
+        user_data = name in OWNED_DATASETS
+        doc = OWNED_DATASETS[name] if user_data else getattr(data, name.replace("-", "_")).__doc__ or ""
+        table.add_row(
+            f"[bold]{name}[/]", "your files" if user_data else "[green]generated[/]", "", "", escape(doc.split("\n")[0])
+        )
     out().print(table)
-    out().print(f"\ndata folder: {data.data_folder(folder)}", markup=False, soft_wrap=True, style="dim")
+    say(f"\ndata folder: {data.data_folder(folder)}", "dim")
 
 
 @app.command("get")
-@guarded
+@report_errors
 def get(
     names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
     folder: Folder = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
 ) -> None:
-    """Download data sets from their official addresses: resumed where it broke off, verified by SHA-256."""
+    """Download data sets from their official addresses.
+
+    Interrupted downloads are resumed. Files are verified by SHA-256.
+    """
     from hansa import data
 
     for name in names:
-        data.source(name)  # all names before the first byte
+        data.dataset_info(name)  # check all names before the first download
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
@@ -72,105 +75,106 @@ def get(
         console=err(),
         disable=quiet or not err().is_terminal,
     )
+    tasks: dict[str, Any] = {}
+
+    def show_progress(file: str, done: int, total: int) -> None:
+        if file not in tasks:
+            tasks[file] = bar.add_task(file, total=total)
+        bar.update(tasks[file], completed=done)
+
     for name in names:
+        tasks.clear()
         with bar:
-            root = data.download(name, folder, _moves(bar))
-        out().print(f"{name}: in {root}", markup=False, soft_wrap=True)
+            root = data.download(name, folder, show_progress)
+        say(f"{name}: in {root}")
 
 
 @app.command("check")
-@guarded
+@report_errors
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="By default all that seem to be here.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets.", show_default="all that are present")] = None,
     folder: Folder = None,
 ) -> None:
-    """Read every file and compare it with its SHA-256; exit code 1 if one is missing or damaged."""
+    """Verify the SHA-256 of every file.
+
+    The exit code is 1 if a file is missing or damaged.
+    """
     from hansa import data
 
-    chosen = [data.source(name).name for name in names or []] or [
-        name for name in data.SOURCES if data.present(name, folder)
+    chosen = [data.dataset_info(name).name for name in names or []] or [
+        name for name in data.DATASETS if data.is_present(name, folder)
     ]
-    wrong = 0
+    intact = True
     colours = {"ok": "green", "missing": "yellow", "damaged": "red"}
     for name in chosen:
-        for state in data.check(name, folder):
-            out().print(
-                f"[{colours[state.state]}]{state.state:8}[/] {escape(name)}  {escape(state.path)}", soft_wrap=True
-            )
-            if state.state != "ok":
-                out().print(f"         {state.detail}", markup=False, soft_wrap=True, style="dim")
-                wrong += 1
-    if wrong:
+        for file in data.check_files(name, folder):
+            out().print(f"[{colours[file.state]}]{file.state:8}[/] {escape(name)}  {escape(file.path)}", soft_wrap=True)
+            if file.state != "ok":
+                say(f"         {file.detail}", "dim")
+                intact = False
+    if not intact:
         raise typer.Exit(FAILED)
 
 
 @app.command("show")
-@guarded
+@report_errors
 def show(
-    name: Annotated[str, typer.Argument(help="A data set.")] = "fashion-mini",
-    clients: Annotated[int | None, typer.Option("--clients", "-n", help="How many clients.", min=1)] = None,
+    name: Annotated[str, typer.Argument(help="Data set.")] = "fashion-mini",
+    clients: Annotated[int | None, typer.Option("--clients", "-n", help="Number of clients.", min=1)] = None,
     partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="iid, '{kind: dirichlet, alpha: 0.1}', ...")
+        str | None, typer.Option("--partition", "-p", help="Partition: iid, '{kind: dirichlet, alpha: 0.1}', ...")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the partition.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the partition.", min=0)] = 0,
     folder: Folder = None,
     option: Annotated[
-        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Of the data set, such as target=y.")
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="Option of the data set, such as target=y. Repeatable."),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Also write the heat map as a picture.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also write the heat map as an SVG image.")] = None,
 ) -> None:
-    """Draw who would hold which labels, and say how uneven that is."""
-    from hansa.config import from_text
-    from hansa.config.build import federated
-    from hansa.data.sources import SOURCES
-    from hansa.study.report.heatmap import heat_map
+    """Draw the label distribution over clients and measure its heterogeneity."""
+    from hansa.config import from_yaml
+    from hansa.config.build import load_data
+    from hansa.data.sources import DATASETS
+    from hansa.study.report.partition import LabelCounts
 
-    asked = [f"data.name={name}", f"seed={seed}"]
-    asked += [f"data.clients={clients}"] if clients is not None else []
-    asked += [f"data.partition={partition}"] if partition is not None else []
-    asked += [f"data.folder={folder}"] if folder is not None else []
-    asked += [f"data.options.{word}" for word in option or []]
-    held = federated(from_text("", asked))
+    overrides = [f"data.name={name}", f"seed={seed}"]
+    overrides += [f"data.clients={clients}"] if clients is not None else []
+    overrides += [f"data.partition={partition}"] if partition is not None else []
+    overrides += [f"data.folder={folder}"] if folder is not None else []
+    overrides += [f"data.options.{each}" for each in option or []]
+    data = load_data(from_yaml("", overrides))
     console = out()
-    if held.classes is not None and held.targets.ndim == 1:
-        counts = held.label_counts().tolist()
-        known = SOURCES[held.name].class_names if held.name in SOURCES else ()
-        labels = list(known) or [str(label) for label in range(held.classes)]
-        console.print(heat_text(counts, labels, console.width, SHADES if console.encoding.startswith("utf") else PLAIN))
+    if data.classes is not None and data.targets.ndim == 1:
+        counts = data.label_counts().tolist()
+        known = DATASETS[data.name].class_names if data.name in DATASETS else ()
+        labels = list(known) or [str(label) for label in range(data.classes)]
+        shades = SHADES if console.encoding.startswith("utf") else ASCII_SHADES
+        console.print(heat_text(counts, labels, console.width, shades))
         if svg is not None:
-            svg.write_text(heat_map(counts, labels).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
-    console.print(str(held.summary()), markup=False, soft_wrap=True)
+            image = LabelCounts(counts, labels).heat_map()
+            svg.write_text(image.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+    say(str(data.summary()))
 
 
 def heat_text(counts: Sequence[Sequence[int]], labels: Sequence[str], width: int, shades: str = SHADES) -> Text:
-    """A row a label, a column a client (as many as fit), the darker the more.
+    """Return a heat map as text: one row for each label, one column for each client, as many as fit.
 
-    >>> print(heat_text([[9, 0], [3, 9]], ["cat", "dog"], 40, PLAIN))
+    >>> print(heat_text([[9, 0], [3, 9]], ["cat", "dog"], 40, ASCII_SHADES))
     cat  #+
     dog   #
     clients 0 to 1
     """
-    name = max(map(len, labels)) + 2
-    shown = counts[: max(1, width - name)]
+    name_width = max(map(len, labels)) + 2
+    shown = counts[: max(1, width - name_width)]
     most = max((count for row in shown for count in row), default=0) or 1
     text = Text(no_wrap=True)
     for place, label in enumerate(labels):
-        text.append(label.ljust(name), style="dim")
-        for held in shown:
-            level = 0 if held[place] == 0 else 1 + int((len(shades) - 2) * (held[place] / most) ** 0.5 + 0.5)
+        text.append(label.ljust(name_width), style="dim")
+        for row in shown:
+            level = 0 if row[place] == 0 else 1 + int((len(shades) - 2) * (row[place] / most) ** 0.5 + 0.5)
             text.append(shades[level], style="cyan")
         text.append("\n")
     more = f" of {len(counts)}" if len(shown) < len(counts) else ""
     text.append(f"clients 0 to {len(shown) - 1}{more}", style="dim")
     return text
-
-
-def _moves(bar: Progress) -> Any:
-    tasks: dict[str, Any] = {}
-
-    def moved(file: str, done: int, total: int) -> None:
-        if file not in tasks:
-            tasks[file] = bar.add_task(file, total=total)
-        bar.update(tasks[file], completed=done)
-
-    return moved

@@ -1,4 +1,4 @@
-"""``hansa serve``, ``hansa join`` and ``hansa keys``: a federation of real sites."""
+"""``hansa serve``, ``hansa join`` and ``hansa keys``: a federation of sites."""
 
 from __future__ import annotations
 
@@ -9,186 +9,199 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hansa.cli.console import err, guarded
-from hansa.cli.run import Quiet, Rounds, Sets, Track, carry_out, changes, read_config
+from hansa.cli.console import note, report_errors
+from hansa.cli.options import OUTPUT, Quiet, Report, Rounds, Sets, Track, changes, option, read_config
+from hansa.cli.report import print_and_write, read_entries
+from hansa.cli.run import run_and_summarize
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.federation.agent import Source
+    from hansa.federation.agent import DataSource
     from hansa.federation.superlink import SuperLink
     from hansa.runs.experiment import Experiment
 
+CONNECTION = "Connection"
 INSECURE = (
-    "without TLS and without keys: whoever reaches the port can read and change everything that travels, and claim to "
-    "be any site. For trials on this machine only."
+    "no TLS and no keys: anyone who can reach the port can read and change all messages and impersonate any site. Use "
+    "this only for tests on one machine."
 )
-Keys = Annotated[Path | None, typer.Option("--keys", help="The folder of keys, as `hansa keys` makes them.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: trials on this machine only.")]
+Keys = Annotated[Path | None, option(CONNECTION, "--keys", help="Folder of keys, made by `hansa keys`.")]
+Insecure = Annotated[bool, option(CONNECTION, "--insecure", help="Use no TLS and no keys, for tests on one machine.")]
 
 
-@guarded
+@report_errors
 def serve(
     configs: Annotated[
-        list[Path], typer.Argument(metavar="CONFIG...", help="YAML files with engine: {kind: flower, sites: ...}.")
+        list[Path],
+        typer.Argument(metavar="CONFIG...", help="Configuration files with engine: {kind: flower, sites: ...}."),
     ],
     keys: Keys = None,
     insecure: Insecure = False,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 listens on all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port that sites connect to.", min=1, max=65535)] = 8443,
+    host: Annotated[str, option(CONNECTION, help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, option(CONNECTION, help="Port that sites connect to.", min=1, max=65535)] = 8443,
     sets: Sets = None,
     rounds: Rounds = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run's folder, or of several runs the one above theirs.")
+        Path | None,
+        option(OUTPUT, "--out", "-o", help="Run folder; with several configurations, the folder above them."),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --out, if there is one.")] = False,
+    resume: Annotated[bool, option(OUTPUT, "--resume", help="Resume the run in --out if there is one.")] = False,
     forget: Annotated[
         list[int] | None,
-        typer.Option("--forget", metavar="CLIENT", help="Let a client whose site lost its memory begin anew."),
+        option(OUTPUT, "--forget", metavar="CLIENT", help="Reset a client whose site lost its memory. Repeatable."),
     ] = None,
-    report: Annotated[Path, typer.Option("--report", help="Of several runs: the page of curves.")] = Path(
-        "report.html"
-    ),
+    report: Report = Path("report.html"),
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
-    """Be the server of a federation: wait for the sites, then run the configurations on their data, one by one."""
-    from hansa.cli.compare import readable, show
+    """Run configurations as the server of a federation.
+
+    Waits for the sites, then runs the configurations on their data, one after the other.
+    """
     from hansa.core.errors import HansaError
     from hansa.federation.certificates import ServerKeys
-    from hansa.federation.serve import placed
+    from hansa.federation.serve import clients_by_site
     from hansa.federation.superlink import SuperLink
     from hansa.runs.folder import slug
-    from hansa.runs.trackers import check
+    from hansa.runs.trackers import check_trackers
 
-    check(track or [])
-    asked = [read_config(path, None, changes(sets, rounds)) for path in configs]
-    sites = [placed(config.engine) for config in asked]
+    check_trackers(track or [])
+    requested = [read_config(path, None, changes(sets, rounds)) for path in configs]
+    sites = [clients_by_site(config.engine) for config in requested]
     if any(other != sites[0] for other in sites):
-        raise HansaError("serve: the configurations have different engine.sites: expected the same federation for all.")
-    held = None if _chosen(keys, insecure) is None else ServerKeys(Path(str(keys)))
+        raise HansaError("serve: the configurations have different engine.sites: expected the same for all.")
+    key_folder = _check_keys(keys, insecure)
+    server_keys = None if key_folder is None else ServerKeys(key_folder)
     home = Path("runs") if folder is None else folder
-    several = len(asked) > 1
-    where = [home if folder is not None and not several else home / slug(config.title) for config in asked]
-    link = SuperLink(list(sites[0]), held, host=host, port=port)
+    several = len(requested) > 1
+    places = [home if folder is not None and not several else home / slug(config.title) for config in requested]
+    link = SuperLink(list(sites[0]), server_keys, host=host, port=port)
     try:
-        for config, place in zip(asked, where, strict=True):
-            experiment = _begun(config, link, place, folder is None, resume, rounds)
+        for config, place in zip(requested, places, strict=True):
+            experiment = _open_experiment(config, link, place, folder is None, resume, rounds)
             experiment.run.forget(*(forget or []))
-            carry_out(experiment, quiet, track or [])
+            run_and_summarize(experiment, quiet, track or [])
     finally:
         link.close()
     if several:
-        show(list(readable(where)[0].values()), report, title="Runs of a federation compared")
+        print_and_write(list(read_entries(places)[0].values()), report, title="Runs of a federation compared")
 
 
-def _begun(
+def _open_experiment(
     config: Config, link: SuperLink, place: Path, numbered: bool, resume: bool, rounds: int | None
 ) -> Experiment:
-    """The run of a configuration, new or taken up."""
+    """Resume the run of a folder, or start a new one when the sites have joined."""
     from hansa.federation.serve import Server
     from hansa.runs.folder import RunFolder
 
     server = Server(config, link)
     if resume and RunFolder(place).exists:
-        return server.resumed(place, rounds=rounds)
-    err().print(f"waiting on {link.address} for {', '.join(server.sites)}", markup=False, soft_wrap=True)
+        return server.resume(place, rounds=rounds)
+    note(f"waiting on {link.address} for {', '.join(server.sites)}")
     return server.new(place, numbered=numbered)
 
 
-@guarded
+@report_errors
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Of the server.")] = "127.0.0.1:8443",
-    site: Annotated[str, typer.Option("--site", help="This site, as the server's configuration calls it.")] = "",
-    held: Annotated[
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the server.")] = "127.0.0.1:8443",
+    site: Annotated[str, typer.Option("--site", help="Name of this site in the server's configuration.")] = "",
+    data: Annotated[
         str,
         typer.Option(
             "--data",
-            help="This site's data: MODULE:FUNCTION, a YAML file with a data section, or the name of a data set; "
-            "`config` takes this site's clients of the configuration's own data, on trials.",
+            help="Data of this site: MODULE:FUNCTION, a YAML file with a data section, or a data set. For tests, "
+            "`config` uses this site's clients of the server's configuration.",
         ),
     ] = "",
-    policy: Annotated[Path | None, typer.Option("--policy", help="A YAML file: what this site takes part in.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="YAML file with the runs that this site accepts.")
+    ] = None,
     keys: Keys = None,
     insecure: Insecure = False,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where the clients' memory is kept; by default sites/NAME.")
+        Path | None, typer.Option("--folder", help="Folder for client memory. By default sites/NAME.")
     ] = None,
 ) -> None:
-    """Be a site of a federation: train this site's clients when the server asks; their data never leaves."""
+    """Join a federation as a site.
+
+    Trains this site's clients when the server asks. Their data never leaves the site.
+    """
     from hansa.core.errors import HansaError
     from hansa.federation.agent import Agent
     from hansa.federation.certificates import SiteKeys
     from hansa.federation.policy import Policy
     from hansa.federation.supernode import SuperNode
 
-    if not site or not held:
+    if not site or not data:
         raise HansaError("join: expected --site NAME and --data ...")
     rules = Policy() if policy is None else Policy.load(policy)
-    own = None if _chosen(keys, insecure) is None else SiteKeys(Path(str(keys)))
-    agent = Agent(site, source(held), Path("sites") / site if folder is None else folder, rules)
-    over = threading.Event()
+    key_folder = _check_keys(keys, insecure)
+    site_keys = None if key_folder is None else SiteKeys(key_folder)
+    agent = Agent(site, data_source(data), Path("sites") / site if folder is None else folder, rules)
+    stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
-    node = SuperNode(site, address, own, agent.handle, limit=rules.message)
-    err().print(f"site {site} joins {address}; Ctrl-C leaves", markup=False, soft_wrap=True)
-    told: dict[str, int] = {}
+        signal.signal(number, lambda *_: stop.set())
+    node = SuperNode(site, address, site_keys, agent.handle, limit=rules.message)
+    note(f"site {site} joins {address}. Press Ctrl-C to leave.")
+    printed: dict[str, int] = {}
     try:
-        while not over.wait(1.0):
+        while not stop.wait(1.0):
             for reason, count in agent.refusals.counts.items():
-                if told.get(reason) != count:
-                    told[reason] = count
-                    text = f"refused ({reason}, {count} so far): {agent.refusals.last[reason]}"
-                    err().print(text, markup=False, soft_wrap=True)
+                if printed.get(reason) != count:
+                    printed[reason] = count
+                    note(f"refused ({reason}, {count} so far): {agent.refusals.last[reason]}")
     finally:
         node.close()
-    err().print(f"site {site} has left after {agent.rounds} answers", markup=False, soft_wrap=True)
+    note(f"site {site} left after {agent.rounds} answers")
 
 
-@guarded
+@report_errors
 def keys(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the keys.")],
-    sites: Annotated[str, typer.Option("--sites", help="Names of the sites, with commas between.")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the keys.")],
+    sites: Annotated[str, typer.Option("--sites", help="Names of the sites, separated by commas.")],
     hosts: Annotated[
-        str, typer.Option("--hosts", help="Names and addresses by which sites reach the server, with commas between.")
+        str, typer.Option("--hosts", help="Names and addresses of the server, separated by commas.")
     ] = "localhost,127.0.0.1",
 ) -> None:
-    """Make the certificates and keys of a trial federation: one folder for the server, one to hand to each site."""
+    """Create the certificates and keys of a test federation.
+
+    Makes one folder for the server and one to give to each site.
+    """
     from hansa.federation import certificates
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    certificates.make(folder, names, [host.strip() for host in hosts.split(",") if host.strip()])
-    err().print(f"{folder}/server stays with the server; hand each site its own folder:", markup=False)
+    certificates.make_keys(folder, names, [host.strip() for host in hosts.split(",") if host.strip()])
+    note(f"{folder}/server stays with the server. Give each site its own folder:")
     for name in names:
-        err().print(f"  {folder}/{name}", markup=False)
-    err().print(f"{folder}/ca.key can make more certificates: keep it away from both.", markup=False, soft_wrap=True)
+        note(f"  {folder}/{name}")
+    note(f"{folder}/ca.key can sign more certificates: keep it away from the server and the sites.")
 
 
-def source(said: str) -> Source:
-    """Where a site's data comes from, as the command line says it."""
-    from hansa.config import build, from_text, load
+def data_source(value: str) -> DataSource:
+    """Return the data source that ``--data`` describes."""
+    from hansa.config import build, from_yaml, load
     from hansa.config.registry import import_path
-    from hansa.federation.agent import Source
-
-    if said == "config":
-        return Source(build.federated, shared=True)
-    if import_path.is_place(said):
-        section: Any = {"factory": said}
-    elif Path(said).suffix in (".yaml", ".yml"):
-        section = load(said).data.model_dump(exclude_defaults=True)
-    else:
-        section = {"name": said}
     from hansa.config.yaml_text import dump
+    from hansa.federation.agent import DataSource
 
-    own = from_text(dump({"data": section}), source="--data")
-    return Source(lambda config: build.federated(own))
+    if value == "config":
+        return DataSource(build.load_data, shared=True)
+    if import_path.is_import_path(value):
+        section: Any = {"factory": value}
+    elif Path(value).suffix in (".yaml", ".yml"):
+        section = load(value).data.model_dump(exclude_defaults=True)
+    else:
+        section = {"name": value}
+    config = from_yaml(dump({"data": section}), source="--data")
+    return DataSource(lambda _: build.load_data(config))
 
 
-def _chosen(keys: Path | None, insecure: bool) -> Path | None:
-    """Keys, or the explicit wish to do without."""
+def _check_keys(keys: Path | None, insecure: bool) -> Path | None:
+    """Return the folder of keys, or None with a warning if --insecure is given instead."""
     from hansa.core.errors import HansaError
 
     if (keys is None) != insecure:
-        raise HansaError("expected --keys FOLDER (`hansa keys` makes one), or --insecure, and not both.")
+        raise HansaError("expected --keys FOLDER (made by `hansa keys`) or --insecure, and not both.")
     if insecure:
-        err().print(f"insecure: {INSECURE}", style="yellow", markup=False, soft_wrap=True)
+        note(f"insecure: {INSECURE}", "yellow")
     return keys

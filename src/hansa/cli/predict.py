@@ -1,96 +1,100 @@
-"""``hansa predict`` and ``hansa export``: what a finished run is good for."""
+"""``hansa predict`` and ``hansa export``: use the trained model of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hansa.cli.console import guarded, out
+from hansa.cli.console import report_errors, say
 
-Folder = Annotated[Path, typer.Argument(help="The folder of a run. Code that its configuration names is imported.")]
+if TYPE_CHECKING:
+    from hansa.runs.export import Predictions
+
+Folder = Annotated[Path, typer.Argument(help="Run folder. Code that its configuration names is imported.")]
 
 
-@guarded
+@report_errors
 def predict(
     folder: Folder,
     inputs: Annotated[
-        Path | None, typer.Argument(help="A .npy, .npz, .safetensors or .csv of rows; by default the run's test data.")
+        Path | None,
+        typer.Argument(
+            help="Inputs: .npy, .npz, .safetensors or .csv. By default the test data of the run.", show_default=False
+        ),
     ] = None,
     client: Annotated[
-        int | None, typer.Option("--client", help="By the model that this client has, on its own test rows.", min=0)
+        int | None, typer.Option("--client", help="Use the model of this client, by default on its test rows.", min=0)
     ] = None,
     to: Annotated[
-        Path, typer.Option("--out", "-o", help="Where the predictions go: .csv, or .npy of the raw outputs.")
+        Path, typer.Option("--out", "-o", help="Where to write the predictions: .csv, or .npy for raw outputs.")
     ] = Path("predictions.csv"),
 ) -> None:
-    """What the trained model says of some inputs: the class of each row, or the raw outputs."""
+    """Predict classes or raw outputs for new inputs."""
     from hansa.core.errors import HansaError
-    from hansa.runs.export import predicted
-    from hansa.study.report import formats
+    from hansa.runs.export import predict_from_folder
+    from hansa.study.report.formats import format_percent
 
     if to.suffix not in (".csv", ".npy"):
-        raise HansaError(f"{to}: expected a name that ends in .csv or .npy.")
-    found = predicted(folder, inputs, client)
-    _write(to, found)
-    told = f"{len(found.outputs)} rows: {to}"
-    if found.classes is not None and found.targets is not None and found.targets.ndim == 1:
-        told = f"accuracy {formats.percent(float((found.classes == found.targets).double().mean()))} of {told}"
-    out().print(told, markup=False, soft_wrap=True)
+        raise HansaError(f"{to}: expected a file name that ends in .csv or .npy.")
+    predictions = predict_from_folder(folder, inputs, client)
+    _write_predictions(to, predictions)
+    message = f"{len(predictions.outputs)} rows: {to}"
+    classes, targets = predictions.classes, predictions.targets
+    if classes is not None and targets is not None and targets.ndim == 1:
+        message = f"accuracy {format_percent(float((classes == targets).double().mean()))} of {message}"
+    say(message)
 
 
-@guarded
+@report_errors
 def export(
     folder: Folder,
     to: Annotated[
         Path,
         typer.Option(
-            "--out",
-            "-o",
-            help="model.safetensors, .pt or .onnx; clients.csv or .npz for the record of clients.",
+            "--out", "-o", help="Model: .safetensors, .pt or .onnx. Client record of all rounds: .csv or .npz."
         ),
     ],
 ) -> None:
-    """The trained model in another format, or the record of what every client did in every round."""
+    """Export the trained model or the client record."""
     if to.suffix in (".csv", ".npz"):
         from hansa.runs.folder import RunFolder
 
-        rows = RunFolder.holding(folder).clients()
-        written = rows.write_csv(to) if to.suffix == ".csv" else rows.write_npz(to)
-        out().print(f"{rows.rows} rows: {written}", markup=False, soft_wrap=True)
+        rows = RunFolder.containing(folder).clients()
+        path = rows.write_csv(to) if to.suffix == ".csv" else rows.write_npz(to)
+        say(f"{rows.rows} rows: {path}")
         return
     from hansa.runs import export
 
-    out().print(f"model: {export.export(folder, to)}", markup=False, soft_wrap=True)
+    say(f"model: {export.export(folder, to)}")
 
 
-def _write(path: Path, found: object) -> None:
+def _write_predictions(path: Path, predictions: Predictions) -> None:
     import csv
     import io
 
     import numpy as np
 
-    from hansa.runs.export import Predicted
     from hansa.runs.store.io import make_folder, write_file
 
-    assert isinstance(found, Predicted)
     make_folder(path.parent.resolve())
+    outputs, targets = predictions.outputs, predictions.targets
     if path.suffix == ".npy":
         content = io.BytesIO()
-        np.save(content, found.outputs.numpy(), allow_pickle=False)
+        np.save(content, outputs.numpy(), allow_pickle=False)
         write_file(path, content.getvalue())
         return
+    if predictions.classes is not None:
+        columns, rows = ["prediction"], [[value] for value in predictions.classes.tolist()]
+    else:
+        flat = outputs.reshape(len(outputs), -1)
+        columns, rows = [f"output_{place}" for place in range(flat.shape[1])], flat.tolist()
+    if targets is not None and targets.ndim == 1:
+        columns = [*columns, "target"]
+        rows = [[*row, target] for row, target in zip(rows, targets.tolist(), strict=True)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    known = found.targets is not None and found.targets.ndim == 1
-    if found.classes is not None:
-        columns, rows = ["prediction"], [[value] for value in found.classes.tolist()]
-    else:
-        flat = found.outputs.reshape(len(found.outputs), -1)
-        columns, rows = [f"output_{place}" for place in range(flat.shape[1])], flat.tolist()
-    writer.writerow(["row", *columns, *(["target"] if known else [])])
-    targets = found.targets.tolist() if known and found.targets is not None else []
-    for place, row in enumerate(rows):
-        writer.writerow([place, *row, *([targets[place]] if known else [])])
+    writer.writerow(["row", *columns])
+    writer.writerows([place, *row] for place, row in enumerate(rows))
     write_file(path, text.getvalue().encode())

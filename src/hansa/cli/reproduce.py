@@ -1,4 +1,4 @@
-"""``hansa reproduce``: published tables and figures, each one command with a verdict."""
+"""``hansa reproduce``: run published tables and figures, and compare the numbers."""
 
 from __future__ import annotations
 
@@ -9,192 +9,155 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from hansa.cli.console import err, guarded, out
-from hansa.cli.run import Quiet, Seeds, Sets, Workers
+from hansa.cli.console import err, note, out, plain_table, report_errors, say
+from hansa.cli.options import OUTPUT, Quiet, Seeds, Sets, Workers, changes, option
+from hansa.cli.report import write_report
+from hansa.cli.run import run_each
 
 if TYPE_CHECKING:
     from hansa.study.recipes import Recipe
-    from hansa.study.recipes.outcome import Result
-    from hansa.study.report import Entry
+    from hansa.study.recipes.outcome import RecipeResult
 
 STYLES = {"agrees": "green", "differs": "yellow", "same order": "cyan"}
 
 
-@guarded
+@report_errors
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Recipes by name, a paper's (cams, hafed, afga, aware), or YAML files of recipes."),
+        typer.Argument(
+            help="Recipes, papers (cams, hafed, afga, aware), or YAML files of recipes. Without any, list all recipes.",
+            show_default=False,
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every recipe, one after the other.")] = False,
+    all_recipes: Annotated[bool, typer.Option("--all", help="Run all recipes.")] = False,
     scale: Annotated[
         str,
-        typer.Option(help="smoke: seconds, shows that it runs. cpu: reduced, some minutes on two cores. paper: whole."),
+        typer.Option(
+            help="smoke: a test of seconds. cpu: reduced, some minutes on two cores. paper: the published setting."
+        ),
     ] = "cpu",
     seeds: Seeds = None,
     sets: Sets = None,
     workers: Workers = None,
-    folder: Annotated[Path, typer.Option("--out", "-o", help="Where runs and results are kept.")] = Path(
+    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder for runs and results.")] = Path(
         "runs/reproduce"
     ),
     export: Annotated[
         Path | None,
-        typer.Option("--export", help="Also write text, numbers, curves, figures and configurations into this folder."),
+        option(OUTPUT, "--export", help="Also write text, numbers, curves, figures and configurations to this folder."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train what a published table or figure shows and set our numbers beside the published ones.
+    """Reproduce published tables and figures.
 
-    Without a name: the list of all recipes. What has been run is not run again, also where two recipes share it; the
-    same command goes on after any interruption.
+    Shows the numbers beside the published ones. Finished runs are not repeated, even if two recipes share them. Run the
+    same command again to continue after an interruption.
     """
     from hansa.core.errors import HansaError, suggestion
-    from hansa.study.recipes import SCALES, library, named
+    from hansa.runs.store.io import make_folder, write_file
+    from hansa.study.recipes import SCALES, find_recipes, library
+    from hansa.study.recipes.outcome import RecipeResult, results_page
 
     if scale not in SCALES:
         raise HansaError(f"--scale {scale}: expected smoke, cpu or paper. {suggestion(scale, SCALES)}")
-    if everything and names:
+    if all_recipes and names:
         raise HansaError(f"--all and {names[0]}: expected one of the two.")
-    if not everything and not names:
-        _list(list(library().values()))
+    if not all_recipes and not names:
+        _list_recipes(list(library().values()))
         return
-    chosen = list(library().values()) if everything else [recipe for word in names or [] for recipe in named(word)]
-    chosen = list({recipe.name: recipe for recipe in chosen}.values())
-    results = [
-        _one(recipe, scale, seeds, sets, workers, folder / scale, export, quiet, len(chosen) > 1) for recipe in chosen
-    ]
-    page = _keep(results, folder / scale)
-    if len(results) > 1:
-        out().print(_summary(results))
-    out().print(f"\npage: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
-
-
-def _one(
-    recipe: Recipe,
-    scale: str,
-    seeds: str | None,
-    sets: Sequence[str] | None,
-    workers: int | None,
-    place: Path,
-    export: Path | None,
-    quiet: bool,
-    several: bool,
-) -> Result:
-    from hansa.core.errors import HansaError
-    from hansa.study.recipes.outcome import Result
-
-    if not quiet:
-        told = recipe.at(scale).reduces
-        err().print(f"{recipe.name}: {recipe.says}", markup=False, soft_wrap=True, style="bold")
-        err().print(f"scale {scale}. {told}", markup=False, soft_wrap=True, style="dim")
-    try:
-        result = _carried_out(recipe, scale, seeds, sets, workers, place, export, quiet)
-    except HansaError as error:
-        if not several:
-            raise
-        result = Result(recipe, scale, why_not=str(error).splitlines()[0])
-        err().print(f"{recipe.name}: not run: {result.why_not}", style="yellow", markup=False, soft_wrap=True)
-        return result
-    show(result)
-    return result
-
-
-def _carried_out(
-    recipe: Recipe,
-    scale: str,
-    seeds: str | None,
-    sets: Sequence[str] | None,
-    workers: int | None,
-    place: Path,
-    export: Path | None,
-    quiet: bool,
-) -> Result:
-    import yaml
-
-    from hansa.cli.compare import write_page
-    from hansa.cli.run import changes
-    from hansa.cli.run_batch import carry_out_each
-    from hansa.config import from_text
-    from hansa.engine import keep_workers
-    from hansa.runs.run_cache import each_made_or_begun
-    from hansa.study.recipes import compare
-    from hansa.study.recipes.outcome import HEADINGS, Result, tables
-    from hansa.study.recipes.publish import Trained, publish
-    from hansa.study.report import Entry, Grid
-    from hansa.study.report.progress import Stopper, progress
-
-    asked = changes(list(sets or []), None, None, workers, seeds)
-    cells = list(recipe.cells(scale))
-    configs = [from_text(yaml.safe_dump(cell.document), asked, f"{recipe.name}, {cell.label}") for cell in cells]
-    entries: list[Entry] = []
-    with keep_workers(), Stopper(err()) as stopper, progress(err(), quiet) as shown:
-        for cell, config in zip(cells, configs, strict=True):
-            titled = config.model_copy(update={"name": cell.label})
-            made = each_made_or_begun(titled, place / "runs", config.algorithm.preset)
-            runs = carry_out_each(made, config.seeds is not None, shown, stopper)
-            entries.append(Entry.of_seeds(cell.label, [Entry.of_folder(run.path) for run in runs]))
-    page = place / f"{recipe.name}.html"
-    histories = {(cell.row, cell.column): entry.histories for cell, entry in zip(cells, entries, strict=True)}
-    result = Result(recipe, scale, *compare(recipe, scale, histories), page=page.name)
-    grids = [Grid(f"Beside the paper: {title}", HEADINGS, rows, result.verdict) for title, rows in tables(result)]
-    write_page(entries, page, title=f"{recipe.name}: {recipe.where}", lead=recipe.says, published=grids)
-    if export is not None:
-        publish(result, list(map(Trained, cells, configs, entries)), export)
-    return result
-
-
-def _keep(results: Sequence[Result], place: Path) -> Path:
-    from hansa.runs.store.io import make_folder, write_file
-    from hansa.study.recipes.outcome import page
-
+    chosen = {recipe.name: recipe for name in names or [] for recipe in find_recipes(name)}
+    recipes = list((library() if all_recipes else chosen).values())
+    overrides = changes(sets, None, None, workers, seeds)
+    place = folder / scale
+    results = []
+    for recipe in recipes:
+        if not quiet:
+            note(f"{recipe.name}: {recipe.summary}", "bold")
+            note(f"scale {scale}. {recipe.at(scale).reduction}", "dim")
+        try:
+            result = _run_recipe(recipe, scale, overrides, place, export, quiet)
+            show_result(result)
+        except HansaError as error:
+            if len(recipes) == 1:
+                raise
+            result = RecipeResult(recipe, scale, error=str(error).splitlines()[0])
+            note(f"{recipe.name}: not run: {result.error}", "yellow")
+        results.append(result)
     make_folder(place.absolute())
     for result in results:
         text = json.dumps(result.record, indent=1, ensure_ascii=False) + "\n"
         write_file(place / f"{result.recipe.name}.json", text.encode())
-    target = place / ("reproduced.html" if len(results) > 1 else f"{results[0].recipe.name}-verdict.html")
-    write_file(target, page(results).encode())
-    return target
+    page = place / ("reproduced.html" if len(results) > 1 else f"{results[0].recipe.name}-verdict.html")
+    write_file(page, results_page(results).encode())
+    if len(results) > 1:
+        table = plain_table(*(headings := ("recipe", "reference", "verdict")), left=headings)
+        for result in results:
+            table.add_row(result.recipe.name, escape(result.recipe.reference), escape(result.verdict))
+        out().print(table)
+    say(f"\npage: {page.resolve().as_uri()}")
 
 
-def show(result: Result) -> None:
-    """The tables and claims of a recipe on the terminal."""
-    from hansa.study.recipes.outcome import HEADINGS, claim_word, tables
-    from hansa.study.recipes.verdict import rule
+def _run_recipe(
+    recipe: Recipe, scale: str, overrides: Sequence[str], place: Path, export: Path | None, quiet: bool
+) -> RecipeResult:
+    """Run all cells of a recipe, compare them with the paper, and write the report page."""
+    import yaml
 
-    console = out()
-    console.print(f"\n{result.recipe.name}, {result.recipe.where}", style="bold", markup=False)
-    for title, rows in tables(result):
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for place, heading in enumerate((title, *HEADINGS[1:])):
-            table.add_column(escape(heading), justify="left" if place in (0, 4) else "right")
+    from hansa.config import from_yaml
+    from hansa.engine import reuse_workers
+    from hansa.runs.run_cache import find_or_create_runs
+    from hansa.study.recipes import compare_with_paper
+    from hansa.study.recipes.outcome import HEADINGS, RecipeResult, result_tables
+    from hansa.study.recipes.publish import CellRun, export_result
+    from hansa.study.report import ReportTable
+    from hansa.study.report.progress import InterruptHandler, progress_display
+
+    cells = list(recipe.cells(scale))
+    configs = [from_yaml(yaml.safe_dump(cell.document), overrides, f"{recipe.name}, {cell.label}") for cell in cells]
+    entries = []
+    with reuse_workers(), InterruptHandler(err()) as interrupt, progress_display(err(), quiet) as display:
+        for cell, config in zip(cells, configs, strict=True):
+            titled = config.model_copy(update={"name": cell.label})
+            runs = find_or_create_runs(titled, place / "runs", config.algorithm.preset)
+            entries.append(run_each(cell.label, runs, config.seeds is not None, display, interrupt))
+    page = place / f"{recipe.name}.html"
+    histories = {(cell.row, cell.column): entry.histories for cell, entry in zip(cells, entries, strict=True)}
+    result = RecipeResult(recipe, scale, *compare_with_paper(recipe, scale, histories), page=page.name)
+    tables = [
+        ReportTable(f"Published numbers: {title}", HEADINGS, rows, result.verdict)
+        for title, rows in result_tables(result)
+    ]
+    write_report(entries, page, title=f"{recipe.name}: {recipe.reference}", lead=recipe.summary, published=tables)
+    if export is not None:
+        export_result(result, list(map(CellRun, cells, configs, entries)), export)
+    return result
+
+
+def show_result(result: RecipeResult) -> None:
+    """Print the tables and claims of a recipe."""
+    from hansa.study.recipes.outcome import HEADINGS, claim_status, result_tables
+
+    say(f"\n{result.recipe.name}, {result.recipe.reference}", "bold")
+    for title, rows in result_tables(result):
+        title = escape(title)
+        table = plain_table(title, *HEADINGS[1:], left=(title, HEADINGS[-1]))
         for row in rows:
             style = STYLES.get(row[-1], "dim")
             table.add_row(*map(escape, row[:-1]), f"[{style}]{escape(row[-1])}[/]")
-        console.print(table)
-    for one in result.held:
-        where = f" ({one.column})" if one.column else ""
-        console.print(f"{claim_word(one.holds)}: {one.claim.says}{where}; {one.because}", markup=False, soft_wrap=True)
-    told = dict.fromkeys(rule(result.recipe.measures[one.measure]) for one in result.compared if one.published)
-    for line in (*told, *result.recipe.knows):
-        console.print(line, markup=False, soft_wrap=True, style="dim")
+        out().print(table)
+    for one in result.claims:
+        column = f" ({one.column})" if one.column else ""
+        say(f"{claim_status(one.holds)}: {one.claim.statement}{column}; {one.evidence}")
+    for line in (*result.rules, *result.recipe.known_differences):
+        say(line, "dim")
 
 
-def _list(recipes: Sequence[Recipe]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("recipe", "where", "what it shows"):
-        table.add_column(heading, no_wrap=heading == "recipe")
+def _list_recipes(recipes: Sequence[Recipe]) -> None:
+    headings = ("recipe", "reference", "summary")
+    table = plain_table(*headings, left=headings, no_wrap=("recipe",))
     for recipe in recipes:
-        table.add_row(recipe.name, escape(recipe.where), escape(recipe.says))
+        table.add_row(recipe.name, escape(recipe.reference), escape(recipe.summary))
     out().print(table)
-    out().print("\n`hansa reproduce NAME --scale smoke|cpu|paper` runs one; --all runs them one after the other.")
-
-
-def _summary(results: Sequence[Result]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("recipe", "where", "verdict"):
-        table.add_column(heading)
-    for result in results:
-        table.add_row(result.recipe.name, escape(result.recipe.where), escape(result.verdict))
-    return table
+    say("\nRun one with `hansa reproduce NAME --scale smoke|cpu|paper`, or all with --all.")

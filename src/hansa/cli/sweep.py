@@ -1,4 +1,4 @@
-"""``hansa sweep``: a grid over any keys, a table of results, the best by a metric over all seeds, a page of curves."""
+"""``hansa sweep``: run a grid of configurations, or search for the best one, and rank the points over all seeds."""
 
 from __future__ import annotations
 
@@ -13,213 +13,290 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from hansa.cli.console import guarded, out
-from hansa.cli.run import Device, Quiet, Rounds, Seed, Seeds, Sets, Workers, changes, read_config
-from hansa.cli.run_batch import entries_of
+from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
+from hansa.cli.options import (
+    OUTPUT,
+    Device,
+    Quiet,
+    Rounds,
+    Seed,
+    Seeds,
+    Sets,
+    Workers,
+    changes,
+    option,
+    read_config,
+)
+from hansa.cli.report import write_report
+from hansa.cli.run import run_entries, run_experiment
 
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.core.errors import HansaError
-    from hansa.runs.seed_statistics import Spread
-    from hansa.study.report import Entry
+    from hansa.runs.search import Axis, RunningTrial, Search
+    from hansa.runs.seed_statistics import SeedStatistics
+    from hansa.study.report import ReportEntry
+    from hansa.study.report.progress import InterruptHandler, ProgressDisplay
+
+SEARCH = "Search"
 
 
-class Row(NamedTuple):
-    """A point of the grid and what came out there: the means over its seeds, how far these lie apart, and the runs."""
+class SweepPoint(NamedTuple):
+    """A point of the grid with its results: means over its seeds, their spread, and the runs."""
 
-    point: dict[str, str]
+    values: dict[str, str]
     numbers: Mapping[str, Any]
-    spreads: Mapping[str, Spread]
-    entry: Entry
+    statistics: Mapping[str, SeedStatistics]
+    entry: ReportEntry
 
 
-@guarded
+@report_errors
 def sweep(
-    config: Annotated[Path, typer.Argument(help="A YAML file, a preset's name, or MODULE:FUNCTION of yours.")],
+    config: Annotated[Path, typer.Argument(help="Configuration file, preset, or MODULE:FUNCTION.")],
     grid: Annotated[
         list[str],
-        typer.Argument(
-            metavar="KEY=V1,V2,...", help="Keys and the values each is to take; for a search also LOW..HIGH[:log]."
-        ),
+        typer.Argument(metavar="KEY=V1,V2,...", help="Keys and their values; for a search also LOW..HIGH[:log]."),
     ],
-    metric: Annotated[str, typer.Option(help="What is compared, as the mean of its last five.")] = "test_accuracy",
+    metric: Annotated[str, typer.Option(help="Metric to rank by: the mean of its last five values.")] = "test_accuracy",
     sets: Sets = None,
     rounds: Rounds = None,
     seed: Seed = None,
     seeds: Seeds = None,
     workers: Workers = None,
     device: Device = None,
-    folder: Annotated[Path, typer.Option("--out", "-o", help="The folder of the sweep.")] = Path("runs/sweep"),
+    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder of the sweep.")] = Path("runs/sweep"),
     report: Annotated[
-        Path | None, typer.Option("--report", help="Where the page of curves goes; by default into that folder.")
+        Path | None, option(OUTPUT, "--report", help="Where to write the report page. By default in that folder.")
     ] = None,
     search: Annotated[
-        str | None, typer.Option("--search", help="Look for the best point instead of trying all: optuna.")
+        str | None, option(SEARCH, "--search", help="Search for the best point with this library: optuna.")
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", help="How many points a search tries.", min=1)] = 20,
-    prune: Annotated[bool, typer.Option(help="A search ends runs that lag behind the median.")] = True,
+    trials: Annotated[int, option(SEARCH, "--trials", help="Number of points to try.", min=1)] = 20,
+    prune: Annotated[bool, option(SEARCH, "--prune/--no-prune", help="Stop points that are below the median.")] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Run every combination of the given values, with every seed. A sweep that was stopped goes on where it was.
+    """Run every combination of values, or search for the best one.
 
-    With --search optuna, values are proposed instead, from ranges such as local.lr=1e-3..1:log or among those given.
+    Points are ranked by their mean over seeds. `seed=0,1,2` in the grid is the same as --seeds 0,1,2. Run the same
+    command again to continue an interrupted sweep.
 
-    Seeds are not chosen among: `seed=0,1,2` in the grid is --seeds 0,1,2, and points are ranked by the means over them.
+    With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
-    from hansa.cli.compare import write_page
-    from hansa.runs.seed_statistics import combined
+    from hansa.core.errors import HansaError, invalid_argument
+    from hansa.runs.seed_statistics import summarize_seeds
 
-    axes, listed = without_seeds(grid)
+    axes, listed = split_seeds(grid)
     if listed is not None and (seed is not None or seeds is not None):
-        raise _twice()
-    asked = changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device)
+        raise _duplicate_seeds()
+    overrides = changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device)
+    message = ""
     if search is None:
-        made = [(point, name, read_config(config, None, [*asked, *pairs])) for name, point, pairs in points(axes)]
-        configs: dict[str, Config | Entry] = {name or each.title: each for _, name, each in made}
-        found = list(zip([point for point, *_ in made], entries_of(configs, folder, quiet), strict=True))
-        told = ""
+        points = [
+            (values, read_config(config, None, [*overrides, *point_changes(values)])) for values in grid_points(axes)
+        ]
+        configs: dict[str, Config | ReportEntry] = {point_name(values) or each.title: each for values, each in points}
+        entries = run_entries(configs, folder, quiet)
+        found = list(zip([values for values, _ in points], entries, strict=True))
+    elif search != "optuna":
+        raise invalid_argument("sweep", "search", search, "optuna")
     else:
-        found, told = _search(search, config, axes, asked, metric, trials, prune, folder, quiet)
-    entries = [entry for _, entry in found]
-    rows = [Row(point, *combined(entry.histories), entry) for point, entry in found]
-    ranked = ranking(rows, metric)
-    _write(folder / "results.csv", ranked, metric)
+        done, found = run_search(config, axes, overrides, metric, trials, prune, folder, quiet)
+        if not found:
+            raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
+        message = f"\n{done.counts()}"
+    ranked = rank_points([SweepPoint(values, *summarize_seeds(e.histories), e) for values, e in found], metric)
+    _write_points(folder / "results.csv", ranked, metric)
     _write_runs(folder / "runs.csv", ranked, metric)
     page = folder / "report.html" if report is None else report
-    write_page(entries, page, title=f"A sweep of {config}")
-    out().print(_table(ranked, metric))
-    best = "  ".join(f"--set {key}={value}" for key, value in ranked[0].point.items()) or "the only point"
-    told += f"\nbest: {best}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}"
-    out().print(told, markup=False, soft_wrap=True)
+    write_report([entry for _, entry in found], page, title=f"Sweep of {config}")
+    out().print(_points_table(ranked, metric))
+    best = "  ".join(f"--set {change}" for change in point_changes(ranked[0].values)) or "the only point"
+    say(f"{message}\nbest: {best}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}")
 
 
-def _search(
-    kind: str,
+def split_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the grid without its seeds, and the seeds.
+
+    >>> split_seeds(["local.lr=0.1,0.2", "seed=0,1"])
+    (['local.lr=0.1,0.2'], '0,1')
+    """
+    seeds = [axis.partition("=")[2] for axis in grid if axis.partition("=")[0] in ("seed", "seeds")]
+    if len(seeds) > 1:
+        raise _duplicate_seeds()
+    rest = [axis for axis in grid if axis.partition("=")[0] not in ("seed", "seeds")]
+    return rest, seeds[0].strip("[]") + ("" if "," in seeds[0] else ",") if seeds else None
+
+
+def _duplicate_seeds() -> HansaError:
+    from hansa.core.errors import HansaError
+
+    return HansaError("seeds are given twice. Pass them in the grid or with --seeds.")
+
+
+def grid_points(grid: Sequence[str]) -> list[dict[str, str]]:
+    """Return every point of the grid as its values by key.
+
+    >>> [point_name(values) for values in grid_points(["local.lr=0.1,0.2", "local.steps=1,5"])][:2]
+    ['local.lr=0.1 local.steps=1', 'local.lr=0.1 local.steps=5']
+    """
+    from hansa.core.errors import HansaError
+    from hansa.runs.search import search_range
+
+    axes = parse_axes(grid)
+    for key, values in axes.items():
+        if isinstance(values, search_range):
+            raise HansaError(f"{key}: a grid needs values, not a range. Ranges need --search optuna.")
+    return [dict(zip(axes, choice, strict=True)) for choice in itertools.product(*axes.values())]  # type: ignore[arg-type]
+
+
+def point_changes(values: Mapping[str, str]) -> list[str]:
+    """Return a point as overrides of a configuration."""
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def point_name(values: Mapping[str, str]) -> str:
+    """Return the name of a point: its overrides."""
+    return " ".join(point_changes(values))
+
+
+def parse_axes(grid: Sequence[str]) -> dict[str, Axis]:
+    """Parse the axes of a grid or a search: a list of values, or a range.
+
+    >>> parse_axes(["local.lr=1e-3..1:log", "local.steps=5,10"])
+    {'local.lr': search_range(low=0.001, high=1.0, log=True), 'local.steps': ['5', '10']}
+    """
+    from hansa.core.errors import HansaError
+    from hansa.runs.search import parse_range
+
+    axes: dict[str, Axis] = {}
+    for axis in grid:
+        key, equals, values = axis.partition("=")
+        if not equals or not key or not values:
+            raise HansaError(f"{axis}: expected KEY=V1,V2,..., such as local.lr=0.01,0.1.")
+        if key in axes:
+            raise HansaError(f"{axis}: {key} is given twice.")
+        axes[key] = parse_range(values) or split_values(values)
+    return axes
+
+
+def split_values(text: str) -> list[str]:
+    """Split values at commas that are not inside brackets.
+
+    >>> split_values("0.1,{kind: cosine, lr: 0.1, rounds: 5},[1,2]")
+    ['0.1', '{kind: cosine, lr: 0.1, rounds: 5}', '[1,2]']
+    """
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values if value.strip()]
+
+
+def run_search(
     config: Path,
-    axes: Sequence[str],
-    asked: Sequence[str],
+    grid: Sequence[str],
+    overrides: Sequence[str],
     metric: str,
     trials: int,
     prune: bool,
     folder: Path,
     quiet: bool,
-) -> tuple[list[tuple[dict[str, str], Entry]], str]:
-    """The finished points of a search, and how it went."""
-    from hansa.cli.search import searched
-    from hansa.core.errors import HansaError, invalid_argument
+) -> tuple[Search, list[tuple[dict[str, str], ReportEntry]]]:
+    """Run a search, or resume it; return it with the finished points and their runs."""
+    from hansa.engine import reuse_workers
+    from hansa.runs.search import DONE, Search
+    from hansa.runs.seed_group import expand_seeds
+    from hansa.study.report.progress import InterruptHandler, progress_display
 
-    if kind != "optuna":
-        raise invalid_argument("sweep", "search", kind, "optuna")
-    made, found = searched(config, axes, asked, metric, trials, prune, folder, quiet)
-    if not found:
-        raise HansaError(f"{folder}: {made.counts()}: no point was finished. Other ranges, or --no-prune?")
-    return found, f"\n{made.counts()}"
-
-
-def without_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
-    """The grid without its seeds, and these.
-
-    >>> without_seeds(["local.lr=0.1,0.2", "seed=0,1"])
-    (['local.lr=0.1,0.2'], '0,1')
-    """
-    found = [word.partition("=")[2] for word in grid if word.partition("=")[0] in ("seed", "seeds")]
-    if len(found) > 1:
-        raise _twice()
-    rest = [word for word in grid if word.partition("=")[0] not in ("seed", "seeds")]
-    return rest, found[0].strip("[]") + ("" if "," in found[0] else ",") if found else None
-
-
-def _twice() -> HansaError:
-    from hansa.core.errors import HansaError
-
-    return HansaError("seeds stand twice: name them in the grid, or by --seeds.")
-
-
-def points(grid: Sequence[str]) -> list[tuple[str, dict[str, str], list[str]]]:
-    """Every point of the grid: its name, its values by key, and the changes that make it.
-
-    >>> [name for name, *_ in points(["local.lr=0.1,0.2", "local.steps=1,5"])][:3]
-    ['local.lr=0.1 local.steps=1', 'local.lr=0.1 local.steps=5', 'local.lr=0.2 local.steps=1']
-    """
-    from hansa.core.errors import HansaError
-    from hansa.runs.search import read_range
-
-    axes: dict[str, list[str]] = {}
-    for key, text, values in axis_values(grid):
-        if read_range(text) is not None:
-            raise HansaError(f"{key}={text}: a range has no end of points: --search optuna draws from it.")
-        axes[key] = values
-    combined = []
-    for choice in itertools.product(*axes.values()):
-        point = dict(zip(axes, choice, strict=True))
-        pairs = [f"{key}={value}" for key, value in point.items()]
-        combined.append((" ".join(pairs), point, pairs))
-    return combined
+    base = read_config(config, None, overrides)
+    seeds = [each.seed for each in expand_seeds(base)] if base.seeds is not None else [base.seed]
+    search = Search(
+        parse_axes(grid),
+        metric,
+        seeds=len(seeds),
+        rounds=base.rounds,
+        seed=base.seed,
+        prune=prune,
+        folder=folder,
+        facts={"asked": list(overrides), "of": str(config), "seed_list": seeds},
+    )
+    console = err()
+    with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
+        for trial in search.ask(trials):
+            name = point_name(format_point(trial.point))
+            requested = read_config(config, None, [*overrides, *point_changes(format_point(trial.point))])
+            _run_trial(trial, requested.model_copy(update={"name": name}), folder, display, interrupt)
+    points = [format_point(each.point) for each in search.trials if each.status == DONE]
+    done = {point_name(point): point for point in points}
+    configs: dict[str, Config | ReportEntry] = {
+        name: read_config(config, None, [*overrides, *point_changes(point)]) for name, point in done.items()
+    }
+    return search, list(zip(done.values(), run_entries(configs, folder, True), strict=True))
 
 
-def axis_values(grid: Sequence[str]) -> list[tuple[str, str, list[str]]]:
-    """The axes of a grid: the key, what stands there, and its values."""
-    from hansa.core.errors import HansaError
+def _run_trial(
+    trial: RunningTrial, config: Config, folder: Path, display: ProgressDisplay, interrupt: InterruptHandler
+) -> None:
+    from hansa.runs.experiment import Experiment
+    from hansa.runs.run_cache import find_or_create_runs
 
-    found: dict[str, tuple[str, str, list[str]]] = {}
-    for word in grid:
-        key, equals, values = word.partition("=")
-        if not equals or not key or not values:
-            raise HansaError(f"{word}: expected KEY=V1,V2,..., such as local.lr=0.01,0.1.")
-        if key in found:
-            raise HansaError(f"{word}: {key} stands twice in the grid.")
-        found[key] = key, values, split_values(values)
-    return list(found.values())
-
-
-def split_values(text: str) -> list[str]:
-    """Values apart at the commas that are not inside brackets.
-
-    >>> split_values("0.1,{kind: cosine, lr: 0.1, rounds: 5},[1,2]")
-    ['0.1', '{kind: cosine, lr: 0.1, rounds: 5}', '[1,2]']
-    """
-    found, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth == 0:
-            found.append("")
+    name, failed = config.title, False
+    for each in find_or_create_runs(config, folder, name):
+        trial.next_seed()
+        if not isinstance(each, Experiment):
+            trial.report(each.history)
         else:
-            found[-1] += letter
-    return [value.strip() for value in found if value.strip()]
+            trial.report(each.run.history)
+            title = f"{name}, seed {each.config.seed}" if config.seeds is not None else name
+            try:
+                run_experiment(each, display, interrupt, title=title, callbacks=[trial])
+            except typer.Exit as end:
+                if end.exit_code != FAILED:
+                    raise
+                failed = True
+            if interrupt.exit_code:
+                note("interrupted and saved. Run the same command to continue the search.")
+                raise typer.Exit(interrupt.exit_code)
+        if failed or trial.pruned:
+            break
+    trial.finish(failed=failed)
 
 
-def ranking(rows: Sequence[Row], metric: str) -> list[Row]:
-    """Best first, by the mean over seeds; points at which the metric was not measured with every seed last."""
+def format_point(point: Mapping[str, Any]) -> dict[str, str]:
+    """Return a point as it is written on the command line."""
+    return {key: value if isinstance(value, str) else repr(value) for key, value in point.items()}
+
+
+def rank_points(points: Sequence[SweepPoint], metric: str) -> list[SweepPoint]:
+    """Rank points by their mean over seeds; points without a value for every seed come last."""
     from hansa.core.errors import HansaError, suggestion
-    from hansa.runs.metrics import smaller_is_better
+    from hansa.runs.columns import lower_is_better
 
     key = f"last5_{metric}"
-    if all(row.numbers.get(key) is None for row in rows):
-        known = {name.removeprefix("last5_") for row in rows for name in row.numbers if name.startswith("last5_")}
+    if all(point.numbers.get(key) is None for point in points):
+        known = {name.removeprefix("last5_") for p in points for name in p.numbers if name.startswith("last5_")}
         raise HansaError(f"--metric {metric}: no run has it. {suggestion(metric, known)}")
-    sign = 1 if smaller_is_better(metric) else -1
-    return sorted(rows, key=lambda row: (row.numbers.get(key) is None, sign * (row.numbers.get(key) or 0.0)))
+    sign = 1 if lower_is_better(metric) else -1
+    return sorted(points, key=lambda point: (point.numbers.get(key) is None, sign * (point.numbers.get(key) or 0.0)))
 
 
-def _table(ranked: Sequence[Row], metric: str) -> Table:
+def _points_table(ranked: Sequence[SweepPoint], metric: str) -> Table:
     from hansa.study.report import formats
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for key in ranked[0].point:
-        table.add_column(escape(key), no_wrap=True)
-    write = formats.percent if metric.endswith("accuracy") else formats.number
-    several = any(row.entry.members for row in ranked)
-    for heading in (*(["seeds"] if several else []), metric.replace("_", " "), "best", "sent", "wall time"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for place, (point, numbers, spreads, entry) in enumerate(ranked):
-        found = [(numbers.get(name), spreads.get(name)) for name in (f"last5_{metric}", f"best_{metric}")]
-        cells = [
-            *([str(len(entry.runs))] if several else []),
-            *(formats.give_or_take(write, mean, apart.deviation if apart else None) for mean, apart in found),
-            formats.bits(numbers.get("bits")),
-            formats.duration(numbers.get("wall_seconds")),
-        ]
-        table.add_row(*map(escape, point.values()), *cells, style="green" if place == 0 else None)
+    keys = tuple(map(escape, ranked[0].values))
+    seeds = ("seeds",) if any(point.entry.members for point in ranked) else ()
+    table = plain_table(*keys, *seeds, metric.replace("_", " "), "best", "sent", "wall time", left=keys, no_wrap=True)
+    write = formats.formatter_of(metric)
+    for place, (values, numbers, statistics, entry) in enumerate(ranked):
+        cells = [*map(escape, values.values()), *([str(len(entry.runs))] if seeds else [])]
+        for name in (f"last5_{metric}", f"best_{metric}"):
+            std = statistics[name].std if name in statistics else None
+            cells.append(formats.format_mean_std(write, numbers.get(name), std))
+        cells += [formats.format_bits(numbers.get("bits")), formats.format_duration(numbers.get("wall_seconds"))]
+        table.add_row(*cells, style="green" if place == 0 else None)
     return table
 
 
@@ -227,34 +304,34 @@ def _columns(metric: str) -> list[str]:
     return [f"last5_{metric}", f"best_{metric}", metric, "rounds", "bits", "wall_seconds"]
 
 
-def _write(path: Path, ranked: Sequence[Row], metric: str) -> None:
-    """A line a point: the means over its seeds; of what is compared also deviation, least and most."""
-    found = []
-    for point, numbers, spreads, entry in ranked:
-        apart = spreads.get(f"last5_{metric}")
-        spread = ["", "", ""] if apart is None else [apart.deviation, apart.least, apart.most]
+def _write_points(path: Path, ranked: Sequence[SweepPoint], metric: str) -> None:
+    """Write one line for each point: means over its seeds, and the spread of the metric."""
+    lines = []
+    for values, numbers, statistics, entry in ranked:
+        over = statistics.get(f"last5_{metric}")
+        spread = ["", "", ""] if over is None else [over.std, over.min, over.max]
         status = "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in entry.runs))
         means = [numbers.get(name, "") for name in _columns(metric)]
-        found.append([*point.values(), *means, *spread, len(entry.runs), status])
-    apart_names = [f"{word}_last5_{metric}" for word in ("deviation", "least", "most")]
-    _write_csv(path, [*ranked[0].point, *_columns(metric), *apart_names, "seeds", "status"], found)
+        lines.append([*values.values(), *means, *spread, len(entry.runs), status])
+    spread_names = [f"{name}_last5_{metric}" for name in ("std", "min", "max")]
+    _write_csv(path, [*ranked[0].values, *_columns(metric), *spread_names, "seeds", "status"], lines)
 
 
-def _write_runs(path: Path, ranked: Sequence[Row], metric: str) -> None:
-    """A line a run."""
-    found = [
-        [*row.point.values(), run.seed, *(run.summary.get(name, "") for name in _columns(metric))]
-        for row in ranked
-        for run in row.entry.runs
+def _write_runs(path: Path, ranked: Sequence[SweepPoint], metric: str) -> None:
+    """Write one line for each run."""
+    lines = [
+        [*point.values.values(), run.seed, *(run.summary.get(name, "") for name in _columns(metric))]
+        for point in ranked
+        for run in point.entry.runs
     ]
-    _write_csv(path, [*ranked[0].point, "seed", *_columns(metric)], found)
+    _write_csv(path, [*ranked[0].values, "seed", *_columns(metric)], lines)
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
     from hansa.runs.store.io import write_file
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows(lines)
     write_file(path, text.getvalue().encode())

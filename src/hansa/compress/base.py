@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from hansa.compress.packet import HEADER, Array, Buffer, Packet, PacketError, finite, flat, floats, put_kind, seal
+from hansa.compress.packet import (
+    HEADER,
+    Array,
+    Buffer,
+    Packet,
+    PacketError,
+    check_all_finite,
+    flat_array,
+    floats,
+    make_packet,
+    write_kind,
+)
 from hansa.core.errors import invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import check_component
+from hansa.core.protocols import check_component, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +34,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 
 
-class Body(Protocol):
+class ParsedPayload(Protocol):
     """A payload that was checked in full: using it cannot fail any more."""
 
     def write(self, out: Array) -> None:
@@ -48,31 +59,21 @@ class Compressor(Protocol):
     """
 
     __slots__ = ()
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def kind(self) -> str:
-        """The kind that its packets carry."""
-        return type(self).__name__
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
         """C(x) as bytes. A NaN or an infinity in x is an error, never a packet."""
 
     @abstractmethod
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         """A payload that arrived, checked in full; a `PacketError` where ``encode`` would not have written it."""
-
-    def contraction(self, dim: int) -> float:
-        """The papers' q for the worst x of ``dim`` entries; infinite where nothing is promised."""
-        return math.inf
 
     @abstractmethod
     def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:
         """No packet for a vector of ``dim`` entries is longer than this."""
 
 
-def check_compressor(owner: str, argument: str, value: object) -> None:
+def require_compressor(owner: str, argument: str, value: object) -> None:
     """Refuse what is no compressor."""
     check_component(owner, argument, value, Compressor, "a compressor", example="hansa.compress.sign() is one.")
 
@@ -121,7 +122,7 @@ class Coder:
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
-    finds_nonfinite: ClassVar[bool] = False
+    checks_finite: ClassVar[bool] = False
     """Whether ``payload`` itself refuses a NaN or an infinity; else ``encode`` looks for them first."""
 
     @property
@@ -148,14 +149,14 @@ class Coder:
     def encode(self, x: Tensor, key: Key) -> Packet:
         """C(x) as a packet. A NaN or an infinity in x is an error, never a packet."""
         part = f"{self.kind}.encode"
-        array = flat(x, part)
+        array = flat_array(x, part)
         if not array.size:
             raise invalid_argument(part, "x", tuple(x.shape), "a vector with at least one entry")
-        if not self.finds_nonfinite:
-            finite(array, part)
-        return seal(self.kind, array, self.payload(array, key))
+        if not self.checks_finite:
+            check_all_finite(array, part)
+        return make_packet(self.kind, array, self.payload(array, key))
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         """The payload as numbers. Compressors that can add theirs onto a vector faster have a body of their own."""
         try:
             values = self.read(payload, dim, dtype)
@@ -166,21 +167,21 @@ class Coder:
         if not isinstance(values, np.ndarray) or values.shape != (dim,) or values.dtype != dtype:
             found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
             raise PacketError(f"packet: {self.kind} reads {found}, expected {dtype} ({dim},).")
-        return Values.checked(values)
+        return DenseValues.checked(values)
 
     def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:
         """No packet for a vector of ``dim`` entries is longer than this."""
-        return HEADER.size + len(put_kind(self.kind)[1]) + self.max_payload(dim, floats(dtype).itemsize)
+        return HEADER.size + len(write_kind(self.kind)[1]) + self.max_payload(dim, floats(dtype).itemsize)
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class DenseValues:
     """A payload of plain numbers."""
 
     values: Array
 
     @classmethod
-    def checked(cls, values: Array) -> Values:
+    def checked(cls, values: Array) -> DenseValues:
         """The numbers, if all are finite."""
         for start in range(0, values.size, CHUNK):
             if not np.isfinite(values[start : start + CHUNK]).all():
@@ -195,7 +196,12 @@ class Values:
             out[start : start + CHUNK] += self.values[start : start + CHUNK] * out.dtype.type(alpha)
 
 
-def exactly(view: memoryview, size: int, kind: str) -> memoryview:
+def packet_kind(compressor: Compressor) -> str:
+    """Return the kind that a compressor's packets carry; by default the name of its class."""
+    return with_defaults(compressor, Coder).kind
+
+
+def check_size(view: memoryview, size: int, kind: str) -> memoryview:
     """The view, if it has the one length that the packet's kind and dim allow."""
     if len(view) != size:
         raise PacketError(f"packet: a {kind} payload of this dim takes {size} bytes, {len(view)} arrived.")

@@ -14,12 +14,12 @@ def packed_size(count: int, width: int) -> int:
     return count * (width // 8) + -(-count * (width % 8) // 8)
 
 
-def pack(codes: Array, width: int) -> bytes:
+def pack_codes(codes: Array, width: int) -> bytes:
     """Unsigned codes at ``width`` bits each: whole low bytes first, one plane each, then the remaining high bits.
 
     Eight codes of w < 8 bits are w bytes: they are summed into one 64-bit word and its low w bytes are kept.
 
-    >>> pack(np.array([1, 2, 3]), 2).hex()
+    >>> pack_codes(np.array([1, 2, 3]), 2).hex()
     '39'
     """
     planes = [(codes >> shift).astype(np.uint8) for shift in range(0, width // 8 * 8, 8)]
@@ -39,8 +39,8 @@ def pack(codes: Array, width: int) -> bytes:
     return b"".join(plane.data for plane in planes)
 
 
-def unpack(data: Buffer, width: int, count: int) -> Array:
-    """The codes of :func:`pack`: uint8 up to 8 bits, int64 above. Set bits after the last code are refused."""
+def unpack_codes(data: Buffer, width: int, count: int) -> Array:
+    """The codes of :func:`pack_codes`: uint8 up to 8 bits, int64 above. Set bits after the last code are refused."""
     raw = np.frombuffer(data, np.uint8)
     if raw.size != packed_size(count, width):
         raise PacketError(
@@ -72,7 +72,7 @@ def unpack(data: Buffer, width: int, count: int) -> Array:
     return codes
 
 
-def set_bits(data: Buffer, count: int, size: int, what: str) -> Array:
+def decode_bitmap(data: Buffer, count: int, size: int, what: str) -> Array:
     """Where the ones are among ``size`` bits, if there are ``count`` of them and no bit is set after the last."""
     raw = np.frombuffer(data, np.uint8)
     if raw.size != -(-size // 8):
@@ -85,10 +85,10 @@ def set_bits(data: Buffer, count: int, size: int, what: str) -> Array:
     return where
 
 
-def bitmap(where: Array, size: int) -> bytes:
+def encode_bitmap(where: Array, size: int) -> bytes:
     """``size`` bits with ones at ``where``, the lowest bit of a byte first.
 
-    >>> bitmap(np.array([0, 9]), 10).hex()
+    >>> encode_bitmap(np.array([0, 9]), 10).hex()
     '0102'
     """
     bits = np.zeros(size, bool)
@@ -106,10 +106,10 @@ def varint_lengths(numbers: Array) -> Array:
     return lengths
 
 
-def varints(numbers: Array) -> bytes:
+def encode_varints(numbers: Array) -> bytes:
     """Little-endian base-128 varints, the high bit of a byte says that more follow.
 
-    >>> varints(np.array([1, 300])).hex()
+    >>> encode_varints(np.array([1, 300])).hex()
     '01ac02'
     """
     lengths = varint_lengths(numbers)
@@ -122,8 +122,8 @@ def varints(numbers: Array) -> bytes:
     return out.tobytes()
 
 
-def unvarints(data: Buffer, count: int) -> Array:
-    """The numbers of :func:`varints`, each below 2^56; longer or overlong ones are refused."""
+def decode_varints(data: Buffer, count: int) -> Array:
+    """The numbers of :func:`encode_varints`, each below 2^56; longer or overlong ones are refused."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if ends.size != count or (count and ends[-1] != raw.size - 1) or (not count and raw.size):
@@ -144,25 +144,25 @@ def rice_size(numbers: Array, width: int) -> int:
     return -(-(numbers.size + int((numbers >> width).sum())) // 8) + packed_size(numbers.size, width)
 
 
-def rice(numbers: Array, width: int) -> bytes:
+def encode_rice(numbers: Array, width: int) -> bytes:
     """Golomb-Rice: n as (n >> w) zeros and a one, all of them first, then all the w-bit remainders packed.
 
-    >>> rice(np.array([5, 0, 2]), 1).hex()
+    >>> encode_rice(np.array([5, 0, 2]), 1).hex()
     '2c01'
     """
     ends = np.cumsum((numbers >> width) + 1)
-    unary = bitmap(ends - 1, int(ends[-1])) if numbers.size else b""
-    return unary + pack(numbers & ((1 << width) - 1), width)
+    unary = encode_bitmap(ends - 1, int(ends[-1])) if numbers.size else b""
+    return unary + pack_codes(numbers & ((1 << width) - 1), width)
 
 
-def unrice(data: Buffer, width: int, count: int) -> Array:
-    """The numbers of :func:`rice`."""
+def decode_rice(data: Buffer, width: int, count: int) -> Array:
+    """The numbers of :func:`encode_rice`."""
     view = memoryview(data)
     length = len(view) - packed_size(count, width)
     if length < 0 or (count > 0) != (length > 0):
         raise PacketError(f"packet: {len(view)} bytes cannot hold {count} Golomb-Rice codes of {width} bits.")
-    ends = set_bits(view[:length], count, length * 8, "unary stream")
+    ends = decode_bitmap(view[:length], count, length * 8, "unary stream")
     if count and ends[-1] // 8 != length - 1:
         raise PacketError("packet: the unary stream is longer than its codes need.")
     quotients = np.diff(ends, prepend=-1) - 1
-    return quotients << width | unpack(view[length:], width, count).astype(np.int64)
+    return quotients << width | unpack_codes(view[length:], width, count).astype(np.int64)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.compress.packet import Array, natively, not_finite
+from hansa.compress.packet import Array, native_array, nonfinite_error
 from hansa.core.vectors import kernels as native_kernels
 
 CHUNK = 1 << 16
@@ -20,7 +20,7 @@ SAMPLE = 1 << 17
 
 def signs(x: Array) -> tuple[Array, float]:
     """`pack_signs` and `absolute_sum`, natively in one pass."""
-    if natively(x):
+    if native_array(x):
         return native_kernels.sign_pack(x)
     return pack_signs(x), absolute_sum(x)
 
@@ -60,10 +60,10 @@ def sign_table(scale: Any) -> Array:
     return table
 
 
-def put_signs(bits: Array, scale: Any, out: Array) -> None:
+def write_signs(bits: Array, scale: Any, out: Array) -> None:
     """out = scale * sign, one look-up for eight entries."""
-    if natively(out):
-        native_kernels.sign_put(bits, float(scale), out)
+    if native_array(out):
+        native_kernels.sign_write(bits, float(scale), out)
         return
     table, whole = sign_table(scale), out.size // 8
     np.take(table, bits[:whole], axis=0, out=out[: whole * 8].reshape(whole, 8), mode="clip")
@@ -73,7 +73,7 @@ def put_signs(bits: Array, scale: Any, out: Array) -> None:
 
 def add_signs(bits: Array, scale: Any, out: Array) -> None:
     """out += scale * sign, without a second vector of that size."""
-    if natively(out):
+    if native_array(out):
         native_kernels.sign_add([bits], [float(scale)], out)
         return
     table, whole, step = sign_table(scale), out.size // 8, CHUNK // 8
@@ -86,7 +86,7 @@ def add_signs(bits: Array, scale: Any, out: Array) -> None:
         out[whole * 8 :] += table[bits[whole], : out.size - whole * 8]
 
 
-def largest(x: Array, k: int, part: str) -> Array:
+def top_k_indices(x: Array, k: int, part: str) -> Array:
     """The indices, rising, of the k largest magnitudes; ties go to the lower index, zeros are never listed.
 
     A threshold that a little more than k entries should pass is read off a sample; the exact k are then chosen among
@@ -101,7 +101,7 @@ def largest(x: Array, k: int, part: str) -> Array:
         passed = _reaching(x, threshold)
     magnitudes = np.abs(x[passed])
     if not np.isfinite(magnitudes).all():
-        raise not_finite(x, part)
+        raise nonfinite_error(x, part)
     if passed.size <= k:
         return passed
     bar = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
@@ -128,8 +128,8 @@ def _sampled(x: Array, k: int) -> Any:
 
 def _reaching(x: Array, threshold: Any) -> Array:
     """Where |x| is not below the threshold; so NaN and infinity are always found."""
-    if natively(x):
-        return native_kernels.reaching(x, float(threshold))[0]
+    if native_array(x):
+        return native_kernels.indices_reaching(x, float(threshold))[0]
     found = []
     room, below = np.empty(min(CHUNK, x.size), x.dtype), np.empty(min(CHUNK, x.size), bool)
     with np.errstate(invalid="ignore"):

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from hansa.compress.base import Body, Compressor, Values
+from hansa.compress.base import Compressor, DenseValues, ParsedPayload, packet_kind
 from hansa.compress.dense import cast, identity, sign
 from hansa.compress.grid import grid
-from hansa.compress.packet import Buffer, Packet, PacketError, flat, floats
+from hansa.compress.packet import Buffer, Packet, PacketError, flat_array, floats
 from hansa.compress.quantize import quantize
-from hansa.compress.sparse import Shuffled, Sparse
+from hansa.compress.sparse import ShuffledValues, SparseValues
 from hansa.core.errors import invalid_argument
 from hansa.core.vectors import allocator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Parser: TypeAlias = Callable[[memoryview, int, "np.dtype[Any]"], Body]
+Parser: TypeAlias = Callable[[memoryview, int, "np.dtype[Any]"], ParsedPayload]
 
 #: Kinds whose payloads say all that it takes to read them, so that no compressor need be at hand.
-USUAL: dict[str, Parser] = {
-    **{coder.kind: coder.body for coder in (identity(), cast(), sign(), quantize(), grid())},
-    "whole": identity().body,
-    "top_k": Sparse.parse,
-    "random_k": Shuffled.parse,
+BUILT_IN: dict[str, Parser] = {
+    **{coder.kind: coder.parse for coder in (identity(), cast(), sign(), quantize(), grid())},
+    "whole": identity().parse,
+    "top_k": SparseValues.parse,
+    "random_k": ShuffledValues.parse,
 }
 
 #: Where no ``dim`` is given a packet may declare so many entries, or `RATIO` a byte of it, whichever is more.
@@ -60,14 +60,14 @@ def decode(
     ...
     hansa.compress.packet.PacketError: packet: dim 2, expected 3.
     """
-    packet = (data if isinstance(data, Packet) else Packet.parse(data)).expect(dim=dim, dtype=dtype, kind=kind)
+    packet = (data if isinstance(data, Packet) else Packet.parse(data)).check(dim=dim, dtype=dtype, kind=kind)
     most = max(ENTRIES, RATIO * packet.nbytes)
     if dim is None and packet.dim > most:
         raise PacketError(f"packet: declares {packet.dim} entries, at most {most} are read unless dim= is given.")
     if isinstance(packet.content, torch.Tensor):
-        packet.expect(kind=None if compressor is None else compressor.kind)
+        packet.check(kind=None if compressor is None else packet_kind(compressor))
         return packet.content
-    body = _body(packet, compressor)
+    body = _parse(packet, compressor)
     out = allocator.empty(packet.dim, packet.dtype)
     body.write(out.numpy())
     return out
@@ -83,10 +83,10 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compresso
     >>> accumulate(sign().encode(torch.tensor([1.0, -3.0]), Key(0)), torch.zeros(2), 0.5)
     tensor([ 1., -1.])
     """
-    packet = (data if isinstance(data, Packet) else Packet.parse(data)).expect(dim=out.numel(), dtype=out.dtype)
+    packet = (data if isinstance(data, Packet) else Packet.parse(data)).check(dim=out.numel(), dtype=out.dtype)
     if out.ndim != 1 or not out.is_contiguous() or out.requires_grad:
         raise invalid_argument("accumulate", "out", tuple(out.shape), "a contiguous flat vector without gradient")
-    body = _body(packet, compressor)
+    body = _parse(packet, compressor)
     if out.device.type == "cpu":
         body.add(out.numpy(), alpha)
         return out
@@ -95,22 +95,22 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compresso
     return out.add_(torch.from_numpy(change).to(out.device))
 
 
-def _body(packet: Packet, compressor: Compressor | None) -> Body:
+def _parse(packet: Packet, compressor: Compressor | None) -> ParsedPayload:
     """The packet's content, checked in full. Nothing is allocated for a packet of the wrong kind or size."""
     if compressor is not None:
-        packet.expect(kind=compressor.kind)
+        packet.check(kind=packet_kind(compressor))
         most = compressor.max_nbytes(packet.dim, packet.dtype)
         if packet.nbytes > most:
             raise PacketError(
                 f"packet: {packet.nbytes} bytes, {compressor!r} takes at most {most} for {packet.dim} entries."
             )
-    elif packet.kind not in USUAL:
+    elif packet.kind not in BUILT_IN:
         raise PacketError(
             f"packet: of kind {packet.kind!r}, which only its compressor reads: decode(packet, {packet.kind}(...))."
         )
     if isinstance(packet.content, torch.Tensor):
-        return Values(flat(packet.content, "decode"))
+        return DenseValues(flat_array(packet.content, "decode"))
     if not packet.dim and packet.kind not in ("identity", "whole"):
         raise PacketError("packet: a vector without entries.")
-    parse = USUAL[packet.kind] if compressor is None else compressor.body
+    parse = BUILT_IN[packet.kind] if compressor is None else compressor.parse
     return parse(packet.payload(), packet.dim, floats(packet.dtype))

@@ -10,8 +10,16 @@ import numpy as np
 import torch
 
 from hansa.compress import chunked
-from hansa.compress.base import Body, Coder, Values, exactly
-from hansa.compress.packet import Array, Buffer, PacketError, finite, flat, natively, not_finite
+from hansa.compress.base import Coder, DenseValues, ParsedPayload, check_size
+from hansa.compress.packet import (
+    Array,
+    Buffer,
+    PacketError,
+    check_all_finite,
+    flat_array,
+    native_array,
+    nonfinite_error,
+)
 from hansa.core.errors import invalid_argument
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
@@ -30,17 +38,17 @@ class identity(Coder):
     tensor([1.0000, 0.2500])
     """
 
-    finds_nonfinite: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
-        finite(x, "identity.encode")
+        check_all_finite(x, "identity.encode")
         return [x.data]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return dim * itemsize
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
-        return Values.checked(np.frombuffer(exactly(payload, dim * dtype.itemsize, "identity"), dtype))
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
+        return DenseValues.checked(np.frombuffer(check_size(payload, dim * dtype.itemsize, "identity"), dtype))
 
     def contraction(self, dim: int) -> float:
         return 0.0
@@ -59,17 +67,17 @@ class cast(Coder):
     """
 
     to: str = "float16"
-    finds_nonfinite: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.to not in HALVES:
             raise invalid_argument("cast", "to", self.to, "float16 or bfloat16")
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
-        _, exponent = math.frexp(finite(x, "cast.encode"))
+        _, exponent = math.frexp(check_all_finite(x, "cast.encode"))
         half = getattr(torch, self.to)
         below_one = 1 - torch.finfo(half).eps / 2
-        if natively(x):
+        if native_array(x):
             codes = kernels.half_pack(x, exponent, below_one, half == torch.bfloat16)
         else:
             unit = torch.from_numpy(np.clip(np.ldexp(x, -exponent), -below_one, below_one))
@@ -79,8 +87,8 @@ class cast(Coder):
     def max_payload(self, dim: int, itemsize: int) -> int:
         return 3 + 2 * dim
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
-        exactly(payload, 3 + 2 * dim, "cast")
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
+        check_size(payload, 3 + 2 * dim, "cast")
         exponent = int.from_bytes(payload[1:3], "little", signed=True)
         info = np.finfo(dtype)
         if payload[0] >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
@@ -89,7 +97,7 @@ class cast(Coder):
         unit = codes.view(getattr(torch, HALVES[payload[0]])).to(torch.float32).numpy()
         if not (np.abs(unit) < 1).all():
             raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
-        return Values(np.ldexp(unit.astype(dtype), exponent))
+        return DenseValues(np.ldexp(unit.astype(dtype), exponent))
 
     def contraction(self, dim: int) -> float:
         info = torch.finfo(getattr(torch, self.to))
@@ -110,20 +118,20 @@ class sign(Coder):
     tensor([ 1.5000, -1.5000,  1.5000,  1.5000])
     """
 
-    finds_nonfinite: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2019",)
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
         bits, total = chunked.signs(x)
         scale = total / x.size
         if not math.isfinite(scale):
-            raise not_finite(x, "sign.encode")
+            raise nonfinite_error(x, "sign.encode")
         return [np.asarray(scale, x.dtype).tobytes(), bits.data]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return itemsize + -(-dim // 8)
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         return Signs.parse(payload, dim, dtype)
 
     def contraction(self, dim: int) -> float:
@@ -132,7 +140,7 @@ class sign(Coder):
     @staticmethod
     def q(x: Tensor) -> float:
         """The paper's q for this x; a vector of equal magnitudes has q = 0, and so has the zero vector."""
-        array = flat(x, "sign.q")
+        array = flat_array(x, "sign.q")
         squares = float(np.square(array, dtype=np.float64).sum())
         share = chunked.absolute_sum(array) ** 2 / (array.size * squares) if squares else 1.0
         return math.sqrt(max(0.0, 1 - share))
@@ -147,7 +155,7 @@ class Signs:
 
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Signs:
-        exactly(view, dtype.itemsize + -(-dim // 8), "sign")
+        check_size(view, dtype.itemsize + -(-dim // 8), "sign")
         scale = np.frombuffer(view[: dtype.itemsize], dtype)[0]
         if not (np.isfinite(scale) and scale >= 0):
             raise PacketError(f"packet: a sign packet with scale {scale}, expected a finite number >= 0.")
@@ -157,7 +165,7 @@ class Signs:
         return cls(scale, bits)
 
     def write(self, out: Array) -> None:
-        chunked.put_signs(self.bits, self.scale, out)
+        chunked.write_signs(self.bits, self.scale, out)
 
     def add(self, out: Array, alpha: float) -> None:
         chunked.add_signs(self.bits, self.scale * out.dtype.type(alpha), out)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from hansa.compress.base import Compressor, Mergeable, check_compressor
+from hansa.compress.base import Compressor, Mergeable, packet_kind, require_compressor
 from hansa.compress.codec import accumulate, decode
-from hansa.compress.grid import grain_of, outgrown, settled
-from hansa.compress.packet import Packet, PacketError, finite, flat
+from hansa.compress.grid import exceeds_grid, finest_exponent, round_to_grid
+from hansa.compress.packet import Packet, PacketError, check_all_finite, flat_array
 from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component, missing_methods
@@ -33,7 +33,7 @@ class ServerBroadcast:
     ``bases`` says which version of the replica a client's packets build upon; None means upon nothing; ``version`` is
     the one they make.
 
-    >>> Broadcast(torch.ones(2), {0: ()}, {0: None}).version
+    >>> ServerBroadcast(torch.ones(2), {0: ()}, {0: None}).version
     0
     """
 
@@ -46,7 +46,7 @@ class ServerBroadcast:
         """What this client is sent, in the order in which it must be applied."""
         if client not in self.messages:
             raise HansaError(
-                f"Broadcast.packets(client={client!r}): not among the round's clients {sorted(self.messages)}."
+                f"ServerBroadcast.packets(client={client!r}): not among the round's clients {sorted(self.messages)}."
             )
         return list(self.messages[client])
 
@@ -55,18 +55,13 @@ class ServerBroadcast:
         return sum(packet.nbytes for packet in self.packets(client))
 
 
+@runtime_checkable
 class Downlink(Protocol):
     """``broadcast`` and ``acknowledge`` are pure, the state is a plain tree; ``apply`` is what a client does: from what
     it holds and the packets it is sent to the vector. A single packet of kind ``whole`` is the vector itself.
-
-    >>> from hansa.core.protocols import lacking
-    >>> from hansa.compress import sign
-    >>> lacking(replica(sign()), Downlink), lacking(print, Downlink)
-    ([], ['acknowledge', 'apply', 'broadcast', 'init'])
     """
 
     __slots__ = ()
-    cites: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def init(self, x: Tensor) -> State:
@@ -87,7 +82,7 @@ class Downlink(Protocol):
         """The vector that a client holds after a message, from the one it held before."""
 
 
-def check_downlink(owner: str, argument: str, value: object) -> None:
+def require_downlink(owner: str, argument: str, value: object) -> None:
     """Refuse what is no link from the server to the clients."""
     bare = not isinstance(value, type) and not missing_methods(value, Compressor)
     instead = f"replica({value!r})" if bare else ""
@@ -122,7 +117,7 @@ class replica:
     cites: ClassVar[tuple[str, ...]] = ("wang2022",)
 
     def __post_init__(self) -> None:
-        check_compressor("replica", "compressor", self.compressor)
+        require_compressor("replica", "compressor", self.compressor)
         check_integer("replica", "every", self.every, "1 moves the replica in every round.")
 
     def init(self, x: Tensor) -> State:
@@ -137,7 +132,7 @@ class replica:
             raise HansaError(f"replica.broadcast: the vector is {found}, the replica {wanted}: from another model?")
         grain = state.get("grain")
         if round % self.every == 0 and not torch.equal(x, vector):
-            moved = self._moved(x, vector, grain, key)
+            moved = self._increment(x, vector, grain, key)
             if moved.grain != grain and version:
                 log, version = [], version + 1  # what clients hold lies on a finer grid: only the whole replica helps
             if moved.packet is not None:
@@ -159,23 +154,26 @@ class replica:
         after = {"replica": vector, "version": version, "round": round, "log": log}
         if grain is not None:
             after["grain"] = grain
-        return ServerBroadcast(vector, messages, bases, version), {**after, "held": _worth(state["held"], oldest)}
+        return ServerBroadcast(vector, messages, bases, version), {
+            **after,
+            "held": _worth_keeping(state["held"], oldest),
+        }
 
     @property
     def _merges(self) -> bool:
         return isinstance(self.compressor, Mergeable)
 
-    def _moved(self, x: Tensor, vector: Tensor, grain: int | None, key: Key) -> _Moved:
+    def _increment(self, x: Tensor, vector: Tensor, grain: int | None, key: Key) -> _Increment:
         """The increment towards x; a replica on a grid stays on it, or on a coarser one where it outgrew it."""
         if not isinstance(self.compressor, Mergeable):
-            return _Moved(self.compressor.encode(x - vector, key), vector, None)
-        finite(flat(x, "replica.broadcast"), "replica.broadcast")
+            return _Increment(self.compressor.encode(x - vector, key), vector, None)
+        check_all_finite(flat_array(x, "replica.broadcast"), "replica.broadcast")
         highest = max(float(x.abs().max()), float(vector.abs().max()))
-        chosen = grain_of(highest, x.dtype) if grain is None or outgrown(highest, grain, x.dtype) else grain
-        start = settled(vector, chosen)
+        chosen = finest_exponent(highest, x.dtype) if grain is None or exceeds_grid(highest, grain, x.dtype) else grain
+        start = round_to_grid(vector, chosen)
         packet = self.compressor.encode_above(x - start, chosen)
         moves = decode(packet, self.compressor, dim=x.numel()).any()
-        return _Moved(packet, start, chosen) if moves else _Moved(None, vector, grain)
+        return _Increment(packet, start, chosen) if moves else _Increment(None, vector, grain)
 
     def _latest(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
         """The last n increments for each count n, as they are or merged into one."""
@@ -201,14 +199,14 @@ class replica:
             raise PacketError("replica.apply: increments arrived, but no replica is held. Ask for the whole one.")
         vector = held.clone() if packets else held
         for packet in packets:
-            packet.expect(kind=self.compressor.kind, dim=dim, dtype=dtype)
+            packet.check(kind=packet_kind(self.compressor), dim=dim, dtype=dtype)
             if isinstance(self.compressor, Mergeable):
-                vector = settled(vector, self.compressor.finest(packet))
+                vector = round_to_grid(vector, self.compressor.finest(packet))
             accumulate(packet, vector, 1.0, self.compressor)
         return vector
 
 
-class _Moved(NamedTuple):
+class _Increment(NamedTuple):
     """An increment, if there is anything to send; what it is added to; the exponent of the grid that holds both."""
 
     packet: Packet | None
@@ -216,6 +214,6 @@ class _Moved(NamedTuple):
     grain: int | None
 
 
-def _worth(held: Mapping[str, int], oldest: int) -> dict[str, int]:
+def _worth_keeping(held: Mapping[str, int], oldest: int) -> dict[str, int]:
     """Who holds a version that increments can still mend; all others are sent the whole replica in any case."""
     return {client: version for client, version in held.items() if version >= oldest}

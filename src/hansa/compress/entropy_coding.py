@@ -13,28 +13,28 @@ import sys
 import numpy as np
 
 from hansa.compress import index_coding as index_code
-from hansa.compress.bits import pack, packed_size, unpack, unvarints, varints
-from hansa.compress.index_coding import Coded
+from hansa.compress.bits import decode_varints, encode_varints, pack_codes, packed_size, unpack_codes
+from hansa.compress.index_coding import EncodedIndices
 from hansa.compress.packet import Array, PacketError
 from hansa.core import native
 from hansa.core.vectors import kernels
 
 BLOCK = 1 << 14
 PLANES = 24
-FEW = 12
+FEW_SET_BITS = 12
 START = struct.Struct("<BB")
 PLANE = struct.Struct("<HHB")
 REST = struct.Struct("<H")
 
 
-def encode(numbers: Array) -> bytes:
+def encode_integers(numbers: Array) -> bytes:
     """Signed whole numbers as bytes.
 
-    >>> encode(np.array([0, 0, -1, 0, 0, 0, 0, 0])).hex()
+    >>> encode_integers(np.array([0, 0, -1, 0, 0, 0, 0, 0])).hex()
     '000101000100000401000001'
     """
     if numbers.dtype == np.int32 and numbers.flags.c_contiguous and sys.byteorder == "little" and native.available():
-        return kernels.planes_pack(numbers, max_nbytes(numbers.size, 24)).tobytes()
+        return kernels.bit_planes_pack(numbers, max_nbytes(numbers.size, 24)).tobytes()
     return b"".join(_block(numbers[start : start + BLOCK]) for start in range(0, numbers.size, BLOCK))
 
 
@@ -55,24 +55,24 @@ def _block(numbers: Array) -> bytes:
     highs = magnitudes >> shift
     parts: list[bytes] = []
     planes = 0
-    while planes < PLANES and (highs.size > FEW or not planes):
+    while planes < PLANES and (highs.size > FEW_SET_BITS or not planes):
         planes += 1
         reached = highs >= planes
         count = int(reached.sum())
         flipped = 2 * count > reached.size
-        coded = index_code.encode(np.flatnonzero(reached != flipped), reached.size)
+        coded = index_code.encode_indices(np.flatnonzero(reached != flipped), reached.size)
         flags = flipped | coded.code << 1 | coded.width << 3
         parts += [PLANE.pack(reached.size - count if flipped else count, len(coded.data), flags), bytes(coded.data)]
         highs = highs[reached]
-    rest = varints(highs - planes)
+    rest = encode_varints(highs - planes)
     if highs.size:
         parts += [REST.pack(len(rest)), rest]
-    low = pack(magnitudes & ((1 << shift) - 1), shift)
-    negative = pack((numbers[magnitudes > 0] < 0).astype(np.uint8), 1)
+    low = pack_codes(magnitudes & ((1 << shift) - 1), shift)
+    negative = pack_codes((numbers[magnitudes > 0] < 0).astype(np.uint8), 1)
     return b"".join([START.pack(shift, planes), *parts, low, negative])
 
 
-class Reader:
+class ByteReader:
     """Takes pieces off a payload; one that ends too soon is refused."""
 
     __slots__ = ("view",)
@@ -87,9 +87,9 @@ class Reader:
         return piece
 
 
-def decode(view: memoryview, count: int, bits: int) -> Array:
-    """The numbers of :func:`encode`, all of the view and no number beyond 2^bits in magnitude."""
-    reader = Reader(view)
+def decode_integers(view: memoryview, count: int, bits: int) -> Array:
+    """The numbers of :func:`encode_integers`, all of the view and no number beyond 2^bits in magnitude."""
+    reader = ByteReader(view)
     least = -(-count // BLOCK) * (START.size + PLANE.size)
     if len(view) < least:
         raise PacketError(f"packet: truncated: {count} numbers take {least} bytes at least, {len(view)} arrived.")
@@ -102,36 +102,38 @@ def decode(view: memoryview, count: int, bits: int) -> Array:
     return numbers
 
 
-def _read_block(reader: Reader, size: int, bits: int) -> Array:
+def _read_block(reader: ByteReader, size: int, bits: int) -> Array:
     shift, planes = START.unpack(reader.take(START.size))
     if shift > bits or not 1 <= planes <= PLANES:
         raise PacketError(f"packet: no block of numbers has {planes} planes and {shift} low bits.")
     highs: Array = np.zeros(size, np.int64)
     where = np.arange(size)
     for plane in range(planes):
-        if plane and where.size <= FEW:
+        if plane and where.size <= FEW_SET_BITS:
             raise PacketError(f"packet: a plane of {where.size} numbers, so few travel without.")
         where = where[_reached(reader, where.size)]
         highs[where] += 1
-    if planes < PLANES and where.size > FEW:
+    if planes < PLANES and where.size > FEW_SET_BITS:
         raise PacketError(f"packet: {where.size} numbers are left without another plane.")
     if where.size:
-        rest = unvarints(reader.take(REST.unpack(reader.take(REST.size))[0]), where.size)
+        rest = decode_varints(reader.take(REST.unpack(reader.take(REST.size))[0]), where.size)
         if int(rest.max()) >> bits:
             raise PacketError(f"packet: a number beyond 2^{bits}.")
         highs[where] += rest
     if int(highs.max()) > 1 << (bits - shift):
         raise PacketError(f"packet: a number beyond 2^{bits}.")
-    magnitudes: Array = highs << shift | unpack(reader.take(packed_size(size, shift)), shift, size).astype(np.int64)
+    magnitudes: Array = highs << shift | unpack_codes(reader.take(packed_size(size, shift)), shift, size).astype(
+        np.int64
+    )
     if int(magnitudes.max()) > 1 << bits:
         raise PacketError(f"packet: a number beyond 2^{bits}.")
     signed = np.flatnonzero(magnitudes)
-    negative = unpack(reader.take(packed_size(signed.size, 1)), 1, signed.size).view(bool)
+    negative = unpack_codes(reader.take(packed_size(signed.size, 1)), 1, signed.size).view(bool)
     magnitudes[signed[negative]] *= -1
     return magnitudes
 
 
-def _reached(reader: Reader, size: int) -> Array:
+def _reached(reader: ByteReader, size: int) -> Array:
     """Which of ``size`` numbers reach the next plane."""
     count, length, flags = PLANE.unpack(reader.take(PLANE.size))
     data = reader.take(length)
@@ -139,5 +141,5 @@ def _reached(reader: Reader, size: int) -> Array:
     if 2 * count > size or (2 * count == size and flipped):
         raise PacketError(f"packet: {count} of {size} numbers in a plane, the fewer are to be listed.")
     reached = np.full(size, bool(flipped))
-    reached[index_code.decode(Coded(code, width, data), count, size)] ^= True
+    reached[index_code.decode_indices(EncodedIndices(code, width, data), count, size)] ^= True
     return reached

@@ -12,8 +12,18 @@ import numpy as np
 import torch
 
 from hansa.compress import entropy_coding
-from hansa.compress.base import Body, Coder
-from hansa.compress.packet import Array, Buffer, Packet, PacketError, finite, flat, floats, natively, seal
+from hansa.compress.base import Coder, ParsedPayload
+from hansa.compress.packet import (
+    Array,
+    Buffer,
+    Packet,
+    PacketError,
+    check_all_finite,
+    flat_array,
+    floats,
+    make_packet,
+    native_array,
+)
 from hansa.core.errors import HansaError, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
@@ -44,7 +54,7 @@ class grid(Coder):
     """
 
     coarseness: float = 2.0
-    finds_nonfinite: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("grid", "coarseness", self.coarseness, "2 rounds to about twice the root mean square.")
@@ -54,30 +64,30 @@ class grid(Coder):
 
     def encode_above(self, x: Tensor, finest: int) -> Packet:
         """C(x) with delta at least 2^finest; the packet says that what it is added to has multiples of that."""
-        array = flat(x, "grid.encode")
-        return seal(self.kind, array, self._payload(array, finest))
+        array = flat_array(x, "grid.encode")
+        return make_packet(self.kind, array, self._payload(array, finest))
 
     def _payload(self, x: Array, finest: int | None) -> list[Buffer]:
-        exponent = step(x, self.coarseness, finite(x, "grid.encode"))
+        exponent = step(x, self.coarseness, check_all_finite(x, "grid.encode"))
         if finest is not None:
             exponent = max(exponent, finest)
         head = HEAD.pack(exponent, exponent if finest is None else finest)
         most = math.ldexp(float(np.finfo(x.dtype).max), -exponent) if exponent > 0 else math.inf
-        if natively(x):
+        if native_array(x):
             room, edge = entropy_coding.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
-            return [head, kernels.planes_pack(x, room, exponent, edge if most > edge else math.floor(most)).data]
+            return [head, kernels.bit_planes_pack(x, room, exponent, edge if most > edge else math.floor(most)).data]
         codes = np.empty(x.size, np.int64)
         for start in range(0, x.size, CHUNK):
             piece = np.rint(np.ldexp(x[start : start + CHUNK], -exponent))
             codes[start : start + CHUNK] = (
                 np.clip(piece, -math.floor(most), math.floor(most)) if most < LARGE else piece
             )
-        return [head, entropy_coding.encode(codes)]
+        return [head, entropy_coding.encode_integers(codes)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return HEAD.size + entropy_coding.max_nbytes(dim, BITS[itemsize])
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         return Lattice.parse(payload, dim, dtype)
 
     def contraction(self, dim: int) -> float:
@@ -135,12 +145,12 @@ class Lattice:
 
     @classmethod
     def of(cls, packet: Packet) -> Lattice:
-        return cls.parse(packet.expect(kind="grid").payload(), packet.dim, floats(packet.dtype))
+        return cls.parse(packet.check(kind="grid").payload(), packet.dim, floats(packet.dtype))
 
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Lattice:
         exponent, finest = exponents(view, dtype)
-        codes = entropy_coding.decode(view[HEAD.size :], dim, BITS[dtype.itemsize])
+        codes = entropy_coding.decode_integers(view[HEAD.size :], dim, BITS[dtype.itemsize])
         highest = max(int(codes.max()), -int(codes.min()))
         if exponent > 0 and highest > math.ldexp(float(np.finfo(dtype).max), -exponent):
             raise PacketError(f"packet: {highest} times 2^{exponent} is beyond {dtype}.")
@@ -166,8 +176,10 @@ class Lattice:
         common = int(np.bitwise_or.reduce(self.codes))
         shift = (common & -common).bit_length() - 1 if common else 0
         like = np.broadcast_to(floats(dtype).type(0), self.codes.shape)
-        return seal(
-            "grid", like, [HEAD.pack(self.exponent + shift, self.finest), entropy_coding.encode(self.codes >> shift)]
+        return make_packet(
+            "grid",
+            like,
+            [HEAD.pack(self.exponent + shift, self.finest), entropy_coding.encode_integers(self.codes >> shift)],
         )
 
     def write(self, out: Array) -> None:
@@ -184,7 +196,7 @@ def _too_long(bits: int) -> HansaError:
     return HansaError(f"grid.merge: the sum takes more than {bits} bits an entry. Send the packets one by one.")
 
 
-def grain_of(highest: float, dtype: torch.dtype) -> int:
+def finest_exponent(highest: float, dtype: torch.dtype) -> int:
     """The exponent g such that a vector up to ``highest`` takes multiples of 2^g with three bits of room to grow.
 
     Multiples of 2^g up to 2^m, m the mantissa's bits, add and subtract without rounding.
@@ -193,14 +205,14 @@ def grain_of(highest: float, dtype: torch.dtype) -> int:
     return max(math.frexp(highest)[1] - int(info.nmant) + 3, int(info.minexp) - int(info.nmant))
 
 
-def outgrown(highest: float, exponent: int, dtype: torch.dtype) -> bool:
+def exceeds_grid(highest: float, exponent: int, dtype: torch.dtype) -> bool:
     """Whether sums up to ``highest`` may no longer be exact in multiples of 2^exponent."""
     return highest >= math.ldexp(0.5, exponent + int(np.finfo(floats(dtype)).nmant))
 
 
-def settled(x: Tensor, exponent: int) -> Tensor:
+def round_to_grid(x: Tensor, exponent: int) -> Tensor:
     """x in multiples of 2^exponent; what lies there already stays, to the bit."""
-    whole = np.rint(np.ldexp(flat(x, "grid"), -exponent))
+    whole = np.rint(np.ldexp(flat_array(x, "grid"), -exponent))
     return torch.from_numpy(np.ldexp(whole, exponent)).to(x.device)
 
 
@@ -218,7 +230,7 @@ def step(x: Array, coarseness: float, highest: float) -> int:
 
 def squares(x: Array, unit: int) -> float:
     """||x / 2^unit||^2 in 32 lanes of float64, entry i in lane i mod 32, then the lanes in pairs."""
-    if natively(x) and not unit:
+    if native_array(x) and not unit:
         return kernels.squared_norm(x)[0]
     lanes = np.zeros((1, LANES))
     for start in range(0, x.size, CHUNK):

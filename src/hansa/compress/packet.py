@@ -93,7 +93,7 @@ class Packet:
     @classmethod
     def parse(cls, data: Buffer) -> Packet:
         """A packet from received bytes; the header is checked here, the payload when it is decoded."""
-        view = viewed(data)
+        view = byte_view(data)
         if len(view) < HEADER.size:
             raise PacketError(f"packet: truncated: {len(view)} bytes, the header alone takes {HEADER.size}.")
         magic, version, what, dim, length, _ = HEADER.unpack_from(view)
@@ -103,7 +103,7 @@ class Packet:
             raise PacketError(f"packet: version {version}, this reader knows versions up to {VERSION}.")
         if length != len(view) - HEADER.size:
             raise PacketError(f"packet: declares a payload of {length} bytes, {len(view) - HEADER.size} arrived.")
-        kind, _ = take_kind(what & 0x7F, view[HEADER.size :])
+        kind, _ = read_kind(what & 0x7F, view[HEADER.size :])
         return cls(kind, dim, list(wire_formats())[what >> 7], len(view), view)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,20 +115,20 @@ class Packet:
     def bytes(self) -> Buffer:
         """What travels: a contiguous byte string of length ``nbytes``."""
         if isinstance(self.content, torch.Tensor):
-            x = flat(self.content, "Packet.bytes")
-            finite(x, "Packet.bytes")
-            return seal(self.kind, x, [x.astype(wire_formats()[self.dtype], copy=False).data]).bytes
+            x = flat_array(self.content, "Packet.bytes")
+            check_all_finite(x, "Packet.bytes")
+            return make_packet(self.kind, x, [x.astype(wire_formats()[self.dtype], copy=False).data]).bytes
         return self.content
 
     def payload(self) -> memoryview:
         """The bytes after the header and the name of the kind, once their checksum is right."""
-        view = viewed(self.bytes)
+        view = byte_view(self.bytes)
         _, _, what, _, _, crc = HEADER.unpack_from(view)
         if checksum(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
             raise PacketError("packet: the checksum does not match: the bytes were damaged on the way.")
-        return take_kind(what & 0x7F, view[HEADER.size :])[1]
+        return read_kind(what & 0x7F, view[HEADER.size :])[1]
 
-    def expect(self, *, dim: int | None = None, dtype: torch.dtype | None = None, kind: str | None = None) -> Packet:
+    def check(self, *, dim: int | None = None, dtype: torch.dtype | None = None, kind: str | None = None) -> Packet:
         """This packet, if it is what the receiver's own schema says must arrive."""
         if dim is not None and self.dim != dim:
             raise PacketError(f"packet: dim {self.dim}, expected {dim}.")
@@ -139,18 +139,18 @@ class Packet:
         return self
 
 
-def seal(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
+def make_packet(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
     """Header and payload as one byte string, for the vector ``x`` that was encoded."""
     dtype = torch.float32 if x.dtype == np.float32 else torch.float64
-    code, name = put_kind(kind)
-    pieces = [viewed(name), *(viewed(part.tobytes() if isinstance(part, np.ndarray) else part) for part in parts)]
+    code, name = write_kind(kind)
+    pieces = [byte_view(name), *(byte_view(part.tobytes() if isinstance(part, np.ndarray) else part) for part in parts)]
     length = sum(map(len, pieces))
     start = HEADER.pack(MAGIC, VERSION, code | list(wire_formats()).index(dtype) << 7, x.size, length, 0)[:-4]
-    if HEADER.size + length < allocator.LEAST:
+    if HEADER.size + length < allocator.MIN_BYTES:
         body = b"".join(pieces)
         data: Buffer = b"".join([start, struct.pack("<I", zlib.crc32(body, zlib.crc32(start))), body])
     else:
-        data = memory(HEADER.size + length)
+        data = empty_buffer(HEADER.size + length)
         place = HEADER.size
         for piece in pieces:
             data[place : place + len(piece)] = piece
@@ -159,17 +159,17 @@ def seal(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
     return Packet(kind, x.size, dtype, HEADER.size + length, data)
 
 
-def memory(size: int) -> memoryview:
+def empty_buffer(size: int) -> memoryview:
     """Room for a long packet, of memory that is used again: in steps of an eighth, so that what fits is found."""
     grain = max(1, 1 << size.bit_length() >> 4)
     room = allocator.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
     return room.numpy().data.cast("B")[:size]
 
 
-def put_kind(kind: str) -> tuple[int, bytes]:
+def write_kind(kind: str) -> tuple[int, bytes]:
     """The number of a kind, and the bytes of its name where it is none of the usual ones.
 
-    >>> put_kind("sign"), put_kind("ternary")
+    >>> write_kind("sign"), write_kind("ternary")
     ((3, b''), (127, b'\\x07ternary'))
     """
     if kind in KINDS:
@@ -179,7 +179,7 @@ def put_kind(kind: str) -> tuple[int, bytes]:
     return NAMED, bytes([len(kind)]) + kind.encode("ascii")
 
 
-def take_kind(code: int, view: memoryview) -> tuple[str, memoryview]:
+def read_kind(code: int, view: memoryview) -> tuple[str, memoryview]:
     """The kind that a number, and perhaps the name at the start of a view, stand for; and the rest of the view."""
     if code < len(KINDS):
         return KINDS[code], view
@@ -192,7 +192,7 @@ def take_kind(code: int, view: memoryview) -> tuple[str, memoryview]:
     return name, view[end:]
 
 
-def viewed(data: Buffer) -> memoryview:
+def byte_view(data: Buffer) -> memoryview:
     """The bytes of anything bytes-like, uncopied."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise PacketError(f"packet: expected bytes, got {type(data).__name__}.")
@@ -209,7 +209,7 @@ def floats(dtype: torch.dtype) -> np.dtype[Any]:
     return wire_formats()[dtype]
 
 
-def flat(x: Tensor, part: str) -> Array:
+def flat_array(x: Tensor, part: str) -> Array:
     """The memory of a flat vector; nothing is copied for a contiguous one on the CPU."""
     if x.ndim != 1:
         raise invalid_argument(part, "x", tuple(x.shape), "a flat vector", "Flatten it first.")
@@ -218,24 +218,24 @@ def flat(x: Tensor, part: str) -> Array:
     return array
 
 
-def natively(x: Array) -> bool:
+def native_array(x: Array) -> bool:
     """Whether native code may take this vector."""
     fits = x.dtype == np.float32 and bool(x.flags.c_contiguous) and sys.byteorder == "little"
     return fits and native.available()
 
 
-def finite(x: Array, part: str) -> float:
+def check_all_finite(x: Array, part: str) -> float:
     """The largest magnitude; a vector with a NaN or an infinity is refused. In chunks that stay in cache."""
-    if natively(x):
-        most = kernels.highest(x)
+    if native_array(x):
+        most = kernels.max_magnitude(x)
     else:
         most = float(np.max([np.abs(x[start : start + CHUNK]).max() for start in range(0, x.size, CHUNK)], initial=0))
     if not math.isfinite(most):
-        raise not_finite(x, part)
+        raise nonfinite_error(x, part)
     return most
 
 
-def not_finite(x: Array, part: str) -> HansaError:
+def nonfinite_error(x: Array, part: str) -> HansaError:
     """The error for a diverged vector: how many entries, and where the first is."""
     bad = np.flatnonzero(~np.isfinite(x))
     where = (

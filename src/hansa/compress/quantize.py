@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hansa.compress.base import Body, Coder, exactly
-from hansa.compress.bits import pack, packed_size, unpack
-from hansa.compress.packet import Array, Buffer, PacketError, finite, natively, not_finite
+from hansa.compress.base import Coder, ParsedPayload, check_size
+from hansa.compress.bits import pack_codes, packed_size, unpack_codes
+from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, native_array, nonfinite_error
 from hansa.core.errors import check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
@@ -22,7 +22,7 @@ ROUNDINGS = ("stochastic", "nearest", "unbiased")
 CHUNK = 1 << 16
 
 
-def fitting(bucket: int, dim: int) -> int:
+def bucket_size(bucket: int, dim: int) -> int:
     """The bucket really used: no longer than the vector, in whole groups of eight."""
     return min(bucket, -(-dim // 8) * 8)
 
@@ -50,7 +50,7 @@ class quantize(Coder):
     levels: int = 16
     bucket: int = 512
     rounding: str = "stochastic"
-    finds_nonfinite: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("alistarh2017",)
 
     def __post_init__(self) -> None:
@@ -82,12 +82,12 @@ class quantize(Coder):
         return math.sqrt(omega) if self.rounding == "unbiased" else math.sqrt(omega / (1 + omega))
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
-        bucket = fitting(self.bucket, x.size)
-        if natively(x):
+        bucket = bucket_size(self.bucket, x.size)
+        if native_array(x):
             drawn = None if self.rounding == "nearest" else key.digest(16)
-            found = kernels.levels_pack(x, bucket, self.levels, self.width, drawn)
+            found = kernels.quantize_pack(x, bucket, self.levels, self.width, drawn)
             if found is None:
-                raise not_finite(x, "quantize.encode")
+                raise nonfinite_error(x, "quantize.encode")
             norms, packed = found
         else:
             norms, packed = self._eagerly(x, key, bucket)
@@ -97,7 +97,7 @@ class quantize(Coder):
 
     def _eagerly(self, x: Array, key: Key, bucket: int) -> tuple[Array, Array]:
         """The largest magnitude of each bucket, and the packed codes."""
-        finite(x, "quantize.encode")
+        check_all_finite(x, "quantize.encode")
         draw = None if self.rounding == "nearest" else key.numpy()
         norms = np.empty(-(-x.size // bucket), x.dtype)
         codes = np.empty(x.size, np.uint8)
@@ -120,12 +120,12 @@ class quantize(Coder):
             np.copysign(size, grid, out=size)
             size += self.levels
             codes[first * bucket : first * bucket + piece.size] = size.reshape(-1)[: piece.size]
-        return norms, np.frombuffer(pack(codes, self.width), np.uint8)
+        return norms, np.frombuffer(pack_codes(codes, self.width), np.uint8)
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         return HEAD.size + -(-dim // self.bucket) * itemsize + packed_size(dim, self.width)
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         return Levels.parse(payload, dim, dtype)
 
 
@@ -143,15 +143,15 @@ class Levels:
         if len(view) < HEAD.size:
             raise PacketError("packet: a quantize payload is truncated before its levels.")
         levels, bucket = HEAD.unpack_from(view)
-        if not 1 <= levels <= 127 or bucket < 8 or bucket % 8 or bucket != fitting(bucket, dim):
+        if not 1 <= levels <= 127 or bucket < 8 or bucket % 8 or bucket != bucket_size(bucket, dim):
             raise PacketError(f"packet: no quantizer has {levels} levels and buckets of {bucket}.")
         like = quantize(levels, bucket)
-        exactly(view, like.max_payload(dim, dtype.itemsize), "quantize")
+        check_size(view, like.max_payload(dim, dtype.itemsize), "quantize")
         count = -(-dim // bucket)
         norms = np.frombuffer(view[HEAD.size :], dtype, count)
         if not (np.isfinite(norms) & (norms >= 0)).all():
             raise PacketError("packet: the norm of a bucket is negative, NaN or infinite.")
-        codes = unpack(view[HEAD.size + norms.nbytes :], like.width, dim)
+        codes = unpack_codes(view[HEAD.size + norms.nbytes :], like.width, dim)
         if codes.max(initial=0) > 2 * levels:
             raise PacketError(f"packet: code {codes.max()} is beyond the {levels} levels.")
         return cls(levels, bucket, norms, codes)

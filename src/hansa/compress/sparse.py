@@ -12,10 +12,10 @@ import numpy as np
 
 from hansa.compress import chunked
 from hansa.compress import index_coding as index_code
-from hansa.compress.base import Body, Coder
+from hansa.compress.base import Coder, ParsedPayload
 from hansa.compress.dense import cast, identity, sign
-from hansa.compress.index_coding import Coded
-from hansa.compress.packet import Array, Buffer, PacketError, finite, put_kind, take_kind
+from hansa.compress.index_coding import EncodedIndices
+from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, read_kind, write_kind
 from hansa.compress.quantize import quantize
 from hansa.core.errors import check_fraction, invalid_argument
 from hansa.core.keys import Key
@@ -29,10 +29,10 @@ DENSE: dict[str, Coder] = {coder.kind: coder for coder in (identity(), cast(), s
 _ADVICE = "1/64 keeps one entry in 64."
 
 
-def kept(ratio: float, dim: int) -> int:
+def kept_count(ratio: float, dim: int) -> int:
     """k = max(1, floor(r d)).
 
-    >>> kept(1 / 64, 11_173_962), kept(1 / 64, 10)
+    >>> kept_count(1 / 64, 11_173_962), kept_count(1 / 64, 10)
     (174593, 1)
     """
     return max(1, math.floor(ratio * dim))
@@ -58,7 +58,7 @@ def _reader(kind: str, wanted: Coder | None) -> Coder:
 
 
 def _read_values(coder: Coder, view: memoryview, count: int, dtype: np.dtype[Any]) -> Array:
-    body = coder.body(view, count, dtype)
+    body = coder.parse(view, count, dtype)
     values = np.empty(count, dtype)
     body.write(values)
     return values
@@ -81,7 +81,7 @@ class top_k(Coder):
 
     ratio: float
     values: str | Coder = "float32"
-    finds_nonfinite: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("stich2018",)
 
     def __post_init__(self) -> None:
@@ -89,43 +89,43 @@ class top_k(Coder):
         value_coder("top_k", self.values)
 
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
-        k = kept(self.ratio, x.size)
+        k = kept_count(self.ratio, x.size)
         if k >= 1 << 32:
             raise invalid_argument("top_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
-        chosen = chunked.largest(x, k, "top_k.encode")
+        chosen = chunked.top_k_indices(x, k, "top_k.encode")
         coder = value_coder("top_k", self.values)
         values = coder.payload(x[chosen], key) if chosen.size else []
-        coded = index_code.encode(chosen, x.size) if chosen.size else Coded(index_code.VARINT, 0, b"")
-        code, name = put_kind(coder.kind)
+        coded = index_code.encode_indices(chosen, x.size) if chosen.size else EncodedIndices(index_code.VARINT, 0, b"")
+        code, name = write_kind(coder.kind)
         head = TOP.pack(chosen.size, len(coded.data), coded.code, coded.width, code)
         return [head, name, coded.data, *values]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         coder = value_coder("top_k", self.values)
-        most = coder.max_payload(kept(self.ratio, dim), itemsize)
-        return TOP.size + len(put_kind(coder.kind)[1]) + -(-dim // 8) + most
+        most = coder.max_payload(kept_count(self.ratio, dim), itemsize)
+        return TOP.size + len(write_kind(coder.kind)[1]) + -(-dim // 8) + most
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
-        return Sparse.parse(payload, dim, dtype, value_coder("top_k", self.values))
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
+        return SparseValues.parse(payload, dim, dtype, value_coder("top_k", self.values))
 
     def contraction(self, dim: int) -> float:
-        return _sparse_contraction(kept(self.ratio, dim), dim, value_coder("top_k", self.values))
+        return _sparse_contraction(kept_count(self.ratio, dim), dim, value_coder("top_k", self.values))
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse:
+class SparseValues:
     """A payload of indices and their values."""
 
     indices: Array
     values: Array
 
     @classmethod
-    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> Sparse:
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> SparseValues:
         """A `top_k` payload; where the compressor of its values is not known, those of the usual kinds are read."""
         if len(view) < TOP.size:
             raise PacketError("packet: a top_k payload is truncated before its counts.")
         count, length, code, width, value_code = TOP.unpack_from(view)
-        kind, rest = take_kind(value_code, view[TOP.size :])
+        kind, rest = read_kind(value_code, view[TOP.size :])
         coder = _reader(kind, values)
         if count > dim or length > len(rest):
             raise PacketError(f"packet: {count} entries and {length} bytes of indices cannot be in a vector of {dim}.")
@@ -134,7 +134,7 @@ class Sparse:
                 raise PacketError("packet: bytes follow a top_k payload without entries.")
             return cls(np.empty(0, np.int64), np.empty(0, dtype))
         numbers = _read_values(coder, rest[length:], count, dtype)
-        return cls(index_code.decode(Coded(code, width, rest[:length]), count, dim), numbers)
+        return cls(index_code.decode_indices(EncodedIndices(code, width, rest[:length]), count, dim), numbers)
 
     def write(self, out: Array) -> None:
         out[:] = 0
@@ -157,7 +157,7 @@ class random_k(Coder):
 
     ratio: float
     values: str | Coder = "float32"
-    finds_nonfinite: ClassVar[bool] = True
+    checks_finite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("stich2018",)
 
     def __post_init__(self) -> None:
@@ -165,43 +165,43 @@ class random_k(Coder):
         value_coder("random_k", self.values)
 
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
-        finite(x, "random_k.encode")
-        k = kept(self.ratio, x.size)
+        check_all_finite(x, "random_k.encode")
+        k = kept_count(self.ratio, x.size)
         if k >= 1 << 32:
             raise invalid_argument("random_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
         seed = int.from_bytes(key.child("random_k").digest(8), "little")
         chosen = np.empty(k, x.dtype)
-        for where, places in shuffled(seed, x.size, k):
+        for where, places in shuffled_indices(seed, x.size, k):
             chosen[where] = x[places]
         coder = value_coder("random_k", self.values)
-        code, name = put_kind(coder.kind)
+        code, name = write_kind(coder.kind)
         return [RANDOM.pack(seed, k, code), name, *coder.payload(chosen, key)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
         coder = value_coder("random_k", self.values)
-        return RANDOM.size + len(put_kind(coder.kind)[1]) + coder.max_payload(kept(self.ratio, dim), itemsize)
+        return RANDOM.size + len(write_kind(coder.kind)[1]) + coder.max_payload(kept_count(self.ratio, dim), itemsize)
 
-    def body(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Body:
-        return Shuffled.parse(payload, dim, dtype, value_coder("random_k", self.values))
+    def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
+        return ShuffledValues.parse(payload, dim, dtype, value_coder("random_k", self.values))
 
     def contraction(self, dim: int) -> float:
-        return _sparse_contraction(kept(self.ratio, dim), dim, value_coder("random_k", self.values))
+        return _sparse_contraction(kept_count(self.ratio, dim), dim, value_coder("random_k", self.values))
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffled:
+class ShuffledValues:
     """A payload of a seed and the values at the places it names."""
 
     seed: int
     values: Array
 
     @classmethod
-    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> Shuffled:
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> ShuffledValues:
         """A `random_k` payload, with its values as in `Sparse.parse`."""
         if len(view) < RANDOM.size:
             raise PacketError("packet: a random_k payload is truncated before its seed.")
         seed, count, code = RANDOM.unpack_from(view)
-        kind, rest = take_kind(code, view[RANDOM.size :])
+        kind, rest = read_kind(code, view[RANDOM.size :])
         coder = _reader(kind, values)
         if not 1 <= count <= dim:
             raise PacketError(f"packet: {count} entries kept of {dim}.")
@@ -209,11 +209,11 @@ class Shuffled:
 
     def write(self, out: Array) -> None:
         out[:] = 0
-        for where, places in shuffled(self.seed, out.size, self.values.size):
+        for where, places in shuffled_indices(self.seed, out.size, self.values.size):
             out[places] = self.values[where]
 
     def add(self, out: Array, alpha: float) -> None:
-        for where, places in shuffled(self.seed, out.size, self.values.size):
+        for where, places in shuffled_indices(self.seed, out.size, self.values.size):
             out[places] += self.values[where] * out.dtype.type(alpha)
 
 
@@ -225,7 +225,7 @@ _MASK = (1 << 64) - 1
 _ROUNDS = 8
 
 
-def shuffled(seed: int, dim: int, count: int) -> Iterator[tuple[slice, Array]]:
+def shuffled_indices(seed: int, dim: int, count: int) -> Iterator[tuple[slice, Array]]:
     """The first ``count`` places of a pseudo-random permutation of range(dim), in chunks: no place comes twice.
 
     A Feistel network over the next power of two (16 at least: smaller ones mix badly), walked until it lands below

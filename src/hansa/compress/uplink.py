@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from hansa.compress.base import Compressor, check_compressor
+from hansa.compress.base import Compressor, require_compressor
 from hansa.compress.codec import accumulate, decode
 from hansa.compress.downlink import ServerBroadcast
 from hansa.compress.packet import Packet, PacketError
@@ -23,21 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@runtime_checkable
 class Uplink(Protocol):
-    """``send`` is pure: it gives the memory that is to be kept once the server has accepted the packet.
-
-    >>> from hansa.core.protocols import lacking
-    >>> lacking(direct(), Uplink), lacking(print, Uplink)
-    ([], ['receive', 'send'])
-    """
+    """``send`` is pure: it gives the memory that is to be kept once the server has accepted the packet."""
 
     __slots__ = ()
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def memory(self) -> tuple[str, ...]:
-        """Names of the rows it keeps for every client."""
-        return ()
 
     @abstractmethod
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
@@ -48,7 +38,24 @@ class Uplink(Protocol):
         """The vector in a packet that arrived; a `PacketError` for one that ``send`` does not make."""
 
 
-def check_uplink(owner: str, argument: str, value: object) -> None:
+class BaseUplink(Uplink):
+    """The optional traits of uplinks, with their defaults.
+
+    >>> from hansa.compress import sign
+    >>> memoryless(sign()).memory
+    ()
+    """
+
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def memory(self) -> tuple[str, ...]:
+        """Names of the rows it keeps for every client."""
+        return ()
+
+
+def require_uplink(owner: str, argument: str, value: object) -> None:
     """Refuse what is no link from a client to the server."""
     bare = not isinstance(value, type) and not missing_methods(value, Compressor)
     instead = f"error_feedback({value!r}) or memoryless({value!r})" if bare else ""
@@ -112,17 +119,17 @@ class error_feedback:
     cites: ClassVar[tuple[str, ...]] = ("wang2022", "karimireddy2019")
 
     def __post_init__(self) -> None:
-        check_compressor("error_feedback", "compressor", self.compressor)
+        require_compressor("error_feedback", "compressor", self.compressor)
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         residual = memory.get("residual")
         if residual is None:
-            total = allocator.like(x).copy_(x.detach())
+            total = allocator.empty_like(x).copy_(x.detach())
         elif residual.shape != x.shape or residual.dtype != x.dtype:
             found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (residual, x))
             raise HansaError(f"error_feedback: the residual is {found}, the update {wanted}: from another model?")
         else:
-            total = torch.add(x.detach(), residual, out=allocator.like(x))
+            total = torch.add(x.detach(), residual, out=allocator.empty_like(x))
         packet = self.compressor.encode(total, key)
         return packet, {"residual": accumulate(packet, total, -1.0, self.compressor)}
 
@@ -145,7 +152,7 @@ class memoryless:
     cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_compressor("memoryless", "compressor", self.compressor)
+        require_compressor("memoryless", "compressor", self.compressor)
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         return self.compressor.encode(x, key), {}

@@ -1,10 +1,24 @@
-"""One YAML file describes a run: read, checked, resolved, and turned into an algorithm and a task."""
+"""Configuration: one YAML file describes a run. It is read, validated, and turned into an algorithm and a task."""
 
-from hansa.config.compose import Composition, composition
-from hansa.config.load import algorithm, check, cited_by, from_preset, from_text, load, to_data, to_text
-from hansa.config.schema import json_schema
-from hansa.config.sections import Config
-from hansa.config.yaml_text import ConfigError, Document, Problem, parse, read
+from typing import TYPE_CHECKING
+
+from hansa.core.lazy_imports import lazy_attributes
+
+if TYPE_CHECKING:
+    from hansa.config.compose import Composition, composition
+    from hansa.config.loader import (
+        build_algorithm,
+        cited_works,
+        from_preset,
+        from_yaml,
+        load,
+        to_dict,
+        to_yaml,
+        validate,
+    )
+    from hansa.config.schema import json_schema
+    from hansa.config.sections import Config
+    from hansa.config.yaml_text import ConfigError, Document, Problem, parse_document, read_document
 
 __all__ = [
     "Composition",
@@ -12,16 +26,32 @@ __all__ = [
     "ConfigError",
     "Document",
     "Problem",
-    "algorithm",
-    "check",
-    "cited_by",
+    "build_algorithm",
+    "cited_works",
     "composition",
     "from_preset",
-    "from_text",
+    "from_yaml",
     "json_schema",
     "load",
-    "parse",
-    "read",
-    "to_data",
-    "to_text",
+    "parse_document",
+    "read_document",
+    "to_dict",
+    "to_yaml",
+    "validate",
 ]
+
+HOMES = {
+    **dict.fromkeys(("Composition", "composition"), "hansa.config.compose"),
+    **dict.fromkeys(
+        ("build_algorithm", "cited_works", "from_preset", "from_yaml", "load", "to_dict", "to_yaml", "validate"),
+        "hansa.config.loader",
+    ),
+    "Config": "hansa.config.sections",
+    "json_schema": "hansa.config.schema",
+    **dict.fromkeys(
+        ("ConfigError", "Document", "Problem", "parse_document", "read_document"), "hansa.config.yaml_text"
+    ),
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)

@@ -1,4 +1,4 @@
-"""From the sections of a file to the words of a preset: one table a section, and what each preset understands."""
+"""From the sections of a file to the arguments of a preset."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from hansa import presets
 from hansa.algorithm import Algorithm
-from hansa.config.registry import KINDS, Argument, Misfit, plain, signature_of
+from hansa.config.registry import KINDS, Argument, ConfigValueError, normalize_name, signature_of
 from hansa.config.sections import Config
 from hansa.core.errors import suggestion
 
-TABLES: Mapping[str, Mapping[str, str]] = {
+SECTION_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "local": {
         "lr": "local_lr",
         "steps": "steps",
@@ -53,98 +53,107 @@ TABLES: Mapping[str, Mapping[str, str]] = {
     },
     "compress": {"compressor": "compressor", "two_way": "two_way"},
 }
-"""Key in a section -> word of the presets."""
+"""For each section, its keys and the preset arguments that they set."""
 
-SAMPLING = ("participation", "sampler")
-SHORT_FORMS = ("uplink", "downlink", "aggregate")
-"""Keys that are short for those of channels.model; server.chain is short for its server."""
-COMPOSED = ("local", "gossip")
-"""Sections whose keys, where they are no words of a preset, exchange parts of what it composes."""
+SAMPLING_ARGUMENTS = ("participation", "sampler")
+MODEL_CHANNEL_KEYS = ("uplink", "downlink", "aggregate")
+"""Keys that are short for those of channels.model, as server.optimizer is for its server."""
+COMPOSED_SECTIONS = ("local", "gossip")
+"""Sections whose keys replace components of the algorithm where the preset has no such argument."""
 
 Preset = Callable[..., Algorithm]
 
 
-class Given(NamedTuple):
-    """Something said in a section: its key, the word that presets have for it, and its value."""
+class Setting(NamedTuple):
+    """A key that is set in a section, the preset argument that it stands for, and its value."""
 
     section: str
     key: str
-    word: str
+    argument: str
     value: Any
 
 
-def words(preset: Preset) -> dict[str, Argument]:
-    """Everything a preset may be told; ``**common`` without a type is the vocabulary that all presets share.
+def preset_arguments(preset: Preset) -> dict[str, Argument]:
+    """Return all arguments of a preset; ``**common`` without annotation stands for those that all presets share.
 
-    >>> sorted(set(words(presets.fedprox)) - set(words(presets.fedavg)))
+    >>> sorted(set(preset_arguments(presets.fedprox)) - set(preset_arguments(presets.fedavg)))
     ['mu']
     """
-    found = signature_of(preset)
-    common = signature_of(presets.fedavg).arguments if found.open else {}
-    return {**common, **found.arguments}
+    signature = signature_of(preset)
+    common = signature_of(presets.fedavg).arguments if signature.accepts_any else {}
+    return {**common, **signature.arguments}
 
 
-def own_words(preset: Preset) -> dict[str, Argument]:
-    """The words that stand in the section ``algorithm``: those that no other section has.
+def own_arguments(preset: Preset) -> dict[str, Argument]:
+    """Return the arguments that stand in the section ``algorithm``: those that no other section has.
 
-    >>> own_words(presets.fedprox)["mu"].default
+    >>> own_arguments(presets.fedprox)["mu"].default
     0.01
     """
-    shared = {word for table in TABLES.values() for word in table.values()} | set(SAMPLING)
-    return {name: word for name, word in words(preset).items() if name not in shared}
+    shared = {argument for table in SECTION_ARGUMENTS.values() for argument in table.values()} | set(SAMPLING_ARGUMENTS)
+    return {name: argument for name, argument in preset_arguments(preset).items() if name not in shared}
 
 
 def find_preset(name: str) -> Preset:
-    """A preset by its name, Hansa's or a plug-in's, or a function of one's own as MODULE:FUNCTION."""
+    """Return a preset of Hansa or of a plug-in by name, or the user's function as MODULE:FUNCTION."""
     try:
         return KINDS["preset"].find(name)
-    except Misfit as misfit:
-        raise misfit.under("algorithm", "preset") from misfit
+    except ConfigValueError as error:
+        raise error.with_prefix("algorithm", "preset") from error
 
 
-def given(config: Config) -> Iterator[Given]:
-    """Everything that was said in the sections that have tables."""
-    for section, table in TABLES.items():
-        held = getattr(config, section)
-        for key, word in table.items():
-            value = getattr(held, key)
+def settings(config: Config) -> Iterator[Setting]:
+    """Yield every key that is set in the sections that have tables."""
+    for section, table in SECTION_ARGUMENTS.items():
+        for key, argument in table.items():
+            value = getattr(getattr(config, section), key)
             if value is not None:
-                yield Given(section, key, word, value)
+                yield Setting(section, key, argument, value)
 
 
-def misfits(config: Config) -> Iterator[Misfit]:
-    """What a file says that its preset does not understand."""
+def invalid_settings(config: Config) -> Iterator[ConfigValueError]:
+    """Yield an error for every key that the preset has no use for."""
     preset = find_preset(config.algorithm.preset)
-    name, known, own = title(preset), words(preset), own_words(preset)
-    for section, key, word, _ in given(config):
-        if section == "server" and config.server.chain is not None:
+    name, known, own = preset_name(preset), preset_arguments(preset), own_arguments(preset)
+    model_channel, optimizer = config.channels.get("model"), config.server.optimizer
+    for section, key, argument, _ in settings(config):
+        if section == "server" and optimizer is not None:
             if key not in ("lr", "weights"):
-                yield Misfit((section, key), f"server.chain takes the server's place: say {key} inside it.")
-        elif word not in known and section not in COMPOSED:
-            having = [other for other, made in KINDS["preset"].items() if word in words(made)]
-            who = f" It is a word of {', '.join(having)}." if having else ""
-            yield Misfit((section, key), f"{name} has no such word.{who}")
-    for word in config.algorithm.own:
-        if word not in own:
-            yield Misfit(("algorithm", word), _elsewhere(name, word, own))
-    for part in SHORT_FORMS:
-        if getattr(config, part) is not None and getattr(config.channels.get("model"), part, None) is not None:
-            yield Misfit(("channels", "model", part), f"stands twice: {part} is short for channels.model.{part}.")
+                message = f"server.optimizer replaces the preset's server: set {key} inside it."
+                yield ConfigValueError((section, key), message)
+        elif argument not in known and section not in COMPOSED_SECTIONS:
+            having = [other for other, factory in KINDS["preset"].items() if argument in preset_arguments(factory)]
+            who = f" These have it: {', '.join(having)}." if having else ""
+            yield ConfigValueError((section, key), f"{name} has no such argument.{who}")
+    for argument in config.algorithm.own:
+        if argument not in own:
+            yield ConfigValueError(("algorithm", argument), _unknown_argument(name, argument, own))
+    for key in MODEL_CHANNEL_KEYS:
+        if getattr(config, key) is not None and getattr(model_channel, key, None) is not None:
+            message = f"is set twice: {key} is short for channels.model.{key}."
+            yield ConfigValueError(("channels", "model", key), message)
     if config.gossip.reporters is not None and config.sample is not None and "reporters" not in known:
-        yield Misfit(("gossip", "reporters"), "sample says who takes part: expected one of the two.")
-    if config.server.chain is not None and getattr(config.channels.get("model"), "server", None) is not None:
-        yield Misfit(("channels", "model", "server"), "stands twice: server.chain is short for channels.model.server.")
+        yield ConfigValueError(("gossip", "reporters"), "sample sets the participants too: expected one of the two.")
+    if optimizer is not None and getattr(model_channel, "server", None) is not None:
+        message = "is set twice: server.optimizer is short for channels.model.server."
+        yield ConfigValueError(("channels", "model", "server"), message)
 
 
-def title(preset: Preset) -> str:
-    """What messages call a preset."""
+def preset_name(preset: Preset) -> str:
+    """Return what messages call a preset."""
     return getattr(preset, "__name__", repr(preset))
 
 
-def _elsewhere(preset: str, word: str, own: Mapping[str, Argument]) -> str:
-    places = [f"{section}.{key}" for section, table in TABLES.items() for key, w in table.items() if word in (key, w)]
-    if word in SAMPLING:
+def _unknown_argument(preset: str, name: str, own: Mapping[str, Argument]) -> str:
+    places = [
+        f"{section}.{key}"
+        for section, table in SECTION_ARGUMENTS.items()
+        for key, argument in table.items()
+        if name in (key, argument)
+    ]
+    if name in SAMPLING_ARGUMENTS:
         places.append("sample")
     if places:
-        return f"it stands elsewhere: {' or '.join(places)}."
-    return f"{preset} has no such word. {suggestion(plain(word), own) if own else 'It has none of its own.'}"
+        return f"it belongs elsewhere: {' or '.join(places)}."
+    hint = suggestion(normalize_name(name), own) if own else "It has none of its own."
+    return f"{preset} has no such argument. {hint}"

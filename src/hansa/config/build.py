@@ -1,4 +1,4 @@
-"""From a configuration to the things it describes: federated data, a task, a run that has not begun."""
+"""Build what a configuration describes: federated data, a task, options."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch.nn import functional
 from torch.utils import _pytree as trees
 
 from hansa import data
-from hansa.config import parts
-from hansa.config.registry import Misfit, import_path
-from hansa.config.sections import Config
+from hansa.config.registry import ConfigValueError, import_path
+from hansa.config.sections import AUGMENT, LOSS, PARTITION, Config
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.training import Task, models, personalise
-from hansa.training.losses import unweighted
+from hansa.training.losses import strip_weights
 
 CLIENTS = 50
 ALPHA = 0.3
@@ -29,148 +28,156 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "mse": functional.mse_loss,
     "nll": functional.nll_loss,
 }
-"""Losses by name; bce is of logits."""
+"""Losses by name; bce takes logits."""
 
 
-def federated(config: Config, split: data.Split | None = None) -> data.FederatedData:
-    """The data of a run, dealt as it says, or as an earlier run's ``split`` has it."""
-    held, how = _dealt(config, split), config.data.test_clients
-    if how is None:
-        return held
-    return data.with_test_clients(held, how, config.seed if config.data.seed is None else config.data.seed)
+def load_data(config: Config, split: data.Split | None = None) -> data.FederatedData:
+    """Load the data of a run and partition it, or take the ``split`` of an earlier run."""
+    federated, test_clients = _partition_data(config, split), config.data.test_clients
+    if test_clients is None:
+        return federated
+    return data.with_test_clients(
+        federated, test_clients, config.seed if config.data.seed is None else config.data.seed
+    )
 
 
-def _dealt(config: Config, split: data.Split | None) -> data.FederatedData:
-    asked = config.data
-    how = parts.PARTITION.build(asked.partition)
-    seed = config.seed if asked.seed is None else asked.seed
-    if asked.factory is not None:
-        made: Any = _own_data(asked.factory, asked.options)
-        if not isinstance(made, data.Dataset):
-            if how is not None or asked.clients is not None:
-                raise data.DataError(f"data.factory: {asked.factory} gives data that has its clients: leave out "
+def _partition_data(config: Config, split: data.Split | None) -> data.FederatedData:
+    section = config.data
+    partition = PARTITION.build(section.partition)
+    seed = config.seed if section.seed is None else section.seed
+    if section.factory is not None:
+        produced: Any = _call_data_factory(section.factory, section.options)
+        if not isinstance(produced, data.Dataset):
+            if partition is not None or section.clients is not None:
+                raise data.DataError(f"data.factory: {section.factory} returns data that has its clients: leave out "
                                      "partition and clients.")  # fmt: skip
-            whole: data.FederatedData = made
-            return whole
-        found = made
-    elif asked.name in set(data.names()) - set(data.SOURCES):  # synthetic: it brings its own clients
-        return data.federate(asked.name, how, asked.clients, seed, asked.folder, **asked.options)
+            federated: data.FederatedData = produced
+            return federated
+        dataset = produced
+    elif section.name in set(data.dataset_names()) - set(data.DATASETS):  # synthetic data has its own clients
+        return data.federate(section.name, partition, section.clients, seed, section.folder, **section.options)
     else:
-        known = {name.replace("-", "").replace("_", ""): name for name in data.names()}
-        plain = asked.name.lower().replace("-", "").replace("_", "")
-        if plain not in known:
-            raise data.DataError(f"data.name: no data set {asked.name!r}. {suggestion(asked.name, data.names())}")
-        found = _loaded(known[plain], str(data.data_folder(asked.folder)), json.dumps(asked.options, sort_keys=True))
-    if split is not None:
-        return data.with_clients(found, split)
-    if how is None:
-        how = data.natural() if found.groups is not None else data.dirichlet(ALPHA)
-    knows_clients = isinstance(how, (data.natural, data.saved))
-    clients = CLIENTS if asked.clients is None and not knows_clients else asked.clients
-    return data.partition(found, how, clients, seed)
-
-
-def _own_data(place: str, options: Mapping[str, Any]) -> Any:
-    """What a function of the user's gives, called with the options."""
-    try:
-        made = own_function("data.factory", place)(**options)
-    except TypeError as error:
-        raise data.DataError(f"data.factory: {place}: {error}.") from error
-    if not isinstance(made, (data.Dataset, data.FederatedData, data.Made, data.Collated)):
-        raise data.DataError(
-            f"data.factory: {place} gives {short_repr(made)}: expected data, as from hansa.data.from_arrays(...)."
+        known = {name.replace("-", "").replace("_", ""): name for name in data.dataset_names()}
+        wanted = section.name.lower().replace("-", "").replace("_", "")
+        if wanted not in known:
+            raise data.DataError(
+                f"data.name: no data set {section.name!r}. {suggestion(section.name, data.dataset_names())}"
+            )
+        dataset = _load_dataset(
+            known[wanted], str(data.data_folder(section.folder)), json.dumps(section.options, sort_keys=True)
         )
-    return made
+    if split is not None:
+        return data.apply_split(dataset, split)
+    if partition is None:
+        partition = data.natural() if dataset.groups is not None else data.dirichlet(ALPHA)
+    knows_clients = isinstance(partition, (data.natural, data.saved_split))
+    clients = CLIENTS if section.clients is None and not knows_clients else section.clients
+    return data.partition_dataset(dataset, partition, clients, seed)
+
+
+def _call_data_factory(path: str, options: Mapping[str, Any]) -> Any:
+    """Call the user's data function with the options."""
+    try:
+        produced = import_function("data.factory", path)(**options)
+    except TypeError as error:
+        raise data.DataError(f"data.factory: {path}: {error}.") from error
+    if not isinstance(produced, (data.Dataset, data.FederatedData, data.GeneratedData, data.CollatedData)):
+        raise data.DataError(
+            f"data.factory: {path} returns {short_repr(produced)}: expected data, as from hansa.data.from_arrays(...)."
+        )
+    return produced
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str, folder: str, options: str) -> data.Dataset:
-    """The data set that the last run had, if this one has the same: comparisons and sweeps read it once."""
+def _load_dataset(name: str, folder: str, options: str) -> data.Dataset:
+    """Load a data set, or return the last one if it is the same: comparisons and sweeps read it once."""
     return data.load(name, folder, **json.loads(options))
 
 
-def task(config: Config, held: data.FederatedData) -> Task:
-    """The model, loss and metrics of a run on its data."""
-    asked = config.model
-    metric = None if asked.metric is None else own_function("model.metric", asked.metric)
-    metrics = {name: own_function(f"model.metrics.{name}", place) for name, place in asked.metrics.items()}
-    augment = parts.AUGMENT.build(config.data.augment) or ()
+def build_task(config: Config, federated: data.FederatedData) -> Task:
+    """Build the task of a run: model, loss and metrics on its data."""
+    section = config.model
+    metric = None if section.metric is None else import_function("model.metric", section.metric)
+    metrics = {name: import_function(f"model.metrics.{name}", path) for name, path in section.metrics.items()}
+    augment = AUGMENT.build(config.data.augment) or ()
     build = partial(
         Task,
-        loss=_loss(asked.loss, held),
-        data=held,
+        loss=_build_loss(section.loss, federated),
+        data=federated,
         metric=metric,
         metrics=metrics,
         augment=augment,
-        compile=asked.compile,
+        compile=section.compile,
     )
-    if asked.factory is not None:
-        made = build(partial(own_function("model.factory", asked.factory), **asked.options), name=asked.factory)
-        if made.dtype == torch.float64 and config.dtype != "float64":
+    if section.factory is not None:
+        task = build(
+            partial(import_function("model.factory", section.factory), **section.options), name=section.factory
+        )
+        if task.dtype == torch.float64 and config.dtype != "float64":
             raise HansaError(
-                f"model.factory: {asked.factory} makes a model of float64 parameters, which dtype: {config.dtype} "
+                f"model.factory: {section.factory} makes a model of float64 parameters, which dtype: {config.dtype} "
                 "would round. Set dtype: float64, or leave .double() out of the factory."
             )
-        return made
-    if held.classes is None:
-        raise HansaError(f"{held.name} has no classes, as Hansa's models need: name your own with model.factory.")
-    name = asked.name if asked.name is not None else suited(held)
-    make = partial(models.build, name, classes=held.classes, shape=held.shape, **asked.options)
-    return build(make, name=f"{name} on {held.name}")
+        return task
+    if federated.classes is None:
+        raise HansaError(f"{federated.name} has no classes, as Hansa's models need: name your own with model.factory.")
+    name = section.name if section.name is not None else default_model(federated)
+    make = partial(models.build, name, classes=federated.classes, shape=federated.shape, **section.options)
+    return build(make, name=f"{name} on {federated.name}")
 
 
-def suited(held: data.FederatedData) -> str:
-    """The model that is taken where none is named: a small one of the kind that the data call for."""
-    if len(held.shape) == 3:
-        return "cnn_29k" if held.shape[0] == 1 else "cifar_cnn"
-    if not held.inputs.is_floating_point() and len(held.shape) == 1:
+def default_model(federated: data.FederatedData) -> str:
+    """Return the model that is used where none is named: a small one that fits the data."""
+    if len(federated.shape) == 3:
+        return "cnn_29k" if federated.shape[0] == 1 else "cifar_cnn"
+    if not federated.inputs.is_floating_point() and len(federated.shape) == 1:
         return "lstm"
-    return "logistic" if held.shape != (2,) else "mlp"
+    return "logistic" if federated.shape != (2,) else "mlp"
 
 
-def own_function(key: str, place: str) -> Callable[..., Any]:
-    """MODULE:FUNCTION, imported from the current folder or the environment."""
+def import_function(key: str, path: str) -> Callable[..., Any]:
+    """Import MODULE:FUNCTION from the current folder or the environment."""
     try:
-        made = import_path.find(place)
+        function = import_path.import_object(path)
     except HansaError as error:
         raise HansaError(f"{key}: {error}") from error
-    if not callable(made):
-        raise HansaError(f"{key}: {place!r}: expected a function, found {short_repr(made)}.")
-    return made  # type: ignore[no-any-return]
+    if not callable(function):
+        raise HansaError(f"{key}: {path!r}: expected a function, found {short_repr(function)}.")
+    return function  # type: ignore[no-any-return]
 
 
-def _loss(asked: str | Mapping[str, Any] | None, held: data.FederatedData) -> Callable[..., torch.Tensor]:
-    if asked is None:
-        leaf = trees.tree_leaves(unweighted(held.targets))[0]
+def _build_loss(loss: str | Mapping[str, Any] | None, federated: data.FederatedData) -> Callable[..., torch.Tensor]:
+    if loss is None:
+        leaf = trees.tree_leaves(strip_weights(federated.targets))[0]
         return functional.mse_loss if leaf.is_floating_point() else functional.cross_entropy
-    if isinstance(asked, str):
-        if import_path.is_place(asked):
-            return own_function("model.loss", asked)
-        if asked not in LOSSES:
+    if isinstance(loss, str):
+        if import_path.is_import_path(loss):
+            return import_function("model.loss", loss)
+        if loss not in LOSSES:
             raise HansaError(
-                f"model.loss: no loss {short_repr(asked)}. {suggestion(asked, LOSSES)} Or MODULE:FUNCTION of yours."
+                f"model.loss: no loss {short_repr(loss)}. {suggestion(loss, LOSSES)} Or MODULE:FUNCTION of yours."
             )
-        return LOSSES[asked]
-    name = asked.get("kind")
-    if isinstance(name, str) and import_path.is_place(name):
+        return LOSSES[loss]
+    name = loss.get("kind")
+    if isinstance(name, str) and import_path.is_import_path(name):
         return partial(
-            own_function("model.loss.kind", name), **{key: value for key, value in asked.items() if key != "kind"}
+            import_function("model.loss.kind", name), **{key: value for key, value in loss.items() if key != "kind"}
         )
     try:
-        made: Callable[..., torch.Tensor] = parts.LOSS.build(asked)
-    except Misfit as misfit:
-        raise misfit.under("model", "loss") from misfit
+        made: Callable[..., torch.Tensor] = LOSS.build(loss)
+    except ConfigValueError as error:
+        raise error.with_prefix("model", "loss") from error
     return made
 
 
-def personalised(config: Config) -> personalise | None:
-    """What clients do before they are tested."""
-    asked = config.evaluate.personalise
-    if asked is None:
+def personalise_option(config: Config) -> personalise | None:
+    """Return the steps that clients take before a second evaluation."""
+    section = config.evaluate.personalise
+    if section is None:
         return None
-    return personalise(asked.steps, asked.lr, None if asked.batch_size == "all" else asked.batch_size)
+    return personalise(section.steps, section.lr, None if section.batch_size == "all" else section.batch_size)
 
 
-def dtype(config: Config) -> torch.dtype:
-    """The arithmetic of a run."""
+def torch_dtype(config: Config) -> torch.dtype:
+    """Return the dtype of all arithmetic."""
     return torch.float64 if config.dtype == "float64" else torch.float32

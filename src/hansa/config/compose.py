@@ -1,16 +1,31 @@
-"""The composition that a file describes: a preset with its words, and the parts that were exchanged in it."""
+"""The algorithm that a file describes: a preset with its arguments, and the components that replace the preset's."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
-from hansa.config.arguments import SHORT_FORMS, Preset, find_preset, given, misfits, title, words
-from hansa.config.registry import Argument, Expression, Keys, Misfit, Writer, signature_of, slot_of
+from hansa.config.arguments import (
+    MODEL_CHANNEL_KEYS,
+    Preset,
+    find_preset,
+    invalid_settings,
+    preset_arguments,
+    preset_name,
+    settings,
+)
+from hansa.config.registry import (
+    Argument,
+    ConfigValueError,
+    Keys,
+    PythonExpression,
+    PythonWriter,
+    field_for_argument,
+    signature_of,
+)
 from hansa.config.sections import Config
 from hansa.core.errors import HansaError
 from hansa.core.types import MODEL
@@ -22,11 +37,11 @@ from hansa.server import chain
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What a preset makes of the words it is told, and the parts that are exchanged in that."""
+    """A preset with its arguments, the algorithm it makes, and the components that are replaced in that."""
 
     preset: Preset
-    told: Mapping[str, Any]
-    made: Algorithm
+    arguments: Mapping[str, Any]
+    base: Algorithm
     sampler: Sampler | None
     local: Mapping[str, Any]
     channels: Mapping[str, Mapping[str, Any]]
@@ -34,170 +49,174 @@ class Composition:
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm itself."""
-        return self.made.exchange(sampler=self.sampler, local=self.local, channels=self.channels)
+        return self.base.exchange(sampler=self.sampler, local=self.local, channels=self.channels)
 
     @property
-    def remarks(self) -> list[str]:
-        """The composition and its Python, as lines that stand above a resolved file."""
+    def comments(self) -> list[str]:
+        """The composition and its Python, as comments above a resolved file."""
         python = [f"  {line}" for line in (*self.python.imports, self.python.text)]
         return [f"composition: {self.algorithm!r}", "python:", *python]
 
     @property
-    def python(self) -> Expression:
+    def python(self) -> PythonExpression:
         """Python that makes an equal algorithm."""
-        writer = Writer()
-        text = writer.call(self.preset, self.told)
-        parts = {"sampler": self.sampler, "local": self.local, "channels": self.channels}
-        exchanged = {word: value for word, value in parts.items() if value}
-        if list(exchanged) == ["local"]:
-            text += f".with_local({writer.words(self.local)})"
-        elif list(exchanged) == ["channels"] and self.channels.keys() <= self.made.channels.keys():
-            text += "".join(f".on({name!r}, {writer.words(changes)})" for name, changes in self.channels.items())
-        elif exchanged:
-            text += f".exchange({writer.words(exchanged)})"
-        return Expression(text, writer.imports)
+        writer = PythonWriter()
+        text = writer.write_call(self.preset, self.arguments)
+        replacements = {"sampler": self.sampler, "local": self.local, "channels": self.channels}
+        replaced = {name: value for name, value in replacements.items() if value}
+        if list(replaced) == ["local"]:
+            text += f".with_local({writer.write_arguments(self.local)})"
+        elif list(replaced) == ["channels"] and self.channels.keys() <= self.base.channels.keys():
+            text += "".join(
+                f".on({name!r}, {writer.write_arguments(changes)})" for name, changes in self.channels.items()
+            )
+        elif replaced:
+            text += f".exchange({writer.write_arguments(replaced)})"
+        return PythonExpression(text, writer.imports)
 
 
-def algorithm(config: Config) -> Algorithm:
-    """The algorithm that a configuration describes."""
+def compose_algorithm(config: Config) -> Algorithm:
+    """Return the algorithm that a configuration describes, or raise `ConfigValueError`."""
     found = composition(config)
-    with _blamed(config):
+    with _located_errors(config):
         return found.algorithm
 
 
 def composition(config: Config) -> Composition:
-    """What a configuration composes, or `Misfit` where it says what cannot be."""
+    """Return what a configuration composes, or raise `ConfigValueError`."""
     if config.python is not None:
-        told = (
-            "begun in Python, with an algorithm and a task that no file can hold: hansa.resume(FOLDER, algorithm, task)"
-        )
-        raise Misfit(("python",), f"{told} goes on with it.")
-    for misfit in misfits(config):
-        raise misfit
+        message = "started in Python, with an algorithm and a task that no file can hold: "
+        raise ConfigValueError(("python",), f"{message}hansa.resume(FOLDER, algorithm, task) resumes it.")
+    for error in invalid_settings(config):
+        raise error
     preset = find_preset(config.algorithm.preset)
-    composer = _Composer(words(preset))
-    with _blamed(config):
-        for section, key, word, value in given(config):
-            if section != "server" or key != "lr" or config.server.chain is None:
-                composer.say(section, key, word, value)
-        for word, value in config.algorithm.own.items():
-            composer.tell(word, value, ("algorithm", word))
+    composer = _Composer(preset_arguments(preset))
+    with _located_errors(config):
+        for section, key, argument, value in settings(config):
+            if section != "server" or key != "lr" or config.server.optimizer is None:
+                composer.add_setting(section, key, argument, value)
+        for argument, value in config.algorithm.own.items():
+            composer.set_argument(argument, value, ("algorithm", argument))
         if config.sample is not None:
-            composer.sample(config.sample)
-        made = preset(**composer.told)
-        if not isinstance(made, Algorithm):
-            raise HansaError(f"{title(preset)} makes no Algorithm: it made {made!r}.")
-        local = composer.changes(made)
-    return Composition(preset, composer.told, made, composer.sampler, local, _channels(config))
+            composer.set_sampler(config.sample)
+        base = preset(**composer.arguments)
+        if not isinstance(base, Algorithm):
+            raise HansaError(f"{preset_name(preset)} makes no Algorithm: it made {base!r}.")
+        local = composer.local_changes(base)
+    return Composition(preset, composer.arguments, base, composer.sampler, local, _channels(config))
 
 
 class _Composer:
-    """Sorts what a file says: a word of the preset, where it has that word, or else a part to exchange."""
+    """Sorts settings into arguments of the preset and components that replace the preset's."""
 
     def __init__(self, known: Mapping[str, Argument]) -> None:
         self.known = known
-        self.told: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = {}
         self.sampler: Sampler | None = None
         self._local: dict[str, Any] = {}
         self._mixing: dict[str, Any] = {}
 
-    def say(self, section: str, key: str, word: str, value: Any) -> None:
-        """Take in a key of a section."""
+    def add_setting(self, section: str, key: str, argument: str, value: Any) -> None:
+        """Add a key of a section."""
         at = (section, key)
-        if word in self.known:
-            self.tell(word, None if (key, value) == ("batch_size", "all") else value, at)
+        if argument in self.known:
+            self.set_argument(argument, None if (key, value) == ("batch_size", "all") else value, at)
         elif at == ("gossip", "reporters"):
-            asked = _built(Argument(key, int | float | Sampler), value, at)
-            self.sampler = per_cluster(asked) if isinstance(asked, (int, float)) else asked
+            reporters = _build(Argument(key, int | float | Sampler), value, at)
+            self.sampler = per_cluster(reporters) if isinstance(reporters, (int, float)) else reporters
         elif section == "gossip":
             hint = float | Activity if key == "active" else signature_of(Mixing).arguments[key].hint
-            asked = _built(Argument(key, hint), value, at)
-            self._mixing[key] = as_activity(asked) if key == "active" else asked
+            built = _build(Argument(key, hint), value, at)
+            self._mixing[key] = as_activity(built) if key == "active" else built
         elif key == "epochs":
             self._local["steps"] = epochs(value)
         elif key == "batch_size":
             self._local[key] = None if value == "all" else value
         elif section == "local":
             hint = signature_of(LocalPhase).arguments[key].hint
-            asked = _built(Argument(key, int | Sequence[int] | hint if key == "steps" else hint), value, at)
-            self._local[key] = fixed(asked) if isinstance(asked, (int, list)) and key == "steps" else asked
+            built = _build(Argument(key, int | Sequence[int] | hint if key == "steps" else hint), value, at)
+            self._local[key] = fixed(built) if isinstance(built, (int, list)) and key == "steps" else built
 
-    def tell(self, word: str, value: Any, at: Keys) -> None:
-        """Take in a word of the preset."""
-        self.told[word] = _built(self.known[word], value, at)
+    def set_argument(self, name: str, value: Any, at: Keys) -> None:
+        """Set an argument of the preset."""
+        self.arguments[name] = _build(self.known[name], value, at)
 
-    def sample(self, value: Mapping[str, Any]) -> None:
-        """Take in who takes part."""
-        asked = _built(Argument("sample", Sampler), value, ("sample",))
+    def set_sampler(self, value: Mapping[str, Any]) -> None:
+        """Set who takes part."""
+        sampler = _build(Argument("sample", Sampler), value, ("sample",))
         if value == {"kind": "uniform", "participation": value.get("participation")} and "participation" in self.known:
-            self.told["participation"] = asked.participation
+            self.arguments["participation"] = sampler.participation
         elif "sampler" in self.known:
-            self.told["sampler"] = asked
+            self.arguments["sampler"] = sampler
         elif "participation" in self.known:
-            raise Misfit(("sample",), "this preset takes a participation only, such as {participation: 0.1}.")
+            raise ConfigValueError(("sample",), "this preset takes a participation only, such as {participation: 0.1}.")
         else:
-            self.sampler = asked
+            self.sampler = sampler
 
-    def changes(self, made: Algorithm) -> dict[str, Any]:
-        """What is exchanged in the local phase that the preset made; gossip that it has not is a ring, if not said."""
+    def local_changes(self, base: Algorithm) -> dict[str, Any]:
+        """Return what replaces fields of the local phase; gossip that the preset does not have is a ring by default."""
         if not self._mixing:
             return self._local
-        mixing = Mixing(ring()) if made.local.mixing is None else made.local.mixing
+        mixing = Mixing(ring()) if base.local.mixing is None else base.local.mixing
         return {**self._local, "mixing": replace(mixing, **self._mixing)}
 
 
 def _channels(config: Config) -> dict[str, dict[str, Any]]:
-    """The parts exchanged on each channel, the short forms for the model's among them."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the replaced components of each channel, with the short forms for the model's."""
+    channels: dict[str, dict[str, Any]] = {}
 
-    def exchange(channel: str, part: str, value: Any, at: Keys) -> None:
+    def exchange(channel: str, name: str, value: Any, at: Keys) -> None:
         if value is not None:
-            found.setdefault(channel, {})[part] = _built(signature_of(Channel).arguments[part], value, at)
+            channels.setdefault(channel, {})[name] = _build(signature_of(Channel).arguments[name], value, at)
 
-    for name, section in config.channels.items():
-        for part in signature_of(Channel).arguments:
-            exchange(name, part, getattr(section, part, None), ("channels", name, part))
-    for part in SHORT_FORMS:
-        exchange(MODEL, part, getattr(config, part), (part,))
-    exchange(MODEL, "server", config.server.chain, ("server", "chain"))
-    if config.server.chain is not None and config.server.lr is not None:
-        said = found[MODEL]["server"]
+    for channel, section in config.channels.items():
+        for name in signature_of(Channel).arguments:
+            exchange(channel, name, getattr(section, name, None), ("channels", channel, name))
+    for name in MODEL_CHANNEL_KEYS:
+        exchange(MODEL, name, getattr(config, name), (name,))
+    exchange(MODEL, "server", config.server.optimizer, ("server", "optimizer"))
+    if config.server.optimizer is not None and config.server.lr is not None:
+        optimizer = channels[MODEL]["server"]
         exchange(MODEL, "server", {"kind": "scale", "lr": config.server.lr}, ("server",))
-        found[MODEL]["server"] = chain(*(said.parts if isinstance(said, chain) else (said,)), found[MODEL]["server"])
-    return found
+        parts = optimizer.transforms if isinstance(optimizer, chain) else (optimizer,)
+        channels[MODEL]["server"] = chain(*parts, channels[MODEL]["server"])
+    return channels
 
 
-def _built(argument: Argument, value: Any, at: Keys) -> Any:
+def _build(argument: Argument, value: Any, at: Keys) -> Any:
     try:
-        return slot_of(argument).build(value)
-    except Misfit as misfit:
-        raise misfit.under(*at) from misfit
+        return field_for_argument(argument).build(value)
+    except ConfigValueError as error:
+        raise error.with_prefix(*at) from error
 
 
 @contextmanager
-def _blamed(config: Config) -> Iterator[None]:
-    """Errors of the composition, placed at the key that they are about."""
+def _located_errors(config: Config) -> Iterator[None]:
+    """Turn errors of the composition into errors at the key that they are about."""
     try:
         yield
-    except Misfit:
+    except ConfigValueError:
         raise
     except HansaError as error:
-        raise Misfit(_blame(config, str(error)), str(error)) from error
-    except TypeError as error:  # of a preset of one's own
-        raise Misfit(("algorithm",), f"{config.algorithm.preset}: {error}.") from error
+        raise ConfigValueError(_keys_of(config, error), str(error)) from error
+    except TypeError as error:  # of the user's own preset
+        raise ConfigValueError(("algorithm",), f"{config.algorithm.preset}: {error}.") from error
 
 
-def _blame(config: Config, message: str) -> Keys:
-    """The key whose word an error names, as ``fedams(b1=2)`` names b1; the algorithm where it names none."""
-    part, named = (re.match(r"(\w*)\((\w+)=", message) or re.match("()()", message)).groups()  # type: ignore[union-attr]
-    for section, key, word, _ in given(config):
-        if named and named in (word, key):
+_SECTION_OF = {"LocalPhase": "local", "Mixing": "gossip"}
+
+
+def _keys_of(config: Config, error: HansaError) -> Keys:
+    """Return the key whose value an error is about, by the error's component and argument."""
+    for section, key, argument, _ in settings(config):
+        if error.argument and error.argument in (argument, key):
             return section, key
-    if named in config.algorithm.own:
-        return "algorithm", named
-    if part in ("LocalPhase", "Mixing"):
-        return "local" if part == "LocalPhase" else "gossip", named
-    channel = re.search(r"channel '(\w+)'", message)
-    if channel and channel.group(1) in config.channels:
-        return "channels", channel.group(1)
-    return ("local", "solver") if "solver" in message and config.local.solver is not None else ("algorithm",)
+    if error.argument in config.algorithm.own:
+        return "algorithm", error.argument
+    if error.component in _SECTION_OF:
+        return _SECTION_OF[error.component], error.argument
+    if error.component == "channels" and error.argument in config.channels:
+        return "channels", error.argument
+    if error.component == "solver" and config.local.solver is not None:
+        return "local", "solver"
+    return ("algorithm",)

@@ -1,63 +1,170 @@
-"""JSON Schema of a configuration file, for editors: completion and checks while typing."""
+"""JSON Schema of configuration files and components, for editors: completion and checks while typing."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import math
 from typing import Any, cast
 
+from pydantic import PydanticSchemaGenerationError, TypeAdapter
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
+
 from hansa.config import sections
-from hansa.config.arguments import own_words
+from hansa.config.arguments import own_arguments
 from hansa.config.registry import KINDS
-from hansa.config.registry.schema import PLACE, argument_schema, definitions, resolved
+from hansa.config.registry.components import Factory, Kind
+from hansa.config.registry.fields import ComponentField, field_for_argument
+from hansa.config.registry.signatures import EMPTY, Argument, signature_of, summary_line
 from hansa.config.sections import Config
+
+IMPORT_PATH_PATTERN = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+"""MODULE:NAME."""
+TYPES = {int: "integer", float: "number", list: "array", str: "string", bool: "boolean", dict: "object"}
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of `Config`, with the presets, their words and all parts written out."""
+    """Return the schema of `Config`, with all presets, their arguments and all components."""
     schema = Config.model_json_schema()
-    for section, told in described().items():
+    for section, descriptions in key_descriptions().items():
         within = schema if section == "Config" else schema["$defs"].get(section, {})
-        for key, text in told.items():
+        for key, text in descriptions.items():
             if key in within.get("properties", {}):
                 within["properties"][key]["description"] = text
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "A Hansa run"
-    known = dict(KINDS["preset"].items())
-    words: dict[str, Any] = {}
-    for name, preset in known.items():
-        for word in own_words(preset).values():
-            entry = words.setdefault(word.name, {**argument_schema(word), "description": "Of"})
+    presets = dict(KINDS["preset"].items())
+    arguments: dict[str, Any] = {}
+    for name, preset in presets.items():
+        for argument in own_arguments(preset).values():
+            entry = arguments.setdefault(argument.name, {**argument_schema(argument), "description": "Of"})
             entry["description"] += f"{',' if entry['description'] != 'Of' else ''} {name}"
-    method = {"anyOf": [{"enum": list(known)}, {"type": "string", "pattern": PLACE}]}
+    preset_schema = {"anyOf": [{"enum": list(presets)}, {"type": "string", "pattern": IMPORT_PATH_PATTERN}]}
     section = schema["$defs"]["AlgorithmSection"]
-    section["properties"]["preset"] = {**section["properties"]["preset"], **method}
-    section["properties"].update(words)
-    section["additionalProperties"] = True  # a preset of one's own has words of its own
-    bare: dict[str, Any] = {
-        "algorithm": method,
+    section["properties"]["preset"] = {**section["properties"]["preset"], **preset_schema}
+    section["properties"].update(arguments)
+    section["additionalProperties"] = True  # the user's presets have arguments of their own
+    short_forms: dict[str, Any] = {
+        "algorithm": preset_schema,
         "model": {"type": "string"},
         "data": {"type": "string"},
         "engine": {"type": "string"},
+        "server": {"part": "server"},
     }
-    for name, word_schema in bare.items():
+    for name, word_schema in short_forms.items():
         schema["properties"][name] = {"anyOf": [word_schema, schema["properties"][name]]}
     schema["$defs"].update(definitions())
-    return cast(dict[str, Any], resolved(schema))
+    return cast(dict[str, Any], resolve_references(schema))
 
 
-def described() -> dict[str, dict[str, str]]:
-    """What stands under each key of each section, read from the source: pydantic would read it whenever any command
-    looks at a file.
+def key_descriptions() -> dict[str, dict[str, str]]:
+    """Return the docstring of each key of each section, read from the source.
 
-    >>> described()["DataSection"]["name"]
+    pydantic would read it whenever a command loads a file.
+
+    >>> key_descriptions()["DataSection"]["name"]
     'A data set: `hansa data list` shows them all.'
     """
-    found: dict[str, dict[str, str]] = {}
+    descriptions: dict[str, dict[str, str]] = {}
     for section in ast.parse(inspect.getsource(sections)).body:
         if isinstance(section, ast.ClassDef):
-            told = found.setdefault(section.name, {})
+            keys = descriptions.setdefault(section.name, {})
             for key, text in zip(section.body, section.body[1:], strict=False):
                 if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name) and isinstance(text, ast.Expr):
-                    told[key.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
-    return found
+                    keys[key.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return descriptions
+
+
+def definitions() -> dict[str, Any]:
+    """Return all kinds of components but presets by name, for the ``$defs`` of a schema."""
+    return {kind.name: kind_schema(kind) for kind in KINDS.values() if kind.name != "preset"}
+
+
+def field_schema(field: ComponentField) -> dict[str, Any]:
+    """Return the schema of a field; kinds are marked for `resolve_references`."""
+    choices: list[dict[str, Any]] = [{"type": TYPES[each]} for each in field.plain_types]
+    if float in field.plain_types:
+        choices.append({"type": "string", "pattern": "^[0-9]+/[0-9]+$"})
+    if field.literals:
+        choices.append({"enum": list(field.literals)})
+    choices += [{"part": kind.name} for kind in field.kinds]
+    choices += [_list_schema(kind) for kind in field.kinds if kind.from_list is not None]
+    if field.accepts_any or not choices:
+        return {}
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
+def _list_schema(kind: Kind) -> dict[str, Any]:
+    """Return the schema of a list that stands for a component."""
+    assert kind.from_list is not None
+    each = field_for_argument(next(iter(signature_of(kind.from_list).arguments.values()))).items
+    inner = {"part": kind.name} if each is not None and kind in each.kinds else field_schema(each or ComponentField())
+    return {"type": "array", "items": inner}
+
+
+def argument_schema(argument: Argument) -> dict[str, Any]:
+    """Return the schema of an argument."""
+    field = field_for_argument(argument)
+    schema = (
+        field_schema(field) if field.kinds or field.items or float in field.plain_types else type_schema(argument.hint)
+    )
+    if isinstance(argument.default, (bool, int, float, str)) and argument.default != math.inf:
+        return {**schema, "default": argument.default}
+    return schema
+
+
+def kind_schema(kind: Kind) -> dict[str, Any]:
+    """Return the schema of a kind: bare names, components with arguments, and import paths."""
+    components = dict(kind.items())
+    bare = [name for name, factory in components.items() if not _required(factory)]
+    own = {
+        "type": "object",
+        "title": f"a {kind.title} of your own",
+        "properties": {"kind": _import_path_schema()},
+        "required": ["kind"],
+    }
+    known = [_component_schema(name, factory, optional=kind.default == name) for name, factory in components.items()]
+    return {"anyOf": [*([{"enum": bare}] if bare else []), *known, _import_path_schema(), own]}
+
+
+def resolve_references(value: Any) -> Any:
+    """Replace the marks of `field_schema` by references."""
+    if isinstance(value, dict):
+        if isinstance(value.get("part"), str):
+            rest = {key: inner for key, inner in value.items() if key != "part"}
+            return {"$ref": f"#/$defs/{value['part']}", **rest}
+        return {key: resolve_references(inner) for key, inner in value.items()}
+    return [resolve_references(inner) for inner in value] if isinstance(value, list) else value
+
+
+def type_schema(hint: Any) -> dict[str, Any]:
+    """Return the schema of a type; {} where JSON Schema cannot express it."""
+    try:
+        return {} if hint is EMPTY else TypeAdapter(hint).json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation):
+        return {}
+
+
+def _import_path_schema() -> dict[str, Any]:
+    return {
+        "type": "string",
+        "pattern": IMPORT_PATH_PATTERN,
+        "description": "Your MODULE:NAME; reading the file imports it.",
+    }
+
+
+def _required(factory: Factory) -> list[str]:
+    return [argument.name for argument in signature_of(factory).arguments.values() if argument.required]
+
+
+def _component_schema(name: str, factory: Factory, optional: bool) -> dict[str, Any]:
+    signature = signature_of(factory)
+    properties = {argument.name: argument_schema(argument) for argument in signature.arguments.values()}
+    return {
+        "type": "object",
+        "title": name,
+        "description": summary_line(factory),
+        "properties": {"kind": {"const": name}, **properties},
+        "required": [*([] if optional else ["kind"]), *_required(factory)],
+        "additionalProperties": signature.accepts_any,
+    }

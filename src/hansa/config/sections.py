@@ -1,4 +1,4 @@
-"""The shape of a configuration file: sections with few, fixed keys. The docstrings are what editors show."""
+"""The sections and keys of a configuration file. Editors show these docstrings."""
 
 from __future__ import annotations
 
@@ -9,52 +9,63 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config import parts
-from hansa.config.registry import slot
-from hansa.config.registry.fields import BUILDING
-from hansa.config.registry.import_path import is_place
-from hansa.config.yaml_text import SHORT
+from hansa.config.registry import component_field
+from hansa.config.registry.fields import BUILD_COMPONENTS
+from hansa.config.registry.import_path import is_import_path
+from hansa.config.yaml_text import BARE_WORD_KEYS
+from hansa.core.errors import short_repr, suggestion
+from hansa.data import Partition
 from hansa.gossip import Activity, Topology
 from hansa.local import LocalWork, Solver, blocks
 from hansa.presets import Clusters
+from hansa.rounds.faults import faults
+from hansa.rounds.ledger import LinkModel
 from hansa.sample import Sampler
 from hansa.schedule import Rate
 from hansa.server import ServerTransform
+from hansa.training.augment import Augmentation
+from hansa.training.losses import Loss
 
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-CountOrNone: TypeAlias = Annotated[int, Field(ge=0)]
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+NonNegative: TypeAlias = Annotated[int, Field(ge=0)]
+
+AUGMENT = component_field(Augmentation | Sequence[Augmentation])
+FAULTS = component_field(faults)
+LINKS = component_field(LinkModel)
+LOSS = component_field(Loss)
+PARTITION = component_field(Partition)
 
 
-class Section(BaseModel):
-    """No unknown keys, no changes after the fact, no quiet conversions."""
+class ConfigSection(BaseModel):
+    """A section: no unknown keys, frozen, no implicit conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class DataSection(Section):
-    """What is learnt, and who holds which part of it."""
+class DataSection(ConfigSection):
+    """The data and its partition over clients."""
 
     name: str = "fashion-mini"
     """A data set: `hansa data list` shows them all."""
-    clients: Count | None = None
-    """How many clients; by default 50, or the data's own."""
-    partition: Annotated[Any, parts.PARTITION] = None
-    """Who gets which samples; by default Dirichlet(0.3), or the data's own."""
-    seed: CountOrNone | None = None
-    """Of the partition; by default the run's seed."""
+    clients: Positive | None = None
+    """The number of clients; by default 50, or the data's own."""
+    partition: Annotated[Any, PARTITION] = None
+    """How samples are assigned to clients; by default Dirichlet(0.3), or the data's own clients."""
+    seed: NonNegative | None = None
+    """The seed of the partition; by default the run's seed."""
     test_clients: Literal["labels"] | Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Whose the test rows are, to evaluate every client on its own: labels deals them as the training labels are, a
-    share, such as 0.2, of each client's own rows is held out and is the test set; by default the data's own owners."""
+    """The owners of test rows, for per-client evaluation: `labels` assigns them by the clients' training labels; a
+    fraction such as 0.2 holds out that part of each client's rows as the test set; by default the data's own owners."""
     folder: str | None = None
-    """Where the files are; by default HANSA_DATA, or the platform's cache folder."""
-    augment: Annotated[Any, parts.AUGMENT] = None
-    """What training batches go through, in turn: [{kind: crop, padding: 4}, flip], or MODULE:FUNCTION of yours that
-    takes (batch, generator)."""
+    """The folder of the files; by default HANSA_DATA, or the platform's cache folder."""
+    augment: Annotated[Any, AUGMENT] = None
+    """Augmentations of training batches, in order: [{kind: crop, padding: 4}, flip], or your MODULE:FUNCTION of
+    (batch, generator)."""
     factory: str | None = None
-    """MODULE:FUNCTION that gives your data, whole or federated, in place of a name. Reading such a file runs that
+    """Your MODULE:FUNCTION that returns the data, whole or federated, instead of a name. Reading such a file runs that
     module's code."""
     options: dict[str, Any] = {}
-    """Of the data set, such as alpha and beta of synthetic; arguments of the factory."""
+    """Options of the data set, such as alpha and beta of synthetic; or arguments of the factory."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> DataSection:
@@ -63,31 +74,31 @@ class DataSection(Section):
         return self
 
 
-class ModelSection(Section):
-    """The network: one of Hansa's, or a function of yours."""
+class ModelSection(ConfigSection):
+    """The model: one of Hansa's, or your own."""
 
     name: str | None = None
-    """A model, such as cnn_29k or resnet18; by default one that suits the data."""
+    """A model, such as cnn_29k or resnet18; by default one that fits the data."""
     factory: str | None = None
-    """MODULE:FUNCTION that makes your nn.Module, in place of a name. Reading such a file runs that module's code."""
+    """Your MODULE:FUNCTION that returns an nn.Module, instead of a name. Reading such a file runs its code."""
     options: dict[str, Any] = {}
     """Arguments of the model."""
     loss: str | dict[str, Any] | None = None
-    """Of (output, target): cross_entropy, mse, l1, huber, bce, nll, or MODULE:FUNCTION of yours; by default
-    cross_entropy on class numbers, mse on others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
+    """A loss of (output, target): cross_entropy, mse, l1, huber, bce, nll, or your MODULE:FUNCTION; by default
+    cross_entropy for class targets, mse for others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
     compile: bool = False
-    """Whether a model that is trained eagerly goes through torch.compile; results then differ in their last bits."""
+    """Whether to use torch.compile where the model is trained eagerly; results then differ in their last bits."""
     metric: str | None = None
-    """MODULE:FUNCTION of (output, target) to hits, reported as test_accuracy."""
+    """Your MODULE:FUNCTION of (output, target) that returns hits, reported as test_accuracy."""
     metrics: dict[str, str] = {}
-    """Names to MODULE:FUNCTION of all test outputs and targets, reported as test_NAME."""
+    """Metrics by name, each a MODULE:FUNCTION of all test outputs and targets, reported as test_NAME."""
 
     @field_validator("loss")
     @classmethod
-    def _loss_of_ours(cls, value: Any, info: ValidationInfo) -> Any:
-        building = info.context is None or info.context.get(BUILDING, True)
-        if building and isinstance(value, dict) and not is_place(value.get("kind")):
-            parts.LOSS.build(value)
+    def _check_loss(cls, value: Any, info: ValidationInfo) -> Any:
+        building = info.context is None or info.context.get(BUILD_COMPONENTS, True)
+        if building and isinstance(value, dict) and not is_import_path(value.get("kind")):
+            LOSS.build(value)
         return value
 
     @model_validator(mode="after")
@@ -98,272 +109,288 @@ class ModelSection(Section):
 
 
 class AlgorithmSection(BaseModel):
-    """A preset and the words of its own; those that presets share are in the sections local, server and gossip."""
+    """A preset and its own arguments; those that presets share are in the sections local, server and gossip."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
     preset: str = "fedavg"
-    """A method: `hansa presets` shows them all. Or MODULE:FUNCTION of yours; reading such a file runs that module's
-    code."""
+    """A preset: `hansa presets` shows them all. Or your MODULE:FUNCTION; reading such a file runs its code."""
 
     @property
     def own(self) -> dict[str, Any]:
-        """The words of its own that were given."""
+        """The preset's own arguments that are set."""
         return dict(self.__pydantic_extra__ or {})
 
 
-class LocalSection(Section):
-    """What a client does with a round."""
+class LocalSection(ConfigSection):
+    """The local training of a client in a round."""
 
-    lr: Annotated[Any, slot(Rate)] = None
-    """The local rate, or a schedule of it."""
-    steps: Annotated[Any, slot(int | Sequence[int] | LocalWork)] = None
-    """Gradient steps a round: a number, one a client, or a part."""
+    lr: Annotated[Any, component_field(Rate)] = None
+    """The local learning rate, or a schedule."""
+    steps: Annotated[Any, component_field(int | Sequence[int] | LocalWork)] = None
+    """Gradient steps per round: a number, a list with one per client, or a component."""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """Passes over a client's data a round, in place of steps."""
-    batch_size: Count | Literal["all"] | None = None
-    """Samples a step; `all` takes all that a client has."""
+    """Epochs over a client's data per round, instead of steps."""
+    batch_size: Positive | Literal["all"] | None = None
+    """The batch size; `all` uses all samples of a client."""
     momentum: float | None = None
-    """Of the local steps."""
+    """Momentum of the local steps."""
     weight_decay: float | None = None
-    """Of the local steps."""
+    """Weight decay of the local steps."""
     max_grad_norm: float | None = None
-    """The largest norm of a gradient."""
-    solver: Annotated[Any, slot(Solver)] = None
-    """How a client steps, in place of the preset's way: sgd, {kind: prox, mu: 0.1}, ..."""
-    optimizer: Annotated[Any, slot(ServerTransform)] = None
-    """What a client makes of its gradients, such as adam, in place of the plain step."""
+    """Gradients with a larger norm are clipped to this norm."""
+    solver: Annotated[Any, component_field(Solver)] = None
+    """The local solver, instead of the preset's: sgd, {kind: prox, mu: 0.1}, ..."""
+    optimizer: Annotated[Any, component_field(ServerTransform)] = None
+    """A local optimizer such as adam, instead of plain SGD steps."""
     optimizer_state: Literal["fresh", "kept"] | dict[str, str] | None = None
-    """Of the optimizer at the start of a round: fresh, kept by the client, or received: {m: CHANNEL}."""
+    """The optimizer's state at the start of a round: fresh, kept by the client, or received: {m: CHANNEL}."""
     decoupled_weight_decay: bool | None = None
-    """The weight decay apart from the optimizer (AdamW)."""
-    private_blocks: Annotated[Any, slot(blocks)] = None
-    """Blocks that stay with their client, by patterns of names: [bn*] is FedBN."""
-    frozen_blocks: Annotated[Any, slot(blocks)] = None
-    """Blocks that nobody trains, by patterns of names."""
+    """Whether weight decay bypasses the optimizer (AdamW)."""
+    private_blocks: Annotated[Any, component_field(blocks)] = None
+    """Parameter blocks that stay on their client, by name patterns: [bn*] is FedBN."""
+    frozen_blocks: Annotated[Any, component_field(blocks)] = None
+    """Parameter blocks that are not trained, by name patterns."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> LocalSection:
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("steps and epochs: expected one of the two. steps counts gradient steps, epochs passes.")
+            raise ValueError(
+                "steps and epochs: expected one of the two. An epoch is a pass over the client's data."
+            )
         return self
 
 
-class ServerSection(Section):
-    """What the server does with the aggregate."""
+class ServerSection(ConfigSection):
+    """The server's step with the aggregate. A bare name stands for the optimizer: `server: adam`."""
 
-    lr: Annotated[Any, slot(Rate)] = None
-    """The server's rate, or a schedule of it."""
+    lr: Annotated[Any, component_field(Rate)] = None
+    """The server's learning rate, or a schedule."""
     weights: Literal["uniform", "samples", "clusters"] | list[float] | None = None
-    """Of the clients in the aggregate."""
+    """The weights of clients in the aggregate."""
     momentum: float | None = None
-    """Of FedAvgM."""
+    """Server momentum, of FedAvgM."""
     b1: float | None = None
     """Decay of the first moment."""
     b2: float | None = None
     """Decay of the second moment."""
     eps: float | None = None
-    """What keeps the denominator off zero."""
+    """The constant added to the denominator."""
     v0: float | None = None
     """The second moment at the start."""
     bias_correction: bool | None = None
-    """Adam's correction of young moments."""
+    """Whether Adam's bias correction is applied."""
     eps_inside: bool | None = None
-    """eps under the root."""
-    chain: Annotated[Any, slot(ServerTransform)] = None
-    """Server transforms in place of the preset's server: adam, or a list of them; lr, if given, scales what comes out.
+    """Whether eps is added inside the square root."""
+    optimizer: Annotated[Any, component_field(ServerTransform)] = None
+    """The server optimizer, instead of the preset's: adam, or a list of transforms; lr, if set, scales the result.
     Short for channels.model.server."""
 
 
-class ChannelSection(Section):
-    """Parts of a channel, in place of the preset's."""
+class ChannelSection(ConfigSection):
+    """Components of a channel, instead of the preset's."""
 
-    downlink: Annotated[Any, slot(Downlink)] = None
-    """How the server's vector travels to the clients."""
-    uplink: Annotated[Any, slot(Uplink)] = None
-    """How the clients' vectors travel to the server."""
-    aggregate: Annotated[Any, slot(Aggregator)] = None
-    """What the server makes of them."""
-    server: Annotated[Any, slot(ServerTransform)] = None
-    """What the server does with that: a transform, or a list of them."""
+    downlink: Annotated[Any, component_field(Downlink)] = None
+    """The downlink from the server to the clients."""
+    uplink: Annotated[Any, component_field(Uplink)] = None
+    """The uplink from the clients to the server."""
+    aggregate: Annotated[Any, component_field(Aggregator)] = None
+    """The aggregator of the clients' vectors."""
+    server: Annotated[Any, component_field(ServerTransform)] = None
+    """The server's transform of the aggregate, or a list of transforms."""
     follows: str | None = None
-    """Another channel, of whose aggregate this one's server makes its vector: it is broadcast only (FedCM)."""
+    """Another channel whose aggregate this channel's server uses; this one is broadcast only (FedCM)."""
 
 
-class GossipSection(Section):
-    """Who talks to whom between local steps; a preset that does not gossip by itself does so on a ring, if not said."""
+class GossipSection(ConfigSection):
+    """Gossip between local steps. A preset without gossip of its own uses a ring by default."""
 
-    topology: Annotated[Any, slot(Topology)] = None
-    """The graph inside a cluster."""
-    clusters: Annotated[Any, slot(Clusters)] = None
-    """Their number, the clients of each, or a rule."""
-    reporters: Annotated[Any, slot(int | float | Sampler)] = None
-    """How many clients of a cluster report."""
-    active: Annotated[Any, slot(float | Activity)] = None
-    """Who computes at a step."""
-    gossip_every: Count | None = None
-    """Steps between exchanges."""
+    topology: Annotated[Any, component_field(Topology)] = None
+    """The communication graph inside a cluster."""
+    clusters: Annotated[Any, component_field(Clusters)] = None
+    """The number of clusters, the clients of each, or a clustering."""
+    reporters: Annotated[Any, component_field(int | float | Sampler)] = None
+    """How many clients of a cluster report to the server."""
+    active: Annotated[Any, component_field(float | Activity)] = None
+    """Which clients compute at a step."""
+    gossip_every: Positive | None = None
+    """Local steps between gossip exchanges."""
     reporters_only: bool | None = None
-    """Only the selected clients train and gossip."""
+    """Whether only the reporters train and gossip."""
     keep_local_models: bool | None = None
-    """Every client keeps its own model from round to round; there is no server traffic."""
-    average_every: Count | None = None
-    """Steps between exact averages in place of gossip (Gossip-PGA)."""
+    """Whether every client keeps its own model from round to round; there is then no server traffic."""
+    average_every: Positive | None = None
+    """Steps between exact averages instead of gossip (Gossip-PGA)."""
     order: Literal["adapt-then-combine", "combine-then-adapt"] | None = None
     """Whether models are mixed after the local step or before it."""
-    compressor: Annotated[Any, slot(Compressor)] = None
-    """What neighbours send each other is compressed by it."""
+    compressor: Annotated[Any, component_field(Compressor)] = None
+    """The compressor of messages between neighbours."""
     consensus_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    """How far a client moves towards what it heard, where that is compressed."""
+    """The step size towards the neighbours' models, with a compressor."""
 
 
-class CompressSection(Section):
-    """What travels between clients and server, compressed with error feedback."""
+class CompressSection(ConfigSection):
+    """Compression with error feedback between clients and server."""
 
-    compressor: Annotated[Any, slot(Compressor)] = None
-    """Of the updates: sign, {kind: top_k, ratio: 1/64}, ..."""
-    two_way: Annotated[Any, slot(bool | Compressor | Downlink)] = None
-    """The model's broadcast is compressed too: true for the same compressor, or another one, or a downlink."""
+    compressor: Annotated[Any, component_field(Compressor)] = None
+    """The compressor of updates: sign, {kind: top_k, ratio: 1/64}, ..."""
+    two_way: Annotated[Any, component_field(bool | Compressor | Downlink)] = None
+    """Compression of the broadcast: true for the same compressor, or another compressor or downlink."""
 
 
-class EngineSection(Section):
-    """What carries clients' work; the result does not depend on it."""
+ENGINE_NAMES = ("pool", "serial", "loopback", "ray", "flower")
+"""Hansa's engines, the keys of `hansa.engine.ENGINES`, which imports torch."""
 
-    kind: Literal["pool", "ray", "flower"] = "pool"
-    """The pool of this machine; actors of a Ray cluster (pip install 'hansa[ray]'); or sites that hold their own data,
-    over Flower (pip install 'hansa[flower]', `hansa serve`)."""
+
+class EngineSection(ConfigSection):
+    """The engine that runs the clients' work; results do not depend on it."""
+
+    kind: Annotated[str, Field(json_schema_extra={"examples": list(ENGINE_NAMES)})] = "pool"
+    """A pool of processes on this machine; actors of a Ray cluster (pip install 'hansa[ray]'); or sites with their own
+    data, over Flower (pip install 'hansa[flower]', `hansa serve`)."""
     address: str | None = None
-    """Of the Ray cluster; by default one is started here for the run."""
-    sites: dict[str, Count | list[CountOrNone]] = {}
-    """Of a federation: names, each with how many clients are there, or which."""
+    """The address of the Ray cluster; by default one is started on this machine."""
+    sites: dict[str, Positive | list[NonNegative]] = {}
+    """The sites of a federation: names, each with the number of its clients, or a list of them."""
     deadline: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds that a site has to answer in a round; then the round goes on without it."""
-    enough: Count | None = None
-    """Sites whose answers suffice to close a round; by default all are waited for."""
+    """Seconds that a site has to answer in a round; then the round continues without it."""
+    enough: Positive | None = None
+    """The number of sites whose answers are enough to close a round; by default all."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in ENGINE_NAMES:
+            from hansa.engine import ENGINES
+
+            if value not in ENGINES:
+                raise ValueError(f"no engine {short_repr(value)}. {suggestion(value, ENGINES)}")
+        return value
 
 
-class PersonaliseSection(Section):
-    """What a client does before it is tested, and the run never hears of: steps of SGD on its own training rows."""
+class PersonaliseSection(ConfigSection):
+    """Steps of SGD on its own training rows that a client takes before an evaluation; they do not affect the run."""
 
-    steps: Count = 5
-    """How many."""
+    steps: Positive = 5
+    """The number of steps."""
     lr: Annotated[float, Field(ge=0)] = 0.01
-    """Their rate."""
-    batch_size: Count | Literal["all"] = 32
-    """Samples a step; `all` takes all that a client has."""
+    """The learning rate."""
+    batch_size: Positive | Literal["all"] = 32
+    """The batch size; `all` uses all samples of a client."""
 
 
-class EvaluateSection(Section):
-    """When and what to measure."""
+class EvaluateSection(ConfigSection):
+    """When and what to evaluate."""
 
-    every: CountOrNone = 1
+    every: NonNegative = 1
     """Rounds between evaluations; 0 evaluates after the last round only."""
     where: Literal["server", "sites", "both"] = "server"
-    """On the server's test rows; in a federation also on those of the sites, of which sums come back; or on both."""
+    """On the server's test rows; in a federation also on those of the sites, which return sums; or on both."""
     train: bool = False
     """Also measure the global training loss, over all clients' data."""
     local_mean: bool = False
     """Also measure the training loss at the mean of all local models after a round."""
     compression: bool = False
-    """Also measure how much compression loses: q, and the dissimilarity gamma."""
+    """Also measure the compression error q and the dissimilarity gamma."""
     heterogeneity: bool = False
-    """Also measure how far apart the clients' problems are, from full gradients: sigma_l, sigma_g, zeta."""
-    per_client: bool | Count | None = None
-    """Also evaluate every client on its own test rows: with each evaluation, or every so many rounds; by default with
-    each evaluation if test rows have owners (data.test_clients)."""
+    """Also measure heterogeneity from full gradients: sigma_l, sigma_g, zeta."""
+    per_client: bool | Positive | None = None
+    """Also evaluate every client on its own test rows: with each evaluation, or every N rounds; by default with each
+    evaluation if test rows have owners (data.test_clients)."""
     personalise: PersonaliseSection | None = None
-    """Evaluate every client also after some steps on its own training rows: {steps: 5, lr: 0.01}."""
+    """Evaluate every client also after steps on its own training rows: {steps: 5, lr: 0.01}."""
     target: float | None = None
-    """A test accuracy; the summary says after how many rounds it was reached."""
+    """A target test accuracy; the summary has the number of rounds to reach it."""
 
 
-class CheckpointSection(Section):
-    """How often a run saves all that it needs to go on exactly."""
+class CheckpointSection(ConfigSection):
+    """How often a run saves what it needs to resume exactly."""
 
-    every: CountOrNone = 10
-    """Rounds between checkpoints; one more is made at the end. 0 makes none: then the run cannot be resumed."""
+    every: NonNegative = 10
+    """Rounds between checkpoints; one more is made at the end. With 0 there are none and the run cannot be resumed."""
     minutes: Annotated[float, Field(gt=0)] | None = 5.0
-    """A checkpoint is made earlier when so much time has passed."""
-    keep: Count = 3
-    """How many of them to keep."""
+    """A checkpoint is made earlier when this much time has passed."""
+    keep: Positive = 3
+    """The number of checkpoints to keep."""
 
 
-class PythonSection(Section):
-    """What a run was made of that was begun in Python: `hansa.resume` with that algorithm and task goes on with it."""
+class PythonSection(ConfigSection):
+    """The composition of a run started in Python; `hansa.resume` with the same algorithm and task resumes it."""
 
     algorithm: str
-    """The composition, as it prints."""
+    """The repr of the algorithm."""
     task: str
-    """What was learnt, by its name."""
+    """The name of the task."""
     options: dict[str, str] = {}
-    """What else the results depend on, as it prints."""
+    """The repr of other options that results depend on."""
     cites: list[str] = []
-    """Keys of the citations of all parts in use."""
+    """Citation keys of all components."""
 
 
-class Config(Section):
-    """One run, whole. Everything has a default: an empty file runs FedAvg on the embedded data."""
+class Config(ConfigSection):
+    """The configuration of a run. Every key has a default: an empty file runs FedAvg on the embedded data."""
 
     name: str | None = None
-    """What the run is called in tables and folders."""
-    seed: CountOrNone = 0
-    """All randomness is a function of it."""
-    seeds: Count | Annotated[list[CountOrNone], Field(min_length=1)] | None = None
-    """Several runs as one result: how many seeds, from `seed` on, or a list of them."""
-    rounds: Count = 30
+    """The name of the run in tables and folders."""
+    seed: NonNegative = 0
+    """The seed of all randomness."""
+    seeds: Positive | Annotated[list[NonNegative], Field(min_length=1)] | None = None
+    """Several runs as one result: the number of seeds, counted from `seed`, or a list."""
+    rounds: Positive = 30
     """Communication rounds."""
     engine: EngineSection = EngineSection()
-    workers: Count | Literal["auto"] = "auto"
-    """Workers; the result does not depend on their number. `auto` uses all cores when that pays."""
-    quorum: Count = 1
-    """Fewer surviving updates leave a round without effect."""
+    workers: Positive | Literal["auto"] = "auto"
+    """The number of workers; results do not depend on it. `auto` uses all cores when that is faster."""
+    quorum: Positive = 1
+    """The smallest number of accepted updates with which a round changes the model."""
     device: str | Annotated[list[str], Field(min_length=1)] = "cpu"
-    """Where clients train: cpu, cuda, cuda:1, ..., or a list of which each worker takes one in turn."""
+    """The device of local training: cpu, cuda, cuda:1, ..., or a list of which each worker takes one in turn."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Of all arithmetic."""
+    """The dtype of all arithmetic."""
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     local: LocalSection = LocalSection()
     server: ServerSection = ServerSection()
-    sample: Annotated[Any, slot(Sampler)] = None
-    """Who takes part: {participation: 0.1}, {count: 10}, or another sampler."""
+    sample: Annotated[Any, component_field(Sampler)] = None
+    """The sampler of participants: {participation: 0.1}, {count: 10}, or another one."""
     gossip: GossipSection = GossipSection()
     compress: CompressSection = CompressSection()
-    uplink: Annotated[Any, slot(Uplink)] = None
-    """How updates travel to the server, in place of the preset's way. Short for channels.model.uplink."""
-    downlink: Annotated[Any, slot(Downlink)] = None
-    """How the model travels to the clients, in place of the preset's way. Short for channels.model.downlink."""
-    aggregate: Annotated[Any, slot(Aggregator)] = None
-    """What the server makes of the updates, in place of the preset's way. Short for channels.model.aggregate."""
+    uplink: Annotated[Any, component_field(Uplink)] = None
+    """The uplink, instead of the preset's. Short for channels.model.uplink."""
+    downlink: Annotated[Any, component_field(Downlink)] = None
+    """The downlink, instead of the preset's. Short for channels.model.downlink."""
+    aggregate: Annotated[Any, component_field(Aggregator)] = None
+    """The aggregator, instead of the preset's. Short for channels.model.aggregate."""
     channels: dict[str, ChannelSection] = {}
-    """Parts exchanged on a channel, by its name: model, or what the solver reports besides, such as control."""
+    """Components replaced on channels, by channel: model, or another that the solver reports on, such as control."""
     max_norm: Annotated[float, Field(gt=0)] = 1e12
-    """Longer updates are refused."""
-    faults: Annotated[Any, parts.FAULTS] = None
-    """Chances that clients vanish or misbehave: {before: 0.1, nan: 0.01}."""
-    links: Annotated[Any, parts.LINKS] = None
+    """Updates with a larger norm are refused."""
+    faults: Annotated[Any, FAULTS] = None
+    """Probabilities that clients drop out or misbehave: {before: 0.1, nan: 0.01}."""
+    links: Annotated[Any, LINKS] = None
     """Speeds of the network, for simulated time."""
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     python: PythonSection | None = None
-    """Written by runs that were begun in Python, in place of data, model and algorithm."""
+    """Written by runs started in Python, instead of data, model and algorithm."""
 
-    @field_validator("algorithm", "model", "data", "engine", mode="before")
+    @field_validator(*BARE_WORD_KEYS, mode="before")
     @classmethod
     def _bare_word(cls, value: Any, info: Any) -> Any:
-        return {SHORT[info.field_name]: value} if isinstance(value, str) else value
+        bare = isinstance(value, str) or (info.field_name == "server" and isinstance(value, list))
+        return {BARE_WORD_KEYS[info.field_name]: value} if bare else value
 
     @field_validator("seeds")
     @classmethod
     def _different(cls, value: Any) -> Any:
         if isinstance(value, list) and len(set(value)) != len(value):
-            raise ValueError("a seed stands twice: equal seeds give equal runs.")
+            raise ValueError("a seed is listed twice: equal seeds give equal runs.")
         return value
 
     @property
     def title(self) -> str:
-        """What to call the run: its name, else its preset."""
+        """The name of the run, or else of its preset."""
         if self.name is None and self.python is not None:
             return self.python.task
         return self.name if self.name is not None else self.algorithm.preset

@@ -1,4 +1,4 @@
-"""What a YAML file may be at most: how long, how deep, how much its aliases stand for, and which values it may hold."""
+"""Limits on YAML files: length, depth, expansion by aliases, and types of values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import yaml
 
-LONGEST = 1 << 20
+MAX_CHARACTERS = 1 << 20
 """Characters of a file."""
 
-DEEPEST = 40
+MAX_DEPTH = 40
 """Levels of nesting."""
 
-MOST = 100_000
+MAX_VALUES = 100_000
 """Values of a file, those that aliases repeat counted each time."""
 
 _DIGITS = 100
@@ -23,8 +23,8 @@ _KINDS = frozenset(
 )
 
 
-class Unbounded(Exception):
-    """A document that goes beyond a bound: the line where, and in which way."""
+class LimitExceeded(Exception):
+    """A document that exceeds a limit: the line, and which limit."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
@@ -32,31 +32,30 @@ class Unbounded(Exception):
 
 
 def check_text(text: str) -> None:
-    """Refuse text that is too long to be read in a moment."""
-    if len(text) > LONGEST:
-        raise Unbounded(1, f"longer than {LONGEST} characters.")
+    """Refuse text that is too long."""
+    if len(text) > MAX_CHARACTERS:
+        raise LimitExceeded(1, f"longer than {MAX_CHARACTERS} characters.")
 
 
 def check_nodes(root: yaml.Node) -> None:
-    """Refuse aliases that contain themselves or stand for very much, deep nesting, numbers of a hundred digits, words
-    with control characters, and kinds of values that no key takes."""
+    """Refuse recursive or huge aliases, deep nesting, numbers of over 100 digits, control characters and other tags."""
     sizes: dict[int, tuple[int, int]] = {}
     entered: set[int] = set()
 
     def measure(node: yaml.Node) -> tuple[int, int]:
-        """How many values a node stands for, and how deep."""
+        """Return how many values a node stands for, and its depth."""
         if id(node) in sizes:
             return sizes[id(node)]
         if id(node) in entered:
-            raise Unbounded(_line(node), "an alias that contains itself.")
+            raise LimitExceeded(_line(node), "an alias that contains itself.")
         entered.add(id(node))
         _check_value(node)
         inner = [measure(child) for child in _inner(node)]
         size, depth = 1 + sum(count for count, _ in inner), 1 + max((levels for _, levels in inner), default=0)
-        if depth > DEEPEST:
-            raise Unbounded(_line(node), f"nested more than {DEEPEST} levels deep.")
-        if size > MOST:
-            raise Unbounded(_line(node), f"stands for more than {MOST} values, by its aliases.")
+        if depth > MAX_DEPTH:
+            raise LimitExceeded(_line(node), f"nested more than {MAX_DEPTH} levels deep.")
+        if size > MAX_VALUES:
+            raise LimitExceeded(_line(node), f"stands for more than {MAX_VALUES} values, by its aliases.")
         entered.discard(id(node))
         sizes[id(node)] = size, depth
         return size, depth
@@ -75,16 +74,16 @@ def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
 
 def _check_value(node: yaml.Node) -> None:
     if node.tag not in _KINDS:
-        raise Unbounded(
-            _line(node), f"a value of kind {node.tag[:80]!r}: expected words, numbers, lists and keys alone."
+        raise LimitExceeded(
+            _line(node), f"a value of type {node.tag[:80]!r}: expected strings, numbers, lists and mappings only."
         )
     if not isinstance(node, yaml.ScalarNode):
         return
     if node.tag.endswith((":int", ":float")) and len(node.value) > _DIGITS:
-        raise Unbounded(_line(node), f"a number of {len(node.value)} digits: expected at most {_DIGITS}.")
-    found = _CONTROL.search(node.value)
-    if found is not None:
-        raise Unbounded(_line(node), f"a word that holds the control character {found.group()!r}.")
+        raise LimitExceeded(_line(node), f"a number of {len(node.value)} digits: expected at most {_DIGITS}.")
+    match = _CONTROL.search(node.value)
+    if match is not None:
+        raise LimitExceeded(_line(node), f"a string with the control character {match.group()!r}.")
 
 
 def _line(node: yaml.Node) -> int:

@@ -1,4 +1,4 @@
-"""YAML that remembers where everything stands, so that an error can name the file and the line."""
+"""YAML documents that know the line of every key, so that errors can name file and line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hansa.config import yaml_limits
 from hansa.config.registry import Keys
 from hansa.core.errors import HansaError, short_repr
 
-_PLACE = re.compile("[0-9]{1,9}")  # in a list
+_INDEX = re.compile("[0-9]{1,9}")  # of a list
 
-SHORT = {"algorithm": "preset", "model": "name", "data": "name", "engine": "kind"}
-"""What a bare word means in the sections that have a name; everywhere else it is the ``kind`` of a part."""
+BARE_WORD_KEYS = {"algorithm": "preset", "model": "name", "data": "name", "engine": "kind", "server": "optimizer"}
+"""The key that a bare word sets in these sections; everywhere else it is the ``kind`` of a component."""
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a configuration: where, at which key, and what to do."""
+    """One problem of a configuration: the file and line, the key, and what to do."""
 
     where: str
     keys: Keys
@@ -38,29 +38,30 @@ class Problem(NamedTuple):
 
 
 class ConfigError(HansaError):
-    """A configuration that cannot be run; ``problems`` lists all that was found wrong, each with its line."""
+    """An invalid configuration; ``problems`` lists everything that is wrong, each with its line."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
 
-class Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, reading ``1e-3`` as the number it is, where YAML 1.1 takes it for a word, and dates as the
-    words that they are here."""
+class YamlLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, but ``1e-3`` is a number, which YAML 1.1 reads as a string, and dates are strings."""
 
 
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-Loader.yaml_implicit_resolvers = {
+YamlLoader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in known if not tag.endswith((":float", ":timestamp"))]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+.0123456789"))
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+.0123456789")
+)
 
 
 @dataclass(slots=True)
 class Document:
-    """A mapping read from YAML, the line of each of its keys, and the changes made to it since."""
+    """A mapping read from YAML, the line of each of its keys, and the changes applied to it since."""
 
     data: dict[str, Any]
     source: str = ""
@@ -69,77 +70,77 @@ class Document:
     changes: dict[Keys, str] = field(default_factory=dict)
 
     def problem(self, keys: Keys, message: str) -> Problem:
-        """A problem at a key, placed where that key, or the nearest one above it, was written."""
+        """Return a problem at a key, with the line of that key or of the nearest one above it."""
         for length in range(len(keys), -1, -1):
-            part = keys[:length]
-            if part in self.changes:
-                return Problem(self.changes[part], keys, message)
-            if part in self.lines:
-                line = self.lines[part]
+            prefix = keys[:length]
+            if prefix in self.changes:
+                return Problem(self.changes[prefix], keys, message)
+            if prefix in self.lines:
+                line = self.lines[prefix]
                 return Problem(f"{self.source}:{line}", keys, message, line, _excerpt(self.text, line))
         return Problem(self.source, keys, message)
 
-    def change(self, assignment: str) -> None:
+    def apply(self, assignment: str) -> None:
         """Apply ``local.lr=0.1``: dotted keys, and a value in YAML."""
         path, equals, value = assignment.partition("=")
-        keys: Keys = tuple(int(key) if _PLACE.fullmatch(key) else key for key in path.strip().split("."))
-        said = f"--set {assignment if assignment.isprintable() else ascii(assignment)[1:-1]}"[:200]
+        keys: Keys = tuple(int(key) if _INDEX.fullmatch(key) else key for key in path.strip().split("."))
+        source = f"--set {assignment if assignment.isprintable() else ascii(assignment)[1:-1]}"[:200]
         if not equals or not all(key != "" and str(key).isprintable() for key in keys):
-            raise ConfigError([Problem(said, (), "expected KEY=VALUE, such as local.lr=0.1.")])
-        self.put(keys, read_value(value, said), said)
+            raise ConfigError([Problem(source, (), "expected KEY=VALUE, such as local.lr=0.1.")])
+        self.set(keys, parse_value(value, source), source)
 
-    def put(self, keys: Keys, value: Any, said: str) -> None:
-        """Set one key; bare words and numbers on the way become the mappings they stand for."""
-        inside: Any = self.data
+    def set(self, keys: Keys, value: Any, source: str) -> None:
+        """Set one key; bare words on the way become the mappings that they stand for."""
+        container: Any = self.data
         for depth, key in enumerate(keys[:-1]):
-            below = inside[key] if holds(inside, key) else None
-            if isinstance(below, str):
-                below = {SHORT.get(str(key), "kind") if depth == 0 else "kind": below}
-            elif not isinstance(below, (dict, list)):
-                below = {}
-            inside = self._store(inside, key, below, keys, said)
-        self._store(inside, keys[-1], value, keys, said)
-        self.changes[keys] = said
+            inner = container[key] if has_key(container, key) else None
+            if isinstance(inner, str):
+                inner = {BARE_WORD_KEYS.get(str(key), "kind") if depth == 0 else "kind": inner}
+            elif not isinstance(inner, (dict, list)):
+                inner = {}
+            container = self._store(container, key, inner, keys, source)
+        self._store(container, keys[-1], value, keys, source)
+        self.changes[keys] = source
 
-    def _store(self, inside: Any, key: str | int, value: Any, keys: Keys, said: str) -> Any:
-        if isinstance(inside, list) and not holds(inside, key):
-            message = f"there is no entry {short_repr(key)} in this list of {len(inside)}."
-            raise ConfigError([Problem(said, keys, message)])
-        inside[key] = value
+    def _store(self, container: Any, key: str | int, value: Any, keys: Keys, source: str) -> Any:
+        if isinstance(container, list) and not has_key(container, key):
+            message = f"there is no entry {short_repr(key)} in this list of {len(container)}."
+            raise ConfigError([Problem(source, keys, message)])
+        container[key] = value
         return value
 
 
-def read(path: Path | str) -> Document:
-    """A YAML file as a document."""
+def read_document(path: Path | str) -> Document:
+    """Read a YAML file as a document."""
     path = Path(path)
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(yaml_limits.LONGEST + 1)
+            text = file.read(yaml_limits.MAX_CHARACTERS + 1)
     except FileNotFoundError:
         raise ConfigError([Problem(str(path), (), "no such file.")]) from None
     except (OSError, ValueError) as error:  # also a path that no file can have
         raise ConfigError([Problem(str(path), (), f"cannot be read as text: {error}.")]) from error
-    return parse(text, str(path))
+    return parse_document(text, str(path))
 
 
-def parse(text: str, source: str = "config") -> Document:
-    """YAML text as a document, within the bounds of `hansa.config.yaml_limits`.
+def parse_document(text: str, source: str = "config") -> Document:
+    """Parse YAML text as a document, within the limits of `hansa.config.yaml_limits`.
 
-    >>> parse("local: {lr: 1e-3}").data
+    >>> parse_document("local: {lr: 1e-3}").data
     {'local': {'lr': 0.001}}
     """
-    found = _parsed(text, source)  # a report asks a dozen times for the same text
-    return replace(found, data=deepcopy(found.data), lines=dict(found.lines), changes={})
+    document = _parse_cached(text, source)  # a report reads the same text a dozen times
+    return replace(document, data=deepcopy(document.data), lines=dict(document.lines), changes={})
 
 
 @lru_cache(maxsize=16)
-def _parsed(text: str, source: str) -> Document:
+def _parse_cached(text: str, source: str) -> Document:
     try:
-        node, data = _construct(text, lambda node: _refuse_twins(node, source, text))
+        node, data = _construct(text, lambda node: _refuse_duplicate_keys(node, source, text))
     except yaml.YAMLError as error:
-        raise ConfigError([_broken(error, source, text)]) from error
-    except yaml_limits.Unbounded as error:
-        excerpt = _excerpt(text[: yaml_limits.LONGEST].splitlines(), error.line)
+        raise ConfigError([_syntax_problem(error, source, text)]) from error
+    except yaml_limits.LimitExceeded as error:
+        excerpt = _excerpt(text[: yaml_limits.MAX_CHARACTERS].splitlines(), error.line)
         raise ConfigError([Problem(f"{source}:{error.line}", (), error.problem, error.line, excerpt)]) from error
     if node is None:
         return Document({}, source)
@@ -149,48 +150,48 @@ def _parsed(text: str, source: str) -> Document:
     return Document(data, source, {keys: line for keys, line, _ in _walk(node)}, text.splitlines())
 
 
-def read_value(text: str, said: str) -> Any:
-    """A value as it would stand in the file: ``0.1``, ``true``, ``ring``, ``{kind: cosine, lr: 0.1, rounds: 50}``."""
+def parse_value(text: str, source: str) -> Any:
+    """Parse a value as it stands in a file: ``0.1``, ``true``, ``ring``, ``{kind: cosine, lr: 0.1, rounds: 50}``."""
     try:
         _, value = _construct(text)
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(said, (), f"the value is not YAML: {_reason(error)}.")]) from error
-    except yaml_limits.Unbounded as error:
-        raise ConfigError([Problem(said, (), error.problem)]) from error
+        raise ConfigError([Problem(source, (), f"the value is not YAML: {_reason(error)}.")]) from error
+    except yaml_limits.LimitExceeded as error:
+        raise ConfigError([Problem(source, (), error.problem)]) from error
     return value
 
 
-def _construct(text: str, look: Callable[[yaml.Node], None] | None = None) -> tuple[yaml.Node | None, Any]:
-    """The node and the value of a text, after a look at the node; whatever is wrong with it is a `YAMLError`."""
+def _construct(text: str, inspect_node: Callable[[yaml.Node], None] | None = None) -> tuple[yaml.Node | None, Any]:
+    """Return the node and the value of a text; ``inspect_node`` sees the node first. Any failure is a `YAMLError`."""
     yaml_limits.check_text(text)
     try:
-        loader = Loader(text)
+        loader = YamlLoader(text)
         try:
             node = loader.get_single_node()
             if node is None:
                 return None, None
             yaml_limits.check_nodes(node)
-            if look is not None:
-                look(node)
+            if inspect_node is not None:
+                inspect_node(node)
             return node, loader.construct_document(node)
         finally:
             loader.dispose()
     except RecursionError:
-        raise yaml_limits.Unbounded(1, f"nested more than {yaml_limits.DEEPEST} levels deep.") from None
-    except (AttributeError, LookupError, TypeError, ArithmeticError) as error:  # of a value that is not of its tag
-        raise yaml.YAMLError(f"a value that is not what its tag says ({short_repr(str(error))})") from error
+        raise yaml_limits.LimitExceeded(1, f"nested more than {yaml_limits.MAX_DEPTH} levels deep.") from None
+    except (AttributeError, LookupError, TypeError, ArithmeticError) as error:  # a value that does not match its tag
+        raise yaml.YAMLError(f"a value that does not match its tag ({short_repr(str(error))})") from error
     except ValueError as error:
         if isinstance(error, HansaError):
             raise
-        raise yaml.YAMLError(f"a value that is not what its tag says ({short_repr(str(error))})") from error
+        raise yaml.YAMLError(f"a value that does not match its tag ({short_repr(str(error))})") from error
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML, in the order given, small mappings on one line.
+    """Return plain data as YAML, in the given order, with small mappings on one line.
 
     >>> print(dump({"seed": 0, "local": {"lr": 0.1, "max_grad_norm": None}}), end="")
     seed: 0
-    local: {lr: 0.1, clip: null}
+    local: {lr: 0.1, max_grad_norm: null}
     """
     return "".join(_dump_entry(key, value) for key, value in data.items())
 
@@ -204,18 +205,18 @@ def _dump_entry(key: str, value: Any) -> str:
     return yaml.safe_dump({key: value}, default_flow_style=False, sort_keys=False, width=110, allow_unicode=True)
 
 
-def holds(inside: Any, key: str | int) -> bool:
-    """Whether a mapping has a key, or a list a place."""
-    if isinstance(inside, dict):
-        return key in inside
-    return isinstance(inside, list) and isinstance(key, int) and 0 <= key < len(inside)
+def has_key(container: Any, key: str | int) -> bool:
+    """Return whether a mapping has a key, or a list an index."""
+    if isinstance(container, dict):
+        return key in container
+    return isinstance(container, list) and isinstance(key, int) and 0 <= key < len(container)
 
 
 def _excerpt(text: Sequence[str], line: int) -> str:
     return text[line - 1][:200] if 0 < line <= len(text) else ""
 
 
-def _broken(error: yaml.YAMLError, source: str, text: str) -> Problem:
+def _syntax_problem(error: yaml.YAMLError, source: str, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
@@ -231,7 +232,7 @@ def _reason(error: yaml.YAMLError) -> str:
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
-    """Key, line and value of every entry of a node."""
+    """Yield the key, line and value of every entry of a node."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -242,7 +243,7 @@ def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
 
 
 def _walk(node: yaml.Node) -> Iterator[tuple[Keys, int, yaml.Node]]:
-    """Every entry with the keys that lead to it; what an alias repeats is visited once."""
+    """Yield every entry with the keys that lead to it; what an alias repeats is visited once."""
     waiting: list[tuple[Keys, yaml.Node]] = [((), node)]
     seen: set[int] = set()
     while waiting:
@@ -254,12 +255,12 @@ def _walk(node: yaml.Node) -> Iterator[tuple[Keys, int, yaml.Node]]:
                 waiting.append(((*above, key), value))
 
 
-def _refuse_twins(node: yaml.Node, source: str, text: str) -> None:
-    """YAML would quietly keep the last of two equal keys."""
+def _refuse_duplicate_keys(node: yaml.Node, source: str, text: str) -> None:
+    """Refuse duplicate keys, of which YAML would silently keep the last."""
     first: dict[Keys, int] = {}
     for keys, line, _ in _walk(node):
         if keys in first and keys[-1] != "<<":
-            message = f"stands twice, first in line {first[keys]}. Keep one of them."
+            message = f"is set twice, first in line {first[keys]}. Keep one of them."
             excerpt = _excerpt(text.splitlines(), line)
             raise ConfigError([Problem(f"{source}:{line}", keys, message, line, excerpt)])
         first[keys] = line

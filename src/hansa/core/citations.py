@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from hansa.core.errors import HansaError, suggestion
 
 
-class Composed(Protocol):
+class HasComponents(Protocol):
     """What is made of parts, as an algorithm is."""
 
-    def parts(self) -> Iterable[Any]: ...
+    def components(self) -> Iterable[Any]: ...
 
 
 @cache
@@ -26,7 +26,7 @@ def bibliography() -> dict[str, str]:
     return dict(zip(entries, blocks, strict=True))
 
 
-def cited(part: object) -> tuple[str, ...]:
+def citations_of(part: object) -> tuple[str, ...]:
     """What a part cites: keys, or BibTeX entries, which begin with an @; one of either need not be in a tuple."""
     found = getattr(part, "cites", ())
     return (found,) if isinstance(found, str) else tuple(found)
@@ -35,7 +35,7 @@ def cited(part: object) -> tuple[str, ...]:
 def check_citations(parts: Iterable[object]) -> None:
     """Refuse a citation that is neither a known key nor a BibTeX entry."""
     for part in parts:
-        for citation in cited(part):
+        for citation in citations_of(part):
             if not isinstance(citation, str) or not (citation in bibliography() or _is_entry(citation)):
                 raise HansaError(
                     f"{type(part).__name__} cites {citation!r}: expected a key of hansa.core.citations.bibliography() or a "
@@ -43,22 +43,22 @@ def check_citations(parts: Iterable[object]) -> None:
                 )
 
 
-def citations(algorithm: Composed) -> list[str]:
+def citations(algorithm: HasComponents) -> list[str]:
     """What the parts in use cite, each once, outermost part first: keys, and entries of one's own."""
-    return list(dict.fromkeys(citation.strip() for part in algorithm.parts() for citation in cited(part)))
+    return list(dict.fromkeys(citation.strip() for part in algorithm.components() for citation in citations_of(part)))
 
 
-def bibtex(algorithms: Iterable[Composed]) -> str:
+def bibtex(algorithms: Iterable[HasComponents]) -> str:
     """The BibTeX of all parts that some algorithms use, each entry once."""
-    return entries(citation for algorithm in algorithms for citation in citations(algorithm))
+    return bibtex_entries(citation for algorithm in algorithms for citation in citations(algorithm))
 
 
-def entries(found: Iterable[str]) -> str:
+def bibtex_entries(citations: Iterable[str]) -> str:
     """The BibTeX of some citations, each once."""
-    return "\n\n".join(bibliography().get(citation, citation) for citation in dict.fromkeys(found))
+    return "\n\n".join(bibliography().get(citation, citation) for citation in dict.fromkeys(citations))
 
 
-def cite(algorithm: Composed) -> str:
+def cite(algorithm: HasComponents) -> str:
     """Print and return the BibTeX of exactly the parts an algorithm uses.
 
     >>> import contextlib, io

@@ -17,7 +17,7 @@ Device: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 CPU = torch.device("cpu")
 
 
-def available() -> dict[torch.device, str]:
+def available_devices() -> dict[torch.device, str]:
     """The devices of this machine, with a name each."""
     found = {CPU: "CPU"}
     kind = torch.accelerator.current_accelerator(check_available=True)
@@ -30,23 +30,23 @@ def available() -> dict[torch.device, str]:
     return found
 
 
-def devices(asked: Device, part: str = "run") -> tuple[torch.device, ...]:
+def resolve_devices(requested: Device, component: str = "run") -> tuple[torch.device, ...]:
     """One device or several, each of which is there; several are given to workers in turn.
 
-    >>> devices("cpu:0"), devices(["cpu", "cpu"])
+    >>> resolve_devices("cpu:0"), resolve_devices(["cpu", "cpu"])
     ((device(type='cpu'),), (device(type='cpu'), device(type='cpu')))
-    >>> devices("cuda:9")  # doctest: +ELLIPSIS
+    >>> resolve_devices("cuda:9")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     hansa.core.errors.HansaError: run(device='cuda:9'): there is no such device here. There is: cpu (CPU)...
     """
-    each = [asked] if isinstance(asked, (str, torch.device)) else list(asked)
+    each = [requested] if isinstance(requested, (str, torch.device)) else list(requested)
     if not each:
-        raise invalid_argument(part, "device", asked, "a device such as 'cpu' or 'cuda:0', or several")
-    there = available()
-    return tuple(_one(word, there, part) for word in each)
+        raise invalid_argument(component, "device", requested, "a device such as 'cpu' or 'cuda:0', or several")
+    there = available_devices()
+    return tuple(_resolve_device(word, there, component) for word in each)
 
 
-def _one(asked: str | torch.device, there: dict[torch.device, str], part: str) -> torch.device:
+def _resolve_device(asked: str | torch.device, there: dict[torch.device, str], part: str) -> torch.device:
     listed = ", ".join(f"{device} ({name})" for device, name in there.items())
     try:
         wanted = torch.device(asked)
@@ -67,7 +67,7 @@ def _one(asked: str | torch.device, there: dict[torch.device, str], part: str) -
     return found
 
 
-def can_hold(device: torch.device, dtype: torch.dtype, part: str = "run") -> None:
+def check_dtype(device: torch.device, dtype: torch.dtype, component: str = "run") -> None:
     """Refuse arithmetic that a device does not have."""
     if device.type == "mps" and dtype == torch.float64:
-        raise HansaError(f"{part}(device={str(device)!r}, dtype=torch.float64): this device has no float64.")
+        raise HansaError(f"{component}(device={str(device)!r}, dtype=torch.float64): this device has no float64.")

@@ -1,4 +1,4 @@
-"""Errors that name the thing, the value and the remedy."""
+"""Errors that name the component, the argument, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -9,22 +9,30 @@ from collections.abc import Iterable
 
 
 class HansaError(ValueError):
-    """Something the caller can mend: the message names the value and the remedy.
+    """An error that the caller can fix: the message names the value and the remedy.
 
-    >>> try:
-    ...     raise HansaError("steps=0: expected at least 1.")
-    ... except HansaError as error:
-    ...     str(error)
-    'steps=0: expected at least 1.'
+    ``component`` and ``argument`` say which argument of which component is wrong, and ``value`` what it was; ``argument``
+    is empty for errors that are not about an argument.
+
+    >>> error = HansaError("steps=0: expected at least 1.", argument="steps", value=0)
+    >>> str(error), error.argument
+    ('steps=0: expected at least 1.', 'steps')
     """
+
+    def __init__(self, *args: object, component: str = "", argument: str = "", value: object = None) -> None:
+        super().__init__(*args)
+        self.component, self.argument, self.value = component, argument, value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self.args, {**vars(self), "value": None}  # a value may be large, or not picklable
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """A clause naming the near matches of an unknown name, or all that is known.
+    """Return a sentence with the names most like an unknown one, or with all known names.
 
-    >>> near("scafold", ["fedadam", "fedavg", "scaffold"])
+    >>> suggestion("scafold", ["fedadam", "fedavg", "scaffold"])
     'Did you mean scaffold?'
-    >>> near("zzz", ["b", "a"])
+    >>> suggestion("zzz", ["b", "a"])
     'Known: a, b.'
     """
     options, name = sorted(known), name[:100]
@@ -32,28 +40,38 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(matches)}?" if matches else f"Known: {', '.join(options)}."
 
 
-def invalid_argument(part: str, argument: str, value: object, expected: str, remedy: str = "") -> HansaError:
-    """The error for one wrong argument of one part.
+def invalid_argument(component: str, argument: str, value: object, expected: str, remedy: str = "") -> HansaError:
+    """Return the error for one wrong argument of one component.
 
-    >>> refuse("top_k", "ratio", 2, "0 < ratio <= 1", "1/64 keeps one entry in 64.")
+    >>> invalid_argument("top_k", "ratio", 2, "0 < ratio <= 1", "1/64 keeps one entry in 64.")
     HansaError('top_k(ratio=2): expected 0 < ratio <= 1. 1/64 keeps one entry in 64.')
     """
-    return HansaError(f"{part}({argument}={short_repr(value)}): expected {expected}.{' ' + remedy if remedy else ''}")
+    return argument_error(component, argument, value, f"expected {expected}.{' ' + remedy if remedy else ''}")
+
+
+def argument_error(component: str, argument: str, value: object, problem: str) -> HansaError:
+    """Return the error for one wrong argument, in words of its own.
+
+    >>> argument_error("run", "device", "tpu", "there is no such device.")
+    HansaError("run(device='tpu'): there is no such device.")
+    """
+    message = f"{component}({argument}={short_repr(value)}): {problem}"
+    return HansaError(message, component=component, argument=argument, value=value)
 
 
 def short_repr(value: object) -> str:
-    """A value in few words, however large, deep or odd it is: what messages are made of.
+    """Return a short repr for messages, however large or deep the value is and even if its repr fails.
 
-    >>> shown("ab"), shown([0] * 1000), shown(10**5000)
+    >>> short_repr("ab"), short_repr([0] * 1000), short_repr(10**5000)
     ("'ab'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ...]', '<int instance ...>')
     """
     return _SHORT.repr(value)
 
 
 def quotes_hint(value: object) -> str:
-    """A remedy where a number was expected and one stands in quotes.
+    """Return a remedy if a number was expected and the value is a number in quotes.
 
-    >>> unquoted("0.1"), unquoted("fast"), unquoted(3)
+    >>> quotes_hint("0.1"), quotes_hint("fast"), quotes_hint(3)
     (' Leave out the quotes.', '', '')
     """
     try:
@@ -74,7 +92,7 @@ class _Short(reprlib.Repr):
     def repr_instance(self, x: object, level: int) -> str:
         try:
             text = repr(x)
-        except Exception:  # of somebody's own class
+        except Exception:  # raised by a user's own __repr__
             return f"<{type(x).__name__} instance>"
         return text if len(text) <= self.maxother else f"{text[: self.maxother]}..."
 
@@ -88,46 +106,63 @@ def _number(value: object) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond the floats
+    except OverflowError:  # an integer too large for a float
         return None
 
 
-def check_positive(part: str, argument: str, value: object, remedy: str = "") -> None:
-    """Refuse anything but a finite number above zero."""
+def check_positive(component: str, argument: str, value: object, remedy: str = "") -> None:
+    """Raise unless the value is a finite number above zero."""
     number = _number(value)
     if number is None or number <= 0:
-        raise invalid_argument(part, argument, value, f"{argument} > 0", remedy)
+        raise invalid_argument(component, argument, value, f"{argument} > 0", remedy)
 
 
-def check_non_negative(part: str, argument: str, value: object, remedy: str = "") -> None:
-    """Refuse anything but a finite number of at least zero."""
+def check_non_negative(component: str, argument: str, value: object, remedy: str = "") -> None:
+    """Raise unless the value is a finite number of at least zero."""
     number = _number(value)
     if number is None or number < 0:
-        raise invalid_argument(part, argument, value, f"{argument} >= 0", remedy)
+        raise invalid_argument(component, argument, value, f"{argument} >= 0", remedy)
 
 
-def check_finite(part: str, argument: str, value: object, remedy: str = "") -> None:
-    """Refuse anything but a finite number."""
+def check_finite(component: str, argument: str, value: object, remedy: str = "") -> None:
+    """Raise unless the value is a finite number."""
     if _number(value) is None:
-        raise invalid_argument(part, argument, value, "a finite number", remedy)
+        raise invalid_argument(component, argument, value, "a finite number", remedy)
 
 
-def check_fraction(part: str, argument: str, value: object, remedy: str = "", *, above_zero: bool = True) -> None:
-    """Refuse anything but a number in (0, 1], or [0, 1] with ``above_zero=False``."""
+def check_fraction(component: str, argument: str, value: object, remedy: str = "", *, above_zero: bool = True) -> None:
+    """Raise unless the value is a number in (0, 1], or [0, 1] with ``above_zero=False``."""
     number = _number(value)
     if number is None or number > 1 or number < 0 or (above_zero and number == 0):
         low = "0 <" if above_zero else "0 <="
-        raise invalid_argument(part, argument, value, f"{low} {argument} <= 1", remedy)
+        raise invalid_argument(component, argument, value, f"{low} {argument} <= 1", remedy)
 
 
-def check_decay(part: str, argument: str, value: object, remedy: str = "") -> None:
-    """Refuse anything but a number in [0, 1): a memory that forgets."""
+def check_decay(component: str, argument: str, value: object, remedy: str = "") -> None:
+    """Raise unless the value is a number in [0, 1), as decay rates are."""
     number = _number(value)
     if number is None or not 0 <= number < 1:
-        raise invalid_argument(part, argument, value, f"0 <= {argument} < 1", remedy)
+        raise invalid_argument(component, argument, value, f"0 <= {argument} < 1", remedy)
 
 
-def check_integer(part: str, argument: str, value: object, remedy: str = "", *, minimum: int = 1) -> None:
-    """Refuse anything but a whole number of at least ``least``."""
+def check_integer(component: str, argument: str, value: object, remedy: str = "", *, minimum: int = 1) -> None:
+    """Raise unless the value is a whole number of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise invalid_argument(part, argument, value, f"a whole number >= {minimum}", remedy)
+        raise invalid_argument(component, argument, value, f"a whole number >= {minimum}", remedy)
+
+
+def add_step(error: Exception, client: int, step: int | None = None) -> None:
+    """Record on an error which client, and which of its local steps, raised it; the first record is kept.
+
+    >>> error = ValueError("shape")
+    >>> add_step(error, 3, 7)
+    >>> failed_step(error)
+    (3, 7)
+    """
+    if failed_step(error) is None:
+        error.hansa_step = (client, step)  # type: ignore[attr-defined]
+
+
+def failed_step(error: BaseException) -> tuple[int, int | None] | None:
+    """Return the client and the local step that `add_step` recorded, or None."""
+    return getattr(error, "hansa_step", None)

@@ -14,18 +14,18 @@ class HtmlRepr:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in _rows(self))
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in _table_rows(self))
         return f"<table>{rows}</table>"
 
 
-def _rows(part: Any, above: str = "") -> Iterator[tuple[str, str]]:
+def _table_rows(part: Any, above: str = "") -> Iterator[tuple[str, str]]:
     for field in fields(part):
         value = getattr(part, field.name)
         name = f"{above}{field.name}"
         if isinstance(value, Mapping):
             for key, inner in value.items():
-                yield from _rows(inner, f"{key}: ") if is_dataclass(inner) else [(f"{name}.{key}", repr(inner))]
+                yield from _table_rows(inner, f"{key}: ") if is_dataclass(inner) else [(f"{name}.{key}", repr(inner))]
         elif not above and is_dataclass(value) and len(fields(value)) > 4:
-            yield from _rows(value, f"{field.name}.")
+            yield from _table_rows(value, f"{field.name}.")
         elif not above or field.default is MISSING or value != field.default:
             yield name, repr(value)

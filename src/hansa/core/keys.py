@@ -53,7 +53,7 @@ class Key:
 
     def numpy(self) -> np.random.Generator:
         """A NumPy generator at this address."""
-        return np.random.Generator(np.random.Philox(_given()(self.digest(16))))
+        return np.random.Generator(np.random.Philox(_seed_sequence_class()(self.digest(16))))
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A torch generator at this address."""
@@ -63,7 +63,7 @@ class Key:
 
 
 @cache
-def _given() -> Any:
+def _seed_sequence_class() -> Any:
     """Hands Philox its 128 bits as they are: what ``Philox(key=...)`` does after asking the system for entropy."""
 
     class Given(np.random.bit_generator.ISeedSequence):
@@ -74,10 +74,10 @@ def _given() -> Any:
             return np.frombuffer(self.digest, np.dtype(dtype).newbyteorder("<")).astype(dtype)[:n_words]
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return _given_again, (self.digest,)
+            return _restore_seed_sequence, (self.digest,)
 
     return Given
 
 
-def _given_again(digest: bytes) -> Any:
-    return _given()(digest)
+def _restore_seed_sequence(digest: bytes) -> Any:
+    return _seed_sequence_class()(digest)

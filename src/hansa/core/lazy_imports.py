@@ -17,7 +17,7 @@ def lazy_attributes(
 ) -> tuple[Getter, Lister]:
     """``__getattr__`` and ``__dir__`` of a package: its modules, and names from the modules in which they are at home.
 
-    >>> __getattr__, __dir__ = later("hansa.runs.store", {"Damaged": "hansa.runs.store.io"})
+    >>> __getattr__, __dir__ = lazy_attributes("hansa.runs.store", {"Damaged": "hansa.runs.store.io"})
     >>> __getattr__("Damaged").__module__, __getattr__("lock").__name__
     ('hansa.runs.store.io', 'hansa.runs.store.lock')
     """

@@ -1,7 +1,7 @@
-"""What the protocols of all parts share: required methods, declarations with defaults, and words for what is no part.
+"""Components and their protocols: required methods, optional traits with defaults, and errors for what is no component.
 
-A part needs the methods that its protocol marks abstract. All else in a protocol is a declaration with a default: who
-inherits from the protocol has it, who does not need not mention it.
+A protocol has only the methods that a component must have. Optional traits are declared by a base class that gives each
+its default. A component may inherit from the base class, or just define the traits that differ.
 """
 
 from __future__ import annotations
@@ -10,31 +10,41 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hansa.core.errors import HansaError, suggestion
 
+Base = TypeVar("Base")
 
-def declared(part: object, protocol: type, name: str) -> Any:
-    """What a part declares, or the default of its protocol.
 
-    >>> from hansa.aggregate import Aggregator, median
-    >>> declared(median(), Aggregator, "min_updates"), declared(object(), Aggregator, "min_updates")
-    (1, 1)
+def with_defaults(component: object, base: type[Base]) -> Base:
+    """Return the component, seen as having every trait of ``base``: its own, or else the default.
+
+    >>> from hansa.aggregate import BaseAggregator, krum
+    >>> class duck_typed: ...
+    >>> with_defaults(krum(2), BaseAggregator).min_updates, with_defaults(duck_typed(), BaseAggregator).min_updates
+    (5, 1)
     """
-    found = getattr(part, name, _MISSING)
-    if found is _MISSING:
-        default = inspect.getattr_static(protocol, name)
-        return default.__get__(part, type(part)) if hasattr(default, "__get__") else default
-    if isinstance(found, property):  # a dataclass took the protocol's default for the field's
-        raise HansaError(f"{type(part).__name__}: its field {name!r} has no value. Give the field a default.")
-    return found
+    return cast("Base", component if base in type(component).__mro__ else _WithDefaults(component, base))
 
 
-def missing_methods(part: object, protocol: type) -> list[str]:
+class _WithDefaults:
+    __slots__ = ("_base", "_component")
+
+    def __init__(self, component: object, base: type) -> None:
+        self._component, self._base = component, base
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self._component, name):
+            return getattr(self._component, name)
+        default = inspect.getattr_static(self._base, name)
+        return default.__get__(self._component, type(self._component)) if hasattr(default, "__get__") else default
+
+
+def missing_methods(component: object, protocol: type) -> list[str]:
     """The required methods that something has not."""
     required = sorted(getattr(protocol, "__abstractmethods__", ()))
-    return [name for name in required if not callable(getattr(part, name, None))]
+    return [name for name in required if not callable(getattr(component, name, None))]
 
 
 def check_component(
@@ -43,13 +53,17 @@ def check_component(
     """Refuse what is not a part of a protocol; ``instead`` is what was probably meant, ``example`` one that is.
 
     >>> from hansa.aggregate import Aggregator, mean
-    >>> expect("Channel", "aggregate", mean, Aggregator, "an aggregator")
+    >>> check_component("Channel", "aggregate", mean, Aggregator, "an aggregator")
     Traceback (most recent call last):
     ...
     hansa.core.errors.HansaError: Channel(aggregate=mean): expected an aggregator: mean().
     """
     if isinstance(value, type) or missing_methods(value, protocol):
         raise not_a_component(owner, argument, value, protocol, noun, instead=instead, example=example)
+    for field in fields(value) if is_dataclass(value) else ():
+        if isinstance(getattr(value, field.name), property):  # a dataclass took the trait of its base for a default
+            name = type(value).__name__
+            raise HansaError(f"{name}: its field {field.name!r} has no value. Give the field a default.")
 
 
 def not_a_component(
@@ -61,12 +75,13 @@ def not_a_component(
     if isinstance(value, type) and not missing:
         instead = constructor_call(value)
     elif isinstance(value, str):
-        room = _room(protocol)
+        room = _components_of(protocol)
         instead = constructor_call(room[value]) if value in room else ""
         example = example if instead else suggestion(value, room)
-    end = f": {instead}." if instead else f", with {_listed(missing)}." if missing else "."
+    end = f": {instead}." if instead else f", with {_join_names(missing)}." if missing else "."
     rest = f" {example}" if example and not instead else ""
-    return HansaError(f"{owner}({argument}={shown}): expected {noun}{end}{rest}")
+    message = f"{owner}({argument}={shown}): expected {noun}{end}{rest}"
+    return HansaError(message, component=owner, argument=argument, value=value)
 
 
 def walk_components(value: Any) -> Iterator[Any]:
@@ -92,19 +107,16 @@ def constructor_call(kind: type) -> str:
     return f"{kind.__name__}({'...' if needed else ''})"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def _room(protocol: type) -> dict[str, type]:
+def _components_of(protocol: type) -> dict[str, type]:
     """The parts of the protocol's own room, by name."""
     package = sys.modules[sys.modules[protocol.__module__].__package__ or protocol.__module__]
     public = ((name, getattr(package, name)) for name in package.__all__)
-    return {name: item for name, item in public if isinstance(item, type) and not _open(item, protocol)}
+    return {name: item for name, item in public if isinstance(item, type) and not _is_abstract(item, protocol)}
 
 
-def _open(item: type, protocol: type) -> bool:
+def _is_abstract(item: type, protocol: type) -> bool:
     return item is protocol or inspect.isabstract(item) or bool(missing_methods(item, protocol))
-
-
-_MISSING = object()

@@ -60,19 +60,19 @@ class Population:
     @property
     def losses(self) -> torch.Tensor:
         """The training loss that each client reported last, [count]; NaN of those that never took part."""
-        return self._heard("losses").losses
+        return self._require_stats("losses").losses
 
     @property
     def norms(self) -> torch.Tensor:
         """The length of each client's last update, [count]; NaN of those that never took part."""
-        return self._heard("norms").norms
+        return self._require_stats("norms").norms
 
     @property
     def participations(self) -> torch.Tensor:
         """How often each client took part so far, [count]."""
-        return self._heard("participations").participations
+        return self._require_stats("participations").participations
 
-    def _heard(self, what: str) -> ClientStats:
+    def _require_stats(self, what: str) -> ClientStats:
         if self.stats is None:
             raise HansaError(
                 f"population.{what}: is kept for parts that ask for it. Give your sampler or aggregator the attribute "

@@ -1,4 +1,4 @@
-"""Data: sets by name, partitions, federated views, and whatever a user brings."""
+"""Data sets by name, partitions over clients, and federated data from a user's own arrays, files and datasets."""
 
 from typing import TYPE_CHECKING
 
@@ -8,123 +8,111 @@ if TYPE_CHECKING:
     from hansa.data.arrays import dataset, from_arrays, from_dataset, from_hf
     from hansa.data.client_tests import with_test_clients
     from hansa.data.csv_folder import from_csv_folder
-    from hansa.data.download import download
-    from hansa.data.errors import DataError, MissingError
-    from hansa.data.federated import Dataset, FederatedData, partition, with_clients
-    from hansa.data.folder import data_folder
+    from hansa.data.downloads import download
+    from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
+    from hansa.data.files import DataError, MissingFileError, data_folder
     from hansa.data.hub import from_hub
-    from hansa.data.loading import FileState, check, federate, load, names, present
-    from hansa.data.memory_mapped import Mapped, from_mapped
-    from hansa.data.partitions import Partition, dirichlet, iid, kept, natural, quantity_skew, shards
-    from hansa.data.sample_functions import Collated, Made, by_function, collated
-    from hansa.data.settings import SETTINGS, Setting, setting
-    from hansa.data.sources import SOURCES, Source, source
-    from hansa.data.split import Split, load_split, save_split, saved
+    from hansa.data.loading import FileStatus, check_files, dataset_names, federate, is_present, load
+    from hansa.data.memory_mapped import MemmapArray, from_memmap
+    from hansa.data.on_demand import CollatedData, GeneratedData, from_function, from_items
+    from hansa.data.partitions import (
+        HETEROGENEITY_SETTINGS,
+        HeterogeneitySetting,
+        Partition,
+        dirichlet,
+        heterogeneity_setting,
+        iid,
+        natural,
+        quantity_skew,
+        shards,
+        subsample,
+    )
+    from hansa.data.sources import DATASETS, DatasetInfo, dataset_info
+    from hansa.data.split import Split, load_split, save_split, saved_split
     from hansa.data.summary import Summary, label_counts
-    from hansa.data.synthetic import synthetic, two_gaussians
+    from hansa.data.synthetic_data import synthetic, two_gaussians
 
 __all__ = [
-    "SETTINGS",
-    "SOURCES",
-    "Collated",
+    "DATASETS",
+    "HETEROGENEITY_SETTINGS",
+    "CollatedData",
     "DataError",
     "Dataset",
+    "DatasetInfo",
     "FederatedData",
-    "FileState",
-    "Made",
-    "Mapped",
-    "MissingError",
+    "FileStatus",
+    "GeneratedData",
+    "HeterogeneitySetting",
+    "MemmapArray",
+    "MissingFileError",
     "Partition",
-    "Setting",
-    "Source",
     "Split",
     "Summary",
-    "by_function",
-    "check",
-    "collated",
+    "apply_split",
+    "check_files",
     "data_folder",
     "dataset",
+    "dataset_info",
+    "dataset_names",
     "dirichlet",
     "download",
     "federate",
     "from_arrays",
     "from_csv_folder",
     "from_dataset",
+    "from_function",
     "from_hf",
     "from_hub",
-    "from_mapped",
+    "from_items",
+    "from_memmap",
+    "heterogeneity_setting",
     "iid",
-    "kept",
+    "is_present",
     "label_counts",
     "load",
     "load_split",
-    "names",
     "natural",
-    "partition",
-    "present",
+    "partition_dataset",
     "quantity_skew",
     "save_split",
-    "saved",
-    "setting",
+    "saved_split",
     "shards",
-    "source",
+    "subsample",
     "synthetic",
     "two_gaussians",
-    "with_clients",
     "with_test_clients",
 ]
 
-HOMES = {
-    "Collated": "hansa.data.sample_functions",
-    "DataError": "hansa.data.errors",
-    "Dataset": "hansa.data.federated",
-    "FederatedData": "hansa.data.federated",
-    "FileState": "hansa.data.loading",
-    "Made": "hansa.data.sample_functions",
-    "Mapped": "hansa.data.memory_mapped",
-    "MissingError": "hansa.data.errors",
-    "Partition": "hansa.data.partitions",
-    "SETTINGS": "hansa.data.settings",
-    "SOURCES": "hansa.data.sources",
-    "Setting": "hansa.data.settings",
-    "Source": "hansa.data.sources",
-    "Split": "hansa.data.split",
-    "Summary": "hansa.data.summary",
-    "by_function": "hansa.data.sample_functions",
-    "check": "hansa.data.loading",
-    "collated": "hansa.data.sample_functions",
-    "data_folder": "hansa.data.folder",
-    "dataset": "hansa.data.arrays",
-    "dirichlet": "hansa.data.partitions",
-    "download": "hansa.data.download",
-    "federate": "hansa.data.loading",
-    "from_arrays": "hansa.data.arrays",
-    "from_csv_folder": "hansa.data.csv_folder",
-    "from_dataset": "hansa.data.arrays",
-    "from_hf": "hansa.data.arrays",
-    "from_hub": "hansa.data.hub",
-    "from_mapped": "hansa.data.memory_mapped",
-    "iid": "hansa.data.partitions",
-    "kept": "hansa.data.partitions",
-    "label_counts": "hansa.data.summary",
-    "load": "hansa.data.loading",
-    "load_split": "hansa.data.split",
-    "names": "hansa.data.loading",
-    "natural": "hansa.data.partitions",
-    "partition": "hansa.data.federated",
-    "present": "hansa.data.loading",
-    "quantity_skew": "hansa.data.partitions",
-    "save_split": "hansa.data.split",
-    "saved": "hansa.data.split",
-    "setting": "hansa.data.settings",
-    "shards": "hansa.data.partitions",
-    "source": "hansa.data.sources",
-    "synthetic": "hansa.data.synthetic",
-    "two_gaussians": "hansa.data.synthetic",
-    "with_clients": "hansa.data.federated",
-    "with_test_clients": "hansa.data.client_tests",
+_MODULES = {
+    "arrays": ("dataset", "from_arrays", "from_dataset", "from_hf"),
+    "client_tests": ("with_test_clients",),
+    "csv_folder": ("from_csv_folder",),
+    "downloads": ("download",),
+    "federated": ("Dataset", "FederatedData", "apply_split", "partition_dataset"),
+    "files": ("DataError", "MissingFileError", "data_folder"),
+    "hub": ("from_hub",),
+    "loading": ("FileStatus", "check_files", "dataset_names", "federate", "is_present", "load"),
+    "memory_mapped": ("MemmapArray", "from_memmap"),
+    "on_demand": ("CollatedData", "GeneratedData", "from_function", "from_items"),
+    "partitions": (
+        "HETEROGENEITY_SETTINGS",
+        "HeterogeneitySetting",
+        "Partition",
+        "dirichlet",
+        "heterogeneity_setting",
+        "iid",
+        "natural",
+        "quantity_skew",
+        "shards",
+        "subsample",
+    ),
+    "sources": ("DATASETS", "DatasetInfo", "dataset_info"),
+    "split": ("Split", "load_split", "save_split", "saved_split"),
+    "summary": ("Summary", "label_counts"),
+    "synthetic_data": ("synthetic", "two_gaussians"),
 }
-"""The modules that are imported when one of these names is first asked for."""
+HOMES = {name: f"hansa.data.{module}" for module, names in _MODULES.items() for name in names}
+"""The module of each public name, imported on first use."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_attributes(__name__, HOMES)

@@ -1,4 +1,4 @@
-"""Bring your own: arrays, a torch Dataset, a Hugging Face dataset."""
+"""Federated data from arrays, a torch Dataset or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hansa.core.errors import HansaError, suggestion
-from hansa.data.client_tests import named_test_clients
-from hansa.data.federated import Dataset, FederatedData, partition, with_clients
-from hansa.data.owners import split_of
+from hansa.data.client_tests import assign_test_clients
+from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
+from hansa.data.owners import parse_clients
 from hansa.data.partitions import Partition, iid, natural
 from hansa.data.split import Split
-from hansa.training.losses import Weighted
+from hansa.training.losses import WeightedTargets
 
 IGNORED = -100
-"""The label that torch's losses ignore by default; allowed where a row has several targets."""
+"""The label that torch's losses ignore by default; allowed if a row has several targets."""
 
 Clients: TypeAlias = "int | Split | Sequence[Any] | np.ndarray[Any, Any] | torch.Tensor"
 
@@ -29,7 +29,7 @@ def from_arrays(
     y: Any,
     *,
     clients: Clients,
-    how: Partition | None = None,
+    partition: Partition | None = None,
     seed: int = 0,
     test: tuple[Any, ...] | None = None,
     test_clients: Any = None,
@@ -38,25 +38,31 @@ def from_arrays(
     dtype: torch.dtype = torch.float32,
     name: str = "arrays",
 ) -> FederatedData:
-    """Federated data from a pair of arrays, NumPy or torch.
+    """Federated data from a pair of NumPy or torch arrays.
 
-    ``clients`` is a number of clients dealt to by ``how`` (iid by default), the owner of every row (numbers from 0, or
-    names, as an array, a list, a tuple or a pandas Series), or one list of row numbers a client. uint8 becomes
-    ``dtype`` / 255, floats ``dtype``, other integers int64. Targets are class numbers, or any numbers: floats for
-    regression, several a row for several labels or a sequence; there -100 marks what a loss is to ignore. ``x`` and
-    ``y`` may be dicts or tuples of arrays of equal length, as a tokenizer gives them: see `hansa.training.model_call`.
-    ``weights`` says how much each row counts in the loss; ``test`` is (x, y), or (x, y, weights).
-
-    ``test_clients`` is the owner of every test row, as ``clients`` names them (-1 for nobody's): then each client is
-    also evaluated on its own. Or ``"labels"``, which deals the test rows as the training labels are, or a share, such
-    as 0.2, of each client's rows that is held out to be the test set.
+    Args:
+        x: Inputs: an array, or a dict or tuple of arrays of equal length, as a tokenizer returns them. uint8 becomes
+            ``dtype`` / 255, floats ``dtype``, other integers int64.
+        y: Targets: class numbers, floats for regression, or several numbers per row for several labels or a sequence,
+            of which -100 is ignored by losses. Also a dict or tuple of arrays.
+        clients: The number of clients, the client of every row (numbers from 0 or names, as an array, a list, a tuple or
+            a pandas Series), or one list of row numbers per client.
+        partition: How rows are assigned to a number of clients; default iid.
+        seed: Seed of the partition.
+        test: The test set, (x, y) or (x, y, weights).
+        test_clients: The client of every test row, as in ``clients`` (-1 for none), for per-client evaluation; or
+            ``"labels"`` or a fraction, as in `with_test_clients`.
+        weights: The weight of every row in the loss.
+        classes: Number of classes; by default from the targets.
+        dtype: Floating-point type of inputs and targets.
+        name: Name for messages.
 
     >>> from_arrays(np.zeros((6, 2)), np.array([0, 1, 0, 1, 0, 1]), clients=[[0, 1], [2, 3, 4]]).sizes.tolist()
     [2, 3]
     """
     data = dataset(x, y, test=test, weights=weights, classes=classes, dtype=dtype, name=name)
-    held = dealt(data, clients, how, seed)
-    return held if test_clients is None else named_test_clients(held, clients, test_clients, seed)
+    federated = assign_clients(data, clients, partition, seed)
+    return federated if test_clients is None else assign_test_clients(federated, clients, test_clients, seed)
 
 
 def dataset(
@@ -70,17 +76,27 @@ def dataset(
     dtype: torch.dtype = torch.float32,
     name: str = "arrays",
 ) -> Dataset:
-    """A data set from a pair of arrays, checked: equal lengths, finite numbers, labels from 0.
+    """A data set from a pair of arrays; raises for unequal lengths, non-finite numbers and negative labels.
+
+    Args:
+        x: Inputs, as in `from_arrays`.
+        y: Targets, as in `from_arrays`.
+        test: The test set, (x, y) or (x, y, weights).
+        weights: The weight of every row in the loss.
+        groups: The natural owner of every row, a number.
+        classes: Number of classes; by default from the targets.
+        dtype: Floating-point type of inputs and targets.
+        name: Name for messages.
 
     >>> dataset([[0.0], [1.0]], [0, 1]).classes
     2
     """
     inputs, targets = as_inputs(name, "x", x, dtype), as_targets(name, "y", y, dtype)
-    held = (None, None) if test is None else test
-    if len(held) not in (2, 3):
-        raise HansaError(f"{name}: test has {len(held)} entries: expected (x, y), or (x, y, weights).")
-    test_inputs = None if held[0] is None else as_inputs(name, "test x", held[0], dtype)
-    test_targets = None if held[1] is None else as_targets(name, "test y", held[1], dtype)
+    test = (None, None) if test is None else test
+    if len(test) not in (2, 3):
+        raise HansaError(f"{name}: test has {len(test)} entries: expected (x, y), or (x, y, weights).")
+    test_inputs = None if test[0] is None else as_inputs(name, "test x", test[0], dtype)
+    test_targets = None if test[1] is None else as_targets(name, "test y", test[1], dtype)
     if (
         classes is None
         and isinstance(targets, torch.Tensor)
@@ -89,13 +105,13 @@ def dataset(
         and len(targets)
     ):
         both = [targets] if test_targets is None else [targets, test_targets]
-        classes = max(int(found.max()) for found in both) + 1
+        classes = max(int(labels.max()) for labels in both) + 1
     if weights is not None:
-        targets = Weighted(targets, _weights(name, weights, dtype))
-    if len(held) == 3:
-        test_targets = Weighted(test_targets, _weights(name, held[2], dtype))
+        targets = WeightedTargets(targets, _check_weights(name, weights, dtype))
+    if len(test) == 3:
+        test_targets = WeightedTargets(test_targets, _check_weights(name, test[2], dtype))
     elif weights is not None and test_targets is not None:
-        test_targets = Weighted(test_targets, torch.ones(len(held[1]), dtype=dtype))
+        test_targets = WeightedTargets(test_targets, torch.ones(len(test[1]), dtype=dtype))
     owners = None if groups is None else torch.as_tensor(np.asarray(groups), dtype=torch.int64)
     return Dataset(name, inputs, targets, test_inputs, test_targets, classes, owners)
 
@@ -104,16 +120,26 @@ def from_dataset(
     data: Any,
     *,
     clients: Clients,
-    how: Partition | None = None,
+    partition: Partition | None = None,
     seed: int = 0,
     test: Any = None,
     classes: int | None = None,
     dtype: torch.dtype = torch.float32,
     name: str | None = None,
 ) -> FederatedData:
-    """Federated data from a ``torch.utils.data.Dataset`` of (input, target) pairs, read once and kept as tensors.
+    """Federated data from a ``torch.utils.data.Dataset`` of (input, target) pairs, read once into tensors.
 
-    Transforms are applied now, once: a random one is frozen. Images (PIL, or uint8 [H, W, C]) become [C, H, W] / 255.
+    Transforms are applied once, so random ones are frozen. Images (PIL, or uint8 [H, W, C]) become [C, H, W] / 255.
+
+    Args:
+        data: The dataset.
+        clients: As in `from_arrays`.
+        partition: How rows are assigned to a number of clients; default iid.
+        seed: Seed of the partition.
+        test: The test set, a dataset of pairs.
+        classes: Number of classes; by default from the targets.
+        dtype: Floating-point type of inputs and targets.
+        name: Name for messages; by default the class of the dataset.
 
     >>> from torch.utils.data import TensorDataset
     >>> from_dataset(TensorDataset(torch.rand(6, 2), torch.arange(6) % 2), clients=3).population
@@ -121,8 +147,10 @@ def from_dataset(
     """
     title = name if name is not None else type(data).__name__
     x, y = _columns(title, data)
-    held = None if test is None else _columns(f"{title} (test)", test)
-    return from_arrays(x, y, clients=clients, how=how, seed=seed, test=held, classes=classes, dtype=dtype, name=title)
+    test_pair = None if test is None else _columns(f"{title} (test)", test)
+    return from_arrays(
+        x, y, clients=clients, partition=partition, seed=seed, test=test_pair, classes=classes, dtype=dtype, name=title
+    )
 
 
 def from_hf(
@@ -132,7 +160,7 @@ def from_hf(
     *,
     clients: Clients | None = None,
     client_column: str | None = None,
-    how: Partition | None = None,
+    partition: Partition | None = None,
     seed: int = 0,
     test: Any = None,
     classes: int | None = None,
@@ -141,129 +169,140 @@ def from_hf(
 ) -> FederatedData:
     """Federated data from a Hugging Face dataset, or anything with named columns.
 
-    A dict of splits gives its ``train`` and, unless ``test`` is given, its ``test``. With ``client_column`` each value
-    of that column is a client, and owns the test rows that have it too. Inputs are numbers, arrays or images of one
-    shape: tokenize and pad text first.
+    Args:
+        data: The dataset, or a dict of splits with ``train`` and optionally ``test``.
+        input_column: Column of inputs: numbers, arrays or images of one shape. Tokenize and pad text first.
+        label_column: Column of targets, numbers.
+        clients: As in `from_arrays`; not needed with ``client_column``.
+        client_column: Column whose values are the clients; they own the test rows with the same value.
+        partition: How rows are assigned to a number of clients; default iid.
+        seed: Seed of the partition.
+        test: The test set, a dataset; by default the split ``test``.
+        classes: Number of classes; by default from the features or the targets.
+        dtype: Floating-point type of inputs and targets.
+        name: Name for messages.
 
     >>> columns = {"x": [[0.0], [1.0], [2.0]], "y": [0, 1, 1], "who": ["a", "b", "b"]}
     >>> from_hf(columns, "x", "y", client_column="who").population
     2
     """
     if hasattr(data, "keys") and "train" in data:
-        held = data["test"] if test is None and "test" in data else test
+        test = data["test"] if test is None and "test" in data else test
         data = data["train"]
-    else:
-        held = test
     x, y = _hf_column(name, data, input_column), np.asarray(_hf_column(name, data, label_column))
     if y.dtype.kind in "UO":
         raise HansaError(
-            f"{name}: column {label_column!r} holds {str(y[0])!r}: expected numbers. Use class_encode_column first."
+            f"{name}: column {label_column!r} contains {str(y[0])!r}: expected numbers. Use class_encode_column first."
         )
-    pair = None
-    if held is not None:
-        pair = (
-            _stack(name, _hf_column(name, held, input_column)),
-            np.asarray(_hf_column(name, held, label_column)),
+    test_pair = None
+    if test is not None:
+        test_pair = (
+            _stack(name, _hf_column(name, test, input_column)),
+            np.asarray(_hf_column(name, test, label_column)),
         )
-    feature = getattr(data, "features", None) or {}
-    classes = classes if classes is not None else getattr(feature.get(label_column), "num_classes", None)
+    features = getattr(data, "features", None) or {}
+    classes = classes if classes is not None else getattr(features.get(label_column), "num_classes", None)
     groups = test_groups = None
     if client_column is not None:
         owners, groups = np.unique(np.asarray(_hf_column(name, data, client_column)), return_inverse=True)
-        how = natural() if how is None else how
-        if held is not None and client_column in (getattr(held, "column_names", None) or ()):
-            test_groups = _known_owners(owners, np.asarray(_hf_column(name, held, client_column)))
+        partition = natural() if partition is None else partition
+        if test is not None and client_column in (getattr(test, "column_names", None) or ()):
+            test_groups = _positions(owners, np.asarray(_hf_column(name, test, client_column)))
     elif clients is None:
-        raise HansaError("from_hf: expected clients=, or client_column= where a column says who owns a row.")
-    found = dataset(_stack(name, x), y, test=pair, groups=groups, classes=classes, dtype=dtype, name=name)
+        raise HansaError("from_hf: expected clients=, or client_column=, the column of the clients.")
+    whole = dataset(_stack(name, x), y, test=test_pair, groups=groups, classes=classes, dtype=dtype, name=name)
     if test_groups is not None:
-        found = replace(found, test_groups=torch.from_numpy(test_groups))
-    return partition(found, natural(), None, seed) if clients is None else dealt(found, clients, how, seed)
+        whole = replace(whole, test_groups=torch.from_numpy(test_groups))
+    if clients is None:
+        return partition_dataset(whole, natural(), None, seed)
+    return assign_clients(whole, clients, partition, seed)
 
 
-def _known_owners(owners: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The place of each value among sorted owners; -1 of those who are none."""
-    place = np.minimum(np.searchsorted(owners, found), len(owners) - 1)
-    return np.where(owners[place] == found, place, -1).astype(np.int64)
+def _positions(owners: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the position of each value in the sorted owners, -1 if it is not there."""
+    position = np.minimum(np.searchsorted(owners, values), len(owners) - 1)
+    return np.where(owners[position] == values, position, -1).astype(np.int64)
 
 
-def dealt(data: Dataset, clients: Clients, how: Partition | None, seed: int) -> FederatedData:
-    """A data set under its clients, however these are said."""
+def assign_clients(data: Dataset, clients: Clients, partition: Partition | None, seed: int) -> FederatedData:
+    """Return the data set assigned to clients, in any form of `from_arrays`."""
     if isinstance(clients, (int, np.integer)) and not isinstance(clients, bool):
         clients = int(clients)
-        return partition(data, iid() if how is None else how, clients, seed)
-    if how is not None:
-        raise HansaError(f"{data.name}: clients already say who holds what; give their number to deal by {how!r}.")
+        return partition_dataset(data, iid() if partition is None else partition, clients, seed)
+    if partition is not None:
+        raise HansaError(
+            f"{data.name}: clients already assign the rows; give a number of clients to use {partition!r}."
+        )
     if isinstance(clients, Split):
-        return with_clients(data, clients)
-    return with_clients(data, split_of(data.name, clients, data.rows))
+        return apply_split(data, clients)
+    return apply_split(data, parse_clients(data.name, clients, data.rows))
 
 
-def _weights(name: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
-    found = _finite(name, "weights", _tensor(name, "weights", values).to(dtype))
-    if found.ndim != 1 or bool((found < 0).any()) or not bool((found > 0).any()):
-        raise HansaError(f"{name}: weights: expected one number of at least 0 a row, some above 0.")
-    return found
+def _check_weights(name: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
+    weights = _check_finite(name, "weights", _tensor(name, "weights", values).to(dtype))
+    if weights.ndim != 1 or bool((weights < 0).any()) or not bool((weights > 0).any()):
+        raise HansaError(f"{name}: weights: expected one non-negative number per row, some above 0.")
+    return weights
 
 
 def as_inputs(name: str, which: str, values: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Arrays, or dicts and tuples of arrays, as tensors that a model takes."""
-    return _each(name, which, values, lambda at, value: _inputs(name, at, value, dtype))
+    """Convert arrays, or dicts and tuples of arrays, to input tensors."""
+    return _map_arrays(name, which, values, lambda argument, value: _inputs(name, argument, value, dtype))
 
 
 def as_targets(name: str, which: str, values: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Arrays, or dicts and tuples of arrays, as tensors that a loss takes."""
-    return _each(name, which, values, lambda at, value: _targets(name, at, value, dtype))
+    """Convert arrays, or dicts and tuples of arrays, to target tensors."""
+    return _map_arrays(name, which, values, lambda argument, value: _targets(name, argument, value, dtype))
 
 
-def _each(name: str, which: str, values: Any, make: Callable[[str, Any], torch.Tensor]) -> Any:
+def _map_arrays(name: str, which: str, values: Any, make: Callable[[str, Any], torch.Tensor]) -> Any:
     if isinstance(values, Mapping):
-        return {str(key): _each(name, f"{which}[{key!r}]", value, make) for key, value in values.items()}
+        return {str(key): _map_arrays(name, f"{which}[{key!r}]", value, make) for key, value in values.items()}
     if isinstance(values, tuple) and values and all(hasattr(value, "shape") for value in values):
-        return tuple(_each(name, f"{which}[{place}]", value, make) for place, value in enumerate(values))
+        return tuple(_map_arrays(name, f"{which}[{position}]", value, make) for position, value in enumerate(values))
     return make(which, values)
 
 
 def _inputs(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
-    found = _tensor(name, which, values)
-    if found.dtype == torch.uint8:
-        return found.to(dtype).div_(255)
-    if not found.is_floating_point():
-        return found.to(dtype if found.dtype == torch.bool else torch.int64)
-    return _finite(name, which, found.to(dtype))
+    tensor = _tensor(name, which, values)
+    if tensor.dtype == torch.uint8:
+        return tensor.to(dtype).div_(255)
+    if not tensor.is_floating_point():
+        return tensor.to(dtype if tensor.dtype == torch.bool else torch.int64)
+    return _check_finite(name, which, tensor.to(dtype))
 
 
 def _targets(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
-    found = _tensor(name, which, values)
-    if found.is_floating_point():
-        return _finite(name, which, found.to(dtype))
-    found = found.to(torch.int64)
-    labels = found if found.ndim == 1 else found[found != IGNORED]
+    tensor = _tensor(name, which, values)
+    if tensor.is_floating_point():
+        return _check_finite(name, which, tensor.to(dtype))
+    tensor = tensor.to(torch.int64)
+    labels = tensor if tensor.ndim == 1 else tensor[tensor != IGNORED]
     if labels.numel() and int(labels.min()) < 0:
-        raise HansaError(f"{name}: {which} holds the label {int(labels.min())}: expected labels from 0.")
-    return found
+        raise HansaError(f"{name}: {which} contains the label {int(labels.min())}: expected labels from 0.")
+    return tensor
 
 
 def _tensor(name: str, which: str, values: Any) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values.detach().cpu()
-    found = np.asarray(values)
-    if found.dtype.kind not in "biuf":
-        raise HansaError(f"{name}: {which} is an array of {found.dtype}: expected numbers, all rows of one shape.")
-    return torch.from_numpy(np.ascontiguousarray(found))
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise HansaError(f"{name}: {which} is an array of {array.dtype}: expected numbers, all rows of one shape.")
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
+def _check_finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
     if not bool(torch.isfinite(values).all()):
         row = int(
             torch.nonzero(~torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else ~torch.isfinite(values))[0]
         )
-        raise HansaError(f"{name}: {which}, row {row}, holds a number that is NaN or infinite. Mend or drop it.")
+        raise HansaError(f"{name}: {which}, row {row}, has a NaN or infinite number. Fix or drop the row.")
     return values
 
 
 def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """All items of a dataset of pairs as two tensors."""
+    """Return all items of a dataset of pairs as two tensors."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     inputs, targets = [], []
@@ -284,7 +323,7 @@ def _items(data: Any) -> Iterator[Any]:
 
 
 def _stack(name: str, values: Iterable[Any]) -> torch.Tensor:
-    """Rows of one shape as one tensor; images become channels first."""
+    """Stack rows of one shape; images become channels-first."""
     if isinstance(values, (np.ndarray, torch.Tensor)):
         return _tensor(name, "x", values)
     rows = [_row(name, position, value) for position, value in enumerate(values)]
@@ -301,14 +340,14 @@ def _row(name: str, position: int, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     image = hasattr(value, "getbands")  # PIL, without importing it
-    found = np.array(value)
-    if found.dtype.kind not in "biuf":
+    array = np.array(value)
+    if array.dtype.kind not in "biuf":
         raise HansaError(f"{name}: input {position} is {value!r}: expected numbers or an image. Tokenize text first.")
-    if image and found.ndim == 2:
-        found = found[None]
-    elif found.dtype == np.uint8 and found.ndim == 3 and (image or found.shape[-1] in (1, 3)):
-        found = np.ascontiguousarray(found.transpose(2, 0, 1))
-    return torch.from_numpy(found)
+    if image and array.ndim == 2:
+        array = array[None]
+    elif array.dtype == np.uint8 and array.ndim == 3 and (image or array.shape[-1] in (1, 3)):
+        array = np.ascontiguousarray(array.transpose(2, 0, 1))
+    return torch.from_numpy(array)
 
 
 def _hf_column(name: str, data: Any, column: str) -> Any:
@@ -316,7 +355,7 @@ def _hf_column(name: str, data: Any, column: str) -> Any:
     if known is not None and column not in known:
         raise HansaError(f"{name}: no column {column!r}. {suggestion(column, known)}")
     try:
-        found = data[column]
-    except KeyError as problem:
-        raise HansaError(f"{name}: no column {column!r}.") from problem
-    return found if isinstance(found, (np.ndarray, torch.Tensor)) else list(found)
+        values = data[column]
+    except KeyError as error:
+        raise HansaError(f"{name}: no column {column!r}.") from error
+    return values if isinstance(values, (np.ndarray, torch.Tensor)) else list(values)

@@ -1,4 +1,4 @@
-"""Whose the test rows are: named with the data, dealt as the training labels are, or held out of each client's own."""
+"""Test rows of clients: given with the data, assigned by label, or held out of each client's rows."""
 
 from __future__ import annotations
 
@@ -11,113 +11,117 @@ import torch
 from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.data.federated import FederatedData
-from hansa.data.owners import owners_of
-from hansa.training.losses import unweighted
+from hansa.data.owners import owner_column
+from hansa.training.losses import strip_weights
 
 TestClients: TypeAlias = "Literal['labels'] | float"
-"""How test rows get owners: ``"labels"`` deals them, a share holds some of each client's own rows out."""
+"""How test rows are assigned to clients: ``"labels"``, or the fraction of each client's rows to hold out."""
 
-_SHARE = "A share, such as 0.2, holds out some of each client's own rows."
+_HOLD_OUT_HINT = "A fraction, such as 0.2, holds out some of each client's rows."
 
 
-def with_test_clients(data: FederatedData, how: TestClients, seed: int = 0) -> FederatedData:
-    """The same data with owners of its test rows, so that every client can be evaluated on its own.
+def with_test_clients(data: FederatedData, test_clients: TestClients, seed: int = 0) -> FederatedData:
+    """Return the data with test rows assigned to clients, so that each client is evaluated on its own rows.
 
-    ``"labels"`` deals each label's test rows to the clients as its training rows are dealt, what is left over by a draw
-    of the seed: the test set stays what it is, and each client's part of it has about its own mixture.
-    A share, such as 0.2, takes that part of each client's own rows, at least one and never its last, out of training;
-    they are the test set then, in place of any other.
+    Args:
+        data: The federated data.
+        test_clients: ``"labels"`` divides each label's test rows like its training rows, so that a client's test rows
+            have about its distribution of labels. A fraction, such as 0.2, holds out that part of each client's rows
+            (at least one, never all) as the test set, in place of any other.
+        seed: Seed of the draw.
 
     >>> from hansa.data import federate
-    >>> held = with_test_clients(federate("fashion-mini", clients=20), "labels")
-    >>> len(held.test_owners) == len(held.test_targets), int(held.test_owners.max()) < 20
+    >>> data = with_test_clients(federate("fashion-mini", clients=20), "labels")
+    >>> len(data.test_owners) == len(data.test_targets), int(data.test_owners.max()) < 20
     (True, True)
     >>> with_test_clients(federate("fashion-mini", clients=20), 0.25).sizes.sum().item()
     7497
     """
     key = Key(seed).child("test clients")
-    if isinstance(how, str):
-        if how != "labels":
-            raise invalid_argument("data", "test_clients", how, "'labels' or a share", suggestion(how, ["labels"]))
-        return _by_label(data, key)
-    if isinstance(how, bool) or not isinstance(how, (int, float)) or not 0 < how < 1:
+    if isinstance(test_clients, str):
+        if test_clients != "labels":
+            hint = suggestion(test_clients, ["labels"])
+            raise invalid_argument("data", "test_clients", test_clients, "'labels' or a fraction", hint)
+        return _assign_by_label(data, key)
+    if isinstance(test_clients, bool) or not isinstance(test_clients, (int, float)) or not 0 < test_clients < 1:
         raise invalid_argument(
-            "data", "test_clients", how, "'labels', or a share between 0 and 1 of each client's rows"
+            "data", "test_clients", test_clients, "'labels', or a fraction between 0 and 1 of each client's rows"
         )
-    return _held_out(data, float(how), key)
+    return _hold_out(data, float(test_clients), key)
 
 
-def named_test_clients(data: FederatedData, clients: Any, test_clients: Any, seed: int = 0) -> FederatedData:
-    """The same data with the owner of every test row given as the training rows' were: by number, or by name."""
+def assign_test_clients(data: FederatedData, clients: Any, test_clients: Any, seed: int = 0) -> FederatedData:
+    """Return the data with the given client of every test row, by number or by name."""
     if isinstance(test_clients, (str, float, int)):
         return with_test_clients(data, test_clients, seed)  # type: ignore[arg-type]
     rows = 0 if data.test_targets is None else len(torch.utils._pytree.tree_leaves(data.test_targets)[0])
     if not rows:
-        raise HansaError(f"{data.name}: test_clients says whose test rows are, but there are none: give test=(x, y).")
-    known, found = owners_of(data.name, clients, "clients"), owners_of(data.name, test_clients, "test_clients")
-    if found is None or found.shape != (rows,) or found.dtype.kind not in "iuU":
+        raise HansaError(f"{data.name}: test_clients needs test rows: give test=(x, y).")
+    train_owners = owner_column(data.name, clients, "clients")
+    test_owners = owner_column(data.name, test_clients, "test_clients")
+    if test_owners is None or test_owners.shape != (rows,) or test_owners.dtype.kind not in "iuU":
         raise HansaError(f"{data.name}: test_clients: expected the owner of each of {rows} test rows.")
-    if found.dtype.kind != "U":
-        return replace(data, test_owners=torch.from_numpy(found.astype(np.int64)))
-    if known is None or known.dtype.kind != "U":
+    if test_owners.dtype.kind != "U":
+        return replace(data, test_owners=torch.from_numpy(test_owners.astype(np.int64)))
+    if train_owners is None or train_owners.dtype.kind != "U":
         raise HansaError(
-            f"{data.name}: test rows belong to names, such as {str(found[0])!r}, training rows to numbers."
+            f"{data.name}: test rows have client names, such as {str(test_owners[0])!r}, training rows have numbers."
         )
-    names = np.unique(known)
-    place = np.minimum(np.searchsorted(names, found), len(names) - 1)
-    if (strange := found[names[place] != found]).size:
+    names = np.unique(train_owners)
+    position = np.minimum(np.searchsorted(names, test_owners), len(names) - 1)
+    if (unknown := test_owners[names[position] != test_owners]).size:
         raise HansaError(
-            f"{data.name}: test_clients names {str(strange[0])!r}, who has no training rows. "
-            f"{suggestion(str(strange[0]), names.tolist())}"
+            f"{data.name}: test_clients has {str(unknown[0])!r}, who has no training rows. "
+            f"{suggestion(str(unknown[0]), names.tolist())}"
         )
-    return replace(data, test_owners=torch.from_numpy(place.astype(np.int64)))
+    return replace(data, test_owners=torch.from_numpy(position.astype(np.int64)))
 
 
-def _by_label(data: FederatedData, key: Key) -> FederatedData:
+def _assign_by_label(data: FederatedData, key: Key) -> FederatedData:
     if data.test_targets is None:
-        raise HansaError(f"{data.name}: there are no test rows to deal. {_SHARE}")
-    targets, tested = unweighted(data.targets), unweighted(data.test_targets)
+        raise HansaError(f"{data.name}: there are no test rows to assign. {_HOLD_OUT_HINT}")
+    targets, test_targets = strip_weights(data.targets), strip_weights(data.test_targets)
     if data.classes is None or targets.ndim != 1:
-        raise HansaError(f"{data.name}: has no labels to deal test rows by. {_SHARE}")
-    counts, labels = data.label_counts().numpy().astype(np.float64), tested.numpy()
+        raise HansaError(f"{data.name}: has no labels to assign test rows by. {_HOLD_OUT_HINT}")
+    counts, labels = data.label_counts().numpy().astype(np.float64), test_targets.numpy()
     owners = np.full(len(labels), -1, np.int64)
     for label in np.unique(labels):
         if not (total := counts[:, label].sum()):
-            continue  # nobody trains on it: nobody's
+            continue  # no client trains on it
         draw = key.child(int(label)).numpy()
         rows = draw.permutation(np.flatnonzero(labels == label))
         ends = np.cumsum(counts[:, label]) / total * len(rows)
         ends[-1] = len(rows)
-        # systematic rounding: a count is its share of the rows rounded up or down, exact in expectation
+        # systematic rounding: a count is its expectation rounded up or down, and unbiased
         ends = np.minimum(np.floor(ends + draw.random()), len(rows)).astype(np.int64)
         owners[rows] = np.repeat(np.arange(data.population), np.diff(ends, prepend=0))
     return replace(data, test_owners=torch.from_numpy(owners))
 
 
-def _held_out(data: FederatedData, share: float, key: Key) -> FederatedData:
-    kept, held, owners = [], [], []
+def _hold_out(data: FederatedData, fraction: float, key: Key) -> FederatedData:
+    train_rows, test_rows, owners = [], [], []
     for client in range(data.population):
         rows = data.rows(client)
         if len(rows) < 2:
             raise HansaError(f"{data.name}: client {client} has {len(rows)} row: too few to hold one out.")
-        count = min(len(rows) - 1, max(1, round(share * len(rows))))
-        away = np.zeros(len(rows), bool)
-        away[key.child(client).numpy().permutation(len(rows))[:count]] = True
-        mask = torch.from_numpy(away)
-        kept.append(rows[~mask])
-        held.append(rows[mask])
+        count = min(len(rows) - 1, max(1, round(fraction * len(rows))))
+        is_test = np.zeros(len(rows), bool)
+        is_test[key.child(client).numpy().permutation(len(rows))[:count]] = True
+        mask = torch.from_numpy(is_test)
+        train_rows.append(rows[~mask])
+        test_rows.append(rows[mask])
         owners += [client] * count
-    tests = torch.cat(held)
+    test_index = torch.cat(test_rows)
     return replace(
         data,
-        index=torch.cat(kept),
-        offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in kept]).tolist()]),
-        test_inputs=_taken(data.inputs, tests),
-        test_targets=_taken(data.targets, tests),
+        index=torch.cat(train_rows),
+        offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in train_rows]).tolist()]),
+        test_inputs=_take_rows(data.inputs, test_index),
+        test_targets=_take_rows(data.targets, test_index),
         test_owners=torch.tensor(owners),
     )
 
 
-def _taken(tree: Any, rows: torch.Tensor) -> Any:
-    """Some rows of every tensor; of files that are mapped, in memory."""
+def _take_rows(tree: Any, rows: torch.Tensor) -> Any:
+    """Return some rows of every tensor or mapped file, in memory."""
     return torch.utils._pytree.tree_map(lambda leaf: leaf.gather(rows) if hasattr(leaf, "path") else leaf[rows], tree)

@@ -1,4 +1,4 @@
-"""A folder of CSV files, one a client: the csv module and NumPy, no pandas."""
+"""Federated data from a folder of CSV files, one per client, without pandas."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch
 
 from hansa.core.errors import invalid_argument, short_repr, suggestion
 from hansa.core.keys import Key
-from hansa.data.errors import DataError, MissingError
-from hansa.data.federated import Dataset, FederatedData, partition
+from hansa.data.federated import Dataset, FederatedData, partition_dataset
+from hansa.data.files import DataError, MissingFileError
 from hansa.data.partitions import natural
 
-CATEGORIES = 100
-"""A column of words with more different ones than this is taken for a name or a text."""
-CLASSES = 10_000
-"""Whole numbers as targets count as classes below this."""
-_MOST = 2 << 30  # bytes of one file
+MAX_CATEGORIES = 100
+"""A text column with more distinct values is taken for names or free text and refused."""
+MAX_CLASSES = 10_000
+"""Integer targets below this are class numbers."""
+_MAX_BYTES = 2 << 30  # of one file
 
 
 class _File(NamedTuple):
@@ -43,14 +43,20 @@ def from_csv_folder(
     seed: int = 0,
     name: str | None = None,
 ) -> FederatedData:
-    """Federated data from ``folder/*.csv``: every file is a client, called as the file, with a header and the same
-    columns in any order.
+    """Federated data from ``folder/*.csv``: every file is a client with the file's name.
 
-    Columns of numbers are inputs as they are, columns of words become one 0/1 input a word (of all files, sorted). The
-    column ``target`` is what is learnt: words and whole numbers from 0 are classes, other numbers are numbers; ``kind``
-    says otherwise, "number" for a loss such as BCE. ``drop`` leaves columns out. Of each client a share of ``test``
-    rows, chosen by ``seed``, is for testing and stays its own. ``standardize`` brings columns of numbers to mean 0 and
-    deviation 1, by the training rows of all clients.
+    All files have a header and the same columns in any order. Numeric columns are inputs. A text column becomes one 0/1
+    input per value, over the sorted values of all files.
+
+    Args:
+        folder: The folder.
+        target: Column of targets: text and integers from 0 are classes, other numbers are floats.
+        test: Fraction of each client's rows, chosen by ``seed``, that is its test rows.
+        drop: Columns to leave out.
+        kind: "class" or "number" to override the kind of target, such as "number" for BCE.
+        standardize: Scale numeric columns to mean 0 and deviation 1 of the training rows of all clients.
+        seed: Seed of the choice of test rows.
+        name: Name of the data; by default that of the folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as sites:
@@ -63,43 +69,43 @@ def from_csv_folder(
     folder = Path(folder)
     if not isinstance(test, (int, float)) or isinstance(test, bool) or not 0 <= test < 1:
         raise invalid_argument(
-            "from_csv_folder", "test", test, "a share from 0 to below 1", "0.2 is a fifth of each client."
+            "from_csv_folder", "test", test, "0 <= test < 1", "0.2 is a fifth of each client's rows."
         )
     if kind not in (None, "class", "number"):
         raise invalid_argument("from_csv_folder", "kind", kind, "'class', 'number' or None")
     paths = sorted(folder.glob("*.csv")) if folder.is_dir() else []
     if not paths:
-        raise MissingError(f"{folder}: no .csv files here; one for each client is expected.")
-    files = [_read(path) for path in paths]
-    header = _header(files, target, drop)
+        raise MissingFileError(f"{folder}: no .csv files: expected one for each client.")
+    files = [_read_csv(path) for path in paths]
+    columns = _input_columns(files, target, drop)
     targets, classes = _targets(files, target, kind)
-    inputs = np.concatenate([_numbers(files, column) for column in header], axis=1)
+    inputs = np.concatenate([_encode_column(files, column) for column in columns], axis=1)
     sizes = [len(file.lines) for file in files]
-    held = _held(paths, sizes, test, seed)
+    is_test = _choose_test_rows(paths, sizes, test, seed)
     owners = np.repeat(np.arange(len(files)), sizes)
     if standardize:
-        inputs = _standard(inputs, ~held)
+        inputs = _standardize(inputs, ~is_test)
     x, y = torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets)
-    tested = bool(held.any())
-    made = Dataset(
+    has_test = bool(is_test.any())
+    data = Dataset(
         name=folder.name if name is None else name,
-        inputs=x[torch.from_numpy(~held)],
-        targets=y[torch.from_numpy(~held)],
-        test_inputs=x[torch.from_numpy(held)] if tested else None,
-        test_targets=y[torch.from_numpy(held)] if tested else None,
+        inputs=x[torch.from_numpy(~is_test)],
+        targets=y[torch.from_numpy(~is_test)],
+        test_inputs=x[torch.from_numpy(is_test)] if has_test else None,
+        test_targets=y[torch.from_numpy(is_test)] if has_test else None,
         classes=None if classes is None else max(len(classes), 1),
-        groups=torch.from_numpy(owners[~held]),
-        test_groups=torch.from_numpy(owners[held]) if tested else None,
+        groups=torch.from_numpy(owners[~is_test]),
+        test_groups=torch.from_numpy(owners[is_test]) if has_test else None,
         group_names=tuple(path.stem for path in paths),
         class_names=classes or (),
     )
-    return partition(made, natural(), None, seed)
+    return partition_dataset(data, natural(), None, seed)
 
 
-def _read(path: Path) -> _File:
+def _read_csv(path: Path) -> _File:
     try:
-        if path.stat().st_size > _MOST:
-            raise DataError(f"{path}: larger than {_MOST >> 30} GiB.")
+        if path.stat().st_size > _MAX_BYTES:
+            raise DataError(f"{path}: larger than {_MAX_BYTES >> 30} GiB.")
         text = path.read_text(encoding="utf-8-sig")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader if row]
@@ -107,110 +113,110 @@ def _read(path: Path) -> _File:
         raise DataError(f"{path}: cannot be read as CSV ({error}).") from error
     if len(rows) < 2:
         raise DataError(f"{path}: expected a header and at least one row; found {len(rows)} lines.")
-    (_, head), body = rows[0], rows[1:]
-    header = [word.strip() for word in head]
-    twice = next((word for word in header if header.count(word) > 1), None)
-    if twice is not None or "" in header:
+    (_, first), body = rows[0], rows[1:]
+    header = [column.strip() for column in first]
+    duplicate = next((column for column in header if header.count(column) > 1), None)
+    if duplicate is not None or "" in header:
         raise DataError(
-            f"{path}: the header {short_repr(header)} has a column {'twice' if twice else 'without a name'}."
+            f"{path}: the header {short_repr(header)} has a column {'twice' if duplicate else 'without a name'}."
         )
     for line, row in body:
         if len(row) != len(header):
-            raise DataError(f"{path}, line {line}: {len(row)} values under {len(header)} columns.")
+            raise DataError(f"{path}, line {line}: {len(row)} values for {len(header)} columns.")
         for column, value in zip(header, row, strict=True):
             if not value.strip():
                 raise DataError(f"{path}, line {line}: {column!r} is empty. Fill it in, or drop the row or the column.")
-    columns = {column: [row[at].strip() for _, row in body] for at, column in enumerate(header)}
+    columns = {column: [row[i].strip() for _, row in body] for i, column in enumerate(header)}
     return _File(path, columns, [line for line, _ in body])
 
 
-def _header(files: Sequence[_File], target: str, drop: Sequence[str]) -> list[str]:
-    """The columns of inputs, in the first file's order."""
+def _input_columns(files: Sequence[_File], target: str, drop: Sequence[str]) -> list[str]:
+    """Return the columns of inputs, in the first file's order."""
     first = list(files[0].columns)
-    for word in (target, *drop):
-        if word not in first:
-            raise DataError(f"{files[0].path}: no column {word!r}. {suggestion(word, first)}")
+    for column in (target, *drop):
+        if column not in first:
+            raise DataError(f"{files[0].path}: no column {column!r}. {suggestion(column, first)}")
     for file in files[1:]:
-        if odd := sorted(set(first) ^ set(file.columns)):
+        if different := sorted(set(first) ^ set(file.columns)):
             raise DataError(
-                f"{file.path}: other columns than {files[0].path.name}: {', '.join(map(short_repr, odd[:5]))}."
+                f"{file.path}: other columns than {files[0].path.name}: {', '.join(map(short_repr, different[:5]))}."
             )
-    found = [column for column in first if column != target and column not in drop]
-    if not found:
-        raise DataError(f"{files[0].path}: no column is left for inputs beside {target!r}.")
-    return found
+    inputs = [column for column in first if column != target and column not in drop]
+    if not inputs:
+        raise DataError(f"{files[0].path}: no column of inputs beside {target!r}.")
+    return inputs
 
 
-def _numbers(files: Sequence[_File], column: str) -> npt.NDArray[np.float64]:
-    """A column of all files as numbers [n, 1], or as one 0/1 column a word [n, words]."""
+def _encode_column(files: Sequence[_File], column: str) -> npt.NDArray[np.float64]:
+    """Return a column of all files as numbers [n, 1], or as one 0/1 column per value [n, values]."""
     values = [value for file in files for value in file.columns[column]]
-    found = [_number(value) for value in values]
-    words = [place for place, number in enumerate(found) if number is None]
-    if not words:
-        numbers = np.array(found, dtype=np.float64)
+    parsed = [_parse_number(value) for value in values]
+    texts = [row for row, number in enumerate(parsed) if number is None]
+    if not texts:
+        numbers = np.array(parsed, dtype=np.float64)
         if not np.isfinite(numbers).all():
-            raise _at(files, column, int(np.flatnonzero(~np.isfinite(numbers))[0]), "not finite")
+            raise _value_error(files, column, int(np.flatnonzero(~np.isfinite(numbers))[0]), "not finite")
         return numbers[:, None]
-    if 2 * len(words) < len(values):
-        raise _at(files, column, words[0], "no number, in a column of numbers")
-    known = sorted(set(values))
-    if len(known) > CATEGORIES:
+    if 2 * len(texts) < len(values):
+        raise _value_error(files, column, texts[0], "not a number, in a numeric column")
+    distinct = sorted(set(values))
+    if len(distinct) > MAX_CATEGORIES:
         raise DataError(
-            f"{files[0].path}: {column!r} holds {len(known)} different words, more than {CATEGORIES}: "
+            f"{files[0].path}: {column!r} has {len(distinct)} different texts, more than {MAX_CATEGORIES}: "
             f"drop=[{column!r}] leaves it out."
         )
-    place = {word: at for at, word in enumerate(known)}
-    return np.eye(len(known))[[place[value] for value in values]]
+    position = {text: i for i, text in enumerate(distinct)}
+    return np.eye(len(distinct))[[position[value] for value in values]]
 
 
 def _targets(files: Sequence[_File], target: str, kind: str | None) -> tuple[npt.NDArray[Any], tuple[str, ...] | None]:
-    """Class numbers with the classes' names, or float32 numbers."""
+    """Return class numbers with the names of the classes, or float32 numbers."""
     values = [value for file in files for value in file.columns[target]]
-    found = [_number(value) for value in values]
-    words = [place for place, number in enumerate(found) if number is None or not math.isfinite(number)]
-    if kind == "number" or (kind is None and not words):
-        if words:
-            raise _at(files, target, words[0], "no number")
-        numbers = np.array(found, dtype=np.float64)
-        if kind == "number" or (numbers % 1).any() or numbers.min() < 0 or numbers.max() >= CLASSES:
+    parsed = [_parse_number(value) for value in values]
+    texts = [row for row, number in enumerate(parsed) if number is None or not math.isfinite(number)]
+    if kind == "number" or (kind is None and not texts):
+        if texts:
+            raise _value_error(files, target, texts[0], "not a number")
+        numbers = np.array(parsed, dtype=np.float64)
+        if kind == "number" or (numbers % 1).any() or numbers.min() < 0 or numbers.max() >= MAX_CLASSES:
             return numbers.astype(np.float32), None
         return numbers.astype(np.int64), tuple(map(str, range(int(numbers.max()) + 1)))
-    if not words and all(number is not None and number % 1 == 0 and 0 <= number < CLASSES for number in found):
+    if not texts and all(number is not None and number % 1 == 0 and 0 <= number < MAX_CLASSES for number in parsed):
         return _targets(files, target, None)
-    known = sorted(set(values))
-    place = {word: at for at, word in enumerate(known)}
-    return np.array([place[value] for value in values], dtype=np.int64), tuple(known)
+    distinct = sorted(set(values))
+    position = {text: i for i, text in enumerate(distinct)}
+    return np.array([position[value] for value in values], dtype=np.int64), tuple(distinct)
 
 
-def _held(paths: Iterable[Path], sizes: Sequence[int], share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which rows are for testing: of each client the share, rounded down, so that one with few rows keeps them."""
+def _choose_test_rows(paths: Iterable[Path], sizes: Sequence[int], fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Return a mask of test rows: the fraction of each client's rows, rounded down."""
     parts = []
     for path, size in zip(paths, sizes, strict=True):
         mask = np.zeros(size, bool)
-        chance = Key(seed).child("csv test", path.stem).numpy()
-        mask[chance.permutation(size)[: int(share * size)]] = True
+        draw = Key(seed).child("csv test", path.stem).numpy()
+        mask[draw.permutation(size)[: int(fraction * size)]] = True
         parts.append(mask)
     return np.concatenate(parts)
 
 
-def _standard(inputs: npt.NDArray[np.float64], rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    numbers = np.array([len(np.unique(column)) > 2 for column in inputs.T])
-    mean, spread = inputs[rows].mean(0), inputs[rows].std(0)
-    return np.where(numbers, (inputs - mean) / np.where(spread > 0, spread, 1.0), inputs)
+def _standardize(inputs: npt.NDArray[np.float64], rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    numeric = np.array([len(np.unique(column)) > 2 for column in inputs.T])
+    mean, std = inputs[rows].mean(0), inputs[rows].std(0)
+    return np.where(numeric, (inputs - mean) / np.where(std > 0, std, 1.0), inputs)
 
 
-def _number(value: str) -> float | None:
+def _parse_number(value: str) -> float | None:
     try:
         return float(value)
     except ValueError:
         return None
 
 
-def _at(files: Sequence[_File], column: str, place: int, what: str) -> DataError:
-    """The error for one value, by the file and line that it stands in."""
+def _value_error(files: Sequence[_File], column: str, row: int, problem: str) -> DataError:
+    """Return the error for one value, with its file and line."""
     for file in files:
-        if place < len(file.lines):
-            value = file.columns[column][place]
-            return DataError(f"{file.path}, line {file.lines[place]}: {column!r} is {short_repr(value)}: {what}.")
-        place -= len(file.lines)
-    raise IndexError(place)
+        if row < len(file.lines):
+            value = file.columns[column][row]
+            return DataError(f"{file.path}, line {file.lines[row]}: {column!r} is {short_repr(value)}: {problem}.")
+        row -= len(file.lines)
+    raise IndexError(row)

@@ -1,4 +1,4 @@
-"""Federated data: one tensor of inputs, one of targets, and each client's rows of them."""
+"""Data sets and federated data: inputs, targets, and the rows of each client."""
 
 from __future__ import annotations
 
@@ -11,17 +11,28 @@ import torch
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data.partitions import Partition
-from hansa.data.split import Split, saved
-from hansa.data.summary import Summary, label_counts, summarize
-from hansa.training.losses import unweighted
+from hansa.data.split import Split, saved_split
+from hansa.data.summary import Summary, label_counts, summarize_split
+from hansa.training.losses import strip_weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """A data set before anyone owns it. ``groups`` are the natural owners of the rows, -1 for rows that are nobody's;
-    ``test_groups`` those of the test rows.
+    """A data set that is not yet assigned to clients.
 
-    Images are float32 of logical shape [n, C, H, W] that lie channels-last in memory; windows of characters are bytes.
+    Images are float32 of logical shape [n, C, H, W], channels-last in memory; windows of characters are bytes.
+
+    Args:
+        name: Name of the data set.
+        inputs: Inputs, one entry per row: a tensor, or dicts and tuples of tensors.
+        targets: Targets, one entry per row.
+        test_inputs: Inputs of the test set.
+        test_targets: Targets of the test set.
+        classes: Number of classes, if targets are class numbers.
+        groups: The natural owner of each row, -1 for none.
+        group_names: Names of the natural owners.
+        class_names: Names of the classes.
+        test_groups: The natural owner of each test row.
 
     >>> Dataset("mine", torch.rand(4, 2), torch.tensor([0, 1, 0, 1])).classes
     """
@@ -41,13 +52,13 @@ class Dataset:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         _check_owners(self.name, self.test_groups, self.test_targets, None)
-        if self.groups is not None and self.groups.shape != (_rows(self.targets),):
-            raise HansaError(f"{self.name}: {len(self.groups)} owners for {_rows(self.targets)} rows.")
+        if self.groups is not None and self.groups.shape != (_count_rows(self.targets),):
+            raise HansaError(f"{self.name}: {len(self.groups)} owners for {_count_rows(self.targets)} rows.")
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
-        return _rows(self.targets)
+        """Number of rows."""
+        return _count_rows(self.targets)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,9 +68,18 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FederatedData:
-    """What a task trains on. Client i holds the rows ``index[offsets[i]:offsets[i + 1]]`` of inputs and targets, which
-    are tensors, or dicts and tuples of them; in place of a tensor may stand a `hansa.data.Mapped` file. Where
-    ``test_owners`` says whose each test row is (-1 for nobody's), clients are also evaluated one by one.
+    """Data of many clients, which share the tensors of one data set.
+
+    Args:
+        inputs: Inputs, one entry per row: a tensor or `MemmapArray`, or dicts and tuples of these.
+        targets: Targets, one entry per row.
+        index: Row numbers, client after client, int64.
+        offsets: Client i has the rows ``index[offsets[i]:offsets[i + 1]]``.
+        test_inputs: Inputs of the test set.
+        test_targets: Targets of the test set.
+        classes: Number of classes, if targets are class numbers.
+        name: Name of the data set.
+        test_owners: The client of each test row, -1 for none; with it each client is also evaluated on its own rows.
 
     >>> data = FederatedData(torch.randn(4, 2), torch.tensor([0, 1, 1, 0]), torch.tensor([3, 0, 1]),
     ...                      torch.tensor([0, 2, 3]), classes=2, name="tiny")
@@ -82,18 +102,18 @@ class FederatedData:
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         _check_owners(self.name, self.test_owners, self.test_targets, self.population)
         rows = self.split.index
-        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < _rows(self.inputs)):
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < _count_rows(self.inputs)):
             raise HansaError(
-                f"{self.name}: clients hold rows {int(rows.min())} to {int(rows.max())}, "
-                f"but the data has rows 0 to {_rows(self.inputs) - 1}."
+                f"{self.name}: clients have rows {int(rows.min())} to {int(rows.max())}, "
+                f"but the data has rows 0 to {_count_rows(self.inputs) - 1}."
             )
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {self.classes} classes"
-        test = 0 if self.test_targets is None else _rows(self.test_targets)
+        test = 0 if self.test_targets is None else _count_rows(self.test_targets)
         shapes = torch.utils._pytree.tree_map(lambda leaf: tuple(leaf.shape[1:]), self.inputs)
         rows = f"{len(self.index)} samples of shape {shapes}"
-        return f"FederatedData({self.name!r}, {self.population} clients, {rows}{classes}, {test} to test with)"
+        return f"FederatedData({self.name!r}, {self.population} clients, {rows}{classes}, {test} test rows)"
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<div>{escape(line)}</div>" for line in str(self.summary()).splitlines())
@@ -101,17 +121,17 @@ class FederatedData:
 
     @property
     def split(self) -> Split:
-        """Who holds which rows."""
+        """The rows of each client."""
         return Split(self.index, self.offsets)
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> torch.Tensor:
-        """Samples held by each client, [population]."""
+        """Number of samples of each client, [population]."""
         return self.offsets.diff()
 
     @property
@@ -121,56 +141,66 @@ class FederatedData:
 
     @property
     def labelled(self) -> bool:
-        """Whether it is known how many samples of each label each client holds."""
-        return self.classes is not None and getattr(unweighted(self.targets), "ndim", 0) == 1
+        """Whether targets are class numbers, one per row."""
+        return self.classes is not None and getattr(strip_weights(self.targets), "ndim", 0) == 1
 
     def rows(self, client: int) -> torch.Tensor:
-        """The row numbers of one client: a view, never a copy."""
+        """Return the row numbers of one client, as a view."""
         if not 0 <= client < self.offsets.shape[0] - 1:
             raise HansaError(f"{self.name}: client {client}: there are {self.population}, numbered from 0.")
         first, last = self.offsets[client : client + 2].tolist()
         return self.index[first:last]
 
     def samples(self, client: int) -> int:
-        """How many samples one client holds."""
+        """Return the number of samples of one client."""
         return len(self.rows(client))
 
     def label_counts(self) -> torch.Tensor:
-        """How many samples of each label each client holds, [population, classes]."""
+        """Count the samples of each label of each client, [population, classes]."""
         if self.classes is None:
-            raise HansaError(f"{self.name}: has no classes to count.")
-        return label_counts(self.split, unweighted(self.targets), self.classes)
+            raise HansaError(f"{self.name}: has no classes.")
+        return label_counts(self.split, strip_weights(self.targets), self.classes)
 
     def summary(self) -> Summary:
-        """Sizes, label entropy, effective number of clients a label."""
-        return summarize(self.split, self.label_counts() if self.labelled else None)
+        """Return sizes, label entropy, and the effective number of clients per label."""
+        return summarize_split(self.split, self.label_counts() if self.labelled else None)
 
 
-def partition(data: Dataset, how: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
-    """Deal a data set to clients. Nothing is copied: the clients share its tensors.
+def partition_dataset(data: Dataset, partition: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
+    """Assign the rows of a data set to clients. The clients share its tensors; nothing is copied.
+
+    Args:
+        data: The data set.
+        partition: How rows are assigned, such as ``dirichlet(0.3)``.
+        clients: Number of clients; None for a partition that has its own.
+        seed: Seed of the partition.
 
     >>> from hansa.data import iid
-    >>> partition(Dataset("mine", torch.rand(6, 2), torch.arange(6) % 2), iid(), clients=3).population
+    >>> partition_dataset(Dataset("mine", torch.rand(6, 2), torch.arange(6) % 2), iid(), clients=3).population
     3
     """
-    key, labels = Key(seed).child("partition"), unweighted(data.targets)
-    if not isinstance(labels, torch.Tensor):  # only how many rows there are is known
-        labels = torch.zeros(_rows(labels))
-    if isinstance(how, saved) or data.groups is None or bool((data.groups >= 0).all()):
-        split = how.split(labels, clients, key, data.groups)
+    key, labels = Key(seed).child("partition"), strip_weights(data.targets)
+    if not isinstance(labels, torch.Tensor):  # only the number of rows is known
+        labels = torch.zeros(_count_rows(labels))
+    if isinstance(partition, saved_split) or data.groups is None or bool((data.groups >= 0).all()):
+        split = partition.split(labels, clients, key, data.groups)
     else:
         rows = torch.nonzero(data.groups >= 0).squeeze(1)
-        dealt = how.split(labels[rows], clients, key, data.groups[rows])
-        split = Split(rows[dealt.index], dealt.offsets)
-    return with_clients(data, split)
+        owned = partition.split(labels[rows], clients, key, data.groups[rows])
+        split = Split(rows[owned.index], owned.offsets)
+    return apply_split(data, split)
 
 
-def with_clients(data: Dataset, split: Split) -> FederatedData:
-    """A data set under a given split.
+def apply_split(data: Dataset, split: Split) -> FederatedData:
+    """Return a data set with the given split.
+
+    Args:
+        data: The data set.
+        split: The rows of each client.
 
     >>> import numpy as np
-    >>> whole = Dataset("mine", torch.rand(4, 2), torch.arange(4) % 2)
-    >>> with_clients(whole, Split.of_owners(np.array([0, 0, 1, 1]), 2)).population
+    >>> data = Dataset("mine", torch.rand(4, 2), torch.arange(4) % 2)
+    >>> apply_split(data, Split.of_owners(np.array([0, 0, 1, 1]), 2)).population
     2
     """
     return FederatedData(
@@ -182,32 +212,32 @@ def with_clients(data: Dataset, split: Split) -> FederatedData:
         test_targets=data.test_targets,
         classes=data.classes,
         name=data.name,
-        test_owners=_natural_owners(data, split),
+        test_owners=_test_owners(data, split),
     )
 
 
-def _natural_owners(data: Dataset, split: Split) -> torch.Tensor | None:
-    """Whose each test row is where every client is one natural owner; None where rows were dealt otherwise."""
+def _test_owners(data: Dataset, split: Split) -> torch.Tensor | None:
+    """Return the client of each test row if every client is one natural owner, otherwise None."""
     if data.groups is None or data.test_groups is None:
         return None
-    groups, there = data.groups[split.index], torch.nonzero(split.sizes).squeeze(1)
-    first = groups[split.offsets[there]]
-    alone = bool((groups == torch.repeat_interleave(first, split.sizes[there])).all())
-    if not alone or len(torch.unique(first)) < len(first) or int(first.min()) < 0:
+    groups, clients = data.groups[split.index], torch.nonzero(split.sizes).squeeze(1)
+    first = groups[split.offsets[clients]]
+    one_owner_each = bool((groups == torch.repeat_interleave(first, split.sizes[clients])).all())
+    if not one_owner_each or len(torch.unique(first)) < len(first) or int(first.min()) < 0:
         return None
-    most = max(int(first.max()), int(data.test_groups.max()))
-    client_of = torch.full((most + 2,), -1)  # the last entry is where -1 looks
-    client_of[first] = there
+    largest = max(int(first.max()), int(data.test_groups.max()))
+    client_of = torch.full((largest + 2,), -1)  # the last entry is for owner -1
+    client_of[first] = clients
     return client_of[data.test_groups]
 
 
-def _rows(tree: Any) -> int:
+def _count_rows(tree: Any) -> int:
     return len(torch.utils._pytree.tree_leaves(tree)[0])
 
 
 def _shape(name: str, inputs: Any) -> tuple[int, ...]:
     if isinstance(inputs, (dict, tuple, list)):
-        raise HansaError(f"{name}: its inputs are several tensors, which no model of Hansa's takes: name your own.")
+        raise HansaError(f"{name}: its inputs are several tensors, which no built-in model takes: use your own model.")
     return tuple(inputs.shape[1:])
 
 
@@ -217,9 +247,9 @@ def _check_pair(name: str, inputs_are: str, inputs: Any, targets_are: str, targe
     shapes = [(what, getattr(leaf, "shape", None)) for what, leaf in leaves]
     lengths = {shape[0] if shape else 0 for _, shape in shapes}
     if len(lengths) != 1 or lengths == {0}:
-        told = " and ".join(f"{what} of shape {None if shape is None else tuple(shape)}" for what, shape in shapes)
-        raise HansaError(f"{name}: {told}: expected one target a row, and at least one row.")
-    targets = unweighted(targets)
+        actual = " and ".join(f"{what} of shape {None if shape is None else tuple(shape)}" for what, shape in shapes)
+        raise HansaError(f"{name}: {actual}: expected one target per row, and at least one row.")
+    targets = strip_weights(targets)
     if classes is not None and isinstance(targets, torch.Tensor) and not targets.is_floating_point():
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:
@@ -227,10 +257,10 @@ def _check_pair(name: str, inputs_are: str, inputs: Any, targets_are: str, targe
 
 
 def _check_owners(name: str, owners: torch.Tensor | None, targets: Any, population: int | None) -> None:
-    """Refuse owners of test rows that do not fit them, or that are no clients."""
+    """Raise for owners of test rows that do not match the rows, or that are not clients."""
     if owners is None:
         return
-    rows = 0 if targets is None else _rows(targets)
+    rows = 0 if targets is None else _count_rows(targets)
     if owners.dtype != torch.int64 or owners.shape != (rows,):
         raise HansaError(
             f"{name}: owners of test rows are {owners.dtype} of shape {tuple(owners.shape)}: expected int64, one for "
@@ -239,7 +269,7 @@ def _check_owners(name: str, owners: torch.Tensor | None, targets: Any, populati
     low, high = (int(owners.min()), int(owners.max())) if rows else (-1, -1)
     if low < -1 or (population is not None and high >= population):
         known = "" if population is None else f" to {population - 1}"
-        raise HansaError(f"{name}: test rows belong to {low} to {high}: expected clients 0{known}, -1 for nobody's.")
+        raise HansaError(f"{name}: test rows belong to {low} to {high}: expected clients 0{known}, or -1 for none.")
 
 
 def _check_test(name: str, inputs: Any, test_inputs: Any, test_targets: Any, classes: int | None) -> None:

@@ -1,9 +1,10 @@
-"""Partitions: who gets which rows. Each is a value that deals every row at most once, the same for equal keys."""
+"""Partitions of rows over clients. Each assigns every row at most once, and equally for equal keys."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from hansa.core.errors import (
     check_non_negative,
     check_positive,
     invalid_argument,
+    suggestion,
 )
 from hansa.core.keys import Key
 from hansa.data.split import Split
+from hansa.local import hybrid_plus
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,12 +30,7 @@ Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 class Partition(Protocol):
-    """Deals rows to clients; ``labels`` are the targets of the rows, ``groups`` their natural owners.
-
-    >>> from hansa.core.protocols import lacking
-    >>> lacking(iid(), Partition), lacking(print, Partition)
-    ([], [])
-    """
+    """Assigns rows to clients, given the targets of the rows and their natural owners (``groups``)."""
 
     def split(
         self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None
@@ -41,15 +39,15 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class iid:
-    """Every row dealt at random; sizes differ by at most one.
+    """Assign every row at random; sizes differ by at most one.
 
     >>> iid().split(torch.zeros(7), 3, Key(0)).sizes.tolist()
     [3, 2, 2]
     """
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, rows = _clients("iid", clients), len(labels)
-        _room("iid", number, rows, f"{rows} samples")
+        number, rows = _check_clients("iid", clients), len(labels)
+        _check_feasible("iid", number, rows, f"{rows} samples")
         owners = np.empty(rows, np.int64)
         owners[key.numpy().permutation(rows)] = np.arange(rows) % number
         return Split.of_owners(owners, number)
@@ -57,10 +55,14 @@ class iid:
 
 @dataclass(frozen=True, slots=True)
 class shards:
-    """Sort by label, cut into equal shards, deal ``per_client`` of them at random to each (McMahan et al. 2017).
+    """Sort rows by label, cut them into equal shards, and give each client some at random (McMahan et al. 2017).
 
-    [AWARE]: ``shards(200, 2)`` among 100. [HAFED], among 32: ``shards(200, 6)`` for CIFAR-10 and Fashion-MNIST,
-    ``shards(2000, 60)`` for CIFAR-100. Shards beyond ``clients * per_client`` stay undealt, as in the papers.
+    [AWARE]: ``shards(200, 2)`` with 100 clients. [HAFED], with 32: ``shards(200, 6)`` for CIFAR-10 and Fashion-MNIST,
+    ``shards(2000, 60)`` for CIFAR-100. Shards beyond ``clients * per_client`` are not used, as in the papers.
+
+    Args:
+        shards: Number of shards.
+        per_client: Shards per client.
 
     >>> labels = torch.arange(10).repeat(30)
     >>> shards(20, 2).split(labels, 10, Key(0)).sizes.tolist()
@@ -75,29 +77,34 @@ class shards:
         check_integer("shards", "per_client", self.per_client)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, classes = _clients("shards", clients), _classes("shards", labels)
+        number, classes = _check_clients("shards", clients), _classes("shards", labels)
         if self.shards > len(classes):
-            raise invalid_argument("shards", "shards", self.shards, f"at most one a sample, {len(classes)}")
-        _room("shards", number, self.shards // self.per_client, f"{self.shards} shards, {self.per_client} a client")
+            raise invalid_argument("shards", "shards", self.shards, f"at most one per sample, {len(classes)}")
+        _check_feasible(
+            "shards", number, self.shards // self.per_client, f"{self.shards} shards, {self.per_client} per client"
+        )
         order = np.argsort(classes, kind="stable")
-        # the first len % shards shards are one row longer, as numpy.array_split cuts
-        shard_of = np.repeat(np.arange(self.shards), _equal(len(classes), self.shards))
-        dealt = np.full(self.shards, -1, np.int64)
-        dealt[key.numpy().permutation(self.shards)[: number * self.per_client]] = np.repeat(
+        # the first len % shards shards are one row longer, as in numpy.array_split
+        shard_of = np.repeat(np.arange(self.shards), _equal_sizes(len(classes), self.shards))
+        shard_owner = np.full(self.shards, -1, np.int64)
+        shard_owner[key.numpy().permutation(self.shards)[: number * self.per_client]] = np.repeat(
             np.arange(number), self.per_client
         )
         owners = np.empty(len(classes), np.int64)
-        owners[order] = dealt[shard_of]
+        owners[order] = shard_owner[shard_of]
         return Split.of_owners(owners, number)
 
 
 @dataclass(frozen=True, slots=True)
 class dirichlet:
-    """Each label's rows are shared by p ~ Dirichlet(alpha) over the clients: small alpha, few labels a client.
+    """Divide each label's rows over the clients by p ~ Dirichlet(alpha) (Yurochkin et al. 2019, Hsu et al. 2019).
 
-    No client holds fewer than ``min_size`` rows: what such a client lacks is taken from the largest ones, of as few
-    labels as can be, so nothing is drawn again and any alpha ends. Every row is dealt (Yurochkin et al. 2019, Hsu et
-    al. 2019; [AFGA] 0.6 and 0.3, [AWARE] 0.1).
+    Clients below ``min_size`` receive rows of as few labels as possible from the largest clients. Nothing is drawn
+    again, so the partition succeeds for any alpha. Every row is assigned. [AFGA] uses 0.6 and 0.3, [AWARE] 0.1.
+
+    Args:
+        alpha: Concentration; a small alpha gives few labels per client.
+        min_size: Minimum number of rows of a client.
 
     >>> labels = torch.arange(10).repeat(100)
     >>> int(dirichlet(0.1).split(labels, 20, Key(0)).sizes.min()) >= 10
@@ -112,15 +119,15 @@ class dirichlet:
         check_integer("dirichlet", "min_size", self.min_size, minimum=0)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, classes = _clients("dirichlet", clients), _classes("dirichlet", labels)
-        _room_for_sizes("dirichlet", number, len(classes), self.min_size)
+        number, classes = _check_clients("dirichlet", clients), _classes("dirichlet", labels)
+        _check_sizes("dirichlet", number, len(classes), self.min_size)
         draw = key.numpy()
         owners = np.empty(len(classes), np.int64)
         for label in np.unique(classes):
             rows = draw.permutation(np.flatnonzero(classes == label))
             shares = np.cumsum(_simplex(self.alpha, number, draw))
             shares[-1] = 1.0
-            # systematic rounding: a count is its share of the rows rounded up or down, exact in expectation
+            # systematic rounding: a count is its expectation rounded up or down, and unbiased
             ends = np.minimum(np.floor(shares * len(rows) + draw.random()), len(rows)).astype(np.int64)
             owners[rows] = np.repeat(np.arange(number), np.diff(ends, prepend=0))
         _top_up(owners, classes, number, self.min_size, draw)
@@ -129,7 +136,12 @@ class dirichlet:
 
 @dataclass(frozen=True, slots=True)
 class quantity_skew:
-    """Labels iid, sizes uneven: shares ~ Dirichlet(``alpha``), or falling as rank^(-``power``). Every row is dealt.
+    """Uneven sizes with iid labels. Every row is assigned. Give either ``alpha`` or ``power``.
+
+    Args:
+        alpha: Sizes are proportional to a draw of Dirichlet(alpha).
+        power: Sizes are proportional to rank^(-power).
+        min_size: Minimum number of rows of a client.
 
     >>> quantity_skew(power=1.0, min_size=0).split(torch.zeros(110), 3, Key(0)).sizes.sort().values.tolist()
     [20, 30, 60]
@@ -143,7 +155,7 @@ class quantity_skew:
         if (self.alpha is None) == (self.power is None):
             raise HansaError(
                 f"quantity_skew(alpha={self.alpha!r}, power={self.power!r}): expected one of the two. "
-                "alpha=0.5 draws the shares, power=1.0 makes them fall as 1/rank."
+                "alpha=0.5 draws the sizes, power=1.0 makes them fall as 1/rank."
             )
         if self.alpha is not None:
             check_positive("quantity_skew", "alpha", self.alpha)
@@ -152,50 +164,57 @@ class quantity_skew:
         check_integer("quantity_skew", "min_size", self.min_size, minimum=0)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, rows = _clients("quantity_skew", clients), len(labels)
-        _room_for_sizes("quantity_skew", number, rows, self.min_size)
+        number, rows = _check_clients("quantity_skew", clients), len(labels)
+        _check_sizes("quantity_skew", number, rows, self.min_size)
         draw = key.numpy()
         if self.alpha is not None:
             shares = _simplex(self.alpha, number, draw)
         else:
             shares = np.arange(1, number + 1, dtype=np.float64) ** -float(self.power or 0.0)
             shares = draw.permutation(shares / shares.sum())
-        sizes = self.min_size + _whole_shares(shares, rows - number * self.min_size)
+        sizes = self.min_size + _round_to_total(shares, rows - number * self.min_size)
         owners = np.empty(rows, np.int64)
         owners[draw.permutation(rows)] = np.repeat(np.arange(number), sizes)
         return Split.of_owners(owners, number)
 
 
 @dataclass(frozen=True, slots=True)
-class kept:
-    """Another partition of which each client keeps a ``share`` of its rows, at random, and at least one.
+class subsample:
+    """Keep a random fraction of each client's rows of another partition, at least one.
 
-    [CAMS]'s code trains on 80% of a client's rows: ``kept(iid(), 0.8)``.
+    [CAMS]'s code trains on 80% of a client's rows: ``subsample(iid(), 0.8)``.
 
-    >>> kept(iid(), 0.8).split(torch.zeros(50), 5, Key(0)).sizes.tolist()
+    Args:
+        partition: The partition to draw from.
+        fraction: Fraction of each client's rows.
+
+    >>> subsample(iid(), 0.8).split(torch.zeros(50), 5, Key(0)).sizes.tolist()
     [8, 8, 8, 8, 8]
     """
 
     partition: Partition
-    share: float = 0.8
+    fraction: float = 0.8
 
     def __post_init__(self) -> None:
-        check_fraction("kept", "share", self.share, "0.8 keeps four rows of five.")
+        check_fraction("subsample", "fraction", self.fraction, "0.8 keeps four rows of five.")
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        whole_split = self.partition.split(labels, clients, key, groups)
+        full = self.partition.split(labels, clients, key, groups)
         rows = []
-        for client in range(whole_split.population):
-            own = whole_split.rows(client)
-            count = min(len(own), max(1, int(self.share * len(own))))
-            drawn = key.child("kept", client).numpy().permutation(len(own))[:count]
-            rows.append(own[torch.from_numpy(np.sort(drawn))])
+        for client in range(full.population):
+            available = full.rows(client)
+            count = min(len(available), max(1, int(self.fraction * len(available))))
+            positions = key.child("kept", client).numpy().permutation(len(available))[:count]
+            rows.append(available[torch.from_numpy(np.sort(positions))])
         return Split.of_rows(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class natural:
-    """A client for each writer, role or user of at least ``min_size`` rows; asked for fewer, some chosen at random.
+    """One client per natural owner of the rows, such as a writer or a user; fewer clients are chosen at random.
+
+    Args:
+        min_size: Owners with fewer rows are left out.
 
     >>> natural(min_size=10).min_size
     10
@@ -213,55 +232,59 @@ class natural:
             )
         owners = groups.numpy()
         sizes = np.bincount(owners[owners >= 0])
-        able = np.flatnonzero(sizes >= self.min_size)
-        if not len(able):
+        eligible = np.flatnonzero(sizes >= self.min_size)
+        if not len(eligible):
             raise invalid_argument(
-                "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the most any owner has"
+                "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the size of the largest owner"
             )
-        number = len(able) if clients is None else _clients("natural", clients)
-        _room("natural", number, len(able), f"{len(able)} natural owners of {self.min_size} samples or more")
-        chosen = np.sort(key.numpy().permutation(able)[:number])
-        renamed = np.full(len(sizes) + 1, -1, np.int64)  # the last entry is where -1 looks
-        renamed[chosen] = np.arange(number)
-        return Split.of_owners(renamed[owners], number)
+        number = len(eligible) if clients is None else _check_clients("natural", clients)
+        _check_feasible(
+            "natural", number, len(eligible), f"{len(eligible)} natural owners of {self.min_size} samples or more"
+        )
+        selected = np.sort(key.numpy().permutation(eligible)[:number])
+        client_of = np.full(len(sizes) + 1, -1, np.int64)  # the last entry is for owner -1
+        client_of[selected] = np.arange(number)
+        return Split.of_owners(client_of[owners], number)
 
 
-def _clients(part: str, clients: int | None) -> int:
+def _check_clients(part: str, clients: int | None) -> int:
     if clients is None:
-        raise HansaError(f"{part}: expected a number of clients. Only natural() knows its own.")
+        raise HansaError(f"{part}: expected a number of clients. Only natural() has its own.")
     check_integer(part, "clients", clients)
     return clients
 
 
-def _room(part: str, clients: int, feasible: int, holding: str) -> None:
+def _check_feasible(part: str, clients: int, feasible: int, available: str) -> None:
     if clients > feasible:
-        raise invalid_argument(part, "clients", clients, f"at most {feasible}: there are {holding}")
+        raise invalid_argument(part, "clients", clients, f"at most {feasible}: there are {available}")
 
 
-def _room_for_sizes(part: str, clients: int, rows: int, min_size: int) -> None:
-    each = max(1, min_size)
-    lower = f"With min_size=1 at most {rows} are possible." if each > 1 and clients <= rows else ""
-    if clients * each > rows:
-        held = f"{rows} samples, {each} a client" if each > 1 else f"{rows} samples"
-        raise invalid_argument(part, "clients", clients, f"at most {rows // each}: there are {held}", lower)
+def _check_sizes(part: str, clients: int, rows: int, min_size: int) -> None:
+    size = max(1, min_size)
+    remedy = f"With min_size=1 at most {rows} are possible." if size > 1 and clients <= rows else ""
+    if clients * size > rows:
+        available = f"{rows} samples, {size} per client" if size > 1 else f"{rows} samples"
+        raise invalid_argument(part, "clients", clients, f"at most {rows // size}: there are {available}", remedy)
 
 
 def _classes(part: str, labels: torch.Tensor) -> Integers:
     if labels.ndim != 1 or labels.is_floating_point():
         raise HansaError(
-            f"{part}: deals by label, but these targets are {labels.dtype} of shape {tuple(labels.shape)}. "
+            f"{part}: partitions by label, but these targets are {labels.dtype} of shape {tuple(labels.shape)}. "
             "Use iid, quantity_skew or natural."
         )
     return np.asarray(labels.numpy(), np.int64)
 
 
-def _equal(rows: int, parts: int) -> Integers:
+def _equal_sizes(rows: int, parts: int) -> Integers:
     return np.full(parts, rows // parts, np.int64) + (np.arange(parts) < rows % parts)
 
 
 def _simplex(alpha: float, size: int, draw: np.random.Generator) -> Floats:
-    """One draw of a symmetric Dirichlet; for alpha < 1 in logarithms, as Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha),
-    because the plain draw underflows to 0/0."""
+    """Draw from a symmetric Dirichlet.
+
+    For alpha < 1 this uses logarithms, Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha), as the plain draw underflows to 0/0.
+    """
     if alpha >= 1:
         weights = draw.standard_gamma(alpha, size)
         weights /= weights.max()
@@ -272,32 +295,83 @@ def _simplex(alpha: float, size: int, draw: np.random.Generator) -> Floats:
     return np.asarray(weights / weights.sum(), np.float64)
 
 
-def _whole_shares(shares: Floats, total: int) -> Integers:
-    """Whole numbers of the given total, each its share rounded down, or up for those with the largest remainders."""
+def _round_to_total(shares: Floats, total: int) -> Integers:
+    """Round shares of a total to integers with that sum, by the largest remainders."""
     exact = shares * total
     sizes = np.floor(exact).astype(np.int64)
     sizes[np.argsort(sizes - exact, kind="stable")[: total - int(sizes.sum())]] += 1
     return sizes
 
 
-def _top_up(owners: Integers, classes: Integers, clients: int, least: int, draw: np.random.Generator) -> None:
-    """Move rows, in place, from the largest clients to those that hold fewer than ``least``."""
+def _top_up(owners: Integers, classes: Integers, clients: int, minimum: int, draw: np.random.Generator) -> None:
+    """Move rows, in place, from the largest clients to those with fewer than ``minimum``."""
     sizes = np.bincount(owners, minlength=clients)
-    lacking = np.maximum(least - sizes, 0)
-    wanted = int(lacking.sum())
-    if wanted == 0:
+    deficits = np.maximum(minimum - sizes, 0)
+    total_deficit = int(deficits.sum())
+    if total_deficit == 0:
         return
-    # the highest level to which the largest may be cut so that enough is freed
-    low, high = least, int(sizes.max())
+    # the highest size to which the largest clients can be cut to free enough rows
+    low, high = minimum, int(sizes.max())
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= wanted else (low, middle - 1)
-    giving = np.maximum(sizes - low, 0)
-    spare = np.flatnonzero(giving)[: int(giving.sum()) - wanted]
-    giving[spare] -= 1
+        low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= total_deficit else (low, middle - 1)
+    surpluses = np.maximum(sizes - low, 0)
+    spare = np.flatnonzero(surpluses)[: int(surpluses.sum()) - total_deficit]
+    surpluses[spare] -= 1
     order = np.lexsort((draw.random(len(owners)), owners))
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    freed = order[np.arange(len(owners)) - first[owners[order]] < giving[owners[order]]]
+    freed = order[np.arange(len(owners)) - first[owners[order]] < surpluses[owners[order]]]
     freed = freed[np.lexsort((draw.random(len(freed)), classes[freed]))]
-    takers = draw.permutation(np.flatnonzero(lacking))
-    owners[freed] = np.repeat(takers, lacking[takers])
+    receivers = draw.permutation(np.flatnonzero(deficits))
+    owners[freed] = np.repeat(receivers, deficits[receivers])
+
+
+@dataclass(frozen=True, slots=True)
+class HeterogeneitySetting:
+    """A heterogeneity setting of the FedAWARE paper: a partition, and arguments for a preset.
+
+    Args:
+        name: "statistical", "hybrid" or "hybrid+".
+        partition: How rows are assigned to clients.
+        clients: Number of clients.
+        arguments: Keyword arguments for a preset, as in ``fedavg(**setting.arguments)``.
+
+    >>> setting = heterogeneity_setting("hybrid")
+    >>> setting.clients, sorted(setting.arguments)
+    (100, ['batch_size', 'epochs', 'local_lr', 'participation'])
+    """
+
+    name: str
+    partition: Partition
+    clients: int = 100
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+_COMMON = {"local_lr": 0.01, "participation": 0.1}
+HETEROGENEITY_SETTINGS = {
+    setting.name: setting
+    for setting in (
+        HeterogeneitySetting("statistical", shards(200, 2), arguments={**_COMMON, "epochs": 3, "batch_size": 64}),
+        HeterogeneitySetting("hybrid", dirichlet(0.1), arguments={**_COMMON, "epochs": 3, "batch_size": 64}),
+        HeterogeneitySetting(
+            "hybrid+", dirichlet(0.1), arguments={**_COMMON, "steps": hybrid_plus(epochs=(2, 5), min_batch=10)}
+        ),
+    )
+}
+
+
+def heterogeneity_setting(name: str) -> HeterogeneitySetting:
+    """Return a heterogeneity setting of the FedAWARE paper.
+
+    ``federate(dataset, setting.partition, setting.clients)`` assigns the data, ``fedavg(**setting.arguments)`` is a
+    method in that setting.
+
+    Args:
+        name: "statistical", "hybrid" or "hybrid+".
+
+    >>> heterogeneity_setting("hybrid+").arguments["steps"]
+    hybrid_plus(epochs=(2, 5), min_batch=10)
+    """
+    if name not in HETEROGENEITY_SETTINGS:
+        raise HansaError(f"unknown setting {name!r}. {suggestion(name, HETEROGENEITY_SETTINGS)}")
+    return HETEROGENEITY_SETTINGS[name]

@@ -1,4 +1,4 @@
-"""The known data sets: where each comes from, what its files hold, whose it is."""
+"""The known data sets: files, download addresses, licences."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hansa.core.errors import suggestion
-from hansa.data.errors import DataError
+from hansa.data.files import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """A file as its publisher serves it; ``unpack`` says that the members are inside."""
+class RemoteFile:
+    """A file at its publisher; with ``unpack`` it is an archive of the data files."""
 
     path: str
     urls: tuple[str, ...]
@@ -21,9 +21,12 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A file as a reader wants it. ``sha256`` is of its contents: of the uncompressed bytes of an idx file, of the
-    pixels and then the labels (a byte each) of a CIFAR batch, so that neither gzip's settings nor file names matter."""
+class DataFile:
+    """A file that a reader reads.
+
+    ``sha256`` is of its contents, independent of compression and file names: the uncompressed bytes of an idx file, the
+    pixels and then the labels (a byte each) of a CIFAR batch.
+    """
 
     path: str
     rows: int
@@ -32,11 +35,26 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One data set.
+class DatasetInfo:
+    """Description of a data set.
 
-    >>> from hansa.data.sources import SOURCES
-    >>> SOURCES["cifar10"].classes
+    Args:
+        name: Name of the data set.
+        title: One line about it.
+        layout: Format of the files, which selects the reader.
+        folder: Where its files are, below the data folder.
+        shape: Shape of one input.
+        classes: Number of classes.
+        licence: Licence of the data.
+        homepage: Its web page.
+        files: The files that the reader reads.
+        downloads: The files at the publisher.
+        mean: Mean of each channel, for the normalisation.
+        std: Standard deviation of each channel.
+        class_names: Names of the classes.
+        instructions: How to get a data set that cannot be downloaded.
+
+    >>> DATASETS["cifar10"].classes
     10
     """
 
@@ -47,70 +65,78 @@ class Source:
     shape: tuple[int, ...]
     classes: int
     licence: str
-    home: str
-    members: tuple[Member, ...] = ()
-    remotes: tuple[Remote, ...] = ()
+    homepage: str
+    files: tuple[DataFile, ...] = ()
+    downloads: tuple[RemoteFile, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     class_names: tuple[str, ...] = ()
-    how: str = ""
+    instructions: str = ""
 
     @property
     def remedy(self) -> str:
-        """Where its files come from."""
-        return self.how if self.how else f"Run `hansa data get {self.name}`, or set HANSA_DATA to where its files are."
+        """How to get its files."""
+        return (
+            self.instructions
+            if self.instructions
+            else f"Run `hansa data get {self.name}`, or set HANSA_DATA to where its files are."
+        )
 
 
-def source(name: str, also: Iterable[str] = ()) -> Source:
-    """The entry of a data set; ``also`` are names that another table knows.
+def dataset_info(name: str, also: Iterable[str] = ()) -> DatasetInfo:
+    """Return the description of a data set.
 
-    >>> source("cifar10").classes
+    Args:
+        name: Its name; case, hyphens and underscores do not matter.
+        also: Further names to suggest in the error message.
+
+    >>> dataset_info("cifar10").classes
     10
-    >>> source("cifar-10").name
+    >>> dataset_info("cifar-10").name
     'cifar10'
     """
-    plain = name.lower().replace("_", "-")
-    for entry in SOURCES.values():
-        if plain == entry.name or plain.replace("-", "") == entry.name.replace("-", ""):
+    normalized = name.lower().replace("_", "-")
+    for entry in DATASETS.values():
+        if normalized == entry.name or normalized.replace("-", "") == entry.name.replace("-", ""):
             return entry
-    raise DataError(f"no data set {name!r}. {suggestion(name, [*SOURCES, *also])}")
+    raise DataError(f"no data set {name!r}. {suggestion(name, [*DATASETS, *also])}")
 
 
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
-def _idx_members(folder: str, *sums: str) -> tuple[Member, ...]:
+def _idx_files(folder: str, *sums: str) -> tuple[DataFile, ...]:
     rows = (60_000, 60_000, 10_000, 10_000)
     return tuple(
-        Member(f"{folder}/{file}", count, digest, train=file.startswith("train"))
+        DataFile(f"{folder}/{file}", count, digest, train=file.startswith("train"))
         for file, count, digest in zip(_IDX, rows, sums, strict=True)
     )
 
 
-def _idx_remotes(folder: str, mirrors: tuple[str, ...], *served: tuple[int, str]) -> tuple[Remote, ...]:
+def _idx_downloads(folder: str, mirrors: tuple[str, ...], *sizes_and_sums: tuple[int, str]) -> tuple[RemoteFile, ...]:
     return tuple(
-        Remote(f"{folder}/{file}.gz", tuple(f"{mirror}{file}.gz" for mirror in mirrors), size, digest)
-        for file, (size, digest) in zip(_IDX, served, strict=True)
+        RemoteFile(f"{folder}/{file}.gz", tuple(f"{mirror}{file}.gz" for mirror in mirrors), size, digest)
+        for file, (size, digest) in zip(_IDX, sizes_and_sums, strict=True)
     )
 
 
-def _cifar_members(folder: str, rows: int, **sums: str) -> tuple[Member, ...]:
+def _cifar_files(folder: str, rows: int, **sums: str) -> tuple[DataFile, ...]:
     return tuple(
-        Member(
+        DataFile(
             f"{folder}/{file}", 10_000 if file.startswith("test") else rows, digest, train=not file.startswith("test")
         )
         for file, digest in sums.items()
     )
 
 
-def _leaf(name: str) -> str:
+def _leaf_instructions(name: str) -> str:
     return (
-        f"It has no ready-made official download: make its files with LEAF (github.com/TalwalkarLab/leaf, data/{name}/"
+        f"It has no official download: create its files with LEAF (github.com/TalwalkarLab/leaf, data/{name}/"
         f"preprocess.sh) and put its train and test folders below {name}/ in the data folder."
     )
 
 
-_CLOTHES = (
+_FASHION_CLASSES = (
     "T-shirt/top",
     "Trouser",
     "Pullover",
@@ -124,7 +150,7 @@ _CLOTHES = (
 )
 
 _ENTRIES = (
-    Source(
+    DatasetInfo(
         name="fashion-mini",
         title="Fashion-MNIST, a stratified 10,000 / 2,000 subset shipped with the package",
         layout="embedded",
@@ -132,12 +158,12 @@ _ENTRIES = (
         shape=(1, 28, 28),
         classes=10,
         licence="MIT, Zalando SE 2017",
-        home="https://github.com/zalandoresearch/fashion-mnist",
+        homepage="https://github.com/zalandoresearch/fashion-mnist",
         mean=(0.2860,),
         std=(0.3530,),
-        class_names=_CLOTHES,
+        class_names=_FASHION_CLASSES,
     ),
-    Source(
+    DatasetInfo(
         name="fashion-mnist",
         title="Fashion-MNIST (Xiao et al. 2017)",
         layout="idx",
@@ -145,15 +171,15 @@ _ENTRIES = (
         shape=(1, 28, 28),
         classes=10,
         licence="MIT, Zalando SE 2017",
-        home="https://github.com/zalandoresearch/fashion-mnist",
-        members=_idx_members(
+        homepage="https://github.com/zalandoresearch/fashion-mnist",
+        files=_idx_files(
             "FashionMNIST/raw",
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
             "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
             "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
-        remotes=_idx_remotes(
+        downloads=_idx_downloads(
             "FashionMNIST/raw",
             (
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -166,9 +192,9 @@ _ENTRIES = (
         ),
         mean=(0.2860,),
         std=(0.3530,),
-        class_names=_CLOTHES,
+        class_names=_FASHION_CLASSES,
     ),
-    Source(
+    DatasetInfo(
         name="mnist",
         title="MNIST (LeCun et al. 1998)",
         layout="idx",
@@ -176,15 +202,15 @@ _ENTRIES = (
         shape=(1, 28, 28),
         classes=10,
         licence="CC BY-SA 3.0, Yann LeCun and Corinna Cortes",
-        home="http://yann.lecun.com/exdb/mnist/",
-        members=_idx_members(
+        homepage="http://yann.lecun.com/exdb/mnist/",
+        files=_idx_files(
             "MNIST/raw",
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
-        remotes=_idx_remotes(
+        downloads=_idx_downloads(
             "MNIST/raw",
             (
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -200,7 +226,7 @@ _ENTRIES = (
         std=(0.3081,),
         class_names=tuple("0123456789"),
     ),
-    Source(
+    DatasetInfo(
         name="cifar10",
         title="CIFAR-10 (Krizhevsky 2009)",
         layout="cifar",
@@ -208,8 +234,8 @@ _ENTRIES = (
         shape=(3, 32, 32),
         classes=10,
         licence="none stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
-        home="https://www.cs.toronto.edu/~kriz/cifar.html",
-        members=_cifar_members(
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        files=_cifar_files(
             "cifar-10-batches-py",
             10_000,
             data_batch_1="ba52cb2d72c412975d7556bb26bd094956f1c002d1937053f6f1252f2ac17114",
@@ -219,8 +245,8 @@ _ENTRIES = (
             data_batch_5="eb08cdc11fd1267ef871cf4790f193684b3f556d13317be68f4eb374a078ea87",
             test_batch="9a4c74f5c8b6f2c4e13d3a1dfb43a5a8cda8a9da515e99fd620d2013a1a6287a",
         ),
-        remotes=(
-            Remote(
+        downloads=(
+            RemoteFile(
                 "cifar-10-python.tar.gz",
                 ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
                 170_498_071,
@@ -232,7 +258,7 @@ _ENTRIES = (
         std=(0.2470, 0.2435, 0.2616),
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
-    Source(
+    DatasetInfo(
         name="cifar100",
         title="CIFAR-100, fine labels (Krizhevsky 2009)",
         layout="cifar",
@@ -240,15 +266,15 @@ _ENTRIES = (
         shape=(3, 32, 32),
         classes=100,
         licence="none stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
-        home="https://www.cs.toronto.edu/~kriz/cifar.html",
-        members=_cifar_members(
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        files=_cifar_files(
             "cifar-100-python",
             50_000,
             train="4e50520a1125d045fade68001374cf6c74e360819dc08b7ecffe4e6c79e9b419",
             test="dc66669533e5da36cbeb472b8e2af54edcb17f1d9736fdbd5fede79d08f46b2f",
         ),
-        remotes=(
-            Remote(
+        downloads=(
+            RemoteFile(
                 "cifar-100-python.tar.gz",
                 ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
                 169_001_437,
@@ -259,7 +285,7 @@ _ENTRIES = (
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
     ),
-    Source(
+    DatasetInfo(
         name="femnist",
         title="FEMNIST, by writer (LEAF, Caldas et al. 2018)",
         layout="femnist",
@@ -267,13 +293,13 @@ _ENTRIES = (
         shape=(1, 28, 28),
         classes=62,
         licence="NIST Special Database 19, public domain; LEAF's scripts BSD-2-Clause",
-        home="https://leaf.cmu.edu",
+        homepage="https://leaf.cmu.edu",
         mean=(0.9637,),
         std=(0.1597,),
         class_names=tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"),
-        how=_leaf("femnist"),
+        instructions=_leaf_instructions("femnist"),
     ),
-    Source(
+    DatasetInfo(
         name="shakespeare",
         title="Shakespeare, next character, by role (LEAF, Caldas et al. 2018)",
         layout="shakespeare",
@@ -281,9 +307,9 @@ _ENTRIES = (
         shape=(80,),
         classes=80,
         licence="public domain (Project Gutenberg); LEAF's scripts BSD-2-Clause",
-        home="https://leaf.cmu.edu",
-        how=_leaf("shakespeare"),
+        homepage="https://leaf.cmu.edu",
+        instructions=_leaf_instructions("shakespeare"),
     ),
 )
 
-SOURCES: dict[str, Source] = {entry.name: entry for entry in _ENTRIES}
+DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ENTRIES}

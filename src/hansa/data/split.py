@@ -1,4 +1,4 @@
-"""Who holds which rows, as one index and its offsets: ten thousand clients cost two tensors, not ten thousand."""
+"""The rows of each client as one index and its offsets: two tensors for any number of clients."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from safetensors import SafetensorError, safe_open
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.data.errors import DataError, damaged, missing
+from hansa.data.files import DataError, invalid_file, missing_file
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _FORMAT = "hansa partition 1"
-_HEAD = 1 << 22
+_MAX_HEADER = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Client i holds the rows ``index[offsets[i]:offsets[i + 1]]``.
+    """The rows of each client: client i has ``index[offsets[i]:offsets[i + 1]]``.
+
+    Args:
+        index: Row numbers, int64.
+        offsets: Where each client begins in ``index``, int64 [clients + 1].
 
     >>> Split.of_rows([[4, 2], [], [0]]).rows(0).tolist()
     [4, 2]
@@ -39,36 +43,38 @@ class Split:
     def __post_init__(self) -> None:
         for name, tensor in (("index", self.index), ("offsets", self.offsets)):
             if tensor.dtype != torch.int64 or tensor.ndim != 1:
-                raise HansaError(f"Split({name}): expected int64 of one axis, found {tensor.dtype} of {tensor.ndim}.")
+                raise HansaError(
+                    f"Split({name}): expected int64 with one axis, found {tensor.dtype} with {tensor.ndim}."
+                )
         ends = self.offsets
         if len(ends) < 2 or int(ends[0]) != 0 or int(ends[-1]) != len(self.index) or bool((ends[1:] < ends[:-1]).any()):
             raise HansaError(
-                f"Split(offsets): expected to rise from 0 to the {len(self.index)} rows, found {_short(ends)}."
+                f"Split(offsets): expected increasing values from 0 to {len(self.index)}, found {_short(ends)}."
             )
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> torch.Tensor:
-        """Rows held by each client, [population]."""
+        """Number of rows of each client, [population]."""
         return self.offsets.diff()
 
     def rows(self, client: int) -> torch.Tensor:
-        """The row numbers of one client: a view, never a copy."""
+        """Return the row numbers of one client, as a view."""
         if not 0 <= client < self.population:
             raise HansaError(f"client {client}: there are {self.population}, numbered from 0.")
         return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     def owners(self) -> torch.Tensor:
-        """The client of each entry of ``index``."""
+        """Return the client of each entry of ``index``."""
         return torch.repeat_interleave(torch.arange(self.population), self.sizes)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Any]) -> Split:
-        """From one sequence of row numbers a client, kept in the order given."""
+        """Build a split from one sequence of row numbers per client, in the given order."""
         parts = [torch.as_tensor(part, dtype=torch.int64).reshape(-1) for part in rows]
         if not parts:
             raise HansaError("Split.of_rows: expected at least one client.")
@@ -77,7 +83,7 @@ class Split:
 
     @classmethod
     def of_owners(cls, owners: npt.NDArray[np.int64], clients: int) -> Split:
-        """From the client of every row, -1 for nobody's; a client's rows come in rising order.
+        """Build a split from the client of every row, -1 for none; a client's rows are in increasing order.
 
         >>> split = Split.of_owners(np.array([1, 0, -1, 1]), 2)
         >>> split.rows(0).tolist(), split.rows(1).tolist()
@@ -85,18 +91,18 @@ class Split:
         """
         if len(owners) and not (int(owners.min()) >= -1 and int(owners.max()) < clients):
             raise HansaError(f"owners run from {owners.min()} to {owners.max()}: expected 0 to {clients - 1}, or -1.")
-        nobody = int((owners < 0).sum())
-        order = np.argsort(owners, kind="stable")[nobody:]
+        unowned = int((owners < 0).sum())
+        order = np.argsort(owners, kind="stable")[unowned:]
         ends = np.concatenate([[0], np.cumsum(np.bincount(owners[owners >= 0], minlength=clients))])
         return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(ends.astype(np.int64)))
 
 
-def fingerprint(targets: Any) -> str:
-    """SHA-256 of a data set's targets: what a saved partition belongs to."""
+def targets_fingerprint(targets: Any) -> str:
+    """Return the SHA-256 of a data set's targets, to which a saved split belongs."""
     if not isinstance(targets, torch.Tensor):
-        leaves, form = torch.utils._pytree.tree_flatten(targets)
-        parts = [leaf.identity() if hasattr(leaf, "identity") else fingerprint(leaf) for leaf in leaves]
-        return hashlib.sha256(f"{form} {parts}".encode()).hexdigest()
+        leaves, structure = torch.utils._pytree.tree_flatten(targets)
+        parts = [leaf.identity() if hasattr(leaf, "identity") else targets_fingerprint(leaf) for leaf in leaves]
+        return hashlib.sha256(f"{structure} {parts}".encode()).hexdigest()
     state = hashlib.sha256(f"{targets.dtype} {tuple(targets.shape)}".encode())
     state.update(targets.detach().cpu().contiguous().view(torch.uint8).numpy().data if targets.numel() else b"")
     return state.hexdigest()
@@ -109,8 +115,14 @@ def save_split(
     made_by: str = "",
     counts: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Write a split to one safetensors file, whole or not at all, bound to the targets it was made for. ``counts`` of
-    labels, a row a client, or the first so many of them, go with it for whoever draws it.
+    """Write a split to one safetensors file, atomically, with the fingerprint of the targets it belongs to.
+
+    Args:
+        path: The file.
+        split: The split.
+        targets: The targets of the data set.
+        made_by: A description of the partition.
+        counts: Label counts, a row per client or for the first clients, for figures.
 
     >>> import tempfile, torch
     >>> split, labels = Split.of_owners(np.array([0, 1, 1]), 2), torch.tensor([0, 1, 0])
@@ -122,7 +134,7 @@ def save_split(
     path = Path(path)
     facts = {
         "format": _FORMAT,
-        "targets_sha256": fingerprint(targets),
+        "targets_sha256": targets_fingerprint(targets),
         "split_sha256": _digest(split),
         "rows": str(len(torch.utils._pytree.tree_leaves(targets)[0])),
         "made_by": made_by,
@@ -141,25 +153,30 @@ def save_split(
     os.replace(part, path)
 
 
-def label_facts(path: Path | str) -> tuple[int, list[list[int]]] | None:
-    """How many clients a saved split has, and the counts of labels that were written with it; None without such. Only
-    the head of the file is read, and torch is not needed."""
+def read_label_counts(path: Path | str) -> tuple[int, list[list[int]]] | None:
+    """Return the number of clients of a saved split and its label counts, or None without counts.
+
+    Only the header of the file is read, and torch is not needed.
+    """
     try:
         with open(path, "rb") as file:
-            head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEAD)))
-        counts = json.loads(head["__metadata__"]["label_counts"])
-        clients = int(head["offsets"]["shape"][0]) - 1
-        plain = [[int(count) for count in row] for row in counts]
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER)))
+        counts = json.loads(header["__metadata__"]["label_counts"])
+        clients = int(header["offsets"]["shape"][0]) - 1
+        rows = [[int(count) for count in row] for row in counts]
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
-    if clients < len(plain) or len({len(row) for row in plain}) != 1 or min(map(min, plain), default=0) < 0:
+    if clients < len(rows) or len({len(row) for row in rows}) != 1 or min(map(min, rows), default=0) < 0:
         return None
-    return clients, plain
+    return clients, rows
 
 
 def load_split(path: Path | str, targets: Any | None) -> Split:
-    """Read a split back; one made for other targets, or changed since it was written, is refused. None leaves it to the
-    caller to know that the targets are those.
+    """Read a split from a file; raise if the file was changed or belongs to other targets.
+
+    Args:
+        path: The file.
+        targets: The targets of the data set, or None to skip the comparison.
 
     >>> import tempfile, torch
     >>> split, labels = Split.of_owners(np.array([0, 1, 1]), 2), torch.tensor([0, 1, 0])
@@ -170,46 +187,49 @@ def load_split(path: Path | str, targets: Any | None) -> Split:
     """
     path = Path(path)
     if not path.is_file():
-        raise missing(path, "A partition file is written by save_split, or kept with every run.")
+        raise missing_file(path, "A partition file is written by save_split, and in every run folder.")
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
             names = sorted(file.keys())
             if facts.get("format") != _FORMAT or names != ["index", "offsets"]:
-                raise damaged(path, f"a {_FORMAT!r} file", f"format {facts.get('format')!r} holding {names}")
+                raise invalid_file(path, f"a {_FORMAT!r} file", f"format {facts.get('format')!r} with {names}")
             split = Split(file.get_tensor("index"), file.get_tensor("offsets"))
     except DataError:
         raise
-    except (SafetensorError, HansaError) as problem:
-        raise damaged(path, f"a {_FORMAT!r} file", str(problem).rstrip(".")) from problem
+    except (SafetensorError, HansaError) as error:
+        raise invalid_file(path, f"a {_FORMAT!r} file", str(error).rstrip(".")) from error
     if _digest(split) != facts.get("split_sha256"):
-        raise damaged(path, f"rows of SHA-256 {facts.get('split_sha256')}", _digest(split))
-    if targets is not None and fingerprint(targets) != facts.get("targets_sha256"):
+        raise invalid_file(path, f"rows of SHA-256 {facts.get('split_sha256')}", _digest(split))
+    if targets is not None and targets_fingerprint(targets) != facts.get("targets_sha256"):
         rows = len(torch.utils._pytree.tree_leaves(targets)[0])
-        raise damaged(
+        raise invalid_file(
             path,
-            f"a partition of these {rows} targets (SHA-256 {fingerprint(targets)})",
+            f"a partition of these {rows} targets (SHA-256 {targets_fingerprint(targets)})",
             f"one of {facts.get('rows')} others (SHA-256 {facts.get('targets_sha256')})",
-            "Load the data set it was made for, or partition anew.",
+            "Load the data set it was made for, or partition again.",
         )
     return split
 
 
 @dataclass(frozen=True, slots=True)
-class saved:
-    """The partition kept in a file: exactly the split of an earlier run, whatever the seed.
+class saved_split:
+    """The split of an earlier run, read from a file, for any seed.
 
-    >>> saved("runs/first/partition.safetensors").path
+    Args:
+        path: A file written by `save_split`.
+
+    >>> saved_split("runs/first/partition.safetensors").path
     'runs/first/partition.safetensors'
     """
 
     path: str
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        found = load_split(self.path, labels)
-        if clients is not None and clients != found.population:
-            raise damaged(self.path, f"a partition among {clients} clients", f"one among {found.population}")
-        return found
+        split = load_split(self.path, labels)
+        if clients is not None and clients != split.population:
+            raise invalid_file(self.path, f"a partition among {clients} clients", f"one among {split.population}")
+        return split
 
 
 def _digest(split: Split) -> str:

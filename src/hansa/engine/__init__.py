@@ -1,24 +1,26 @@
-"""Engines: they only transport."""
+"""Engines execute the work of a round: serially, in a pool of processes or threads, or on a Ray cluster."""
 
-from hansa.engine.auto import choose
-from hansa.engine.loopback import Loopback
+from hansa.engine.auto import ENGINES, EngineFactory, EngineOptions, auto_engine, build_engine
 from hansa.engine.pool import Pool
-from hansa.engine.processes import Processes
+from hansa.engine.processes import ProcessGroup, reuse_workers, workers
 from hansa.engine.ray_pool import RayPool
-from hansa.engine.serial import Engine, Examining, Metered, Networked, Serial
-from hansa.engine.worker_reuse import keep_workers, workers
+from hansa.engine.serial import ClientEvaluationEngine, Engine, Loopback, MeteredEngine, RemoteEngine, Serial
 
 __all__ = [
+    "ENGINES",
+    "ClientEvaluationEngine",
     "Engine",
-    "Examining",
+    "EngineFactory",
+    "EngineOptions",
     "Loopback",
-    "Metered",
-    "Networked",
+    "MeteredEngine",
     "Pool",
-    "Processes",
+    "ProcessGroup",
     "RayPool",
+    "RemoteEngine",
     "Serial",
-    "choose",
-    "keep_workers",
+    "auto_engine",
+    "build_engine",
+    "reuse_workers",
     "workers",
 ]

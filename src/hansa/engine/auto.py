@@ -1,4 +1,4 @@
-"""Which engine a run gets. Results never depend on it: only the time they take does."""
+"""The automatic choice of an engine, and the table of engines. Results do not depend on the engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
@@ -13,57 +14,98 @@ from typing import TypeAlias
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.core.errors import check_integer, invalid_argument
-from hansa.core.protocols import declared
+from hansa.core.errors import HansaError, check_integer, invalid_argument, suggestion
+from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
-from hansa.engine.pool import Kind, Pool, refuse_inside_worker
-from hansa.engine.processes import Processes
-from hansa.engine.requests import Recall, RecallExam, as_it_is, cost
-from hansa.engine.serial import Engine, Serial
-from hansa.engine.threads import trial
-from hansa.engine.worker_group import NotShareable, StartError
-from hansa.engine.worker_reuse import here
-from hansa.local import Trainer
+from hansa.engine.pool import Pool, WorkerKind, refuse_inside_worker
+from hansa.engine.processes import ProcessGroup, current_workers
+from hansa.engine.ray_pool import RayPool
+from hansa.engine.requests import LoadEvaluationMemory, LoadMemory, estimated_cost, unchanged
+from hansa.engine.serial import Engine, Loopback, Serial
+from hansa.engine.threads import probe_step
+from hansa.engine.worker_group import WorkerStartError, WorkersUnsupported
+from hansa.local import BaseTrainer
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import Exam, Marks
+from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
 
 log = logging.getLogger("hansa")
 
 EngineFactory: TypeAlias = Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine]
-START = 2.0  # seconds until worker processes are at work
-HANDOVER = 0.0003  # seconds of Python for an order, which no two threads can do at a time
-LONG_STEP = 0.005  # seconds from which a step spends nearly all its time outside the interpreter's lock
+START_SECONDS = 2.0  # until worker processes are ready
+HANDOVER_SECONDS = 0.0003  # of Python for each order, under the interpreter lock
+LONG_STEP_SECONDS = 0.005  # a longer step spends nearly all its time without the interpreter lock
 
 
-def choose(
-    workers: int | None, rounds: int, kind: Kind | None = None, devices: Sequence[torch.device] = ()
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine of `ENGINES` may use: the options of a run and of the ``engine`` section of its configuration."""
+
+    workers: int | None = None
+    rounds: int = 1
+    devices: Sequence[torch.device] = ()
+    address: str | None = None
+
+
+def auto_engine(
+    workers: int | None, rounds: int, kind: WorkerKind | None = None, devices: Sequence[torch.device] = ()
 ) -> EngineFactory:
-    """The engine for a run of ``rounds`` rounds: serial for one worker, a pool for several, and for None the best.
+    """Choose the engine of a run: serial for one worker, a pool for several.
 
-    None begins serially and measures. When the rest of the run, at that pace, would take workers on all cores at least
-    twice their start-up less time, they are started in the background and take over; so a small run stays serial.
-    ``kind`` None means threads where steps leave the interpreter's lock (native ones) or data is on a GPU, processes
-    otherwise. What cannot be sent to processes runs in threads if these are safe and worth while, or else serially,
-    and a warning says so once. Several ``devices`` have a worker each, or more in turn. Within
-    ``with hansa.workers(2):`` None means that number, and processes stay.
+    With ``workers=None`` the run starts serially and measures its speed. If workers on all cores would save at least
+    twice their start-up time, they are started in the background and take over. A task that cannot be sent to processes
+    runs in threads if these are safe and fast enough, or else serially with a warning.
+
+    Args:
+        workers: The number of workers; None decides, or takes the number of an enclosing `workers` block.
+        rounds: The number of rounds of the run.
+        kind: ``"process"`` or ``"thread"``; None takes threads for native training and for GPUs, else processes.
+        devices: Devices that the workers take in turn.
     """
     refuse_inside_worker()
-    if workers is None and (staff := here()) is not None:
-        workers = staff.count
+    if workers is None and (block := current_workers()) is not None:
+        workers = block.count
     if workers is not None:
-        check_integer("run", "workers", workers, "None uses all cores when that pays.")
+        check_integer("run", "workers", workers, "None uses all cores when that saves time.")
     if kind not in (None, "process", "thread"):
         raise invalid_argument("run", "kind", kind, "None, 'process' or 'thread'")
     if workers is None and len(devices) > 1:
         workers = len(devices)
-    if (cores() if workers is None else workers) == 1:
+    if (available_cores() if workers is None else workers) == 1:
         return Serial
-    return partial(Auto, workers=workers, rounds=rounds, kind=kind, devices=devices)
+    return partial(AutoEngine, workers=workers, rounds=rounds, kind=kind, devices=devices)
 
 
-class Auto:
-    """Serial at first, then a pool: from the beginning if ``workers`` is a number, when it pays if it is None."""
+def _flower(options: EngineOptions) -> EngineFactory:
+    raise HansaError("engine: flower: the clients are at sites. Start this configuration with `hansa serve`.")
+
+
+ENGINES: dict[str, Callable[[EngineOptions], EngineFactory]] = {
+    "pool": lambda options: auto_engine(options.workers, options.rounds, devices=options.devices),
+    "serial": lambda options: Serial,
+    "loopback": lambda options: Loopback,
+    "ray": lambda options: partial(RayPool, workers=options.workers, address=options.address),
+    "flower": _flower,
+}
+"""The engines by name. Add an entry to make your own engine available as ``engine: {kind: NAME}``."""
+
+
+def build_engine(kind: str, options: EngineOptions) -> EngineFactory:
+    """Return the factory of an engine of `ENGINES`.
+
+    >>> build_engine("serial", EngineOptions()) is Serial
+    True
+    >>> build_engine("pol", EngineOptions())
+    Traceback (most recent call last):
+    hansa.core.errors.HansaError: engine.kind='pol': there is no such engine. Did you mean pool?
+    """
+    if kind not in ENGINES:
+        raise HansaError(f"engine.kind={kind!r}: there is no such engine. {suggestion(kind, ENGINES)}")
+    return ENGINES[kind](options)
+
+
+class AutoEngine:
+    """Serial at first, then a pool: from the first round if ``workers`` is a number, when it saves time if None."""
 
     def __init__(
         self,
@@ -74,183 +116,188 @@ class Auto:
         *,
         workers: int | None = None,
         rounds: int = 1,
-        kind: Kind | None = None,
+        kind: WorkerKind | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
         self._devices = devices
-        self._parts = (algorithm, task, dtype, device)
+        self._arguments = (algorithm, task, dtype, device)
         self._workers, self._kind = workers, kind
-        self._rounds, self._pace = rounds, Pace()
-        self._open = True  # whether workers are still to be thought of
+        self._rounds, self._throughput = rounds, Throughput()
+        self._undecided = True  # whether workers may still be started
         self._pool: Pool | None = None
-        self._staff_around = here()
-        self._borrowed: Processes | None = None
-        self._serial: Serial | None = Serial(*self._parts)
+        self._reusable = current_workers()
+        self._acquired: ProcessGroup | None = None
+        self._serial: Serial | None = Serial(*self._arguments)
 
-    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]:
-        """Reports of the serial engine, then of the pool as soon as that is there."""
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        """Yield reports of the serial engine, and of the pool as soon as that is ready."""
         self._rounds -= 1
-        self._staff(orders)
+        self._start_requested(orders)
         done = 0
         while done < len(orders):
-            if self._at_work():
+            if self._pool_ready():
                 assert self._pool is not None
-                yield from self._pool.run(orders[done:], recall)
+                yield from self._pool.run(orders[done:], load_memory)
                 return
             assert self._serial is not None
-            some = orders[done : done + self._serial.bundle.size(orders[done])]
-            began = time.perf_counter()
-            reports = list(self._serial.run(some, recall))
-            for order in some:
-                self._pace.note(order, (time.perf_counter() - began) / len(some))
-            done += len(some)
-            self._consider(orders, done)
+            batch = orders[done : done + self._serial.batch_sizer.size(orders[done])]
+            start = time.perf_counter()
+            reports = list(self._serial.run(batch, load_memory))
+            for order in batch:
+                self._throughput.record(order, (time.perf_counter() - start) / len(batch))
+            done += len(batch)
+            self._start_if_worthwhile(orders, done)
             yield from reports
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        engine = self._pool if self._at_work() else self._serial
-        assert engine is not None
-        return engine.evaluate(vectors)
+        return self._engine().evaluate(vectors)
 
-    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
-        engine = self._pool if self._at_work() else self._serial
+    def evaluate_clients(
+        self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
+    ) -> Iterator[list[ClientMetrics]]:
+        return self._engine().evaluate_clients(requests, load_memory)
+
+    def _engine(self) -> Serial | Pool:
+        engine = self._pool if self._pool_ready() else self._serial
         assert engine is not None
-        return engine.examine(exams, recall)
+        return engine
 
     def close(self) -> None:
-        if self._open:
-            log.info("serial: workers would not have paid in so short a run")
-        self._dismiss()
+        if self._undecided:
+            log.info("serial: workers would not have saved time in so short a run")
+        self._close_pool()
 
-    def _dismiss(self) -> None:
-        """End the pool; workers that were borrowed go back."""
+    def _close_pool(self) -> None:
+        """Close the pool and release reused workers."""
         if self._pool is not None:
             self._pool.close()
         self._pool = None
-        if self._staff_around is not None and self._borrowed is not None:
-            self._staff_around.give_back(self._borrowed)
-        self._borrowed = None
+        if self._reusable is not None and self._acquired is not None:
+            self._reusable.release(self._acquired)
+        self._acquired = None
 
-    def _at_work(self) -> bool:
-        """Whether the pool can take over; from then on the serial engine is not needed."""
+    def _pool_ready(self) -> bool:
+        """Whether the pool can take over; from then on the serial engine is dropped."""
         if self._pool is None:
             return False
         if self._serial is not None:
             try:
                 if not self._pool.ready():
                     return False
-            except StartError as problem:
-                self._dismiss()
-                say_once(f"{self._parts[1].name}: runs serially, without workers: {problem}")
+            except WorkerStartError as error:
+                self._close_pool()
+                warn_once(f"{self._arguments[1].name}: runs serially, without workers: {error}")
                 return False
             self._serial = None
         return True
 
-    def _staff(self, orders: Sequence[WorkOrder]) -> None:
-        """Where a number of workers was asked for: that many, but never more than there are orders in a round."""
-        wanted = min(self._workers or 1, len(orders))
-        if wanted < 2:
+    def _start_requested(self, orders: Sequence[WorkOrder]) -> None:
+        """Start the requested number of workers, but not more than there are orders in a round."""
+        workers = min(self._workers or 1, len(orders))
+        if workers < 2:
             return
-        if self._open and self._tiny(orders):
-            self._open = False
+        if self._undecided and self._too_short(orders):
+            self._undecided = False
             log.info("serial: a client's steps take less time than handing them to a worker")
-        elif self._open:
-            self._hire(wanted)
-        elif self._pool is not None and wanted > self._pool.workers:
-            self._pool.widen(wanted)
+        elif self._undecided:
+            self._start_pool(workers)
+        elif self._pool is not None and workers > self._pool.workers:
+            self._pool.grow(workers)
 
-    def _consider(self, orders: Sequence[WorkOrder], done: int) -> None:
-        """Start workers once the work ahead is worth it."""
-        workers = min(cores(), len(orders))
-        if not self._open or self._workers is not None or workers == 1:
+    def _start_if_worthwhile(self, orders: Sequence[WorkOrder], done: int) -> None:
+        """Start workers on all cores if the remaining work is long enough."""
+        workers = min(available_cores(), len(orders))
+        if not self._undecided or self._workers is not None or workers == 1:
             return
-        whole_round = sum(map(cost, orders))
-        ahead = self._pace.seconds(sum(map(cost, orders[done:])) + max(0, self._rounds) * whole_round)
-        staff = self._staff_around
-        start = START if staff is None or staff.started < workers else 0.0
-        if ahead * (1 - 1 / workers) >= max(2 * start, START / 4):
-            self._hire(workers)
+        round_cost = sum(map(estimated_cost, orders))
+        remaining_cost = sum(map(estimated_cost, orders[done:])) + max(0, self._rounds) * round_cost
+        started = self._reusable is not None and self._reusable.started >= workers
+        saved = self._throughput.estimate(remaining_cost) * (1 - 1 / workers)
+        if saved >= max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4):
+            self._start_pool(workers)
 
-    def _tiny(self, orders: Sequence[WorkOrder]) -> bool:
-        """Whether native steps are so few and short that threads would mostly wait for one another's interpreter."""
-        algorithm, task, dtype, device = self._parts
+    def _too_short(self, orders: Sequence[WorkOrder]) -> bool:
+        """Whether native steps are so few and short that threads would mostly wait for the interpreter lock."""
+        algorithm, task, dtype, device = self._arguments
         if self._kind is not None or device.type != "cpu" or self._serial is None:
             return False
-        if not declared(self._serial.shell, Trainer, "releases_gil"):
+        if not with_defaults(self._serial.trainer, BaseTrainer).releases_gil:
             return False
         steps = sum(order.work.steps * len(order.clients) for order in orders) / len(orders)
-        return steps * trial(algorithm, task, self._serial.shell, dtype).seconds < HANDOVER
+        return steps * probe_step(algorithm, task, self._serial.trainer, dtype).seconds < HANDOVER_SECONDS
 
-    def _hire(self, workers: int) -> None:
-        """Start a pool of the first kind that can take the task."""
-        self._open = False
-        reasons = []
-        for kind in self._kinds():
+    def _start_pool(self, workers: int) -> None:
+        """Start a pool of the first kind of worker that supports the task."""
+        self._undecided = False
+        task, reasons = self._arguments[1], []
+        for kind in self._worker_kinds():
             try:
-                if kind == "process" and self._staff_around is not None:
-                    self._borrowed = self._staff_around.borrow()
-                self._pool = Pool(*self._parts, workers=workers, kind=kind, crew=self._borrowed, devices=self._devices)
+                if kind == "process" and self._reusable is not None:
+                    self._acquired = self._reusable.acquire()
+                self._pool = Pool(
+                    *self._arguments, workers=workers, kind=kind, group=self._acquired, devices=self._devices
+                )
                 if self._workers is not None:
-                    self._pool.start()
-            except (NotShareable, StartError) as problem:
-                self._dismiss()
-                reasons.append(str(problem))
+                    self._pool.wait_until_ready()
+            except (WorkersUnsupported, WorkerStartError) as error:
+                self._close_pool()
+                reasons.append(str(error))
                 continue
             for reason in reasons:
-                log.info("%s: %s", self._parts[1].name, reason)
+                log.info("%s: %s", task.name, reason)
             log.info("%d workers: %s", workers, "threads" if kind == "thread" else "processes")
             return
-        say_once(f"{self._parts[1].name}: runs serially, without workers: {'; '.join(reasons)}")
+        warn_once(f"{task.name}: runs serially, without workers: {'; '.join(reasons)}")
 
-    def _kinds(self) -> Iterator[Kind]:
-        algorithm, task, dtype, device = self._parts
+    def _worker_kinds(self) -> Iterator[WorkerKind]:
+        algorithm, task, dtype, device = self._arguments
         assert self._serial is not None
         if self._kind is not None:
             yield self._kind
-        elif device.type != "cpu" or declared(self._serial.shell, Trainer, "releases_gil"):
+        elif device.type != "cpu" or with_defaults(self._serial.trainer, BaseTrainer).releases_gil:
             yield from ("thread", "process")
         else:
             yield "process"
-            step = self._pace.step or trial(algorithm, task, self._serial.shell, dtype).seconds
-            if step >= LONG_STEP:
+            trainer = self._serial.trainer
+            step = self._throughput.seconds_per_step or probe_step(algorithm, task, trainer, dtype).seconds
+            if step >= LONG_STEP_SECONDS:
                 yield "thread"
 
 
 @lru_cache(maxsize=1000)
-def say_once(what: str) -> None:
-    """Warn of something; of the same thing once."""
-    log.warning("%s", what)
+def warn_once(message: str) -> None:
+    """Log a warning, the same one only once."""
+    log.warning("%s", message)
 
 
-class Pace:
-    """How fast work was done. A short first cohort does not count: much is made and loaded on the way."""
+class Throughput:
+    """The speed of the serial engine. A short first order is not counted: it includes one-time work."""
 
     def __init__(self) -> None:
-        self._cohorts, self._cost, self._steps, self._seconds = 0, 0.0, 0, 0.0
+        self._orders, self._cost, self._steps, self._seconds = 0, 0.0, 0, 0.0
 
-    def note(self, order: WorkOrder, seconds: float) -> None:
-        """An order took this long."""
-        self._cohorts += 1
-        if self._cohorts > 1 or seconds > START / 2:
-            self._cost += cost(order)
+    def record(self, order: WorkOrder, seconds: float) -> None:
+        """Record the duration of an order."""
+        self._orders += 1
+        if self._orders > 1 or seconds > START_SECONDS / 2:
+            self._cost += estimated_cost(order)
             self._steps += order.work.steps * len(order.clients)
             self._seconds += seconds
 
-    def seconds(self, cost: float) -> float:
-        """How long that much work takes; 0 while there is nothing to judge by."""
+    def estimate(self, cost: float) -> float:
+        """Return the seconds for this much work; 0 while nothing is recorded."""
         return self._seconds * cost / self._cost if self._cost else 0.0
 
     @property
-    def step(self) -> float:
-        """Seconds a step."""
+    def seconds_per_step(self) -> float:
         return self._seconds / self._steps if self._steps else 0.0
 
 
-def cores() -> int:
-    """The cores this process may use: those it is bound to, within the quota of its container."""
+def available_cores() -> int:
+    """Return the number of cores this process may use: its affinity, limited by the quota of its container."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return max(1, min(count, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no quota: "max", or no control groups
+    except (OSError, ValueError):  # no quota ("max"), or no control groups
         return count

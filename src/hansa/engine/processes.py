@@ -1,4 +1,4 @@
-"""Worker processes as the run sees them: started afresh (never forked), given work, replaced when they die."""
+"""Worker processes: started fresh (never forked), given jobs, replaced when they die, reused between runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, connection, reduction, spawn
 from typing import Any
@@ -20,57 +21,56 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.core.devices import CPU
+from hansa.core.errors import check_integer
 from hansa.core.types import Vector
-from hansa.engine.requests import Arithmetic
-from hansa.engine.shared_memory import CodePacker, Memory, PackedObject, Packer, TensorPlace, unpack
-from hansa.engine.worker import BOOT, ENVIRONMENT, FORGET, MESSAGE, SETUP, WorkerSetup
-from hansa.engine.worker_group import Answered, Event, Gone, Job, NotShareable, Ready
+from hansa.engine.requests import NumericSettings
+from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack
+from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, RESET, SETUP, WorkerSetup
+from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerReady, WorkersUnsupported
 from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike
 
-TICK, LOOKS = 1.0, 5
-"""Seconds between looks at workers from whom nothing is heard, and the looks after which a stopped one is replaced."""
+POLL_SECONDS, STOPPED_POLLS = 1.0, 5
+"""Seconds between checks of silent workers, and the checks after which a stopped one is replaced."""
 
 
 @dataclass(slots=True, eq=False)
-class Process:
-    """One worker's parent end. It has two slots and at most two jobs: a slot is free again once its answer is read."""
+class WorkerProcess:
+    """One worker as the run sees it. It has at most two jobs, one per slot; a slot is free once its answer is read."""
 
     popen: subprocess.Popen[bytes]
-    wire: connection.Connection
+    pipe: connection.Connection
     lifeline: int
-    slots: tuple[Memory, Memory]
+    slots: tuple[SharedMemory, SharedMemory]
     number: int = 0
-    setups: int = 0
+    pending_setups: int = 0
     jobs: deque[Job] = field(default_factory=deque)
-    turn: int = 0
-    stopped: int = 0
+    slot: int = 0
+    stopped_polls: int = 0
 
     @property
     def ready(self) -> bool:
-        """Whether it has taken all it was told."""
-        return self.setups == 0
+        return self.pending_setups == 0
 
-    def tell(self, packed: PackedObject, memory: Memory) -> None:
-        """WorkerSetup the worker."""
-        self.setups += 1
-        with suppress(OSError):  # that it has died is noticed when its answer is awaited
-            self.wire.send_bytes(MESSAGE.pack(SETUP, *packed))
-            reduction.send_handle(self.wire, memory.descriptor, self.popen.pid)
+    def send_setup(self, packed: PackedObject, memory: SharedMemory) -> None:
+        self.pending_setups += 1
+        with suppress(OSError):  # a dead worker is noticed when its answer is awaited
+            self.pipe.send_bytes(MESSAGE.pack(SETUP, *packed))
+            reduction.send_handle(self.pipe, memory.fd, self.popen.pid)
 
-    def stands_still(self) -> bool:
-        """Whether somebody has stopped it (SIGSTOP, a debugger) and it has not gone on since."""
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped by a signal (SIGSTOP, a debugger)."""
         if not hasattr(os, "waitid"):
             return False
         try:
-            found = os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
-        return found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
+        return status is not None and status.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
 
     def end(self) -> None:
-        """End the worker, at once and whatever it does, and free what it held."""
-        self.wire.close()
+        """End the process, whatever it does, and free its resources."""
+        self.pipe.close()
         os.close(self.lifeline)
         try:
             self.popen.wait(timeout=5)
@@ -81,169 +81,169 @@ class Process:
             slot.close()
 
 
-class Processes:
-    """Worker processes and the memory they share. Runs can use them one after the other: their start takes seconds.
+class ProcessGroup:
+    """Worker processes and the memory they share. One group can serve several runs, one after the other.
 
-    ``with Processes(2) as crew: Pool(..., crew=crew)``; a `Pool` that is given none has its own.
+    ``with ProcessGroup(2) as group: Pool(..., group=group)``; a `Pool` without a group has its own.
     """
 
-    ahead = 2
+    jobs_per_worker = 2
 
     def __init__(self, workers: int = 0) -> None:
         if os.name != "posix":
-            raise NotShareable("worker processes need a POSIX system")
-        self.members: list[Process] = []
-        self._round, self._exam = Memory(), Memory()
-        self._placed: dict[str, dict[int, TensorPlace]] = {}
-        self._setup: tuple[PackedObject, Memory] | None = None
-        self._close = weakref.finalize(self, _close, self.members, (self._round, self._exam))
+            raise WorkersUnsupported("worker processes need a POSIX system")
+        self.workers: list[WorkerProcess] = []
+        self._order_memory, self._evaluation_memory = SharedMemory(), SharedMemory()
+        self._published: dict[str, dict[int, TensorPlace]] = {}
+        self._setup: tuple[PackedObject, SharedMemory] | None = None
+        self._close = weakref.finalize(self, _close, self.workers, (self._order_memory, self._evaluation_memory))
         for _ in range(workers):
-            self.hire()
+            self.spawn()
 
     def set_up(
         self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, devices: Sequence[torch.device] = (CPU,)
     ) -> None:
-        """Lay method and task into shared memory, once for all workers, and tell them; they take devices in turn."""
-        memory = Memory()
+        """Send the algorithm and the task to all workers, through shared memory; workers take the devices in turn."""
+        memory = SharedMemory()
         try:
-            packed = CodePacker(memory).pack(WorkerSetup(algorithm, task, dtype, Arithmetic.here(), tuple(devices)))
+            setup = WorkerSetup(algorithm, task, dtype, NumericSettings.current(), tuple(devices))
+            packed = CodePacker(memory).pack(setup)
         except Exception as error:
-            raise NotShareable(_unsendable(algorithm, task, error)) from error
+            raise WorkersUnsupported(_unpicklable(algorithm, task, error)) from error
         memory.unmap()
         self._setup = packed, memory
-        for worker in self.members:
-            worker.tell(packed, memory)
+        for worker in self.workers:
+            worker.send_setup(packed, memory)
 
-    def rest(self) -> None:
-        """Between two runs: workers that are still at something end, the others forget method, task and data, and what
-        was shared is given back."""
-        for worker in list(self.members):
+    def reset(self) -> None:
+        """Prepare for the next run: stop busy workers, have the others drop algorithm, task and data, free memory."""
+        for worker in list(self.workers):
             if worker.jobs:
-                self.dismiss(worker, at_once=True)
-        self._setup, self._placed = None, {}
-        for worker in self.members:
+                self.stop(worker, at_once=True)
+        self._setup, self._published = None, {}
+        for worker in self.workers:
             with suppress(OSError):
-                worker.wire.send_bytes(MESSAGE.pack(FORGET, 0, 0))
-        for memory in (self._round, self._exam, *(slot for worker in self.members for slot in worker.slots)):
+                worker.pipe.send_bytes(MESSAGE.pack(RESET, 0, 0))
+        slots = (slot for worker in self.workers for slot in worker.slots)
+        for memory in (self._order_memory, self._evaluation_memory, *slots):
             memory.clear()
 
-    def hire(self) -> None:
-        """Start one more worker; it is ready some seconds later."""
-        wire, far = Pipe()
-        held, lifeline = os.pipe()
-        slots = Memory(), Memory()
-        taken = {worker.number for worker in self.members}
-        number = next(place for place in itertools.count() if place not in taken)
-        shared = (self._round, self._exam, *slots)
-        told = {
+    def spawn(self) -> None:
+        """Start one more worker; it is ready after some seconds."""
+        pipe, worker_pipe = Pipe()
+        worker_lifeline, lifeline = os.pipe()
+        slots = SharedMemory(), SharedMemory()
+        numbers = {worker.number for worker in self.workers}
+        number = next(number for number in itertools.count() if number not in numbers)
+        shared = (self._order_memory, self._evaluation_memory, *slots)
+        options = {
             "path": sys.path,
-            "wire": far.fileno(),
-            "lifeline": held,
+            "pipe": worker_pipe.fileno(),
+            "lifeline": worker_lifeline,
             "number": number,
-            "common": [self._round.descriptor, self._exam.descriptor],
-            "slots": [slot.descriptor for slot in slots],
+            "shared": [self._order_memory.fd, self._evaluation_memory.fd],
+            "slots": [slot.fd for slot in slots],
         }
         popen = subprocess.Popen(
-            [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(told)],
+            [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(options)],
             stdin=subprocess.DEVNULL,
-            pass_fds=(far.fileno(), held, *(memory.descriptor for memory in shared)),
+            pass_fds=(worker_pipe.fileno(), worker_lifeline, *(memory.fd for memory in shared)),
             env={**os.environ, **ENVIRONMENT},
         )
-        far.close()
-        os.close(held)
-        worker = Process(popen, wire, lifeline, slots, number)
-        self.members.append(worker)
+        worker_pipe.close()
+        os.close(worker_lifeline)
+        worker = WorkerProcess(popen, pipe, lifeline, slots, number)
+        self.workers.append(worker)
         if self._setup is not None:
-            worker.tell(*self._setup)
+            worker.send_setup(*self._setup)
 
-    def dismiss(self, worker: Process, *, at_once: bool = False) -> None:
-        """End one worker and forget it."""
-        self.members.remove(worker)
+    def stop(self, worker: WorkerProcess, *, at_once: bool = False) -> None:
+        """End one worker and remove it."""
+        self.workers.remove(worker)
         if at_once:
             worker.popen.terminate()
         worker.end()
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
-        """Write what all workers are sent, once; no request of this kind may be under way."""
         number = 1 if kind is WorkOrder else 2
-        packer = Packer(self._round if kind is WorkOrder else self._exam)
-        self._placed[kind.__name__] = {id(vector): packer.lay(vector, number) for vector in _distinct(vectors)}
+        packer = Packer(self._order_memory if kind is WorkOrder else self._evaluation_memory)
+        self._published[kind.__name__] = {id(v): packer.write_tensor(v, number) for v in _unique(vectors)}
 
-    def give(self, worker: Process, job: Job) -> None:
-        """Send a job."""
-        worker.turn ^= 1
-        placed = self._placed.get(type(job.request).__name__)
-        packed = Packer(worker.slots[worker.turn], placed=placed).pack(job.recalled())
+    def submit(self, worker: WorkerProcess, job: Job) -> None:
+        worker.slot ^= 1
+        published = self._published.get(type(job.request).__name__)
+        packed = Packer(worker.slots[worker.slot], placed=published).pack(job.load_request())
         worker.jobs.append(job)
         with suppress(OSError):
-            worker.wire.send_bytes(MESSAGE.pack(worker.turn, *packed))
+            worker.pipe.send_bytes(MESSAGE.pack(worker.slot, *packed))
 
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """What has happened since, as soon as something has; a worker that stands still is gone after a while."""
         while True:
-            tick = TICK if timeout is None else timeout
-            heard = connection.wait([worker.wire for worker in self.members], tick)
-            events: list[Event] = [self._listen(worker) for worker in self.members if worker.wire in heard]
+            poll = POLL_SECONDS if timeout is None else timeout
+            readable = connection.wait([worker.pipe for worker in self.workers], poll)
+            events: list[Event] = [self._receive(worker) for worker in self.workers if worker.pipe in readable]
             if not events and timeout is None:
-                events = self._watch()
+                events = self._replace_stopped()
             if events or timeout is not None:
                 return events
 
-    def _watch(self) -> list[Event]:
-        """The workers that stood still at so many looks in a row. Looks are counted, not seconds: where the whole group
-        was stopped, as by Ctrl-Z, the run did not look either."""
-        given_up: list[Event] = []
-        for worker in self.members:
-            worker.stopped = worker.stopped + 1 if worker.stands_still() else 0
-            if worker.stopped >= LOOKS:
+    def _replace_stopped(self) -> list[Event]:
+        """Give up workers that were stopped at several checks in a row. Checks are counted, not seconds: where the
+        whole group was stopped, as by Ctrl-Z, the run did not check either."""
+        events: list[Event] = []
+        for worker in self.workers:
+            worker.stopped_polls = worker.stopped_polls + 1 if worker.is_stopped() else 0
+            if worker.stopped_polls >= STOPPED_POLLS:
                 worker.popen.kill()
                 worker.popen.wait()
-                given_up.append(Gone(worker, f"stopped by a signal for {TICK * LOOKS:g} s", blameless=True))
-        return given_up
+                cause = f"stopped by a signal for {POLL_SECONDS * STOPPED_POLLS:g} s"
+                events.append(WorkerExited(worker, cause, not_at_fault=True))
+        return events
 
-    def _listen(self, worker: Process) -> Event:
+    def _receive(self, worker: WorkerProcess) -> Event:
         try:
-            message = worker.wire.recv_bytes()
+            message = worker.pipe.recv_bytes()
         except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):
                 worker.popen.wait(timeout=5)
-            return Gone(worker, _cause(worker.popen.returncode))
+            return WorkerExited(worker, _exit_reason(worker.popen.returncode))
         if not worker.ready:
-            if message:  # a setup that a later one has replaced is nobody's concern
-                return Gone(worker, message.decode(), unable=worker.setups == 1, blameless=worker.setups > 1)
-            worker.setups -= 1
-            return Ready(worker)
+            if message:  # a failed setup is ignored if a later one has replaced it
+                superseded = worker.pending_setups > 1
+                return WorkerExited(worker, message.decode(), cannot_start=not superseded, not_at_fault=superseded)
+            worker.pending_setups -= 1
+            return WorkerReady(worker)
         number, *packed = MESSAGE.unpack(message)
-        return Answered(worker, unpack(PackedObject(*packed), [worker.slots[number]], copy=True))
+        return JobDone(worker, unpack(PackedObject(*packed), [worker.slots[number]], copy=True))
 
     def close(self) -> None:
-        """End all workers and free what they share."""
+        """End all workers and free their memory."""
         self._close()
         self._setup = None
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> ProcessGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def _close(members: list[Process], memories: Iterable[Memory]) -> None:
-    for worker in members:  # all at once, then each
+def _close(workers: list[WorkerProcess], memories: Iterable[SharedMemory]) -> None:
+    for worker in workers:  # signal all, then wait for each
         worker.popen.terminate()
-    while members:
-        members.pop().end()
+    while workers:
+        workers.pop().end()
     for memory in memories:
         memory.close()
 
 
-def _unsendable(algorithm: Algorithm, task: TaskLike, error: Exception) -> str:
-    """Why a run cannot be sent, with the piece of it that does not travel by itself."""
-    whole: list[tuple[str, Any]] = [("the algorithm", algorithm)]
-    whole += [(f"its {name}", value) for name, value in getattr(task, "__dict__", {}).items()]
-    for name, piece in whole:
+def _unpicklable(algorithm: Algorithm, task: TaskLike, error: Exception) -> str:
+    """Say which component of a run cannot be pickled."""
+    components: list[tuple[str, Any]] = [("the algorithm", algorithm)]
+    components += [(f"its {name}", value) for name, value in getattr(task, "__dict__", {}).items()]
+    for name, component in components:
         try:
-            CodePacker(Memory()).pack(piece)
+            CodePacker(SharedMemory()).pack(component)
         except Exception as reason:
             return f"{name} cannot be sent to another process ({_first_line(reason)})"
     return f"it cannot be sent to another process ({_first_line(error)})"
@@ -253,17 +253,93 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _distinct(vectors: Iterable[Vector]) -> list[Vector]:
+def _unique(vectors: Iterable[Vector]) -> list[Vector]:
     return list({id(vector): vector for vector in vectors}.values())
 
 
-def _cause(code: int | None) -> str:
-    """The end of a process in words.
+def _exit_reason(code: int | None) -> str:
+    """Describe how a process ended.
 
-    >>> _cause(-9)
-    'killed by SIGKILL; was memory short?'
+    >>> _exit_reason(-9)
+    'killed by SIGKILL; out of memory?'
     """
     if code is None or code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name
-    return f"killed by {name}" + ("; was memory short?" if code == -signal.SIGKILL else "")
+    return f"killed by {name}" + ("; out of memory?" if code == -signal.SIGKILL else "")
+
+
+_current: ContextVar[workers | None] = ContextVar("hansa.workers", default=None)
+
+
+class workers:
+    """Keep worker processes between runs: the runs in a ``with`` block share them, and they end with the block.
+
+    A run that does not set its own number of workers uses ``count``. Results do not depend on it. Between two runs the
+    workers drop the data of the last one. `hansa.compare`, several seeds and sweeps keep their workers by themselves.
+
+    Args:
+        count: The number of processes; None starts them only when that saves time, as outside the block.
+
+    >>> with workers(2) as group:
+    ...     group.count, current_workers() is group
+    (2, True)
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        if count is not None:
+            check_integer("workers", "count", count, "None uses all cores when that saves time.")
+        self.count = count
+        self._group: ProcessGroup | None = None
+        self._in_use = False
+        self._tokens: list[Token[workers | None]] = []
+
+    @property
+    def started(self) -> int:
+        """The number of running processes."""
+        return 0 if self._group is None else len(self._group.workers)
+
+    def acquire(self) -> ProcessGroup | None:
+        """Return the processes for one run, or None while another run has them."""
+        if self._in_use:
+            return None
+        if self._group is None:
+            self._group = ProcessGroup()
+        self._in_use = True
+        return self._group
+
+    def release(self, group: ProcessGroup) -> None:
+        """Give the processes back after a run."""
+        if group is self._group:
+            self._in_use = False
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._group is not None:
+            self._group.close()
+        self._group, self._in_use = None, False
+
+    def __enter__(self) -> workers:
+        self._tokens.append(_current.set(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _current.reset(self._tokens.pop())
+        if not self._tokens:
+            self.close()
+
+
+def current_workers() -> workers | None:
+    """Return the innermost `workers` block that is open."""
+    return _current.get()
+
+
+@contextmanager
+def reuse_workers() -> Iterator[workers]:
+    """Open a `workers` block, or use the one that is open."""
+    block = current_workers()
+    if block is not None:
+        yield block
+        return
+    with workers() as block:
+        yield block

@@ -1,9 +1,8 @@
-"""Actors of a Ray cluster as workers: more cores than one machine has, under one owner. ``pip install 'hansa[ray]'``.
+"""An engine over actors of a Ray cluster: ``pip install 'hansa[ray]'``.
 
-The method and the task go once into the cluster's object store, and so do each round's vectors: a copy a node, which
-all actors of that node look at in place. What clients remember, and what they report, goes by the object store too
-where it is large. An actor or a node that is lost costs nothing but time: its orders are done again elsewhere, with the
-same keys and so the same bits. One trust domain: whoever reaches the cluster can run code on it.
+The algorithm and the task go to the cluster's object store once, and each round's vectors once per round: all actors of
+a node read one copy. Orders of a lost actor or node are executed again elsewhere, with the same keys and so the same
+bits. The cluster is one trust domain: whoever reaches it can run code on it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import socket
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,41 +25,41 @@ from hansa.core.errors import HansaError, check_integer
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import arithmetic
 from hansa.engine.requests import (
-    Arithmetic,
-    Divisible,
     EvaluationRequest,
-    Failure,
-    Recall,
-    RecallExam,
+    LoadEvaluationMemory,
+    LoadMemory,
+    NumericSettings,
+    RemoteError,
     Request,
-    as_it_is,
-    cost,
+    SplitEvaluation,
     describe,
-    perform,
+    estimated_cost,
+    execute,
+    unchanged,
 )
-from hansa.engine.shared_memory import CodePacker, Memory, PackedObject, Packer, TensorPlace, unpack
+from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import Exam, Marks
+from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
 
 log = logging.getLogger("hansa")
 
 Bytes = NDArray[np.uint8]
 
-_DEATHS = 3  # an order may cost this many actors
-_AHEAD = 2  # orders given to an actor at a time, so that it never waits for the next
-_PATIENCE = 60.0  # seconds without any actor at work until it is said that the cluster has no room
-_SMALL = 1 << 16  # bytes: smaller tensors of a task are an actor's own
+_MAX_LOST_ACTORS = 3  # at one order
+_JOBS_PER_ACTOR = 2  # so that an actor never waits for the next
+_WARN_SECONDS = 60.0  # without any started actor
+_SMALL_BYTES = 1 << 16  # smaller tensors of a task are copied to each actor
 
 
-class Lent:
-    """Memory of the object store, as `unpack` reads it. It is everybody's, so nobody may write to it: with ``copy`` the
-    tensors in it become the reader's own, otherwise the small ones do."""
+class ObjectStoreMemory:
+    """Memory of Ray's object store, as `unpack` reads it. It is shared and must not be written: with ``copy`` all
+    tensors are copied, otherwise only small ones."""
 
     def __init__(self, data: Bytes, *, copy: bool) -> None:
         self._data, self._copy = data, copy
 
-    def mapped(self, size: int) -> Lent:
+    def mapped(self, size: int) -> ObjectStoreMemory:
         return self
 
     def __getitem__(self, part: slice) -> bytes:
@@ -71,65 +70,66 @@ class Lent:
         if not size:
             return torch.empty(place.shape, dtype=place.dtype)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is lent is read-only, which torch cannot know
+            warnings.simplefilter("ignore")  # the array is read-only, which torch tensors cannot be
             flat = torch.from_numpy(self._data[place.offset : place.offset + size]).view(place.dtype)
-        found = flat.as_strided(place.shape, place.stride)
-        return found.clone() if self._copy or size < _SMALL else found
+        tensor = flat.as_strided(place.shape, place.stride)
+        return tensor.clone() if self._copy or size < _SMALL_BYTES else tensor
 
 
-def _taken(memory: Memory, packed: PackedObject) -> Bytes:
-    """All that was packed, as an array that Ray copies once and lends out after."""
+def _as_array(memory: SharedMemory, packed: PackedObject) -> Bytes:
+    """Return all that was packed, as an array that Ray copies once."""
     return np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed))
 
 
-class _Worker:
-    """What runs in an actor: the method, the task and a shell of its own."""
+class _ActorWorker:
+    """The code of an actor: it holds the algorithm, the task and a trainer."""
 
     def __init__(self, packed: PackedObject, setup: Bytes) -> None:
         os.environ["HANSA_WORKER"] = "1"
-        algorithm, task, dtype, settings = unpack(packed, [Lent(setup, copy=False)], copy=False)  # type: ignore[list-item]
+        memory = ObjectStoreMemory(setup, copy=False)
+        algorithm, task, dtype, settings = unpack(packed, [memory], copy=False)  # type: ignore[list-item]
         settings.apply()
         self.algorithm, self.task = algorithm, task
-        self.shell = task.shell(dtype, torch.device("cpu"))
-        self._desk = Memory()
+        self.trainer = task.trainer(dtype, torch.device("cpu"))
+        self._buffer = SharedMemory()
 
-    def do(self, packed: PackedObject, own: Bytes, round: Bytes) -> tuple[PackedObject, Bytes]:
-        """A request in, with what is its own and what is the round's; its answer out."""
-        memories = [Lent(own, copy=True), Lent(round, copy=False)]
+    def execute(self, packed: PackedObject, own: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
+        """Execute a request, given by its own data and the vectors it shares with others."""
+        memories = [ObjectStoreMemory(own, copy=True), ObjectStoreMemory(shared, copy=False)]
         request = unpack(packed, memories, copy=False)  # type: ignore[arg-type]
-        reply = Packer(self._desk).pack(perform(request, self.algorithm, self.task, self.shell))
-        return reply, _taken(self._desk, reply)
+        reply = Packer(self._buffer).pack(execute(request, self.algorithm, self.task, self.trainer))
+        return reply, _as_array(self._buffer, reply)
 
     def pid(self) -> int:
-        """The process it runs in: that it answers says that it is at work."""
+        """Return the process id; an answer shows that the actor has started."""
         return os.getpid()
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _RayJob:
     request: Request
-    recall: Recall | RecallExam | None = None
-    deaths: int = 0
+    load_memory: LoadMemory | LoadEvaluationMemory | None = None
+    lost_actors: int = 0
 
-    def recalled(self) -> Request:
-        """The request with what clients remember, read now."""
-        recall: Any = self.recall
-        found: Request = self.request if recall is None else recall(self.request)
-        return found
+    def load_request(self) -> Request:
+        """Return the request with the memory of its clients, read now."""
+        load: Any = self.load_memory
+        request: Request = self.request if load is None else load(self.request)
+        return request
 
 
 @dataclass(slots=True, eq=False)
 class _Actor:
-    """An actor, the word that it has begun, and its jobs; None as that word means that it is at work."""
+    """An actor, the future of its start (None once it has started), and its jobs by future."""
 
     handle: Any
-    begun: Any
-    waiting: dict[Any, _Job] = field(default_factory=dict)
+    starting: Any
+    jobs: dict[Any, _RayJob] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Round:
-    """What all requests of a round share: where its vectors are, and the vectors, whose ids stand for them."""
+class _SharedVectors:
+    """The vectors that all requests of a round share, in the object store. ``vectors`` keeps their ids valid."""
 
     data: Any
     placed: dict[int, TensorPlace]
@@ -137,12 +137,19 @@ class _Round:
 
 
 class RayPool:
-    """An engine over ``workers`` actors, by default one a CPU of the cluster at ``address``, or of this machine.
+    """An engine over the actors of a Ray cluster.
 
-    A cluster that was there already is used and left as it is; one that had to be started ends with the run. Actors
-    join in as they come up, so a cluster with fewer free CPUs than ``workers``, or one that has lost a node, does the
-    work with those that there are. Updates are summed in client order on this machine, each core a range of
-    coordinates.
+    A running cluster is used and left as it is; one that is started here ends with the run. Actors join as they start,
+    so a cluster with fewer free CPUs, or one that has lost a node, works with what it has. Updates are aggregated in
+    client order on this machine.
+
+    Args:
+        algorithm: The algorithm of the run.
+        task: The task of the run.
+        dtype: The dtype of the model.
+        device: Must be a CPU.
+        workers: The number of actors; None takes one per CPU of the cluster.
+        address: The address of the cluster; None starts one on this machine.
     """
 
     def __init__(
@@ -158,150 +165,152 @@ class RayPool:
         if workers is not None:
             check_integer("RayPool", "workers", workers)
         if device.type != "cpu":
-            raise HansaError(f"RayPool(device={device}): actors train on CPUs. Use the pool of threads for {device}.")
-        self.ray = ray = _ray()
+            raise HansaError(f"RayPool(device={device}): expected cpu. Use `Pool` with kind='thread' for {device}.")
+        self.ray = ray = _import_ray()
         self.task = task
-        self._own = not ray.is_initialized()
-        if self._own:
-            _begin(ray, workers, address)
-        self._desk, setup = Memory(), Memory()
-        packed = CodePacker(setup).pack((algorithm, task, dtype, Arithmetic.here()))
-        self._setup = packed, ray.put(_taken(setup, packed))
+        self._owns_cluster = not ray.is_initialized()
+        if self._owns_cluster:
+            _connect(ray, workers, address)
+        self._buffer, setup = SharedMemory(), SharedMemory()
+        packed = CodePacker(setup).pack((algorithm, task, dtype, NumericSettings.current()))
+        self._setup = packed, ray.put(_as_array(setup, packed))
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-        self._actors = [self._hire() for _ in range(count)]
-        self._pending: deque[_Job] = deque()
-        self._folders = arithmetic.split_among(os.cpu_count() or 1)
+        self._remote = ray.remote(num_cpus=1, max_restarts=0)(_ActorWorker)
+        self._actors = [self._spawn() for _ in range(count)]
+        self._pending: deque[_RayJob] = deque()
+        self._aggregators = arithmetic.parallel_sums(os.cpu_count() or 1)
 
-    def _hire(self) -> _Actor:
+    def _spawn(self) -> _Actor:
         handle = self._remote.remote(*self._setup)
         return _Actor(handle, handle.pid.remote())
 
-    def ready(self) -> RayPool:
-        """Wait until every actor has begun; a run needs no such wait, a clock does."""
-        self.ray.get([actor.begun for actor in self._actors if actor.begun is not None])
+    def wait_until_ready(self) -> RayPool:
+        """Wait until all actors have started; only timing needs this."""
+        self.ray.get([actor.starting for actor in self._actors if actor.starting is not None])
         return self
 
-    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]:
-        """The reports, in order of completion."""
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        """Yield the reports in the order of completion."""
         if not orders:
             return
-        round = self._publish(sent.packets[0].content for sent in orders[0].broadcasts.values())
-        jobs = [_Job(order, recall) for order in sorted(orders, key=cost, reverse=True)]
-        for _, report in self._answers(jobs, round):
+        shared = self._publish(sent.packets[0].content for sent in orders[0].broadcasts.values())
+        jobs = [_RayJob(order, load_memory) for order in sorted(orders, key=estimated_cost, reverse=True)]
+        for _, report in self._execute(jobs, shared):
             yield report
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        """The task's evaluation, its pieces shared out to all actors."""
+        """Evaluate on all actors."""
         pieces: Sequence[tuple[int, int] | None] = [None]
-        if isinstance(self.task, Divisible):
-            pieces = list(self.task.pieces())
+        if isinstance(self.task, SplitEvaluation):
+            pieces = list(self.task.test_chunks())
             if not pieces:
                 return self.task.total([])
-        kept = {name: vector.detach() for name, vector in vectors.items()}
-        jobs = [_Job(EvaluationRequest(kept, piece)) for piece in pieces]
-        found: dict[tuple[int, int] | None, Any] = {}
-        for job, answer in self._answers(jobs, self._publish(kept.values())):
+        detached = {name: vector.detach() for name, vector in vectors.items()}
+        jobs = [_RayJob(EvaluationRequest(detached, piece)) for piece in pieces]
+        results: dict[tuple[int, int] | None, Any] = {}
+        for job, answer in self._execute(jobs, self._publish(detached.values())):
             assert isinstance(job.request, EvaluationRequest)
-            found[job.request.piece] = answer
-        parts = [found[piece] for piece in pieces]
-        return self.task.total(parts) if isinstance(self.task, Divisible) else dict(parts[0])
+            results[job.request.piece] = answer
+        parts = [results[piece] for piece in pieces]
+        return self.task.total(parts) if isinstance(self.task, SplitEvaluation) else dict(parts[0])
 
-    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
-        """Clients' marks, exam by exam, shared out to all actors."""
-        if not exams:
+    def evaluate_clients(
+        self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
+    ) -> Iterator[list[ClientMetrics]]:
+        """Yield the clients' results, request by request."""
+        if not requests:
             return
-        round = self._publish(exams[0].vectors.values())
-        found = {id(job.request): marks for job, marks in self._answers([_Job(exam, recall) for exam in exams], round)}
-        yield from (found[id(exam)] for exam in exams)
+        jobs = [_RayJob(request, load_memory) for request in requests]
+        answers = self._execute(jobs, self._publish(requests[0].vectors.values()))
+        results = {id(job.request): metrics for job, metrics in answers}
+        yield from (results[id(request)] for request in requests)
 
-    def _publish(self, content: Any) -> _Round:
-        """Put what all are sent into the object store, once."""
+    def _publish(self, content: Iterable[Any]) -> _SharedVectors:
+        """Put vectors into the object store, each once."""
         vectors: tuple[Vector, ...] = tuple({id(vector): vector for vector in content}.values())
-        memory = Memory()
+        memory = SharedMemory()
         packer = Packer(memory)
-        placed = {id(vector): packer.lay(vector, memory=1) for vector in vectors}
-        return _Round(self.ray.put(_taken(memory, PackedObject(packer.end, 0))), placed, vectors)
+        placed = {id(vector): packer.write_tensor(vector, memory=1) for vector in vectors}
+        return _SharedVectors(self.ray.put(_as_array(memory, PackedObject(packer.end, 0))), placed, vectors)
 
-    def _answers(self, jobs: Sequence[_Job], round: _Round) -> Iterator[tuple[_Job, Any]]:
-        """Each job with its answer, done again where its actor was lost."""
+    def _execute(self, jobs: Sequence[_RayJob], shared: _SharedVectors) -> Iterator[tuple[_RayJob, Any]]:
+        """Yield each job with its answer; the jobs of a lost actor are executed again."""
         self._pending = deque(jobs)
         left = len(jobs)
         try:
             while left:
-                self._share_out(round)
-                owners = {future: actor for actor in self._actors for future in actor.waiting}
-                coming = {actor.begun: actor for actor in self._actors if actor.begun is not None}
-                done, _ = self.ray.wait([*owners, *coming], num_returns=1, timeout=None if owners else _PATIENCE)
+                self._assign(shared)
+                running = {future: actor for actor in self._actors for future in actor.jobs}
+                starting = {actor.starting: actor for actor in self._actors if actor.starting is not None}
+                timeout = None if running else _WARN_SECONDS
+                done, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
                 if not done:
-                    self._complain()
+                    self._warn_waiting()
                 for future in done:
-                    actor = owners[future] if future in owners else coming[future]
+                    actor = running[future] if future in running else starting[future]
                     try:
-                        answer = self.ray.get(future)
+                        result = self.ray.get(future)
                     except self.ray.exceptions.RayError as error:
-                        self._lost(actor, error)
+                        self._replace(actor, error)
                         break
-                    if future in coming:
-                        actor.begun = None
+                    if future in starting:
+                        actor.starting = None
                         continue
-                    job = actor.waiting.pop(future)
-                    packed, data = answer
-                    found = unpack(packed, [Lent(data, copy=True)], copy=False)  # type: ignore[list-item]
-                    if isinstance(found, Failure):
-                        raise found.error()
+                    job = actor.jobs.pop(future)
+                    packed, data = result
+                    answer = unpack(packed, [ObjectStoreMemory(data, copy=True)], copy=False)  # type: ignore[list-item]
+                    if isinstance(answer, RemoteError):
+                        raise answer.to_exception()
                     left -= 1
-                    yield job, found
+                    yield job, answer
         finally:
             self._pending.clear()
             for actor in self._actors:
-                actor.waiting.clear()
+                actor.jobs.clear()
 
-    def _share_out(self, round: _Round) -> None:
-        """Give what is to be done to those that are at work, the first to all before the second to any."""
-        for load in range(_AHEAD):
+    def _assign(self, shared: _SharedVectors) -> None:
+        """Give jobs to started actors: a first one to each before a second one to any."""
+        for load in range(_JOBS_PER_ACTOR):
             for actor in self._actors:
-                if self._pending and actor.begun is None and len(actor.waiting) <= load:
+                if self._pending and actor.starting is None and len(actor.jobs) <= load:
                     job = self._pending.popleft()
-                    packed = Packer(self._desk, placed=round.placed).pack(job.recalled())
-                    own = _taken(self._desk, packed)  # copied by Ray before this returns
-                    actor.waiting[actor.handle.do.remote(packed, own, round.data)] = job
+                    packed = Packer(self._buffer, placed=shared.placed).pack(job.load_request())
+                    own = _as_array(self._buffer, packed)  # Ray copies it before this returns
+                    actor.jobs[actor.handle.execute.remote(packed, own, shared.data)] = job
 
-    def _complain(self) -> None:
+    def _warn_waiting(self) -> None:
         free = self.ray.available_resources().get("CPU", 0)
-        log.warning("no actor is at work: the cluster has %g free CPUs for %d; still waiting", free, len(self._actors))
+        log.warning("no actor has started: the cluster has %g free CPUs for %d; waiting", free, len(self._actors))
 
-    def _lost(self, actor: _Actor, error: Exception) -> None:
-        """An actor is gone: another one comes, and what it had is done again; the oldest is the one it was lost at."""
-        told = str(error).strip() or type(error).__name__
-        if actor.begun is not None and isinstance(error, self.ray.exceptions.RayTaskError):
-            raise HansaError(f"RayPool: an actor could not begin: {told.splitlines()[-1]}") from error
-        jobs = list(actor.waiting.values())
-        cause = told.splitlines()[0]
+    def _replace(self, actor: _Actor, error: Exception) -> None:
+        """Replace a lost actor and execute its jobs again. The oldest job counts as the cause."""
+        message = str(error).strip() or type(error).__name__
+        if actor.starting is not None and isinstance(error, self.ray.exceptions.RayTaskError):
+            raise HansaError(f"RayPool: an actor could not start: {message.splitlines()[-1]}") from error
+        jobs = list(actor.jobs.values())
+        cause = message.splitlines()[0]
         if jobs:
-            first = jobs[0]
-            first.deaths += 1
-            log.warning("%s: its actor was lost (%s); the work is done again", describe(first.request), cause)
-            if first.deaths >= _DEATHS:
-                raise HansaError(
-                    f"{describe(first.request)}: {_DEATHS} actors were lost at it, one after the other: {cause}"
-                )
-        actor.waiting.clear()
-        self._actors[self._actors.index(actor)] = self._hire()
+            jobs[0].lost_actors += 1
+            request = describe(jobs[0].request)
+            log.warning("%s: the actor was lost (%s); the work is repeated", request, cause)
+            if jobs[0].lost_actors >= _MAX_LOST_ACTORS:
+                raise HansaError(f"{request}: {_MAX_LOST_ACTORS} actors in a row were lost executing it: {cause}")
+        actor.jobs.clear()
+        self._actors[self._actors.index(actor)] = self._spawn()
         self._pending.extendleft(reversed(jobs))
 
     def close(self) -> None:
-        """End the actors, and the cluster where it was started for this run."""
-        self._folders.close()
+        """End the actors, and the cluster if it was started for this run."""
+        self._aggregators.close()
         for actor in self._actors:
             self.ray.kill(actor.handle)
         self._actors = []
-        if self._own:
+        if self._owns_cluster:
             self.ray.shutdown()
 
 
-def _begin(ray: Any, workers: int | None, address: str | None) -> None:
-    """Join the cluster at an address, or start one on this machine: never whatever happens to run."""
+def _connect(ray: Any, workers: int | None, address: str | None) -> None:
+    """Join the cluster at an address, or start one on this machine; never join whatever happens to run."""
     try:
         if address is None:
             ray.init(
@@ -316,15 +325,15 @@ def _begin(ray: Any, workers: int | None, address: str | None) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise HansaError(
-            f"engine.address={address!r}: no Ray cluster answers there ({cause}). `ray start --head` starts one and "
-            "prints its address; without an address one is started here for the run."
+            f"engine.address={address!r}: no Ray cluster answers there ({cause}). Start one with `ray start --head`, "
+            "which prints its address, or leave the address out to start one here for the run."
             if address
             else f"Ray could not be started on this machine: {cause}"
         ) from error
 
 
-def _ray() -> Any:
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):  # nothing is sent; no tip is shown
+def _import_ray() -> Any:
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):  # no telemetry, no hints
         os.environ.setdefault(name, "0")
     try:
         import ray

@@ -1,4 +1,4 @@
-"""The serial engine: one client after the other, in this process. The others must equal it bit for bit."""
+"""The engine protocol, the serial engine, and a loopback engine that sends every message as bytes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.core.types import Vectors
-from hansa.engine.requests import Bundle, Recall, RecallExam, as_it_is, blamed
-from hansa.rounds import OpenedRound, client_round, client_rounds
+from hansa.core.types import Vector, Vectors
+from hansa.engine.requests import BatchSizer, LoadEvaluationMemory, LoadMemory, request_error, unchanged
+from hansa.rounds import OpenedRound, client_round
 from hansa.rounds.messages import Report, WorkOrder
+from hansa.rounds.round import decode_broadcasts
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import Exam, Marks, marks
+from hansa.training.client_evaluation import ClientMetrics, EvaluationJob, run_evaluation
 
 log = logging.getLogger("hansa")
 
 
 class Engine(Protocol):
-    """Carries orders to where clients are and reports back, in any order; also evaluates.
+    """Executes the work orders of a round and evaluates. Results do not depend on the engine.
 
-    ``recall`` gives an order what its clients remember; it is called, in the run's own thread, when the order is about
-    to be carried out.
+    ``load_memory`` adds the memory of its clients to an order. It is called in the run's own thread, just before the
+    order is executed. Reports may come in any order.
     """
 
-    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]: ...
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]: ...
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]: ...
 
@@ -35,74 +36,138 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Examining(Protocol):
-    """An engine that tests clients one by one; for others the run does so itself."""
+class ClientEvaluationEngine(Protocol):
+    """An engine that also evaluates single clients; for other engines the run does so itself."""
 
-    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
-        """The marks of each exam's clients, in the order of the exams."""
+    def evaluate_clients(
+        self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
+    ) -> Iterator[list[ClientMetrics]]:
+        """Yield the results of each request's clients, in the order of the requests."""
         ...
 
 
 @runtime_checkable
-class Networked(Protocol):
-    """An engine whose clients are elsewhere: it is told each round's broadcasts, which it carries as packets, and the
-    oldest round that the server could go back to, so that clients keep what they need for that."""
+class RemoteEngine(Protocol):
+    """An engine whose clients receive broadcasts as packets, in another process or on another machine."""
 
-    def opened(self, opened: OpenedRound, oldest: int = 0) -> None: ...
+    def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
+        """Take the broadcasts of a round before its orders, and the oldest round that the server could resume from."""
+        ...
 
 
 @runtime_checkable
-class Metered(Protocol):
-    """An engine that counts what travels to and from each site, and what stays inside: it says so once a round."""
+class MeteredEngine(Protocol):
+    """An engine that counts the bytes sent to, from and inside each site."""
 
-    def site_bytes(self) -> dict[str, dict[str, int]]: ...
+    def site_bytes(self) -> dict[str, dict[str, int]]:
+        """Return the counts since the last call."""
+        ...
 
 
 class Serial:
-    """Every cohort in turn on one shell."""
+    """Executes one order after the other in this process. All other engines give the same results bit for bit."""
 
     def __init__(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device) -> None:
         self.algorithm, self.task = algorithm, task
-        self.shell = task.shell(dtype, device)
-        self.bundle = Bundle(self.shell)
+        self.trainer = task.trainer(dtype, device)
+        self.batch_sizer = BatchSizer(self.trainer)
 
-    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]:
-        at = 0
-        while at < len(orders):
-            some = orders[at : at + self.bundle.size(orders[at])]
-            began = time.perf_counter()
-            reports = self._together([recall(order) for order in some])
-            self.bundle.note(len(some), time.perf_counter() - began)
-            at += len(some)
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        done = 0
+        while done < len(orders):
+            batch = orders[done : done + self.batch_sizer.size(orders[done])]
+            start = time.perf_counter()
+            reports = self._run_batch([load_memory(order) for order in batch])
+            self.batch_sizer.record(len(batch), time.perf_counter() - start)
+            done += len(batch)
             yield from reports
 
-    def _together(self, orders: Sequence[WorkOrder]) -> Iterable[Report]:
-        """The reports of some orders at once, or of each as it is asked for where one of them fails."""
+    def _run_batch(self, orders: Sequence[WorkOrder]) -> Iterable[Report]:
+        """Execute orders as one batch, or one by one if the batch fails, so that the error names its client."""
         if len(orders) > 1:
             try:
-                return client_rounds(self.algorithm, orders, self.shell, self.task.population)
+                return client_round(self.algorithm, orders, self.trainer, self.task.population)
             except Exception as error:
-                log.debug("%d orders one by one after %s", len(orders), error)
-        return self._alone(orders)
+                log.debug("a batch of %d orders failed (%s); they are executed one by one", len(orders), error)
+        return self._run_each(orders)
 
-    def _alone(self, orders: Sequence[WorkOrder]) -> Iterator[Report]:
+    def _run_each(self, orders: Sequence[WorkOrder]) -> Iterator[Report]:
         for order in orders:
             try:
-                report = client_round(self.algorithm, order, self.shell, self.task.population)
+                (report,) = client_round(self.algorithm, [order], self.trainer, self.task.population)
             except Exception as error:
-                raise blamed(order, error) from error
+                raise request_error(order, error) from error
             yield report
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        return self.task.evaluate(self.shell, vectors)
+        return self.task.evaluate(self.trainer, vectors)
 
-    def examine(self, exams: Sequence[Exam], recall: RecallExam) -> Iterator[list[Marks]]:
-        for exam in exams:
+    def evaluate_clients(
+        self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
+    ) -> Iterator[list[ClientMetrics]]:
+        for request in requests:
             try:
-                found = marks(self.algorithm, self.task, self.shell, recall(exam))
+                metrics = run_evaluation(self.algorithm, self.task, self.trainer, load_memory(request))
             except Exception as error:
-                raise blamed(exam, error) from error
-            yield found
+                raise request_error(request, error) from error
+            yield metrics
+
+    def close(self) -> None:
+        return None
+
+
+class Loopback:
+    """The serial engine with every order, broadcast and report sent as bytes, and a copy of the vectors per client.
+
+    It tests that your own links and components work over a network: results equal those of `Serial` bit for bit.
+    """
+
+    def __init__(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device) -> None:
+        self.algorithm, self.task = algorithm, task
+        self.trainer = task.trainer(dtype, device)
+        self.sent = 0
+        self._received: dict[int, dict[str, dict[int, Vector]]] = {}  # by client, channel and version
+        self._start: Vectors = {}
+        self._opened: OpenedRound | None = None
+
+    def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
+        if not self._start:
+            self._start = {name: broadcast.vector.clone() for name, broadcast in opened.broadcasts.items()}
+        self._opened = opened
+
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        assert self._opened is not None, "a loopback engine needs `round_opened` first"
+        for order in orders:
+            data = load_memory(self._opened.for_receiver(order)).to_bytes()
+            self.sent += len(data)
+            arrived = WorkOrder.from_bytes(data)
+            try:
+                bases = self._bases(arrived)
+                (report,) = client_round(self.algorithm, [arrived], self.trainer, self.task.population, bases)
+                self._store(arrived, bases)
+            except Exception as error:
+                raise request_error(order, error) from error
+            yield Report.from_bytes(report.to_bytes())
+
+    def _bases(self, order: WorkOrder) -> Vectors:
+        """Return the vectors that the order's packets are relative to; version 0 is the public initial model."""
+        vectors = self._received.get(order.reporters[0], {})
+        return {
+            name: self._start[name] if sent.base == 0 else vectors[name][sent.base]
+            for name, sent in order.broadcasts.items()
+            if sent.base is not None
+        }
+
+    def _store(self, order: WorkOrder, bases: Vectors) -> None:
+        vectors = decode_broadcasts(self.algorithm, order, bases)
+        assert vectors is not None
+        for client in order.reporters:
+            channels = self._received.setdefault(client, {})
+            for name, vector in vectors.items():
+                channels.setdefault(name, {})[order.broadcasts[name].version] = vector.clone()
+
+    def evaluate(self, vectors: Vectors) -> dict[str, float]:
+        return self.task.evaluate(self.trainer, vectors)
 
     def close(self) -> None:
         return None

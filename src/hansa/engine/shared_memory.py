@@ -1,9 +1,9 @@
-"""Memory that the processes of a run share, and objects whose large contents lie in it.
+"""Shared memory for worker processes, and objects packed into it.
 
-The memory is a file without a name: workers receive its descriptor, and the system frees it with the last process that
-holds it, so that nothing stays behind however a run ends (nor does the size of /dev/shm matter). Pickle is spoken only
-between a run and the workers it started itself, over a private socket: never from a file, never from a network. Code of
-a script, a notebook or a closure, which no worker could import, travels by value (cloudpickle) in the same memory.
+The memory is an anonymous file: workers receive its descriptor, and the system frees it with the last process that
+holds it, however a run ends. Pickle is used only between a run and the workers it started itself, over a private pipe:
+never from a file or a network. Code that a worker cannot import (a script, a notebook, a closure) is sent by value
+(cloudpickle).
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ import cloudpickle
 import torch
 
 _ALIGN = 64  # a cache line: also enough for every vector instruction
-_LONG = 1024  # shorter byte strings travel with the skeleton
+_LONG = 1024  # shorter byte strings are part of the pickle
 _BYTES = (bytes, bytearray, memoryview)
 
 
-class Memory:
-    """A nameless file, mapped, that grows. Maps made before it grew stay valid.
+class SharedMemory:
+    """An anonymous mapped file that grows. Maps made before it grew stay valid.
 
-    >>> memory = Memory()
+    >>> memory = SharedMemory()
     >>> memory.write(64, "Lübeck".encode())
-    >>> Memory(memory.handle()).mapped(71)[64:71].decode()
+    >>> SharedMemory(memory.handle()).mapped(71)[64:71].decode()
     'Lübeck'
     """
 
-    descriptor = -1
+    fd = -1
 
     def __init__(self, descriptor: int | None = None, *, private: bool = False) -> None:
-        self.descriptor = _nameless() if descriptor is None else descriptor
+        self.fd = _anonymous_file() if descriptor is None else descriptor
         self._access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
         self._map: mmap.mmap | None = None
 
     def handle(self) -> int:
-        """Another descriptor of the same memory."""
-        return os.dup(self.descriptor)
+        """Return another descriptor of the same memory."""
+        return os.dup(self.fd)
 
     def mapped(self, size: int) -> mmap.mmap:
-        """The first ``size`` bytes or more; the file grows to hold them."""
+        """Map at least the first ``size`` bytes; the file grows if needed."""
         if self._map is None or len(self._map) < size:
-            held = os.fstat(self.descriptor).st_size
-            if held < size:
-                held = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-                os.ftruncate(self.descriptor, held)
-            self._map = mmap.mmap(self.descriptor, held, access=self._access)
+            capacity = os.fstat(self.fd).st_size
+            if capacity < size:
+                capacity = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+                os.ftruncate(self.fd, capacity)
+            self._map = mmap.mmap(self.fd, capacity, access=self._access)
         return self._map
 
     def tensor(self, place: TensorPlace) -> torch.Tensor:
-        """The tensor that lies at a place: a view, never a copy."""
+        """Return the tensor at a place, as a view."""
         count, size = place.entries, place.entries * place.dtype.itemsize
         if not count:
             return torch.empty(place.shape, dtype=place.dtype)
@@ -69,26 +69,26 @@ class Memory:
         self.mapped(end)[offset:end] = content
 
     def unmap(self) -> None:
-        """Hold the memory without looking at it."""
+        """Drop the map but keep the descriptor."""
         self._map = None
 
     def clear(self) -> None:
-        """Give back what it holds; nobody may look at it before it is written again."""
+        """Free the content; no process may read it before it is written again."""
         self._map = None
-        os.ftruncate(self.descriptor, 0)
+        os.ftruncate(self.fd, 0)
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back; tensors that still lie here keep their map."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor, self._map = -1, None
+        """Close the descriptor; existing tensors keep their map."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd, self._map = -1, None
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies: in which memory, from which byte, in which layout."""
+    """Where a tensor lies: the number of the memory, the offset in bytes, and the layout."""
 
     memory: int
     offset: int
@@ -113,34 +113,34 @@ Place: TypeAlias = TensorPlace | BytesPlace
 
 
 class PackedObject(NamedTuple):
-    """Where a packed object lies: its skeleton, which refers to the tensors and bytes laid before it."""
+    """Where a packed object lies: its pickle, which refers to tensors and byte strings written before it."""
 
     offset: int
     size: int
 
 
-class _Laying:
-    """Where a pickler lays tensors and long byte strings: into a memory, densely, each object once."""
+class _TensorWriter:
+    """Mixin for picklers: writes tensors and long byte strings into a memory, each object once."""
 
-    def __init__(self, memory: Memory, start: int = 0, placed: Mapping[int, TensorPlace] | None = None) -> None:
-        self._skeleton = io.BytesIO()
-        super().__init__(self._skeleton, protocol=5)  # type: ignore[call-arg]
+    def __init__(self, memory: SharedMemory, start: int = 0, placed: Mapping[int, TensorPlace] | None = None) -> None:
+        self._pickle = io.BytesIO()
+        super().__init__(self._pickle, protocol=5)  # type: ignore[call-arg]
         self.memory, self.end = memory, start
-        self._first, self._given = start, placed
+        self._start, self._given = start, placed
         self._placed: dict[int, Place] = dict(placed or {})
-        self._alive: list[Any] = []  # an id stands for its object only while that lives
+        self._alive: list[Any] = []  # an id is valid only while its object lives
 
-    def _packed(self, item: Any) -> PackedObject:
+    def _pack(self, item: Any) -> PackedObject:
         self.dump(item)  # type: ignore[attr-defined]
-        skeleton = self._skeleton.getbuffer()
-        offset = self._room(len(skeleton))
-        self.memory.write(offset, skeleton)
-        return PackedObject(offset, len(skeleton))
+        pickled = self._pickle.getbuffer()
+        offset = self._reserve(len(pickled))
+        self.memory.write(offset, pickled)
+        return PackedObject(offset, len(pickled))
 
-    def lay(self, tensor: torch.Tensor, memory: int = 0) -> TensorPlace:
-        """Write one tensor; once for each object, however often it is asked for."""
+    def write_tensor(self, tensor: torch.Tensor, memory: int = 0) -> TensorPlace:
+        """Write one tensor."""
         stride = tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
-        offset = self._room(tensor.numel() * tensor.dtype.itemsize)
+        offset = self._reserve(tensor.numel() * tensor.dtype.itemsize)
         place = TensorPlace(memory, offset, tensor.dtype, tuple(tensor.shape), tuple(stride))
         if tensor.numel():
             self.memory.tensor(place).copy_(tensor)
@@ -151,59 +151,59 @@ class _Laying:
     def persistent_id(self, item: Any) -> Place | None:
         kind = type(item)
         if kind is torch.Tensor:
-            return self._placed.get(id(item)) or (self.lay(item) if _plain(item) else None)
+            return self._placed.get(id(item)) or (self.write_tensor(item) if _plain(item) else None)
         if kind in _BYTES and memoryview(item).nbytes >= _LONG:
-            offset = self._room(memoryview(item).nbytes)
+            offset = self._reserve(memoryview(item).nbytes)
             self.memory.write(offset, memoryview(item).cast("B"))
             return BytesPlace(0, offset, memoryview(item).nbytes)
         return None
 
-    def _room(self, size: int) -> int:
+    def _reserve(self, size: int) -> int:
+        """Return the aligned offset of the next ``size`` bytes."""
         offset = -(-self.end // _ALIGN) * _ALIGN
         self.end = offset + size
         return offset
 
 
-class CodePacker(_Laying, cloudpickle.Pickler):  # type: ignore[misc]
-    """A `Packer` that sends by value what the other process cannot import: the code of a script, a notebook's cell, a
-    lambda or a closure, with the globals that it reads."""
+class CodePacker(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
+    """A `Packer` that also packs code which the other process cannot import: of a script, a notebook or a closure."""
 
     def pack(self, item: Any) -> PackedObject:
-        """Write the whole object; the packed is all that must be sent."""
-        return self._packed(item)
+        """Write the object; only the returned location must be sent."""
+        return self._pack(item)
 
 
-class Packer(_Laying, pickle.Pickler):
-    """Lays an object's tensors and long byte strings into a memory, densely; the rest becomes a short skeleton.
+class Packer(_TensorWriter, pickle.Pickler):
+    """Writes an object into a memory: first its tensors and long byte strings, then a short pickle of the rest.
 
-    ``placed`` names tensors that lie elsewhere already, by their ``id``. A tensor keeps its strides where it is dense,
-    so that channels-last data stay channels-last.
+    ``placed`` has the places of tensors that are already written, by ``id``. Dense tensors keep their strides
+    (channels-last data stay channels-last).
     """
 
     def pack(self, item: Any) -> PackedObject:
-        """Write the whole object; the packed is all that must be sent."""
+        """Write the object; only the returned location must be sent."""
         try:
-            return self._packed(item)
-        except (_OwnCode, pickle.PicklingError, AttributeError):  # rare: a part's own class in a message
-            other = CodePacker(self.memory, self._first, self._given)
+            return self._pack(item)
+        except (_ScriptCode, pickle.PicklingError, AttributeError):  # rare: a component's own class in a message
+            other = CodePacker(self.memory, self._start, self._given)
             packed = other.pack(item)
             self.end = other.end
             return packed
 
     def reducer_override(self, item: Any) -> Any:
-        """Nothing is reduced in another way; what the script itself defines goes by value."""
+        """Leave classes and functions of the script itself to `CodePacker`."""
         if isinstance(item, type | FunctionType) and item.__module__ == "__main__":
-            raise _OwnCode
+            raise _ScriptCode
         return NotImplemented
 
 
-class _OwnCode(Exception):
-    """Something that only the script has."""
+class _ScriptCode(Exception):
+    """The object refers to code of the script itself."""
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, skeleton: bytes, memories: Sequence[Memory], copy: bool) -> None:
-        super().__init__(io.BytesIO(skeleton))
+    def __init__(self, pickled: bytes, memories: Sequence[SharedMemory], copy: bool) -> None:
+        super().__init__(io.BytesIO(pickled))
         self._memories, self._copy = memories, copy
 
     def persistent_load(self, place: Place) -> Any:
@@ -214,10 +214,10 @@ class _Unpacker(pickle.Unpickler):
         return tensor.clone() if self._copy else tensor
 
 
-def unpack(packed: PackedObject, memories: Sequence[Memory], *, copy: bool) -> Any:
-    """The object a packed stands for. Its tensors are views of the memories, or with ``copy`` the reader's own.
+def unpack(packed: PackedObject, memories: Sequence[SharedMemory], *, copy: bool) -> Any:
+    """Return the packed object. Its tensors are views of the memories, or copies with ``copy``.
 
-    >>> memory = Memory()
+    >>> memory = SharedMemory()
     >>> packed = Packer(memory).pack({"x": torch.arange(3.0), "n": 1})
     >>> unpack(packed, [memory], copy=True)
     {'x': tensor([0., 1., 2.]), 'n': 1}
@@ -227,7 +227,7 @@ def unpack(packed: PackedObject, memories: Sequence[Memory], *, copy: bool) -> A
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but numbers in this computer's memory."""
+    """Whether a tensor is plain strided CPU memory."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -235,7 +235,7 @@ def _plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _nameless() -> int:
+def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("hansa")
     with tempfile.TemporaryFile() as file:

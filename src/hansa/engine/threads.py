@@ -1,7 +1,7 @@
-"""Worker threads: for steps that run outside the interpreter's lock (native ones, or long ones), and for GPUs.
+"""Worker threads: for training that releases the interpreter lock (native steps, long steps), and for GPUs.
 
-Nothing is copied or sent. Torch's generator is one for all threads, so a model that draws from it (dropout) would draw
-other numbers in another order: such a model is refused when one trial step draws, and is an error if a later one does.
+Torch's generator is shared by all threads, so a model that draws from it (dropout) would draw other numbers in another
+order. Such a model is refused if a probe step draws, and is an error if a later step does.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vector
-from hansa.engine.requests import BUNDLE, Arithmetic, Bundle, Failure, Request, describe, perform_all
-from hansa.engine.worker_group import Answered, Event, Job, NotShareable
-from hansa.local.descent import Trainer
+from hansa.engine.requests import MAX_BATCH, BatchSizer, NumericSettings, RemoteError, Request, describe, execute_all
+from hansa.engine.worker_group import Event, Job, JobDone, WorkersUnsupported
+from hansa.local import BaseTrainer
 from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike, random_state
 
-_DRAWS = "its model draws random numbers (dropout?), which threads would share: use worker processes"
+_DRAWS = "its model draws random numbers (dropout?) from a generator that threads share: use worker processes"
 
 
 @dataclass(slots=True, eq=False)
-class Thread:
-    """One worker: a shell of its own, and a thread unless it is the caller's own."""
+class WorkerThread:
+    """One worker: its own trainer, and a thread unless it is the caller's."""
 
-    shell: Any
-    bundle: Bundle
+    trainer: Any
+    batch_sizer: BatchSizer
     jobs: deque[Job] = field(default_factory=deque)
     ready: bool = True
-    leaving: bool = False
+    stopping: bool = False
     thread: threading.Thread | None = None
 
 
-class Given(NamedTuple):
-    """A job, the request with what its clients remember, and the worker that it counts for."""
+class QueuedJob(NamedTuple):
+    """A job, its request with the clients' memory, and the worker that it is assigned to."""
 
     job: Job
     request: Request
-    worker: Thread
+    worker: WorkerThread
 
 
-class Threads:
-    """The workers of a run, all in this process. What they are given they take from one queue, so that nobody waits for
-    the next as long as there is one. Where steps leave the interpreter's lock alone the first worker is whoever waits
-    for the others: the thread that folds reports would otherwise want a core that it has not got."""
+class ThreadGroup:
+    """The worker threads of a run. All take jobs from one queue, so that none waits while there are jobs.
 
-    ahead = 2 * BUNDLE
-    """Jobs that a worker may be given at a time."""
+    Where training releases the interpreter lock, the caller's thread is the first worker while it waits: it would
+    otherwise compete for a core with the workers.
+    """
+
+    jobs_per_worker = 2 * MAX_BATCH
 
     def __init__(
         self,
@@ -66,166 +67,164 @@ class Threads:
         devices: Sequence[torch.device],
         workers: int,
     ) -> None:
-        """Workers take the devices in turn."""
         self.algorithm, self.task, self.dtype, self.devices = algorithm, task, dtype, tuple(devices)
-        self.members: list[Thread] = []
-        self._outbox: SimpleQueue[Event] = SimpleQueue()
-        self._queue: deque[Given] = deque()
-        self._news = threading.Condition()
-        self._arithmetic = Arithmetic.here()
-        self._note_generators()
-        self._threads = torch.get_num_threads()
-        first = task.shell(dtype, self.devices[0])
-        if trial(algorithm, task, first, dtype).draws:
-            raise NotShareable(_DRAWS)
-        self._here: Thread | None = None
-        if workers > 1 and first.y.device.type == "cpu" and declared(first, Trainer, "releases_gil"):
-            self._here = self._member(first)
-            self._arithmetic.apply_to_thread()
+        self.workers: list[WorkerThread] = []
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._queue: deque[QueuedJob] = deque()
+        self._changed = threading.Condition()
+        self._settings = NumericSettings.current()
+        self._save_generators()
+        self._num_threads = torch.get_num_threads()
+        trainer = task.trainer(dtype, self.devices[0])
+        if probe_step(algorithm, task, trainer, dtype).draws:
+            raise WorkersUnsupported(_DRAWS)
+        self._caller: WorkerThread | None = None
+        if workers > 1 and trainer.y.device.type == "cpu" and with_defaults(trainer, BaseTrainer).releases_gil:
+            self._caller = self._add(trainer)
+            self._settings.apply_to_thread()
         else:
-            self.hire(first)
+            self.spawn(trainer)
         for _ in range(workers - 1):
-            self.hire()
+            self.spawn()
 
-    def hire(self, shell: Any = None) -> None:
-        """Start one more worker. Its shell is made here: making a model borrows torch's generator."""
-        device = self.devices[len(self.members) % len(self.devices)]
-        worker = self._member(self.task.shell(self.dtype, device) if shell is None else shell)
-        worker.thread = threading.Thread(target=self._serve, args=(worker,), name="hansa worker", daemon=True)
+    def spawn(self, trainer: Any = None) -> None:
+        """Start one more worker. Its trainer is made here, since making a model uses torch's generator."""
+        device = self.devices[len(self.workers) % len(self.devices)]
+        worker = self._add(self.task.trainer(self.dtype, device) if trainer is None else trainer)
+        worker.thread = threading.Thread(target=self._work, args=(worker,), name="hansa worker", daemon=True)
         worker.thread.start()
 
-    def _member(self, shell: Any) -> Thread:
+    def _add(self, trainer: Any) -> WorkerThread:
         try:
-            if not declared(shell, Trainer, "draws_alone"):
-                shell.seed = _unseeded
+            if not with_defaults(trainer, BaseTrainer).seeds_own_generators:
+                trainer.seed = _no_seed
         except AttributeError as error:
-            raise NotShareable("its shells seed the generator that threads share") from error
-        self.members.append(worker := Thread(shell, Bundle(shell)))
+            raise WorkersUnsupported("its trainers seed a generator that threads share") from error
+        self.workers.append(worker := WorkerThread(trainer, BatchSizer(trainer)))
         return worker
 
-    def dismiss(self, worker: Thread) -> None:
-        """End one worker, after what it is at."""
-        self.members.remove(worker)
+    def stop(self, worker: WorkerThread) -> None:
+        """End one worker after its current job."""
+        self.workers.remove(worker)
         if worker.thread is None:
-            self._here = None
+            self._caller = None
             return
-        with self._news:
-            worker.leaving = True
-            self._news.notify_all()
+        with self._changed:
+            worker.stopping = True
+            self._changed.notify_all()
         worker.thread.join()
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
-        """Threads see the vectors that requests hold; from here on nobody may touch the common generators."""
-        self._note_generators()
+        """Threads read the vectors in place; from here on the shared generators must not change."""
+        self._save_generators()
 
-    def _note_generators(self) -> None:
-        self._generators = {device: random_state.state(device) for device in self.devices}
+    def _save_generators(self) -> None:
+        self._generators = {device: random_state.rng_state(device) for device in self.devices}
 
-    def give(self, worker: Thread, job: Job) -> None:
+    def submit(self, worker: WorkerThread, job: Job) -> None:
         worker.jobs.append(job)
-        given = Given(job, job.recalled(), worker)
-        with self._news:
-            self._queue.append(given)
-            self._news.notify()
+        queued = QueuedJob(job, job.load_request(), worker)
+        with self._changed:
+            self._queue.append(queued)
+            self._changed.notify()
 
     def wait(self, timeout: float | None = None) -> list[Event]:
         events: list[Event] = []
-        if self._here is not None and timeout is None and self._outbox.empty():
-            self._do(self._here, self._several(self._here))
+        if self._caller is not None and timeout is None and self._events.empty():
+            self._execute(self._caller, self._take_batch(self._caller))
         try:
-            events.append(self._outbox.get(timeout=timeout) if timeout != 0 else self._outbox.get_nowait())
+            events.append(self._events.get(timeout=timeout) if timeout != 0 else self._events.get_nowait())
             while True:
-                events.append(self._outbox.get_nowait())
+                events.append(self._events.get_nowait())
         except Empty:
             return events
 
-    def _serve(self, worker: Thread) -> None:
-        self._arithmetic.apply_to_thread()
-        with _stream(worker.shell.y.device) as stream:
+    def _work(self, worker: WorkerThread) -> None:
+        self._settings.apply_to_thread()
+        with _stream(worker.trainer.y.device) as stream:
             while True:
-                with self._news:
-                    self._news.wait_for(lambda: self._queue or worker.leaving)
-                    if worker.leaving:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._queue or worker.stopping)
+                    if worker.stopping:
                         return
-                self._do(worker, self._several(worker), stream)
+                self._execute(worker, self._take_batch(worker), stream)
 
-    def _several(self, worker: Thread) -> list[Given]:
-        """The next job with those behind it that can be done together; towards the end fewer, so that all end alike."""
-        with self._news:
+    def _take_batch(self, worker: WorkerThread) -> list[QueuedJob]:
+        """Take the next jobs from the queue; fewer towards its end, so that all workers finish at the same time."""
+        with self._changed:
             if not self._queue:
                 return []
             first = self._queue[0].request
-            most = worker.bundle.size(first) if isinstance(first, WorkOrder) else 1
-            fair = -(-len(self._queue) // (2 * len(self.members)))
-            return [self._queue.popleft() for _ in range(max(1, min(most, fair)))]
+            size = worker.batch_sizer.size(first) if isinstance(first, WorkOrder) else 1
+            share = -(-len(self._queue) // (2 * len(self.workers)))
+            return [self._queue.popleft() for _ in range(max(1, min(size, share)))]
 
-    def _do(self, worker: Thread, taken: Sequence[Given], stream: Any = None) -> None:
-        if not taken:
+    def _execute(self, worker: WorkerThread, batch: Sequence[QueuedJob], stream: Any = None) -> None:
+        if not batch:
             return
-        device, requests = worker.shell.y.device, [given.request for given in taken]
+        device, requests = worker.trainer.y.device, [queued.request for queued in batch]
         if stream is not None:
             stream.wait_stream(torch.cuda.default_stream(device))
-        began = time.perf_counter()
-        answers = perform_all(requests, self.algorithm, self.task, worker.shell)
-        worker.bundle.note(len(taken), time.perf_counter() - began)
+        start = time.perf_counter()
+        answers = execute_all(requests, self.algorithm, self.task, worker.trainer)
+        worker.batch_sizer.record(len(batch), time.perf_counter() - start)
         if stream is not None:
             stream.synchronize()
-        last = isinstance(requests[0], WorkOrder) and not self._queue  # looking at the generators takes its time
-        if last and random_state.drawn(self._generators[device], device):
-            answers = [Failure(f"{describe(request)}: {_DRAWS}", "") for request in requests]
-        for given, answer in zip(taken, answers, strict=True):
-            self._outbox.put(Answered(given.worker, answer, given.job))
+        last = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
+        if last and random_state.rng_changed(self._generators[device], device):
+            answers = [RemoteError(f"{describe(request)}: {_DRAWS}", "") for request in requests]
+        for queued, answer in zip(batch, answers, strict=True):
+            self._events.put(JobDone(queued.worker, answer, queued.job))
 
     def close(self) -> None:
-        """Let each worker finish the steps that it is at, and end."""
-        with self._news:
+        """End all workers after their current steps."""
+        with self._changed:
             self._queue.clear()
-            for worker in self.members:
-                worker.leaving = True
-                if (solo := getattr(worker.shell, "solo", None)) is not None:
-                    solo.stop = True
-            self._news.notify_all()
-        while self.members:
-            if (thread := self.members.pop().thread) is not None:
+            for worker in self.workers:
+                worker.stopping = True
+                with_defaults(worker.trainer, BaseTrainer).interrupt()
+            self._changed.notify_all()
+        while self.workers:
+            if (thread := self.workers.pop().thread) is not None:
                 thread.join()
-        self._here = None
-        torch.set_num_threads(self._threads)  # MKL has one number for all threads
+        self._caller = None
+        torch.set_num_threads(self._num_threads)  # MKL has one number for all threads
 
 
-class Trial(NamedTuple):
-    """What one step showed: whether it draws random numbers, and the seconds it took."""
+class StepProbe(NamedTuple):
+    """What one local step showed: whether it draws random numbers from a shared generator, and its duration."""
 
     draws: bool
     seconds: float
 
 
-def trial(algorithm: Algorithm, task: TaskLike, shell: Any, dtype: torch.dtype) -> Trial:
-    """The gradient of the largest client's first batch, twice since the first is slow. Generators stay put."""
+def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.dtype) -> StepProbe:
+    """Compute the gradient of the largest client's first batch, twice since the first is slow. Generators are kept."""
     samples = task.population.samples
     client = max(range(len(samples)), key=samples.__getitem__)
     phase, key = algorithm.local, Key(0)
     work = phase.steps.draw(client, samples[client], phase.batch_size, key)._replace(steps=1)
     vectors = task.start(key, dtype)
-    with random_state.kept():
-        shell.load(vectors[MODEL], vectors.get(BUFFERS))
-        rows = shell.rows(client, work, key)
+    with random_state.preserve_rng():
+        trainer.load(vectors[MODEL], vectors.get(BUFFERS))
+        rows = trainer.batches(client, work, key)
         batch = None if rows is None else rows[0]
-        before = random_state.state(shell.y.device)
-        shell.gradient(client, batch)
-        began = time.perf_counter()
-        shell.gradient(client, batch)
-        seconds = time.perf_counter() - began
-        own = getattr(getattr(shell, "private", None), "generators", ())
-        return Trial(bool(own) or random_state.drawn(before, shell.y.device), seconds)
+        before = random_state.rng_state(trainer.y.device)
+        trainer.gradient(client, batch)
+        start = time.perf_counter()
+        trainer.gradient(client, batch)
+        seconds = time.perf_counter() - start
+        own = getattr(getattr(trainer, "private", None), "generators", ())
+        return StepProbe(bool(own) or random_state.rng_changed(before, trainer.y.device), seconds)
 
 
-def _unseeded(key: Key) -> None:
-    """Threads leave torch's generator alone."""
+def _no_seed(key: Key) -> None:
+    """Replaces a trainer's `seed`: threads leave torch's generator alone."""
 
 
 @contextmanager
 def _stream(device: torch.device) -> Iterator[Any]:
-    """A stream of a worker's own on a GPU, so that workers overlap there; nothing on a CPU."""
+    """Open a worker's own CUDA stream, so that workers overlap on a GPU; None on a CPU."""
     if device.type != "cuda":
         yield None
         return

@@ -1,7 +1,5 @@
-"""A worker process: it has a model of its own, reads the data it shares with the others, and does what it is asked.
-
-It ends when the run ends, however that happens: the run holds the other end of its lifeline.
-"""
+"""The main loop of a worker process. It ends when the run ends, however that happens: the run holds the other end of
+its lifeline, a pipe."""
 
 from __future__ import annotations
 
@@ -20,26 +18,26 @@ from typing import Any, NoReturn
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.engine.requests import Arithmetic, Request, perform
-from hansa.engine.shared_memory import Memory, PackedObject, Packer, unpack
+from hansa.engine.requests import NumericSettings, Request, execute
+from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, unpack
 from hansa.training import TaskLike
-from hansa.training.random_state import repeatable
+from hansa.training.random_state import use_deterministic_cudnn
 
 BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
-    "from hansa.engine.worker import serve; serve(told)"
+    "options = json.loads(sys.argv[1]); sys.path[:] = options['path']; "
+    "from hansa.engine.worker import worker_main; worker_main(options)"
 )
-"""What a new interpreter runs. It leaves Ctrl-C to the run from its first moment on."""
+"""What a new interpreter executes. It ignores Ctrl-C from the start: the run handles it."""
 
 MESSAGE = struct.Struct("<BQQ")
-"""All that goes through the socket: the number of a memory, the offset and the size of a skeleton in it."""
+"""All that goes through the pipe: the number of a memory, the offset and the size of a packed object in it."""
 
 SETUP = 255
-"""The number of the memory that holds what workers are told once; the others are slots."""
+"""Instead of the number of a slot: a setup follows, with its own memory."""
 
-FORGET = 254
-"""In its place: the run has ended, and another may come."""
+RESET = 254
+"""Instead of the number of a slot: the run has ended; drop its data."""
 
 ENVIRONMENT = {
     "HANSA_WORKER": "1",
@@ -52,83 +50,83 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerSetup:
-    """What a worker is told once: the method, the task, and how numbers are made."""
+    """What a worker needs once per run."""
 
     algorithm: Algorithm
     task: TaskLike
     dtype: torch.dtype
-    arithmetic: Arithmetic
+    settings: NumericSettings
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)
 
 
 class WorkerState:
-    """Where requests are done: a method, a task, and a model of one's own."""
+    """The algorithm, the task and the trainer of a worker."""
 
-    def __init__(self, packed: PackedObject, memory: Memory, number: int) -> None:
+    def __init__(self, packed: PackedObject, memory: SharedMemory, number: int) -> None:
         setup: WorkerSetup = unpack(packed, [memory], copy=False)
-        setup.arithmetic.apply()
+        setup.settings.apply()
         self.algorithm, self.task = setup.algorithm, setup.task
-        repeatable(setup.devices)
-        self.shell = setup.task.shell(setup.dtype, setup.devices[number % len(setup.devices)])
+        use_deterministic_cudnn(setup.devices)
+        self.trainer = setup.task.trainer(setup.dtype, setup.devices[number % len(setup.devices)])
 
-    def do(self, request: Request) -> Any:
-        return perform(request, self.algorithm, self.task, self.shell)
+    def execute(self, request: Request) -> Any:
+        return execute(request, self.algorithm, self.task, self.trainer)
 
 
-def serve(told: Mapping[str, Any]) -> NoReturn:
-    """Work until the run ends."""
-    threading.Thread(target=_end_with_run, args=(told["lifeline"],), daemon=True).start()
+def worker_main(options: Mapping[str, Any]) -> NoReturn:
+    """Execute requests until the run ends."""
+    threading.Thread(target=_exit_with_run, args=(options["lifeline"],), daemon=True).start()
     torch.set_num_interop_threads(1)
-    wire = Connection(told["wire"])
-    common = [Memory(descriptor) for descriptor in told["common"]]
-    slots = [Memory(descriptor) for descriptor in told["slots"]]
+    pipe = Connection(options["pipe"])
+    shared = [SharedMemory(fd) for fd in options["shared"]]
+    slots = [SharedMemory(fd) for fd in options["slots"]]
     state: WorkerState | None = None
     while True:
-        number, *where = MESSAGE.unpack(_receive(wire))
-        packed = PackedObject(*where)
-        if number == FORGET:
+        number, *location = MESSAGE.unpack(_receive(pipe))
+        packed = PackedObject(*location)
+        if number == RESET:
             state = None
-            for memory in (*common, *slots):
+            for memory in (*shared, *slots):
                 memory.unmap()
             gc.collect()
             continue
         if number == SETUP:
-            state = None  # the old one's memory first
-            state = _settle(wire, packed, Memory(reduction.recv_handle(wire), private=True), told["number"])
+            state = None  # frees the old one's memory first
+            state = _set_up(pipe, packed, SharedMemory(reduction.recv_handle(pipe), private=True), options["number"])
             continue
         assert state is not None
         slot = slots[number]
-        answer = state.do(unpack(packed, [slot, *common], copy=False))
-        # after the request: what the client remembered may lie in the slot and be part of the answer
+        answer = state.execute(unpack(packed, [slot, *shared], copy=False))
+        # written after the request: the client's memory may lie in the slot and be part of the answer
         reply = Packer(slot, start=sum(packed)).pack(answer)
-        wire.send_bytes(MESSAGE.pack(number, *reply))
+        pipe.send_bytes(MESSAGE.pack(number, *reply))
 
 
-def _settle(wire: Connection, packed: PackedObject, memory: Memory, number: int) -> WorkerState:
-    """Take a setup. The answer is empty, or the traceback of what prevents it."""
+def _set_up(pipe: Connection, packed: PackedObject, memory: SharedMemory, number: int) -> WorkerState:
+    """Build the state and answer with nothing, or with the traceback if that fails."""
     try:
         state = WorkerState(packed, memory, number)
     except Exception:
-        wire.send_bytes(traceback.format_exc().encode())
-        _end()
-    wire.send_bytes(b"")
+        pipe.send_bytes(traceback.format_exc().encode())
+        _exit()
+    pipe.send_bytes(b"")
     return state
 
 
-def _receive(wire: Connection) -> bytes:
+def _receive(pipe: Connection) -> bytes:
     try:
-        return wire.recv_bytes()
+        return pipe.recv_bytes()
     except (EOFError, OSError):
-        _end()
+        _exit()
 
 
-def _end_with_run(lifeline: int) -> None:
+def _exit_with_run(lifeline: int) -> None:
     while os.read(lifeline, 1):
         pass
     os._exit(0)
 
 
-def _end() -> NoReturn:
+def _exit() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

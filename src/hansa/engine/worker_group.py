@@ -1,4 +1,4 @@
-"""Jobs, and what workers say about them."""
+"""Jobs, the events that workers report, and the protocol of a group of workers."""
 
 from __future__ import annotations
 
@@ -9,89 +9,82 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from hansa.core.errors import HansaError
 from hansa.core.types import Vector
-from hansa.engine.requests import EvaluationRequest, Recall, RecallExam, Request
+from hansa.engine.requests import EvaluationRequest, LoadEvaluationMemory, LoadMemory, Request
 
 
-class NotShareable(HansaError):
-    """A method or task that the asked-for kind of worker cannot take; the run goes on without."""
+class WorkersUnsupported(HansaError):
+    """The algorithm or the task cannot run in this kind of worker."""
 
 
-class StartError(HansaError):
-    """Workers that never came to work."""
+class WorkerStartError(HansaError):
+    """Workers failed to start."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request, where its answer is awaited, and how many workers died of it. ``block`` says before which others it
-    must be begun."""
+    """One request on its way: when it is done it holds its answer and is appended to ``finished``. Jobs of a lower
+    ``block`` are started first."""
 
     request: Request
     cost: float
-    home: deque[Job]
-    recall: Recall | RecallExam | None = None
+    finished: deque[Job]
+    load_memory: LoadMemory | LoadEvaluationMemory | None = None
     block: int = 0
-    deaths: int = 0
+    crashes: int = 0
     answer: Any = field(default=None, repr=False)
 
-    def recalled(self) -> Request:
-        """The request with what clients remember, for whoever does it now; it is not kept here."""
-        if self.recall is None or isinstance(self.request, EvaluationRequest):
+    def load_request(self) -> Request:
+        """Return the request with the memory of its clients, read now; the job does not keep it."""
+        if self.load_memory is None or isinstance(self.request, EvaluationRequest):
             return self.request
-        return self.recall(self.request)  # type: ignore[arg-type]
+        return self.load_memory(self.request)  # type: ignore[arg-type]
 
 
-class Member(Protocol):
-    """A worker: its jobs, the oldest first, are under way or next."""
-
-    jobs: deque[Job]
-
-    @property
-    def ready(self) -> bool: ...
-
-
-class Ready(NamedTuple):
-    """A worker has come to work."""
+class WorkerReady(NamedTuple):
+    """A worker has started."""
 
     worker: Any
 
 
-class Answered(NamedTuple):
-    """A worker's job is done: the oldest that it was given, unless another is named."""
+class JobDone(NamedTuple):
+    """A worker has finished a job: its oldest, unless ``job`` names another."""
 
     worker: Any
     answer: Any
     job: Job | None = None
 
 
-class Gone(NamedTuple):
-    """A worker is no more; ``unable`` says that it could not begin, with its traceback as the cause, ``blameless`` that
-    its work had no part in it."""
+class WorkerExited(NamedTuple):
+    """A worker has ended. ``cannot_start``: its setup failed, and ``cause`` is the traceback. ``not_at_fault``: its job
+    did not cause this."""
 
     worker: Any
     cause: str
-    unable: bool = False
-    blameless: bool = False
+    cannot_start: bool = False
+    not_at_fault: bool = False
 
 
-Event: TypeAlias = Ready | Answered | Gone
+Event: TypeAlias = WorkerReady | JobDone | WorkerExited
 
 
-class Crew(Protocol):
-    """The workers of a pool, processes or threads; each may be given ``ahead`` jobs at a time."""
+class WorkerGroup(Protocol):
+    """The workers of a pool, processes or threads. Each has a queue of ``jobs`` and says whether it is ``ready``."""
 
-    members: list[Any]
-    ahead: int
+    workers: list[Any]
+    jobs_per_worker: int
 
-    def hire(self) -> None: ...
+    def spawn(self) -> None: ...
 
-    def dismiss(self, worker: Any) -> None: ...
+    def stop(self, worker: Any) -> None: ...
 
-    def publish(self, kind: type, vectors: Iterable[Vector]) -> None: ...
+    def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
+        """Share the vectors that all requests of a kind refer to; none of that kind may be running."""
+        ...
 
-    def give(self, worker: Any, job: Job) -> None: ...
+    def submit(self, worker: Any, job: Job) -> None: ...
 
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """What has happened since, as soon as something has; who waits may be put to work meanwhile."""
+        """Return what has happened, as soon as anything has. The caller's thread may execute jobs meanwhile."""
         ...
 
     def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""The federation protocol, free of transport: what a server and its sites say to each other, and what a site keeps.
+"""The federation protocol, and a server and sites that speak it over Flower.
 
-One message a site and round each way. A site owns the data and the memory of its clients; neither ever travels. It
-names a version of a client's memory by a stamp, (round, digest of the upload made with it), and the server's order says
-upon which stamp a client builds. So duplicates, lost replies and restarts on either side all come out right: the result
-is that of the serial engine, bit for bit.
+Each round has one frame to each site and one back. A site owns the data and the memory of its clients; neither leaves
+it. An order names the version of a client's memory that it starts from (the round, and the digest of the upload made
+with it), so duplicates, lost replies and restarts on either side do not change the result: it equals that of the serial
+engine bit for bit.
 """
 
 from typing import TYPE_CHECKING
@@ -12,55 +12,58 @@ from hansa.core.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from hansa.federation.agent import Agent
-    from hansa.federation.client_memory import DiskVersions, RamVersions, Versions
-    from hansa.federation.flower_transport import Charged, Post
-    from hansa.federation.messages import Exam, Marks, Refusals, RoundOrders, RoundReports, Stamp
+    from hansa.federation.client_memory import DiskMemoryStore, MemoryStore, RamMemoryStore
+    from hansa.federation.messages import (
+        MemoryVersion,
+        Refusals,
+        RoundOrders,
+        RoundReports,
+        SiteEvaluationReply,
+        SiteEvaluationRequest,
+    )
     from hansa.federation.policy import Policy
     from hansa.federation.serve import Server
-    from hansa.federation.server import Federation, Transport, Where
+    from hansa.federation.server import Federation, Where
     from hansa.federation.site import Site
+    from hansa.federation.transport import EnrollingTransport, SiteConnections, Transport
 
 __all__ = [
     "Agent",
-    "Charged",
-    "DiskVersions",
-    "Exam",
+    "DiskMemoryStore",
+    "EnrollingTransport",
     "Federation",
-    "Marks",
+    "MemoryStore",
+    "MemoryVersion",
     "Policy",
-    "Post",
-    "RamVersions",
+    "RamMemoryStore",
     "Refusals",
     "RoundOrders",
     "RoundReports",
     "Server",
     "Site",
-    "Stamp",
+    "SiteConnections",
+    "SiteEvaluationReply",
+    "SiteEvaluationRequest",
     "Transport",
-    "Versions",
     "Where",
 ]
 
 HOMES = {
-    "Agent": "hansa.federation.agent",
-    "Charged": "hansa.federation.flower_transport",
-    "DiskVersions": "hansa.federation.client_memory",
-    "Exam": "hansa.federation.messages",
-    "Federation": "hansa.federation.server",
-    "Marks": "hansa.federation.messages",
-    "Policy": "hansa.federation.policy",
-    "Post": "hansa.federation.flower_transport",
-    "RamVersions": "hansa.federation.client_memory",
-    "Refusals": "hansa.federation.messages",
-    "RoundOrders": "hansa.federation.messages",
-    "RoundReports": "hansa.federation.messages",
-    "Server": "hansa.federation.serve",
-    "Site": "hansa.federation.site",
-    "Stamp": "hansa.federation.messages",
-    "Transport": "hansa.federation.server",
-    "Versions": "hansa.federation.client_memory",
-    "Where": "hansa.federation.server",
-}
+    name: f"hansa.federation.{module}"
+    for module, names in {
+        "agent": ("Agent",),
+        "client_memory": ("DiskMemoryStore", "MemoryStore", "RamMemoryStore"),
+        "messages": (
+            "MemoryVersion", "Refusals", "RoundOrders", "RoundReports", "SiteEvaluationReply", "SiteEvaluationRequest",
+        ),
+        "policy": ("Policy",),
+        "serve": ("Server",),
+        "server": ("Federation", "Where"),
+        "site": ("Site",),
+        "transport": ("EnrollingTransport", "SiteConnections", "Transport"),
+    }.items()
+    for name in names
+}  # fmt: skip
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_attributes(__name__, HOMES)

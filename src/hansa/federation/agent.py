@@ -1,5 +1,7 @@
-"""The agent of a site: a long-lived process that owns the model, the data and the memory of the site's clients, and
-answers frames. How they reach it is not its concern; it believes none of them."""
+"""The agent of a site: it owns the model, the data and the memory of the site's clients, and answers frames.
+
+It does not depend on the transport and trusts no frame.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +12,55 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hansa import data
-from hansa.config import Config, algorithm, build, from_text
+from hansa.config import Config, build, build_algorithm, from_yaml
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation import DiskVersions, Refusals, Site
+from hansa.data import FederatedData
+from hansa.federation import DiskMemoryStore, Refusals, Site
 from hansa.federation.data_views import SiteData
-from hansa.federation.enrollment import CHARGE, REFUSED, SEVERAL, Charge, Hello, Refused, apart, digest, several
-from hansa.federation.messages import NotOurs, checked
+from hansa.federation.enrollment import (
+    BATCH,
+    ENROLLMENT,
+    REFUSAL,
+    EnrollmentReply,
+    EnrollmentRequest,
+    Refusal,
+    frame_digest,
+    pack_batch,
+    unpack_batch,
+)
+from hansa.federation.messages import ProtocolError, check_protocol
 from hansa.federation.policy import Policy
 from hansa.rounds import wire_format
 from hansa.runs.driver import Run
 from hansa.runs.provenance import hansa_version
 from hansa.runs.store import io
 
-POPULATION = 10_000_000  # clients of a federation, at most
+MAX_POPULATION = 10_000_000  # clients of a federation
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a site's data comes from: ``of`` gives it, for a configuration; ``shared`` where the configuration names it
-    and the federation's other sites have theirs from the same place."""
+class DataSource:
+    """Where a site's data comes from: ``load`` returns it for a configuration. ``shared``: the configuration names the
+    data, and all sites load the same."""
 
-    of: Callable[[Config], data.FederatedData]
+    load: Callable[[Config], FederatedData]
     shared: bool = False
 
 
 class Agent:
-    """Answers frames for one site. What it must not lose is in ``folder``: versions of its clients' memory, charges."""
+    """Answers frames for one site.
 
-    def __init__(self, site: str, source: Source, folder: Path | str, policy: Policy | None = None) -> None:
+    Args:
+        site: The name of the site.
+        source: Where its data comes from.
+        folder: Keeps what must not be lost: its clients' memory and its enrollments.
+        policy: What the site permits.
+    """
+
+    def __init__(self, site: str, source: DataSource, folder: Path | str, policy: Policy | None = None) -> None:
         self.site, self.source, self.folder = site, source, Path(folder)
         self.policy = Policy() if policy is None else policy
         self.refusals = Refusals()
@@ -52,117 +71,116 @@ class Agent:
         io.make_folder(self.folder)
 
     def handle(self, data: bytes) -> bytes:
-        """The answer to a frame, or to several in one: reports, a hello, or a refusal with its reason."""
+        """Return the answer to a frame, or to a batch of frames: reports, an enrollment reply or a refusal."""
         with self._lock:
-            name = digest(data)
-            if name != self._last[0]:  # the same again has the same answer, and is not worked for again
-                self._last = (name, self._answers(data))
+            digest = frame_digest(data)
+            if digest != self._last[0]:  # a repeated frame has the same answer
+                self._last = (digest, self._answer_all(data))
             return self._last[1]
 
-    def _answers(self, data: bytes) -> bytes:
+    def _answer_all(self, data: bytes) -> bytes:
         try:
-            if wire_format.kind_of(data) == SEVERAL:
-                return several([self._answer(part) for part in apart(data, limit=self.policy.message)])
+            if wire_format.kind_of(data) == BATCH:
+                return pack_batch([self._answer(part) for part in unpack_batch(data, limit=self.policy.message)])
         except wire_format.FrameError as error:
-            return self._refused(NotOurs(error.reason, str(error)))
+            return self._refuse(ProtocolError(error.reason, str(error)))
         return self._answer(data)
 
     def _answer(self, data: bytes) -> bytes:
         try:
             kind = wire_format.kind_of(data)
-            if kind == CHARGE:
-                return self._charged(data)
-            head = checked(wire_format.unpack(data, kind, limit=self.policy.message).head)
+            if kind == ENROLLMENT:
+                return self._enroll(data)
+            head = check_protocol(wire_format.unpack(data, kind, limit=self.policy.message).head)
             answer = self._site(str(head.get("run"))).answer(data)
             self.rounds += 1
             return answer
-        except NotOurs as refusal:
-            return self._refused(refusal)
+        except ProtocolError as refusal:
+            return self._refuse(refusal)
         except wire_format.FrameError as error:
-            return self._refused(NotOurs(error.reason, str(error)))
+            return self._refuse(ProtocolError(error.reason, str(error)))
         except HansaError as error:
-            return self._refused(NotOurs("failed", str(error)))
+            return self._refuse(ProtocolError("failed", str(error)))
 
-    def _refused(self, refusal: NotOurs) -> bytes:
-        self.refusals.note(refusal.reason, refusal.detail)
-        return Refused(refusal.reason, refusal.detail).to_bytes()
+    def _refuse(self, refusal: ProtocolError) -> bytes:
+        self.refusals.record(refusal.reason, refusal.detail)
+        return Refusal(refusal.reason, refusal.detail).to_bytes()
 
-    def _charged(self, data: bytes) -> bytes:
-        charge = Charge.from_bytes(data, limit=self.policy.message)
-        site, hello = self._built(charge, digest(data))
-        if charge.run:
-            folder = self._folder(charge.run)
+    def _enroll(self, data: bytes) -> bytes:
+        request = EnrollmentRequest.from_bytes(data, limit=self.policy.message)
+        site, reply = self._build_site(request, frame_digest(data))
+        if request.run:
+            folder = self._folder(request.run)
             io.make_folder(folder)
-            io.write_file(folder / CHARGE, data)
-            self._sites = {charge.run: site}
-        return hello.to_bytes()
+            io.write_file(folder / ENROLLMENT, data)
+            self._sites = {request.run: site}
+        return reply.to_bytes()
 
     def _site(self, run: str) -> Site:
-        """The site as this run's charge made it, in this life or an earlier one."""
+        """Return the site of a run, built again from its stored enrollment after a restart."""
         if run not in self._sites:
-            path = self._folder(run) / CHARGE
+            path = self._folder(run) / ENROLLMENT
             if not path.is_file():
-                raise NotOurs(CHARGE, f"no charge was given for run {run!r}")
+                raise ProtocolError(ENROLLMENT, f"this site is not enrolled in run {run!r}")
             stored = path.read_bytes()
-            site, _ = self._built(Charge.from_bytes(stored), digest(stored))
+            site, _ = self._build_site(EnrollmentRequest.from_bytes(stored), frame_digest(stored))
             self._sites = {run: site}
         return self._sites[run]
 
     def _folder(self, run: str) -> Path:
         if not re.fullmatch("[0-9a-f]{1,64}", run):
-            raise NotOurs("run", f"{run[:80]!r} names no run")
+            raise ProtocolError("run", f"{run[:80]!r} is not a run")
         return self.folder / run
 
-    def _built(self, charge: Charge, name: str) -> tuple[Site, Hello]:
-        self._check(charge)
+    def _build_site(self, request: EnrollmentRequest, digest: str) -> tuple[Site, EnrollmentReply]:
+        self._check(request)
         try:
-            config = from_text(charge.config, source="charge")
-            held = self._held(config, charge)
-            task = build.task(config, held)
-            method = algorithm(config)
+            config = from_yaml(request.config, source="enrollment")
+            data = self._load_data(config, request)
+            task = build.build_task(config, data)
+            method = build_algorithm(config)
             mixing = method.local.mixing
-            if mixing is not None and charge.clusters is not None:
-                method = method.with_local(mixing=replace(mixing, clusters=charge.clusters))
-            elif mixing is not None:  # an enquiry: who gossips with whom is known when all have answered
-                method = method.with_local(mixing=replace(mixing, clusters=[list(range(charge.population))]))
-            dtype = build.dtype(config)
+            if mixing is not None and request.clusters is not None:
+                method = method.with_local(mixing=replace(mixing, clusters=request.clusters))
+            elif mixing is not None:  # the clusters are known once all sites have replied
+                method = method.with_local(mixing=replace(mixing, clusters=[list(range(request.population))]))
+            dtype = build.torch_dtype(config)
             start = task.start(Key(config.seed), dtype)
-            labels = held.own_label_counts() if self.policy.label_counts and held.classes is not None else None
-            hello = Hello(
-                name, hansa_version(), {client: held.samples(client) for client in charge.clients}, model(start), labels
-            )
-            bound = method if not charge.run else Run(method, task, seed=config.seed, dtype=dtype).algorithm
-            versions = DiskVersions(self._folder(charge.run) / "memory") if charge.run else None
-        except NotOurs:
+            labels = data.own_label_counts() if self.policy.label_counts and data.classes is not None else None
+            samples = {client: data.samples(client) for client in request.clients}
+            reply = EnrollmentReply(digest, hansa_version(), samples, model_digest(start), labels)
+            algorithm = method if not request.run else Run(method, task, seed=config.seed, dtype=dtype).algorithm
+            memory = DiskMemoryStore(self._folder(request.run) / "memory") if request.run else None
+        except ProtocolError:
             raise
         except HansaError as error:
-            raise NotOurs("config", str(error)) from error
+            raise ProtocolError("config", str(error)) from error
         rules = {"limit": self.policy.message, "rounds": self.policy.rounds, "steps": self.policy.steps}
-        return Site(bound, task, charge.clients, versions=versions, run=charge.run, dtype=dtype, **rules), hello
+        return Site(algorithm, task, request.clients, memory_store=memory, run=request.run, dtype=dtype, **rules), reply
 
-    def _check(self, charge: Charge) -> None:
-        if charge.site != self.site:
-            raise NotOurs("site", f"a charge for site {charge.site!r}, this is {self.site!r}")
-        if charge.version != hansa_version():
-            raise NotOurs("version", f"the server has hansa {charge.version}, this site {hansa_version()}")
-        clients = charge.clients
-        if not 1 <= charge.population <= POPULATION or not _rising(clients) or clients[-1] >= charge.population:
-            raise NotOurs("clients", f"{len(clients)} clients of {charge.population} are no site's")
-        self.policy.check(charge.config, of_config=self.source.shared)
+    def _check(self, request: EnrollmentRequest) -> None:
+        if request.site != self.site:
+            raise ProtocolError("site", f"an enrollment for site {request.site!r}, this is {self.site!r}")
+        if request.version != hansa_version():
+            raise ProtocolError("version", f"the server has hansa {request.version}, this site {hansa_version()}")
+        clients = request.clients
+        valid = _strictly_increasing(clients) and clients[-1] < request.population
+        if not 1 <= request.population <= MAX_POPULATION or not valid:
+            raise ProtocolError("clients", f"expected increasing numbers below {request.population}, got {clients[:5]}")
+        self.policy.check(request.config, data_from_config=self.source.shared)
 
-    def _held(self, config: Config, charge: Charge) -> SiteData:
-        held = self.source.of(config)
-        make = SiteData.among if self.source.shared else SiteData.of
-        return make(held, charge.clients, charge.population)
+    def _load_data(self, config: Config, request: EnrollmentRequest) -> SiteData:
+        make = SiteData.from_all if self.source.shared else SiteData.from_own
+        return make(self.source.load(config), request.clients, request.population)
 
 
-def model(start: Vectors) -> str:
-    """A digest of the first model: two parties that have different ones would not learn together."""
+def model_digest(start: Vectors) -> str:
+    """Return the digest of the initial model, which all parties must share."""
     return "".join(fingerprint(start[name]).hex() for name in sorted(start))
 
 
-def _rising(clients: Sequence[int]) -> bool:
+def _strictly_increasing(clients: Sequence[int]) -> bool:
     return bool(clients) and clients[0] >= 0 and all(a < b for a, b in itertools.pairwise(clients))
 
 
-__all__ = ["REFUSED", "Agent", "Source", "model"]
+__all__ = ["REFUSAL", "Agent", "DataSource", "model_digest"]

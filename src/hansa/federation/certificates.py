@@ -1,4 +1,4 @@
-"""Keys of a trial federation: an authority, the server's certificate, a key pair for every site."""
+"""The keys of a trial federation: a certificate authority, the server's certificate, and a key pair for every site."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ AUTHORITY, DAYS = "ca.crt", 365
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The server's folder: its certificate and key, the authority's certificate, the public keys of the sites."""
+    """The server's folder: its certificate and key, the authority's certificate, and the sites' public keys."""
 
     folder: Path
 
     @property
     def authority(self) -> Path:
-        return self._there(AUTHORITY)
+        return self._existing(AUTHORITY)
 
     @property
     def certificate(self) -> Path:
-        return self._there("server.crt")
+        return self._existing("server.crt")
 
     @property
     def private(self) -> Path:
-        return self._there("server.key")
+        return self._existing("server.key")
 
     def public(self, site: str) -> Path:
-        """The public key of a site, as its owner sent it."""
-        return self._there(f"sites/{site}.pub")
+        """Return the public key file of a site."""
+        return self._existing(f"sites/{site}.pub")
 
     def public_bytes(self, site: str) -> str:
-        """The public key as the SuperLink tells it, in hex."""
+        """Return the public key of a site in hex, as the SuperLink reports it."""
         serialization = _serialization()
         key = serialization.load_ssh_public_key(self.public(site).read_bytes())
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         return str(key.public_bytes(serialization.Encoding.PEM, form).hex())
 
-    def _there(self, name: str) -> Path:
+    def _existing(self, name: str) -> Path:
         path = self.folder.absolute() / name
         if not path.is_file():
-            raise HansaError(f"{path}: no such file. `hansa keys` makes the keys of a trial federation.")
+            raise HansaError(f"{path}: no such file. Create the keys of a trial federation with `hansa keys`.")
         return path
 
 
 @dataclass(frozen=True, slots=True)
 class SiteKeys:
-    """A site's folder: the authority's certificate, and the private key that nobody else has."""
+    """A site's folder: the authority's certificate and the site's private key."""
 
     folder: Path
 
@@ -64,26 +64,32 @@ class SiteKeys:
 
     @property
     def private(self) -> Path:
-        return ServerKeys(self.folder)._there("node.key")
+        return ServerKeys(self.folder)._existing("node.key")
 
 
-def make(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> list[Path]:
-    """Write the keys of a federation: a folder for the server, one for every site, and the authority's own key.
+def make_keys(
+    folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = ("localhost", "127.0.0.1")
+) -> list[Path]:
+    """Write the keys of a trial federation: a folder for the server, one per site, and the authority's own key.
 
-    Whoever makes the keys has them all: that is for trials. In earnest each site makes its own pair and sends the
-    public half.
+    Whoever runs this has all private keys. In production each site creates its own pair and sends the public key.
+
+    Args:
+        folder: A new or empty folder.
+        sites: The names of the sites.
+        hosts: The names and addresses of the server.
     """
     home = Path(folder)
     for name in sites:
         if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name == "server":
             raise HansaError(f"site {name!r}: expected letters, digits, dots and dashes, and not 'server'.")
     if home.exists() and any(home.iterdir()):
-        raise HansaError(f"{home}: is not empty, and keys are never written over others. Name a new folder.")
+        raise HansaError(f"{home}: is not empty, and existing keys are not overwritten. Name a new folder.")
     serialization = _serialization()
     authority, authority_key = _authority()
     certificate, key = _server(authority, authority_key, hosts)
     pem = serialization.Encoding.PEM
-    made = {
+    files = {
         "ca.key": _private(authority_key),
         "server/ca.crt": authority.public_bytes(pem),
         "server/server.crt": certificate.public_bytes(pem),
@@ -93,26 +99,26 @@ def make(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = ("loca
         pair = _pair()
         form = serialization.PublicFormat.OpenSSH
         public = pair.public_key().public_bytes(serialization.Encoding.OpenSSH, form) + b"\n"
-        made[f"{name}/{AUTHORITY}"] = authority.public_bytes(pem)
-        made[f"{name}/node.key"] = pair.private_bytes(
+        files[f"{name}/{AUTHORITY}"] = authority.public_bytes(pem)
+        files[f"{name}/node.key"] = pair.private_bytes(
             pem, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
-        made[f"{name}/node.pub"] = public
-        made[f"server/sites/{name}.pub"] = public
-    for place, data in made.items():
-        path = home / place
+        files[f"{name}/node.pub"] = public
+        files[f"server/sites/{name}.pub"] = public
+    for name, data in files.items():
+        path = home / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
         io.write_file(path, data)
         path.chmod(0o600)
-    return [home / place for place in made]
+    return [home / name for name in files]
 
 
 def _serialization() -> Any:
     try:
         from cryptography.hazmat.primitives import serialization
     except ImportError as error:
-        raise HansaError("keys need cryptography, which comes with Flower: pip install 'hansa[flower]'.") from error
+        raise HansaError("keys need cryptography, which Flower installs: pip install 'hansa[flower]'.") from error
     return serialization
 
 
@@ -156,14 +162,14 @@ def _authority() -> tuple[Any, Any]:
 
     key, name = _pair(), _name("Hansa trial authority")
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-    made = (
+    certificate = (
         _builder(name, name, key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    return made, key
+    return certificate, key
 
 
 def _server(authority: Any, authority_key: Any, hosts: Sequence[str]) -> tuple[Any, Any]:
@@ -173,7 +179,7 @@ def _server(authority: Any, authority_key: Any, hosts: Sequence[str]) -> tuple[A
 
     key = _pair()
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    made = (
+    certificate = (
         _builder(_name(hosts[0]), authority.subject, key)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -181,7 +187,7 @@ def _server(authority: Any, authority_key: Any, hosts: Sequence[str]) -> tuple[A
         .add_extension(issuer, critical=False)
         .sign(authority_key, hashes.SHA384())
     )
-    return made, key
+    return certificate, key
 
 
 def _host(text: str) -> Any:

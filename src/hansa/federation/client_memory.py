@@ -1,4 +1,4 @@
-"""Versions of a client's memory, named by stamps. A site writes a version durably before it answers with the upload."""
+"""A site's store of client memory, by version. A version is durable before the upload made with it leaves the site."""
 
 from __future__ import annotations
 
@@ -9,116 +9,125 @@ from typing import Protocol
 from torch import Tensor
 
 from hansa.core.errors import HansaError
-from hansa.federation.messages import Stamp
+from hansa.federation.messages import MemoryVersion
 from hansa.rounds import wire_format
 from hansa.rounds.wire_format import Blobs
 from hansa.runs.store import io
 
 
-class Versions(Protocol):
-    """What a site remembers of its clients."""
+class MemoryStore(Protocol):
+    """Stores versions of client memory."""
 
-    def get(self, client: int, stamp: Stamp) -> dict[str, Tensor] | None:
-        """The rows of a version, or None where it is not held."""
+    def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
+        """Return the rows of a version, or None if it is not stored."""
         ...
 
-    def put(self, client: int, stamp: Stamp, rows: Mapping[str, Tensor], parent: Stamp | None = None) -> None:
-        """Keep a version, made upon ``parent``; durable when this returns."""
+    def put(
+        self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
+    ) -> None:
+        """Store a version that was made from ``parent``; durable when this returns."""
         ...
 
-    def prune(self, client: int, named: Stamp | None, keep_from: int) -> None:
-        """Forget versions that no server can name any more, the one just named being ``named``."""
+    def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
+        """Delete the versions that no server can name any more, given the version that it named last."""
         ...
 
     def clients(self) -> list[int]: ...
 
 
-def outdated(parents: Mapping[Stamp, Stamp | None], named: Stamp | None, keep_from: int) -> list[Stamp]:
-    """The versions that no server can name any more, given what each was made upon and which one was just named.
+def obsolete_versions(
+    parents: Mapping[MemoryVersion, MemoryVersion | None], named: MemoryVersion | None, keep_from: int
+) -> list[MemoryVersion]:
+    """Return the versions that no server can name any more, given the parent of each and the version named last.
 
-    What was named was admitted, and so was all that it was made upon. A server that goes back, at most to the beginning
-    of round ``keep_from``, names the newest of these from before then, or a newer one. Whatever else is from before
-    then was never admitted, or is older: nobody can name it. Where that newest one is not known nothing is forgotten.
+    The named version was accepted, and so were its ancestors. A server that resumes, at the earliest from round
+    ``keep_from``, names the newest ancestor from before that round, or a newer one. All other versions from before that
+    round were never accepted or are older. If that newest ancestor is not known, nothing is deleted.
     """
-    at = named
-    while at is not None and at.round >= keep_from:
-        at = parents.get(at)
-    if at is None:
+    newest = named
+    while newest is not None and newest.round >= keep_from:
+        newest = parents.get(newest)
+    if newest is None:
         return []
-    return [stamp for stamp in parents if stamp != at and stamp.round < keep_from]
+    return [version for version in parents if version != newest and version.round < keep_from]
 
 
-class RamVersions:
-    """Versions in memory, for tests and for sites that may forget."""
+class RamMemoryStore:
+    """Client memory in RAM, for tests and for sites that may lose it."""
 
     def __init__(self) -> None:
-        self._held: dict[int, dict[Stamp, dict[str, Tensor]]] = {}
-        self._parents: dict[int, dict[Stamp, Stamp | None]] = {}
+        self._rows: dict[int, dict[MemoryVersion, dict[str, Tensor]]] = {}
+        self._parents: dict[int, dict[MemoryVersion, MemoryVersion | None]] = {}
 
-    def get(self, client: int, stamp: Stamp) -> dict[str, Tensor] | None:
-        rows = self._held.get(client, {}).get(stamp)
+    def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
+        rows = self._rows.get(client, {}).get(version)
         return None if rows is None else {name: row.clone() for name, row in rows.items()}
 
-    def put(self, client: int, stamp: Stamp, rows: Mapping[str, Tensor], parent: Stamp | None = None) -> None:
-        self._held.setdefault(client, {})[stamp] = {name: row.detach().clone() for name, row in rows.items()}
-        self._parents.setdefault(client, {})[stamp] = parent
+    def put(
+        self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
+    ) -> None:
+        self._rows.setdefault(client, {})[version] = {name: row.detach().clone() for name, row in rows.items()}
+        self._parents.setdefault(client, {})[version] = parent
 
-    def prune(self, client: int, named: Stamp | None, keep_from: int) -> None:
-        for stamp in outdated(self._parents.get(client, {}), named, keep_from):
-            del self._held[client][stamp], self._parents[client][stamp]
+    def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
+        for version in obsolete_versions(self._parents.get(client, {}), named, keep_from):
+            del self._rows[client][version], self._parents[client][version]
 
     def clients(self) -> list[int]:
-        return sorted(client for client, held in self._held.items() if held)
+        return sorted(client for client, versions in self._rows.items() if versions)
 
 
-class DiskVersions:
-    """Versions in a folder, a file each, written whole and synced before their upload leaves the site."""
+class DiskMemoryStore:
+    """Client memory in a folder, one file per version, synced when `put` returns."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         io.make_folder(self.folder)
 
-    def get(self, client: int, stamp: Stamp) -> dict[str, Tensor] | None:
-        found = self._found(client).get(stamp)
-        if found is None:
+    def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
+        entry = self._files(client).get(version)
+        if entry is None:
             return None
-        path, _ = found
+        path, _ = entry
         try:
             frame = wire_format.unpack(path.read_bytes(), "memory")
             return wire_format.read_tensors(frame.head.get("rows"), frame)
         except wire_format.FrameError as error:
             raise HansaError(
-                f"{path}: the memory of client {client} is damaged ({error}). Restore the file from a backup, or let "
-                f"the operator forget this client's memory."
+                f"{path}: the memory of client {client} is damaged ({error}). Restore the file from a backup, or "
+                f"restart the server with --forget {client}."
             ) from error
 
-    def put(self, client: int, stamp: Stamp, rows: Mapping[str, Tensor], parent: Stamp | None = None) -> None:
+    def put(
+        self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
+    ) -> None:
         blobs = Blobs()
         head = {"rows": blobs.tensors(rows)}
         io.make_folder(self.folder / str(client))
-        names = [f"{named.round}-{named.digest}" for named in (stamp, parent) if named is not None]
+        names = [f"{named.round}-{named.digest}" for named in (version, parent) if named is not None]
         path = self.folder / str(client) / ("-".join(names) + _SUFFIX)
         io.write_file(path, wire_format.pack("memory", head, blobs.found))
 
-    def prune(self, client: int, named: Stamp | None, keep_from: int) -> None:
-        found = self._found(client)
-        for stamp in outdated({stamp: parent for stamp, (_, parent) in found.items()}, named, keep_from):
-            io.remove(found[stamp][0])
+    def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
+        files = self._files(client)
+        parents = {version: parent for version, (_, parent) in files.items()}
+        for version in obsolete_versions(parents, named, keep_from):
+            io.remove(files[version][0])
 
     def clients(self) -> list[int]:
         numbers = [int(path.name) for path in self.folder.iterdir() if path.name.isdigit()]
-        return sorted(client for client in numbers if self._found(client))
+        return sorted(client for client in numbers if self._files(client))
 
-    def _found(self, client: int) -> dict[Stamp, tuple[Path, Stamp | None]]:
-        """A client's versions: the file of each, whose name also says what it was made upon."""
+    def _files(self, client: int) -> dict[MemoryVersion, tuple[Path, MemoryVersion | None]]:
+        """Return a client's versions with the file and the parent of each, both from the file name."""
         folder = self.folder / str(client)
-        found: dict[Stamp, tuple[Path, Stamp | None]] = {}
+        files: dict[MemoryVersion, tuple[Path, MemoryVersion | None]] = {}
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name.endswith(_SUFFIX):
                 parts = path.name.removesuffix(_SUFFIX).split("-")
-                stamps = [Stamp.parse(":".join(parts[at : at + 2])) for at in range(0, len(parts), 2)]
-                found[stamps[0]] = path, stamps[1] if len(stamps) > 1 else None
-        return found
+                versions = [MemoryVersion.parse(":".join(parts[at : at + 2])) for at in range(0, len(parts), 2)]
+                files[versions[0]] = path, versions[1] if len(versions) > 1 else None
+        return files
 
 
 _SUFFIX = ".rows"

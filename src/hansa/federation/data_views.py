@@ -1,4 +1,4 @@
-"""Federated data as one party has it: a site holds its own clients' rows, the server holds nobody's."""
+"""Federated data as one party sees it: a site has the rows of its own clients, the server has none."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from hansa.data import FederatedData
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteData(FederatedData):
-    """A site's view: clients are numbered as in the federation, and only ``own`` ones hold rows that can be read."""
+    """A site's view: clients are numbered as in the federation, and only the rows of ``own`` clients can be read."""
 
     own: frozenset[int] = field(default_factory=frozenset)
 
     @classmethod
-    def of(cls, held: FederatedData, clients: Sequence[int], population: int) -> SiteData:
-        """Data whose i-th client is client ``clients[i]`` of the federation."""
-        if held.population != len(clients):
-            raise HansaError(f"{held.name}: has {held.population} clients, the federation expects {len(clients)} here.")
-        rows = {client: held.rows(i) for i, client in enumerate(clients)}
-        return cls._made(held, rows, population)
+    def from_own(cls, data: FederatedData, clients: Sequence[int], population: int) -> SiteData:
+        """Make the view from data whose i-th client is client ``clients[i]`` of the federation."""
+        if data.population != len(clients):
+            raise HansaError(f"{data.name}: has {data.population} clients, the federation expects {len(clients)} here.")
+        rows = {client: data.rows(i) for i, client in enumerate(clients)}
+        return cls._make(data, rows, population)
 
     @classmethod
-    def among(cls, held: FederatedData, clients: Sequence[int], population: int) -> SiteData:
-        """Of data that has the whole federation's clients, on trials: these clients."""
-        if held.population != population:
-            raise HansaError(f"{held.name}: has {held.population} clients, the federation {population}.")
-        return cls._made(held, {client: held.rows(client) for client in clients}, population)
+    def from_all(cls, data: FederatedData, clients: Sequence[int], population: int) -> SiteData:
+        """Make the view from data that has all clients of the federation, for trials."""
+        if data.population != population:
+            raise HansaError(f"{data.name}: has {data.population} clients, the federation {population}.")
+        return cls._make(data, {client: data.rows(client) for client in clients}, population)
 
     @classmethod
-    def _made(cls, held: FederatedData, rows: Mapping[int, torch.Tensor], population: int) -> SiteData:
-        one = torch.zeros(1, dtype=torch.int64)  # somebody else's samples, as many as a population must have
-        parts = [rows.get(client, one) for client in range(population)]
+    def _make(cls, data: FederatedData, rows: Mapping[int, torch.Tensor], population: int) -> SiteData:
+        placeholder = torch.zeros(1, dtype=torch.int64)  # a client of another site: every client needs a sample
+        parts = [rows.get(client, placeholder) for client in range(population)]
         offsets = torch.tensor([0, *map(len, parts)]).cumsum(0)
         return cls(
-            held.inputs, held.targets, torch.cat(parts), offsets, held.test_inputs, held.test_targets, held.classes,
-            held.name, own=frozenset(rows),
+            data.inputs, data.targets, torch.cat(parts), offsets, data.test_inputs, data.test_targets, data.classes,
+            data.name, own=frozenset(rows),
         )  # fmt: skip
 
     def rows(self, client: int) -> torch.Tensor:
@@ -51,25 +51,25 @@ class SiteData(FederatedData):
         return int(self.sizes[client])
 
     def own_label_counts(self) -> dict[int, tuple[int, ...]]:
-        """How many samples of each label each own client holds."""
+        """Return the label counts of each own client."""
         counts = FederatedData.label_counts(self)
         return {client: tuple(counts[client].tolist()) for client in sorted(self.own)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerData(FederatedData):
-    """The server's view: how many samples each client says it holds, a test set where there is one, and no client's
-    rows. ``labels`` has label counts where all sites let them leave."""
+    """The server's view: each client's number of samples, the test set if there is one, and no client's rows.
+    ``labels`` has label counts if all sites permit them."""
 
     labels: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, held: FederatedData, samples: Sequence[int], labels: torch.Tensor | None = None) -> ServerData:
-        """The server's own data, of which only the test set and one example count, with the sites' numbers."""
+    def from_counts(cls, data: FederatedData, samples: Sequence[int], labels: torch.Tensor | None = None) -> ServerData:
+        """Make the view from the server's own data (used for its test set and one example) and the sites' counts."""
         offsets = torch.tensor([0, *samples]).cumsum(0)
         index = torch.zeros(int(offsets[-1]), dtype=torch.int64)
         return cls(
-            held.inputs, held.targets, index, offsets, held.test_inputs, held.test_targets, held.classes, held.name,
+            data.inputs, data.targets, index, offsets, data.test_inputs, data.test_targets, data.classes, data.name,
             labels,
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ class ServerData(FederatedData):
     def label_counts(self) -> torch.Tensor:
         if self.labels is None:
             raise HansaError(
-                f"{self.name}: the sites have not told their clients' label counts. Give the clusters as lists, or let "
-                "every site's policy say label_counts: true."
+                f"{self.name}: the sites have not sent label counts. Give the clusters as lists, or set "
+                "label_counts: true in every site's policy."
             )
         return self.labels

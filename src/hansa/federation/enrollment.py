@@ -1,4 +1,4 @@
-"""What a server and a site say to each other before the rounds: the charge, the hello, a refusal with its reason."""
+"""The messages before the first round: a server enrolls a site, the site replies or refuses."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hansa.federation.messages import PROTOCOL, checked
+from hansa.federation.messages import PROTOCOL, check_protocol
 from hansa.rounds import wire_format
 
-CHARGE, HELLO, REFUSED, SEVERAL = "charge", "hello", "refused", "several"
+ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH = "charge", "hello", "refused", "several"
 
 
-def arithmetic() -> dict[str, str]:
-    """What equal bits on two machines depend on beside the code."""
+def numeric_platform() -> dict[str, str]:
+    """Return what bit-equal results on two machines depend on besides the code."""
     return {"torch": torch.__version__, "machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Charge:
-    """What a site is asked to take part in: the configuration, its clients among how many, and, once the server knows
-    them, the run and the clusters. Without a run it only enquires who is there and what they hold."""
+class EnrollmentRequest:
+    """Asks a site to take part in a run: the configuration, the site's clients, the population, and, once they are
+    known, the run and the clusters. Without a run it only asks which data the site has."""
 
     site: str
     version: str
@@ -32,7 +32,7 @@ class Charge:
     population: int
     run: str = ""
     clusters: tuple[tuple[int, ...], ...] | None = None
-    arithmetic: Mapping[str, str] = field(default_factory=arithmetic)
+    arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
 
     def to_bytes(self) -> bytes:
         head = {
@@ -46,12 +46,12 @@ class Charge:
             "clusters": self.clusters,
             "arithmetic": dict(self.arithmetic),
         }
-        return wire_format.pack(CHARGE, head)
+        return wire_format.pack(ENROLLMENT, head)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Charge:
-        head = checked(wire_format.unpack(data, CHARGE, limit=limit).head)
-        with wire_format.reading(CHARGE):
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> EnrollmentRequest:
+        head = check_protocol(wire_format.unpack(data, ENROLLMENT, limit=limit).head)
+        with wire_format.reading(ENROLLMENT):
             groups = head["clusters"]
             return cls(
                 str(head["site"]),
@@ -66,34 +66,34 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hello:
-    """A site's answer to a charge, named by its digest: samples of its clients, their label counts if its policy lets
-    them leave, a digest of the model that the configuration makes there."""
+class EnrollmentReply:
+    """A site's reply to the enrollment with this digest: its clients' numbers of samples, their label counts if its
+    policy permits, and the digest of the initial model that it builds."""
 
-    charge: str
+    enrollment: str
     version: str
     samples: Mapping[int, int]
     model: str
     labels: Mapping[int, tuple[int, ...]] | None = None
-    arithmetic: Mapping[str, str] = field(default_factory=arithmetic)
+    arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
 
     def to_bytes(self) -> bytes:
         labels = self.labels
         head = {
             "protocol": PROTOCOL,
-            "charge": self.charge,
+            "charge": self.enrollment,
             "version": self.version,
             "samples": {str(client): count for client, count in self.samples.items()},
             "model": self.model,
             "labels": None if labels is None else {str(client): list(counts) for client, counts in labels.items()},
             "arithmetic": dict(self.arithmetic),
         }
-        return wire_format.pack(HELLO, head)
+        return wire_format.pack(ENROLLMENT_REPLY, head)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Hello:
-        head = checked(wire_format.unpack(data, HELLO, limit=limit).head)
-        with wire_format.reading(HELLO):
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> EnrollmentReply:
+        head = check_protocol(wire_format.unpack(data, ENROLLMENT_REPLY, limit=limit).head)
+        with wire_format.reading(ENROLLMENT_REPLY):
             labels = head["labels"]
             return cls(
                 str(head["charge"]),
@@ -108,43 +108,43 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A frame that was not answered, and why: a word to count by, and a sentence for people."""
+class Refusal:
+    """Why a frame was refused: a short word for counting, and a sentence."""
 
     reason: str
     detail: str
 
     def to_bytes(self) -> bytes:
         return wire_format.pack(
-            REFUSED, {"protocol": PROTOCOL, "reason": self.reason, "detail": self.detail[:_LONGEST]}
+            REFUSAL, {"protocol": PROTOCOL, "reason": self.reason, "detail": self.detail[:_MAX_TEXT]}
         )
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Refused:
-        head = checked(wire_format.unpack(data, REFUSED, limit=limit).head)
-        with wire_format.reading(REFUSED):
-            return cls(str(head["reason"])[:_LONGEST], str(head["detail"])[:_LONGEST])
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Refusal:
+        head = check_protocol(wire_format.unpack(data, REFUSAL, limit=limit).head)
+        with wire_format.reading(REFUSAL):
+            return cls(str(head["reason"])[:_MAX_TEXT], str(head["detail"])[:_MAX_TEXT])
 
 
-_LONGEST = 2000
+_MAX_TEXT = 2000
 
 
-def several(parts: list[bytes]) -> bytes:
-    """Frames that travel as one.
+def pack_batch(parts: list[bytes]) -> bytes:
+    """Pack several frames into one.
 
-    >>> apart(several([b"a", b"bc"]), limit=100)
+    >>> unpack_batch(pack_batch([b"a", b"bc"]), limit=100)
     [b'a', b'bc']
     """
-    return wire_format.pack(SEVERAL, {"protocol": PROTOCOL}, parts)
+    return wire_format.pack(BATCH, {"protocol": PROTOCOL}, parts)
 
 
-def apart(data: wire_format.Blob, *, limit: int | None = None) -> list[bytes]:
-    """The frames in what `several` made."""
-    frame = wire_format.unpack(data, SEVERAL, limit=limit)
-    checked(frame.head)
+def unpack_batch(data: wire_format.Blob, *, limit: int | None = None) -> list[bytes]:
+    """Return the frames that `pack_batch` packed."""
+    frame = wire_format.unpack(data, BATCH, limit=limit)
+    check_protocol(frame.head)
     return [bytes(blob) for blob in frame.blobs]
 
 
-def digest(data: bytes) -> str:
-    """The name of a charge."""
+def frame_digest(data: bytes) -> str:
+    """Return the digest that identifies a frame."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

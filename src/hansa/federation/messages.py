@@ -1,4 +1,4 @@
-"""What travels between the server and a site: one frame out, one frame back, a round; an exam and its marks."""
+"""The messages of a round between the server and a site, and of an evaluation at the sites."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hansa.rounds.messages import Broadcast, Report, Upload, WorkOrder, read_bro
 from hansa.rounds.wire_format import Blobs, FrameError
 
 PROTOCOL = 1
-"""Raised whenever a message changes its meaning: a site of another one is refused."""
+"""Raised when the meaning of a message changes. Messages of another version are refused."""
 
 
-class Stamp(NamedTuple):
-    """The name of a version of a client's memory: the round that made it, and the digest of the upload it went with.
+class MemoryVersion(NamedTuple):
+    """Names a version of a client's memory: the round that made it, and the digest of the upload sent with it.
 
-    >>> Stamp.parse(str(Stamp(3, "ab" * 16))).round
+    >>> MemoryVersion.parse(str(MemoryVersion(3, "ab" * 16))).round
     3
     """
 
@@ -36,15 +36,15 @@ class Stamp(NamedTuple):
         return f"{self.round}:{self.digest}"
 
     @classmethod
-    def parse(cls, text: object) -> Stamp:
-        found = re.fullmatch("([0-9]{1,18}):([0-9a-f]{32})", text) if isinstance(text, str) else None
-        if found is None:
-            raise FrameError(f"frame: {reprlib.repr(text)} names no version of a memory.")
-        return cls(int(found.group(1)), found.group(2))
+    def parse(cls, text: object) -> MemoryVersion:
+        match = re.fullmatch("([0-9]{1,18}):([0-9a-f]{32})", text) if isinstance(text, str) else None
+        if match is None:
+            raise FrameError(f"frame: {reprlib.repr(text)} is not the version of a memory.")
+        return cls(int(match.group(1)), match.group(2))
 
     @classmethod
-    def of(cls, upload: Upload) -> Stamp:
-        """The stamp of the memory that goes with an upload."""
+    def of_upload(cls, upload: Upload) -> MemoryVersion:
+        """Return the version of the memory that an upload was made with."""
         state = hashlib.blake2b(digest_size=16)
         for name in sorted(upload.packets):
             data = upload.packets[name].bytes
@@ -52,27 +52,29 @@ class Stamp(NamedTuple):
             state.update(data)
         return cls(upload.round, state.hexdigest())
 
-    def row(self) -> Vector:
-        """The stamp as a row that the server's store keeps of the client."""
+    def to_row(self) -> Vector:
+        """Return the version as a row of the server's client store."""
         return torch.tensor(list(str(self).encode()), dtype=torch.uint8)
 
     @classmethod
-    def from_row(cls, row: Vector) -> Stamp:
+    def from_row(cls, row: Vector) -> MemoryVersion:
         return cls.parse(bytes(row.tolist()).decode("ascii", "replace"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundOrders:
-    """All that a site is told of a round: the mail once, with the digest of what each channel must come to; the
-    orders of its cohorts; the stamp that each reporter builds upon, None meaning upon nothing; the oldest round that
-    the server may still go back to."""
+    """The request of a round to a site.
+
+    It has the broadcasts, with the digest of each decoded channel; the orders of the site's cohorts; the memory version
+    that each reporter starts from, None for no memory; and the oldest round that the server may resume from.
+    """
 
     run: str
     round: int
     keep_from: int
-    mail: Mapping[str, Broadcast]
+    broadcasts: Mapping[str, Broadcast]
     orders: tuple[WorkOrder, ...]
-    stamps: Mapping[int, Stamp | None]
+    versions: Mapping[int, MemoryVersion | None]
     digests: Mapping[str, bytes]
 
     def to_bytes(self) -> bytes:
@@ -82,17 +84,19 @@ class RoundOrders:
             "run": self.run,
             "round": self.round,
             "keep_from": self.keep_from,
-            "mail": write_broadcasts(self.mail, blobs),
+            "mail": write_broadcasts(self.broadcasts, blobs),
             "orders": [blobs.bytes(replace(order, broadcasts={}, memory={}).to_bytes()) for order in self.orders],
             "digests": {name: digest.hex() for name, digest in self.digests.items()},
-            "stamps": {str(client): None if stamp is None else str(stamp) for client, stamp in self.stamps.items()},
+            "stamps": {
+                str(client): None if version is None else str(version) for client, version in self.versions.items()
+            },
         }
         return wire_format.pack("orders", head, blobs.found)
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> RoundOrders:
         frame = wire_format.unpack(data, "orders", limit=limit)
-        head = checked(frame.head)
+        head = check_protocol(frame.head)
         with wire_format.reading("orders"):
             return cls(
                 wire_format.name(head["run"]),
@@ -101,8 +105,8 @@ class RoundOrders:
                 read_broadcasts(head["mail"], frame),
                 tuple(WorkOrder.from_bytes(frame.take(at)) for at in head["orders"]),
                 {
-                    wire_format.whole_key(client): None if stamp is None else Stamp.parse(stamp)
-                    for client, stamp in head["stamps"].items()
+                    wire_format.whole_key(client): None if version is None else MemoryVersion.parse(version)
+                    for client, version in head["stamps"].items()
                 },
                 {wire_format.name(name): bytes.fromhex(digest) for name, digest in head["digests"].items()},
             )
@@ -110,14 +114,14 @@ class RoundOrders:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundReports:
-    """A site's answer: a report a cohort, without memory, which stays where it is, and the clients of whom a new
-    version was ``kept``; or the channels that it ``need``s whole, since it lacks what their mail builds upon."""
+    """A site's reply: a report per cohort, without client memory, and the clients whose memory was ``updated``; or the
+    channels that it ``need``s in full, since it lacks the version that their broadcast is relative to."""
 
     run: str
     round: int
     reports: tuple[Report, ...] = ()
     need: tuple[str, ...] = ()
-    kept: frozenset[int] = frozenset()
+    updated: frozenset[int] = frozenset()
 
     def to_bytes(self) -> bytes:
         blobs = Blobs()
@@ -127,14 +131,14 @@ class RoundReports:
             "round": self.round,
             "reports": [blobs.bytes(replace(report, memory={}).to_bytes()) for report in self.reports],
             "need": list(self.need),
-            "kept": sorted(self.kept),
+            "kept": sorted(self.updated),
         }
         return wire_format.pack("reports", head, blobs.found)
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> RoundReports:
         frame = wire_format.unpack(data, "reports", limit=limit)
-        head = checked(frame.head)
+        head = check_protocol(frame.head)
         with wire_format.reading("reports"):
             return cls(
                 wire_format.name(head["run"]),
@@ -146,12 +150,12 @@ class RoundReports:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exam:
-    """The model after a round, whole, for a site to try on the test rows that it has; ``digest`` is the model's."""
+class SiteEvaluationRequest:
+    """Asks a site to evaluate the full model after a round on its test rows; ``digest`` is the model's."""
 
     run: str
     round: int
-    mail: Mapping[str, Broadcast]
+    broadcasts: Mapping[str, Broadcast]
     digest: bytes
 
     def to_bytes(self) -> bytes:
@@ -160,15 +164,15 @@ class Exam:
             "protocol": PROTOCOL,
             "run": self.run,
             "round": self.round,
-            "mail": write_broadcasts(self.mail, blobs),
+            "mail": write_broadcasts(self.broadcasts, blobs),
             "digest": self.digest.hex(),
         }
         return wire_format.pack("exam", head, blobs.found)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Exam:
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> SiteEvaluationRequest:
         frame = wire_format.unpack(data, "exam", limit=limit)
-        head = checked(frame.head)
+        head = check_protocol(frame.head)
         with wire_format.reading("exam"):
             return cls(
                 wire_format.name(head["run"]),
@@ -179,9 +183,9 @@ class Exam:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """What an exam came to at a site: the loss summed over its test rows and what to divide it by, the hits where the
-    task counts any, and the rows. No row and no output leaves the site."""
+class SiteEvaluationReply:
+    """A site's sums over its test rows: the loss and its divisor, the hits if the task counts any, and the number of
+    rows. No row and no output leaves the site."""
 
     run: str
     round: int
@@ -205,8 +209,8 @@ class Marks:
         return wire_format.pack("marks", head)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Marks:
-        head = checked(wire_format.unpack(data, "marks", limit=limit).head)
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> SiteEvaluationReply:
+        head = check_protocol(wire_format.unpack(data, "marks", limit=limit).head)
         with wire_format.reading("marks"):
             return cls(
                 wire_format.name(head["run"]),
@@ -219,17 +223,17 @@ class Marks:
             )
 
 
-def checked(head: Any) -> Any:
-    """The head, if it speaks this protocol."""
-    spoken = head.get("protocol") if isinstance(head, dict) else None
-    if type(spoken) is not int or spoken != PROTOCOL:
-        told = f"frame: protocol {reprlib.repr(spoken)}, this side speaks {PROTOCOL}"
-        raise FrameError(f"{told}. Install one version everywhere.", "version")
+def check_protocol(head: Any) -> Any:
+    """Return the head of a frame, or raise if its protocol version differs."""
+    version = head.get("protocol") if isinstance(head, dict) else None
+    if type(version) is not int or version != PROTOCOL:
+        message = f"frame: protocol {reprlib.repr(version)}, expected {PROTOCOL}. Install one version everywhere."
+        raise FrameError(message, "version")
     return head
 
 
-class NotOurs(HansaError):
-    """A message that is well formed and not meant for this place; ``reason`` is a word to count by."""
+class ProtocolError(HansaError):
+    """A well-formed message that is refused; ``reason`` is a short word for counting."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -238,15 +242,15 @@ class NotOurs(HansaError):
 
 @dataclass(slots=True)
 class Refusals:
-    """What was refused, counted by reason, and the last detail of each."""
+    """Counts refused messages by reason, and keeps the last detail of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
     last: dict[str, str] = field(default_factory=dict)
 
-    def note(self, reason: str, detail: str) -> None:
+    def record(self, reason: str, detail: str) -> None:
         self.counts[reason] += 1
         self.last[reason] = wire_format.sentence(detail)
 
-    def note_error(self, error: HansaError) -> None:
-        """Count what was raised: by its own reason where it has one."""
-        self.note(str(getattr(error, "reason", "malformed")), str(getattr(error, "detail", error)))
+    def record_error(self, error: HansaError) -> None:
+        """Count an error by its ``reason``, or as malformed."""
+        self.record(str(getattr(error, "reason", "malformed")), str(getattr(error, "detail", error)))

@@ -1,4 +1,4 @@
-"""A site's own rules: what of a server's charge it takes part in. The site writes them; they are never sent."""
+"""A site's policy: what it permits a server to do. The site writes it; it is never sent."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from hansa.config.sections import Count, Section
-from hansa.config.yaml_text import ConfigError, parse, read
-from hansa.federation.messages import NotOurs
+from hansa.config.sections import ConfigSection, Positive
+from hansa.config.yaml_text import ConfigError, parse_document, read_document
+from hansa.federation.messages import ProtocolError
 
 
-class Policy(Section):
-    """Everything has a default: no code of others, no label counts, frames of at most a gigabyte."""
+class Policy(ConfigSection):
+    """The settings of a site. By default: no custom code, no label counts, frames of at most a gigabyte."""
 
     factories: tuple[str, ...] = Field(default=(), strict=False)
-    """MODULE:NAME that a configuration may name: your own code, installed at the site. Nothing else is imported."""
+    """MODULE:NAME of your own installed code that a configuration may name. Nothing else is imported."""
     data: tuple[str, ...] | None = Field(default=None, strict=False)
-    """Data sets that a configuration may name, where the site takes its data from there, on trials; by default all that
-    Hansa knows."""
-    rounds: Count = 10_000
-    """A charge of more rounds, or an order of a later one, is refused."""
-    steps: Count = 100_000
-    """An order of more local steps is refused."""
+    """Data sets that a configuration may name, for sites that take their data from it; by default all known ones."""
+    rounds: Positive = 10_000
+    """The most rounds of a run."""
+    steps: Positive = 100_000
+    """The most local steps of an order."""
     message: Annotated[int, Field(ge=1000)] = 1_000_000_000
-    """Bytes of the largest frame that is taken."""
+    """The size of the largest accepted frame, in bytes."""
     label_counts: bool = False
-    """Whether the numbers of samples by label may leave the site; how many samples there are always does."""
+    """Whether label counts may leave the site. The number of samples of each client always does."""
 
     @classmethod
     def load(cls, path: Path | str) -> Policy:
-        """The policy in a YAML file."""
-        document = read(path)
+        """Load a policy from a YAML file."""
+        document = read_document(path)
         try:
             return cls.model_validate(document.data)
         except ValidationError as error:
@@ -44,33 +43,35 @@ class Policy(Section):
                 ]
             ) from error
 
-    def check(self, config: str, *, of_config: bool) -> None:
-        """Refuse a configuration that names code or data, or asks for rounds, which this site does not allow. Nothing
-        that it names is looked at before."""
+    def check(self, config: str, *, data_from_config: bool) -> None:
+        """Raise if a configuration names code or data, or has more rounds, than the policy permits. Nothing that it
+        names is imported or read before."""
         try:
-            said = parse(config, "charge").data
+            settings = parse_document(config, "enrollment").data
         except ConfigError as error:
-            raise NotOurs("config", str(error)) from error
-        for key, word in _words({name: value for name, value in said.items() if name != "name"}):
-            if ":" in word and word not in self.factories:
-                raise NotOurs("code", f"{key} names {word!r}, which this site's policy does not list under factories")
-        if "python" in said:
-            raise NotOurs("config", "the run was made in Python, and no configuration says of what")
-        rounds = said.get("rounds", 0)
+            raise ProtocolError("config", str(error)) from error
+        for key, text in _strings({name: value for name, value in settings.items() if name != "name"}):
+            if ":" in text and text not in self.factories:
+                raise ProtocolError(
+                    "code", f"{key} names {text!r}, which the site's policy does not list under factories"
+                )
+        if "python" in settings:
+            raise ProtocolError("config", "the run was made in Python and has no complete configuration")
+        rounds = settings.get("rounds", 0)
         if not isinstance(rounds, int) or rounds > self.rounds:
-            raise NotOurs("rounds", f"a run of {rounds!r} rounds, this site's policy allows {self.rounds}")
-        asked = said.get("data") or {}
-        name = asked if isinstance(asked, str) else asked.get("name") or asked.get("factory")
-        if of_config and self.data is not None and name not in (*self.data, *self.factories):
-            raise NotOurs("data", f"the configuration names data {name!r}, which this site's policy does not list")
+            raise ProtocolError("rounds", f"a run of {rounds!r} rounds, the site's policy permits {self.rounds}")
+        data = settings.get("data") or {}
+        name = data if isinstance(data, str) else data.get("name") or data.get("factory")
+        if data_from_config and self.data is not None and name not in (*self.data, *self.factories):
+            raise ProtocolError("data", f"the configuration names data {name!r}, which the site's policy does not list")
 
 
-def _words(said: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(said, dict):
-        for name, inner in said.items():
-            yield from _words(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(said, list):
-        for inner in said:
-            yield from _words(inner, key)
-    elif isinstance(said, str):
-        yield key, said
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _strings(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner, key)
+    elif isinstance(value, str):
+        yield key, value

@@ -1,4 +1,4 @@
-"""The server's side: an engine whose clients are at sites. Driver, presets, metrics and checkpoints stay the same."""
+"""The engine of a federation: its clients are at sites."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -14,38 +14,36 @@ from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.engine.requests import Recall, as_it_is
-from hansa.federation.enrollment import REFUSED, Refused
-from hansa.federation.messages import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
+from hansa.engine.requests import LoadMemory, unchanged
+from hansa.federation.enrollment import REFUSAL, Refusal
+from hansa.federation.messages import (
+    MemoryVersion,
+    ProtocolError,
+    Refusals,
+    RoundOrders,
+    RoundReports,
+    SiteEvaluationReply,
+    SiteEvaluationRequest,
+)
+from hansa.federation.transport import Transport
 from hansa.rounds import OpenedRound, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
-from hansa.rounds.validation import sender
+from hansa.rounds.validation import sender_of
 from hansa.training import TaskLike
 
 log = logging.getLogger("hansa")
 
-STAMP = "federation/stamp"
-"""The row that the server keeps of every client: which version of its memory at the site is the admitted one."""
-
-
-class Transport(Protocol):
-    """Carries frames to sites and back. Who answered is what the transport knows (a key, a certificate), never what the
-    frame says."""
-
-    def send(self, site: str, data: bytes) -> None: ...
-
-    def receive(self) -> Sequence[tuple[str, bytes]]:
-        """What has come since, waiting for it as long as the transport finds right; nothing means a time-out."""
-        ...
+VERSION_ROW = "federation/stamp"
+"""The row in the server's store for each client: the accepted version of its memory at the site."""
 
 
 Where: TypeAlias = Literal["server", "sites", "both"]
-"""Where the model is evaluated: on the server's own test rows, on those of the sites, or on both."""
+"""Where the model is evaluated: on the test rows of the server, of the sites, or both."""
 
 
 @dataclass(slots=True)
 class SiteBytes:
-    """What one site was sent and sent back, whole frames, and what its clients sent each other, which never left it."""
+    """The bytes of whole frames to and from a site, and the bytes that its clients sent each other inside the site."""
 
     down_bytes: int = 0
     up_bytes: int = 0
@@ -53,16 +51,24 @@ class SiteBytes:
 
 
 class Federation:
-    """An engine over a transport: each site is asked once a round, and asked again while it is silent, ``attempts``
-    times; then its reporters are lost to the round. A round's orders say how far back the server may have to go: sites
-    keep what they need for that.
+    """An engine that sends each site one frame of orders per round.
 
-    A site that stayed silent is a suspect: it is asked like the others, but nobody waits for it alone, until it answers
-    again. With ``enough`` a round closes as soon as so many sites have answered, whoever they are.
+    The clients of a site that does not answer are dropped from the round. An unresponsive site still receives frames,
+    but a round does not wait for it alone until it answers again. Evaluation at the sites returns sums:
+    ``sites_test_loss``, ``sites_test_rows``, and ``sites_test_accuracy`` if the task counts hits.
 
-    ``where`` says on whose test rows the model is evaluated. At the sites it is sums that come back, folded in the
-    order of the sites' names: ``sites_test_loss``, ``sites_test_accuracy`` where the task counts hits, of
-    ``sites_test_rows`` rows.
+    Args:
+        algorithm: The algorithm of the run.
+        task: The task of the run.
+        dtype: The dtype of the model.
+        device: The device for the server's own evaluation.
+        transport: Carries frames to sites and back.
+        sites: The clients of each site.
+        attempts: How often a silent site is asked in a round.
+        limit: The largest accepted frame in bytes.
+        keep_from: Returns the oldest round that the server may resume from, if not the run's.
+        where: On whose test rows the model is evaluated: ``"server"``, ``"sites"`` or ``"both"``.
+        enough: Close a round when this many sites have answered; None waits for all.
     """
 
     def __init__(
@@ -86,253 +92,267 @@ class Federation:
             raise invalid_argument("Federation", "where", where, "'server', 'sites' or 'both'")
         self.enough = enough
         self.refusals = Refusals()
-        self.suspects: set[str] = set()
+        self.unresponsive: set[str] = set()
         self.sites = {name: tuple(clients) for name, clients in sites.items()}
         self._bytes: dict[str, SiteBytes] = {}
-        self._home = {client: name for name, clients in sites.items() for client in clients}
-        self._shell = task.shell(dtype, device)
+        self._site_of = {client: name for name, clients in sites.items() for client in clients}
+        self._trainer = task.trainer(dtype, device)
         self._opened: OpenedRound | None = None
         self._oldest = 0
-        homeless = sorted(set(range(task.population.count)) - set(self._home))
-        if homeless:
-            raise HansaError(f"client {homeless[0]} is at no site: every client of the population needs one.")
-        if sum(len(clients) for clients in self.sites.values()) > len(self._home):
+        missing = sorted(set(range(task.population.count)) - set(self._site_of))
+        if missing:
+            raise HansaError(f"client {missing[0]} is at no site: every client of the population needs one.")
+        if sum(len(clients) for clients in self.sites.values()) > len(self._site_of):
             raise HansaError("a client is at two sites, or twice at one: expected each at one.")
 
-    def opened(self, opened: OpenedRound, oldest: int = 0) -> None:
-        """Hear the round's broadcasts, and the oldest round that the server could go back to."""
+    def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
+        """Take the broadcasts of a round, and the oldest round that the server could resume from."""
         self._opened = opened
         self._oldest = oldest if self.keep_from is None else self.keep_from()
 
     def site_bytes(self) -> dict[str, dict[str, int]]:
-        """What travelled to and from each site since this was last asked, and what stayed inside."""
-        found, self._bytes = self._bytes, {}
-        return {name: asdict(found[name]) for name in sorted(found)}
+        """Return the bytes to, from and inside each site since the last call."""
+        counts, self._bytes = self._bytes, {}
+        return {name: asdict(counts[name]) for name in sorted(counts)}
 
-    def run(self, orders: Sequence[WorkOrder], recall: Recall = as_it_is) -> Iterator[Report]:
-        """Reports as sites answer; a site that stays silent costs its reporters the round."""
-        told = {name: self._told(mine, recall) for name, mine in self._by_site(orders).items()}
-        asked = len(told)
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        """Yield reports as sites answer; the reporters of silent sites are dropped."""
+        pending = {name: self._round_orders(own, load_memory) for name, own in self._by_site(orders).items()}
+        count = len(pending)
         for _ in range(self.attempts):
-            for name, message in told.items():
+            for name, message in pending.items():
                 self._send(name, message.to_bytes())
-            while self._waits(told, asked) and (arrived := self.transport.receive()):
-                for name, data in arrived:
-                    reports = self._heard(name, data, told)
+            while self._must_wait(pending, count) and (frames := self.transport.receive()):
+                for name, data in frames:
+                    reports = self._handle_reports(name, data, pending)
                     if reports is not None:
                         yield from reports
-            if not self._waits(told, asked):
+            if not self._must_wait(pending, count):
                 break
-        self.suspects |= set(told)
-        for name, message in told.items():
-            yield from _lost(message, "silent", f"site {name} did not answer")
+        self.unresponsive |= set(pending)
+        for name, message in pending.items():
+            yield from _dropped(message, "silent", f"site {name} did not answer")
 
-    def _waits(self, told: Collection[str], asked: int) -> bool:
-        """Whether somebody is still to answer for whom it is worth waiting."""
-        if not told or (self.enough is not None and asked - len(told) >= self.enough):
+    def _must_wait(self, pending: Collection[str], count: int) -> bool:
+        """Whether to wait for more of the ``count`` sites."""
+        if not pending or (self.enough is not None and count - len(pending) >= self.enough):
             return False
-        return bool(set(told) - self.suspects) or len(told) == asked
+        return bool(set(pending) - self.unresponsive) or len(pending) == count
 
     def _send(self, site: str, data: bytes) -> None:
         self._bytes.setdefault(site, SiteBytes()).down_bytes += len(data)
         self.transport.send(site, data)
 
     def _by_site(self, orders: Sequence[WorkOrder]) -> dict[str, list[WorkOrder]]:
-        found: dict[str, list[WorkOrder]] = {}
+        by_site: dict[str, list[WorkOrder]] = {}
         for order in orders:
-            homes = {self._home[client] for client in order.clients}
-            if len(homes) > 1:
+            sites = {self._site_of[client] for client in order.clients}
+            if len(sites) > 1:
                 raise HansaError(
-                    f"cohort {order.cohort} spans sites {', '.join(sorted(homes))}: clients that gossip must be at one "
-                    "site. Give the clusters as lists that follow the sites."
+                    f"cohort {order.cohort} spans sites {', '.join(sorted(sites))}: clients that gossip must be at one "
+                    "site. Give the clusters as lists, each within a site."
                 )
-            found.setdefault(homes.pop(), []).append(order)
-        return found
+            by_site.setdefault(sites.pop(), []).append(order)
+        return by_site
 
-    def _told(self, orders: Sequence[WorkOrder], recall: Recall) -> RoundOrders:
-        stamps: dict[int, Stamp | None] = {}
+    def _round_orders(self, orders: Sequence[WorkOrder], load_memory: LoadMemory) -> RoundOrders:
+        versions: dict[int, MemoryVersion | None] = {}
         for order in orders:
-            remembered = recall(order).memory
+            memory = load_memory(order).memory
             for client in order.reporters:
-                row = remembered.get(client, {}).get(STAMP)
-                stamps[client] = None if row is None else Stamp.from_row(row)
+                row = memory.get(client, {}).get(VERSION_ROW)
+                versions[client] = None if row is None else MemoryVersion.from_row(row)
         first = orders[0]
         receivers = [client for order in orders for client in order.reporters]
         assert self._opened is not None
-        digests = {name: fingerprint(made.vector) for name, made in self._opened.broadcasts.items()}
-        mail = self._mail(receivers)
-        return RoundOrders(first.run, first.round, self._oldest, mail, tuple(orders), stamps, digests)
+        digests = {name: fingerprint(broadcast.vector) for name, broadcast in self._opened.broadcasts.items()}
+        broadcasts = self._broadcasts(receivers)
+        return RoundOrders(first.run, first.round, self._oldest, broadcasts, tuple(orders), versions, digests)
 
-    def _mail(self, receivers: Sequence[int]) -> dict[str, Broadcast]:
-        """What a site must be sent: the message of the client there that needs the fewest bytes makes it for all."""
+    def _broadcasts(self, receivers: Sequence[int]) -> dict[str, Broadcast]:
+        """Return the broadcasts for a site: those of its client that needs the fewest bytes serve all."""
         assert self._opened is not None
-        mail = {}
-        for name, made in self._opened.broadcasts.items():
-            client = min(receivers, key=made.nbytes)
-            mail[name] = Broadcast(made.version, made.bases[client], tuple(made.packets(client)))
-        return mail
+        broadcasts = {}
+        for name, sent in self._opened.broadcasts.items():
+            client = min(receivers, key=sent.nbytes)
+            broadcasts[name] = Broadcast(sent.version, sent.bases[client], tuple(sent.packets(client)))
+        return broadcasts
 
-    def _heard(self, site: str, data: bytes, told: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
-        """A site's reports; None where the frame was refused, came twice, or asks for more mail."""
+    def _handle_reports(self, site: str, data: bytes, pending: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
+        """Return a site's reports; None if the frame is refused, is a duplicate, or asks for full broadcasts."""
         self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
-        self.suspects.discard(site)
+        self.unresponsive.discard(site)
         try:
-            if wire_format.kind_of(data) == REFUSED and site in told:
-                refusal = self._refused(site, data)
-                return _lost(told.pop(site), "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
+            if wire_format.kind_of(data) == REFUSAL and site in pending:
+                refusal = self._record_refusal(site, data)
+                return _dropped(pending.pop(site), "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
             if wire_format.kind_of(data) == "marks":
-                raise NotOurs("unasked", f"site {site} answers an exam that is over")
+                raise ProtocolError("unasked", f"site {site} replies to an evaluation that is over")
             answer = RoundReports.from_bytes(data, limit=self.limit)
-            asked = told.get(site)
-            if asked is None:
-                raise NotOurs("unasked", f"site {site} was not asked, or has answered")
-            self._check(site, answer, asked)
+            request = pending.get(site)
+            if request is None:
+                raise ProtocolError("unasked", f"site {site} has no pending request")
+            self._check(site, answer, request)
         except HansaError as error:
-            self.refusals.note_error(error)
+            self.refusals.record_error(error)
             return None
         if answer.need:
             assert self._opened is not None
-            whole = {
+            full = {
                 name: Broadcast.whole(self._opened.broadcasts[name].vector, sent.version)
                 if name in answer.need
                 else sent
-                for name, sent in asked.mail.items()
+                for name, sent in request.broadcasts.items()
             }
-            told[site] = replace(asked, mail=whole)
-            self._send(site, told[site].to_bytes())
+            pending[site] = replace(request, broadcasts=full)
+            self._send(site, pending[site].to_bytes())
             return None
-        del told[site]
+        del pending[site]
         self._bytes[site].peer_bytes += sum(sum(report.peer_bytes.values()) for report in answer.reports)
-        return tuple(_stamped(report, answer.kept) for report in answer.reports)
+        return tuple(_with_versions(report, answer.updated) for report in answer.reports)
 
-    def _check(self, site: str, answer: RoundReports, asked: RoundOrders) -> None:
-        if answer.run != asked.run:
-            raise NotOurs("run", f"site {site} answered for run {answer.run!r}")
-        if answer.round != asked.round:
-            raise NotOurs("round", f"site {site} answered for round {answer.round}, this is {asked.round}")
+    def _check(self, site: str, answer: RoundReports, request: RoundOrders) -> None:
+        if answer.run != request.run:
+            raise ProtocolError("run", f"site {site} answered for run {answer.run!r}")
+        if answer.round != request.round:
+            raise ProtocolError("round", f"site {site} answered for round {answer.round}, this is {request.round}")
         if answer.need:
-            unknown = [name for name in answer.need if name not in asked.mail]
+            unknown = [name for name in answer.need if name not in request.broadcasts]
             if unknown:
-                raise NotOurs("need", f"site {site} asks for channel {unknown[0]!r}, which there is not")
-            whole = [name for name in answer.need if asked.mail[name].base is None]
-            if whole:
-                raise NotOurs("need", f"site {site} asks for channel {whole[0]!r} again, which it was sent whole")
+                raise ProtocolError("need", f"site {site} asks for channel {unknown[0]!r}, which does not exist")
+            full = [name for name in answer.need if request.broadcasts[name].base is None]
+            if full:
+                raise ProtocolError("need", f"site {site} asks for channel {full[0]!r} again, which was sent in full")
             return
-        orders = {order.cohort: order for order in asked.orders}
+        orders = {order.cohort: order for order in request.orders}
         cohorts = [report.cohort for report in answer.reports]
         if sorted(cohorts) != sorted(orders):
-            raise NotOurs("cohorts", f"site {site} answered for cohorts {cohorts}, asked were {sorted(orders)}")
+            raise ProtocolError("cohorts", f"site {site} answered for cohorts {cohorts}, expected {sorted(orders)}")
         for report in answer.reports:
             _check_report(site, report, orders[report.cohort])
-        uploaded = {sender(upload) for report in answer.reports for upload in report.uploads}
-        if answer.kept - uploaded:
-            raise NotOurs(
-                "kept", f"site {site} kept a memory of client {min(answer.kept - uploaded)} without an upload"
+        uploaded = {sender_of(upload) for report in answer.reports for upload in report.uploads}
+        if answer.updated - uploaded:
+            raise ProtocolError(
+                "kept", f"site {site} updated the memory of client {min(answer.updated - uploaded)} without an upload"
             )
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        """What the model is worth, on the server's rows, on those of the sites, or on both."""
-        found = {} if self.where == "sites" else self.task.evaluate(self._shell, vectors)
-        return found if self.where == "server" else {**found, **self._examine(vectors)}
+        """Evaluate the model on the test rows of the server, of the sites, or both."""
+        metrics = {} if self.where == "sites" else self.task.evaluate(self._trainer, vectors)
+        return metrics if self.where == "server" else {**metrics, **self._evaluate_at_sites(vectors)}
 
-    def _examine(self, vectors: Vectors) -> dict[str, float]:
-        """Each site's sums, folded in the order of their names; a site that stays silent is left out, and told of."""
+    def _evaluate_at_sites(self, vectors: Vectors) -> dict[str, float]:
+        """Combine the sums of all sites, in the order of their names; silent sites are left out with a warning."""
         assert self._opened is not None
         order = self._opened.orders[0]
-        mail = {name: Broadcast.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors}
-        exam = Exam(order.run, order.round, mail, fingerprint(vectors[MODEL]))
-        data, waiting, marks = exam.to_bytes(), set(self.sites), dict[str, Marks]()
+        broadcasts = {
+            name: Broadcast.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors
+        }
+        request = SiteEvaluationRequest(order.run, order.round, broadcasts, fingerprint(vectors[MODEL]))
+        data, waiting, replies = request.to_bytes(), set(self.sites), dict[str, SiteEvaluationReply]()
         for _ in range(self.attempts):
             for name in sorted(waiting):
                 self._send(name, data)
-            while self._waits(waiting, len(self.sites)) and (arrived := self.transport.receive()):
-                for name, reply in arrived:
-                    found = self._marked(name, reply, exam, waiting)
-                    if found is not None:
-                        marks[name] = found
-            if not self._waits(waiting, len(self.sites)):
+            while self._must_wait(waiting, len(self.sites)) and (frames := self.transport.receive()):
+                for name, frame in frames:
+                    reply = self._handle_evaluation(name, frame, request, waiting)
+                    if reply is not None:
+                        replies[name] = reply
+            if not self._must_wait(waiting, len(self.sites)):
                 break
         if waiting:
             log.warning(
                 "round %d: evaluated without site %s, which did not answer", order.round, ", ".join(sorted(waiting))
             )
-        return _folded([marks[name] for name in sorted(marks)])
+        return _combine([replies[name] for name in sorted(replies)])
 
-    def _marked(self, site: str, data: bytes, exam: Exam, waiting: set[str]) -> Marks | None:
+    def _handle_evaluation(
+        self, site: str, data: bytes, request: SiteEvaluationRequest, waiting: set[str]
+    ) -> SiteEvaluationReply | None:
         self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
-        self.suspects.discard(site)
+        self.unresponsive.discard(site)
         try:
-            if wire_format.kind_of(data) == REFUSED and site in waiting:
-                self._refused(site, data)
+            if wire_format.kind_of(data) == REFUSAL and site in waiting:
+                self._record_refusal(site, data)
                 waiting.discard(site)
                 return None
             if wire_format.kind_of(data) == "reports" or site not in waiting:
-                raise NotOurs("unasked", f"site {site} answers what is over")
-            found = Marks.from_bytes(data, limit=self.limit)
-            if (found.run, found.round, found.digest) != (exam.run, exam.round, exam.digest):
-                raise NotOurs("round", f"site {site} marks another exam, of round {found.round}")
-            if not found.weight >= 0 or not -1e-9 <= (found.hits or 0.0) <= found.rows * (1 + 1e-9):
-                raise NotOurs("marks", f"site {site}: {found.hits} hits of {found.rows} rows, weight {found.weight}")
+                raise ProtocolError("unasked", f"site {site} has no pending evaluation")
+            reply = SiteEvaluationReply.from_bytes(data, limit=self.limit)
+            if (reply.run, reply.round, reply.digest) != (request.run, request.round, request.digest):
+                raise ProtocolError("round", f"site {site} replies to another evaluation, of round {reply.round}")
+            if not reply.weight >= 0 or not -1e-9 <= (reply.hits or 0.0) <= reply.rows * (1 + 1e-9):
+                raise ProtocolError(
+                    "marks", f"site {site}: {reply.hits} hits of {reply.rows} rows, weight {reply.weight}"
+                )
         except HansaError as error:
-            self.refusals.note_error(error)
+            self.refusals.record_error(error)
             return None
         waiting.discard(site)
-        return found
+        return reply
 
-    def _refused(self, site: str, data: bytes) -> Refused:
-        """A site's own refusal, counted apart from ours."""
-        refusal = Refused.from_bytes(data, limit=self.limit)
-        self.refusals.note(f"by the site: {refusal.reason}", f"site {site}: {refusal.detail}")
+    def _record_refusal(self, site: str, data: bytes) -> Refusal:
+        """Count a refusal by a site, apart from our own."""
+        refusal = Refusal.from_bytes(data, limit=self.limit)
+        self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {refusal.detail}")
         return refusal
 
     def close(self) -> None:
         return None
 
 
-def _lost(message: RoundOrders, reason: str, detail: str) -> tuple[Report, ...]:
-    """Reports that all reporters of a site are lost to the round."""
+def _dropped(message: RoundOrders, reason: str, detail: str) -> tuple[Report, ...]:
+    """Return reports that drop all reporters of a site."""
     return tuple(
         Report(order.cohort, dropped=tuple(DroppedClient(client, reason, detail) for client in order.reporters))
         for order in message.orders
     )
 
 
-def _stamped(report: Report, kept: Collection[int]) -> Report:
-    """The report with what the server remembers of each client: the stamp of its memory, which counts once the round
-    has closed with the upload admitted. A client that kept nothing new still builds upon what it had."""
-    stamps = {upload.client: {STAMP: Stamp.of(upload).row()} for upload in report.uploads if upload.client in kept}
-    return replace(report, memory=stamps)
+def _with_versions(report: Report, updated: Collection[int]) -> Report:
+    """Add the new memory versions to a report. The server stores them when the round closes with the upload accepted;
+    a client that is not ``updated`` keeps its version."""
+    versions = {
+        upload.client: {VERSION_ROW: MemoryVersion.of_upload(upload).to_row()}
+        for upload in report.uploads
+        if upload.client in updated
+    }
+    return replace(report, memory=versions)
 
 
 def _check_report(site: str, report: Report, order: WorkOrder) -> None:
-    """A cohort's report says nothing of others: not in uploads, not in losses, not in what was sent to neighbours."""
-    senders = [sender(upload) for upload in report.uploads]
-    named = [*senders, *(lost.client for lost in report.dropped)]
-    strangers = sorted({*named, *report.peer_bytes} - set(order.clients))
-    if strangers:
-        raise NotOurs("clients", f"site {site} speaks for client {strangers[0]}, who is not in cohort {order.cohort}")
+    """Raise if a cohort's report mentions clients of other cohorts, or contains what was not requested."""
+    senders = [sender_of(upload) for upload in report.uploads]
+    named = [*senders, *(dropped.client for dropped in report.dropped)]
+    unknown = sorted({*named, *report.peer_bytes} - set(order.clients))
+    if unknown:
+        raise ProtocolError(
+            "clients", f"site {site} reports client {unknown[0]}, which is not in cohort {order.cohort}"
+        )
     if len(named) > len(set(named)):
-        raise NotOurs("clients", f"site {site} speaks twice for a client of cohort {order.cohort}")
+        raise ProtocolError("clients", f"site {site} reports a client of cohort {order.cohort} twice")
     if set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients):
-        raise NotOurs("report", f"site {site} reports what nobody asked of cohort {order.cohort}")
-    if sum(report.peer_bytes.values()) > _MOST_PEER_BYTES:
-        raise NotOurs("report", f"site {site} reports {sum(report.peer_bytes.values())} bytes between neighbours")
+        raise ProtocolError("report", f"site {site} reports what was not requested of cohort {order.cohort}")
+    if sum(report.peer_bytes.values()) > _MAX_PEER_BYTES:
+        raise ProtocolError(
+            "report", f"site {site} reports {sum(report.peer_bytes.values())} bytes between its clients"
+        )
 
 
-def _folded(marks: Sequence[Marks]) -> dict[str, float]:
-    """Loss and accuracy over all sites' rows, from their sums in order."""
-    rows, weight = sum(mark.rows for mark in marks), math.fsum(mark.weight for mark in marks)
+def _combine(replies: Sequence[SiteEvaluationReply]) -> dict[str, float]:
+    """Return loss and accuracy over all sites' rows."""
+    rows, weight = sum(reply.rows for reply in replies), math.fsum(reply.weight for reply in replies)
     if not rows:
-        log.warning("no site has test rows: there is nothing to evaluate at the sites")
+        log.warning("no site has test rows, so nothing is evaluated at the sites")
         return {}
-    found = {
-        "sites_test_loss": math.fsum(mark.loss for mark in marks) / weight if weight else math.nan,
+    metrics = {
+        "sites_test_loss": math.fsum(reply.loss for reply in replies) / weight if weight else math.nan,
         "sites_test_rows": rows,
     }
-    hits = [mark.hits for mark in marks if mark.rows]
+    hits = [reply.hits for reply in replies if reply.rows]
     if all(hit is not None for hit in hits):
-        found["sites_test_accuracy"] = math.fsum(hit for hit in hits if hit is not None) / rows
-    return found
+        metrics["sites_test_accuracy"] = math.fsum(hit for hit in hits if hit is not None) / rows
+    return metrics
 
 
-_MOST_PEER_BYTES = 1 << 50  # of a cohort in a round: more is no count of bytes
+_MAX_PEER_BYTES = 1 << 50  # of a cohort in a round; larger counts are not plausible

@@ -1,25 +1,25 @@
-"""A site: it owns its clients' data and memory, trains them when ordered, and answers. It trusts no byte it is sent.
+"""A site: it owns the data and the memory of its clients, trains them, and answers. It trusts no byte it receives.
 
-A frame is refused, counted by reason, and changes nothing:
+A refused frame is counted by reason and changes nothing:
 
 ==============  ===========================================================================
 reason          what is wrong
 ==============  ===========================================================================
-``oversize``    more bytes than this site takes
-``truncated``   the lengths in it do not come to its own
-``damaged``     its digest is another
-``version``     of another version of the format or of the protocol
-``inflated``    it would unpack to far more than it is
-``malformed``   anything else that is no message
-``run``         of another run
-``round``       its parts are not of one round, or it lets go of rounds to come
-``channels``    mail on other channels than the method has
-``clients``     orders for clients that are elsewhere, or for one twice
-``stamps``      it does not say what a client builds upon
-``work``        orders of no work
-``rounds``      of a round beyond those that this site takes part in
-``steps``       of more steps than this site does in a round
-``model``       mail for another model, or that does not make what the server says it makes
+``oversize``    more bytes than this site accepts
+``truncated``   the lengths in it do not match its size
+``damaged``     its digest does not match
+``version``     another version of the format or of the protocol
+``inflated``    it would unpack to far more than its size
+``malformed``   anything else that is not a message
+``run``         another run
+``round``       orders of several rounds, or memory released for future rounds
+``channels``    broadcasts on other channels than the algorithm has
+``clients``     orders for clients of other sites, or for one client twice
+``stamps``      the memory version of a client is missing
+``work``        orders without steps or samples
+``rounds``      a round after the last one that this site permits
+``steps``       more local steps than this site permits
+``model``       broadcasts of another model, or that do not decode to what the server has
 ==============  ===========================================================================
 """
 
@@ -37,20 +37,37 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.engine.requests import Divisible
-from hansa.federation.client_memory import RamVersions, Versions
-from hansa.federation.messages import Exam, Marks, NotOurs, Refusals, RoundOrders, RoundReports, Stamp
+from hansa.engine.requests import SplitEvaluation
+from hansa.federation.client_memory import MemoryStore, RamMemoryStore
+from hansa.federation.messages import (
+    MemoryVersion,
+    ProtocolError,
+    Refusals,
+    RoundOrders,
+    RoundReports,
+    SiteEvaluationReply,
+    SiteEvaluationRequest,
+)
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.training import TaskLike, random_state
 
 
 class Site:
-    """One place with some of the clients: ``handle`` turns a frame of orders into a frame of reports.
+    """One site of a federation: `handle` turns a frame of orders into a frame of reports.
 
-    It may be told the same twice, or be built anew in between: a stamp names the memory that a client builds upon, so
-    equal orders have equal answers. ``limit`` bounds a frame before it is parsed, ``rounds`` and ``steps`` what is
-    asked.
+    Equal orders have equal answers, also if repeated or after a restart, since they name the memory versions.
+
+    Args:
+        algorithm: The algorithm of the run.
+        task: The task with the site's data.
+        clients: The clients of this site.
+        dtype: The dtype of the model.
+        run: The run that this site takes part in; None accepts any.
+        memory_store: Where the clients' memory is stored; None keeps it in RAM.
+        limit: The largest accepted frame in bytes.
+        rounds: The most rounds.
+        steps: The most local steps of an order.
     """
 
     def __init__(
@@ -61,7 +78,7 @@ class Site:
         dtype: torch.dtype = torch.float32,
         *,
         run: str | None = None,
-        versions: Versions | None = None,
+        memory_store: MemoryStore | None = None,
         limit: int | None = None,
         rounds: int | None = None,
         steps: int | None = None,
@@ -69,168 +86,180 @@ class Site:
         self.algorithm, self.task, self.clients = algorithm, task, frozenset(clients)
         self.rounds, self.steps = rounds, steps
         self.run, self.limit, self.dtype = run, limit, dtype
-        self.versions: Versions = RamVersions() if versions is None else versions
+        self.memory_store: MemoryStore = RamMemoryStore() if memory_store is None else memory_store
         self.refusals = Refusals()
-        self._shell = task.shell(dtype, torch.device("cpu"))
-        self._held: dict[str, dict[int, Vector]] = {}
+        self._trainer = task.trainer(dtype, torch.device("cpu"))
+        self._received: dict[str, dict[int, Vector]] = {}
         start = task.start(Key(0), dtype)
         self._dims = {name: start.get(name, start[MODEL]).numel() for name in algorithm.channels}
 
     def handle(self, data: bytes) -> bytes | None:
-        """The answer to a frame, or None where it was refused; a refused frame changes nothing."""
+        """Return the answer to a frame, or None if it is refused; a refused frame changes nothing."""
         try:
             return self.answer(data)
-        except NotOurs as refusal:
-            self.refusals.note(refusal.reason, refusal.detail)
+        except ProtocolError as refusal:
+            self.refusals.record(refusal.reason, refusal.detail)
             return None
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to a frame; `NotOurs` where it is refused."""
+        """Return the answer to a frame, or raise `ProtocolError`."""
         try:
-            told: Exam | RoundOrders
+            request: SiteEvaluationRequest | RoundOrders
             if wire_format.kind_of(data) == "exam":
-                told = Exam.from_bytes(data, limit=self.limit)
+                request = SiteEvaluationRequest.from_bytes(data, limit=self.limit)
             else:
-                told = RoundOrders.from_bytes(data, limit=self.limit)
+                request = RoundOrders.from_bytes(data, limit=self.limit)
         except HansaError as error:
-            raise NotOurs(getattr(error, "reason", "malformed"), str(error)) from error
-        if self.run is not None and told.run != self.run:
-            raise NotOurs("run", f"orders of run {told.run!r}, this site takes part in {self.run!r}")
-        with random_state.exact_arithmetic():
-            if isinstance(told, Exam):
-                return self._examined(told).to_bytes()
-            self._check(told)
-            return self._answer(told).to_bytes()
+            raise ProtocolError(getattr(error, "reason", "malformed"), str(error)) from error
+        if self.run is not None and request.run != self.run:
+            raise ProtocolError("run", f"orders of run {request.run!r}, expected {self.run!r}")
+        with random_state.deterministic_arithmetic():
+            if isinstance(request, SiteEvaluationRequest):
+                return self._evaluate(request).to_bytes()
+            self._check(request)
+            return self._answer(request).to_bytes()
 
-    def _check(self, told: RoundOrders) -> None:
-        if self.rounds is not None and told.round >= self.rounds:
-            raise NotOurs("rounds", f"orders of round {told.round + 1}, at most {self.rounds} are taken")
-        if set(told.mail) != set(self.algorithm.channels):
-            raise NotOurs("channels", f"mail on {sorted(told.mail)}, expected {sorted(self.algorithm.channels)}")
-        if told.keep_from > told.round:
-            raise NotOurs("round", f"round {told.round} lets go of rounds before {told.keep_from}")
+    def _check(self, request: RoundOrders) -> None:
+        if self.rounds is not None and request.round >= self.rounds:
+            raise ProtocolError("rounds", f"orders of round {request.round + 1}, the site permits {self.rounds}")
+        if set(request.broadcasts) != set(self.algorithm.channels):
+            raise ProtocolError(
+                "channels", f"broadcasts on {sorted(request.broadcasts)}, expected {sorted(self.algorithm.channels)}"
+            )
+        if request.keep_from > request.round:
+            raise ProtocolError("round", f"round {request.round} releases memory up to round {request.keep_from}")
         seen: set[int] = set()
-        for order in told.orders:
-            if (order.run, order.round) != (told.run, told.round):
-                raise NotOurs("round", f"an order of round {order.round} among those of round {told.round}")
+        for order in request.orders:
+            if (order.run, order.round) != (request.run, request.round):
+                raise ProtocolError("round", f"an order of round {order.round} among those of round {request.round}")
             self._check_clients(order, seen)
-            missing = sorted(set(order.reporters) - set(told.stamps))
+            missing = sorted(set(order.reporters) - set(request.versions))
             if missing:
-                raise NotOurs("stamps", f"no word of what client {missing[0]} builds upon")
+                raise ProtocolError("stamps", f"no memory version for client {missing[0]}")
             if self.steps is not None and order.work.steps > self.steps:
-                raise NotOurs("steps", f"an order of {order.work.steps} steps, at most {self.steps} are taken")
+                raise ProtocolError("steps", f"an order of {order.work.steps} steps, the site permits {self.steps}")
             if not order.work.steps >= 1 or not order.work.batch_size >= 1:
-                raise NotOurs("work", f"an order of {order.work.steps} steps of {order.work.batch_size}")
+                raise ProtocolError(
+                    "work", f"an order of {order.work.steps} steps with batches of {order.work.batch_size}"
+                )
 
     def _check_clients(self, order: WorkOrder, seen: set[int]) -> None:
-        foreign = sorted(set(order.clients) - self.clients)
-        if foreign:
-            raise NotOurs("clients", f"client {foreign[0]} is not at this site")
+        unknown = sorted(set(order.clients) - self.clients)
+        if unknown:
+            raise ProtocolError("clients", f"client {unknown[0]} is not at this site")
         if not {*order.reporters, *order.absent} <= set(order.clients) or not order.reporters:
-            raise NotOurs("clients", f"cohort {order.cohort}: reporters {order.reporters} of {order.clients}")
-        twice = seen.intersection(order.clients)
-        if twice or len(set(order.clients)) < len(order.clients):
-            raise NotOurs("clients", f"cohort {order.cohort}: a client is ordered twice")
+            raise ProtocolError("clients", f"cohort {order.cohort}: reporters {order.reporters} of {order.clients}")
+        repeated = seen.intersection(order.clients)
+        if repeated or len(set(order.clients)) < len(order.clients):
+            raise ProtocolError("clients", f"cohort {order.cohort}: a client is ordered twice")
         seen.update(order.clients)
 
-    def _answer(self, told: RoundOrders) -> RoundReports:
-        got, need = self._unpacked(told)
+    def _answer(self, request: RoundOrders) -> RoundReports:
+        vectors, need = self._decode(request)
         if need:
-            return RoundReports(told.run, told.round, need=tuple(need))
-        mail = {name: Broadcast.whole(vector, told.mail[name].version) for name, vector in got.items()}
-        kept: set[int] = set()
-        reports = tuple(self._train(replace(order, broadcasts=mail), told, kept) for order in told.orders)
-        return RoundReports(told.run, told.round, reports, kept=frozenset(kept))
+            return RoundReports(request.run, request.round, need=tuple(need))
+        broadcasts = {
+            name: Broadcast.whole(vector, request.broadcasts[name].version) for name, vector in vectors.items()
+        }
+        updated: set[int] = set()
+        reports = tuple(
+            self._train(replace(order, broadcasts=broadcasts), request, updated) for order in request.orders
+        )
+        return RoundReports(request.run, request.round, reports, updated=frozenset(updated))
 
-    def _unpacked(self, told: RoundOrders) -> tuple[Vectors, list[str]]:
-        """What the mail comes to; and the channels on which it does not come to what it must, for want of a base."""
-        got: Vectors = {}
+    def _decode(self, request: RoundOrders) -> tuple[Vectors, list[str]]:
+        """Decode the broadcasts. Also return the channels whose base version is missing."""
+        vectors: Vectors = {}
         need = []
-        for name, sent in told.mail.items():
+        for name, sent in request.broadcasts.items():
             self._check_fit(name, sent)
             try:
-                base = None if sent.base is None else self._base(name, sent.base, told)
-                got[name] = self.algorithm.channels[name].downlink.apply(base, sent.packets)
-                if fingerprint(got[name]) != told.digests.get(name):
-                    raise PacketError(f"channel {name!r}: the mail does not make what the server has.")
-            except Exception as error:  # of a decoder, perhaps a user's own
+                base = None if sent.base is None else self._base(name, sent.base, request)
+                vectors[name] = self.algorithm.channels[name].downlink.apply(base, sent.packets)
+                if fingerprint(vectors[name]) != request.digests.get(name):
+                    raise PacketError(f"channel {name!r}: the broadcast does not decode to the vector of the server.")
+            except Exception as error:  # of a decoder, which may be the user's
                 if sent.base is None:
-                    raise NotOurs("model", f"{type(error).__name__}: {error}") from error
+                    raise ProtocolError("model", f"{type(error).__name__}: {error}") from error
                 need.append(name)
         if not need:
-            for name, vector in got.items():
-                self._hold(name, told.mail[name].version, vector)
-        return got, need
+            for name, vector in vectors.items():
+                self._store(name, request.broadcasts[name].version, vector)
+        return vectors, need
 
     def _check_fit(self, name: str, sent: Broadcast) -> None:
-        """Packets for another model are not opened: what they would unpack to is theirs to say, memory is ours."""
+        """Refuse packets of another model before they are decoded: they could unpack to any size."""
         for packet in sent.packets:
             try:
-                packet.expect(dim=self._dims[name], dtype=self.dtype)
+                packet.check(dim=self._dims[name], dtype=self.dtype)
             except PacketError as error:
-                raise NotOurs("model", f"channel {name!r}: {error} The site has another model.") from error
+                raise ProtocolError("model", f"channel {name!r}: {error} The site has another model.") from error
 
-    def _base(self, name: str, version: int, told: RoundOrders) -> Vector:
-        held = self._held.get(name, {})
-        if version in held:
-            return held[version]
-        if version != 0 or not told.orders:
-            raise PacketError(f"channel {name!r}: version {version} is not held here.")
-        start = self.task.start(told.orders[0].key, self.dtype)  # version 0 is made from the public seed, not sent
+    def _base(self, name: str, version: int, request: RoundOrders) -> Vector:
+        vectors = self._received.get(name, {})
+        if version in vectors:
+            return vectors[version]
+        if version != 0 or not request.orders:
+            raise PacketError(f"channel {name!r}: version {version} is not known here.")
+        start = self.task.start(request.orders[0].key, self.dtype)  # version 0 follows from the public seed
         return start.get(name, torch.zeros_like(start[MODEL]))
 
-    def _hold(self, name: str, version: int, vector: Vector) -> None:
-        """Keep a version to build upon, and of the others the newest."""
-        held = self._held.setdefault(name, {})
-        held[version] = vector.clone()
-        for old in sorted(held)[:-_KEPT_VERSIONS]:
-            del held[old]
+    def _store(self, name: str, version: int, vector: Vector) -> None:
+        """Store a version that later broadcasts may be relative to, and drop the oldest."""
+        vectors = self._received.setdefault(name, {})
+        vectors[version] = vector.clone()
+        for old in sorted(vectors)[:-_MAX_VERSIONS]:
+            del vectors[old]
 
-    def _train(self, order: WorkOrder, told: RoundOrders, kept: set[int]) -> Report:
+    def _train(self, order: WorkOrder, request: RoundOrders, updated: set[int]) -> Report:
         memory: dict[int, Vectors] = {}
         for client in order.reporters:
-            stamp = told.stamps[client]
-            rows = {} if stamp is None else self.versions.get(client, stamp)
+            version = request.versions[client]
+            rows = {} if version is None else self.memory_store.get(client, version)
             if rows is None:
-                why = f"the site does not hold version {stamp} of client {client}'s memory, which the order builds upon"
-                return _all_lost(order, "memory", f"{why}. Restore it, or have the server forget client {client}.")
+                problem = f"the site does not have version {version} of client {client}'s memory"
+                remedy = f"Restore it, or restart the server with --forget {client}."
+                return _drop_all(order, "memory", f"{problem}. {remedy}")
             memory[client] = rows
         try:
-            report = client_round(self.algorithm, replace(order, memory=memory), self._shell, self.task.population)
+            orders = [replace(order, memory=memory)]
+            (report,) = client_round(self.algorithm, orders, self._trainer, self.task.population)
         except Exception as error:
-            return _all_lost(order, "failed", f"{type(error).__name__}: {error}")
+            return _drop_all(order, "failed", f"{type(error).__name__}: {error}")
         for upload in report.uploads:
-            client, fresh = upload.client, report.memory.get(upload.client, {})
-            if fresh:
-                self.versions.put(client, Stamp.of(upload), {**memory[client], **fresh}, told.stamps[client])
-                kept.add(client)
-            self.versions.prune(client, told.stamps[client], told.keep_from)
+            client, new_rows = upload.client, report.memory.get(upload.client, {})
+            if new_rows:
+                self.memory_store.put(
+                    client, MemoryVersion.of_upload(upload), {**memory[client], **new_rows}, request.versions[client]
+                )
+                updated.add(client)
+            self.memory_store.prune(client, request.versions[client], request.keep_from)
         return replace(report, memory={})
 
-    def _examined(self, exam: Exam) -> Marks:
-        """The sums over this site's own test rows; of no rows there are none."""
+    def _evaluate(self, request: SiteEvaluationRequest) -> SiteEvaluationReply:
+        """Return the sums over this site's test rows."""
         names = {MODEL, BUFFERS} & set(self.algorithm.channels)
-        if set(exam.mail) != names:
-            raise NotOurs("channels", f"an exam on {sorted(exam.mail)}, expected {sorted(names)}")
+        if set(request.broadcasts) != names:
+            raise ProtocolError("channels", f"an evaluation on {sorted(request.broadcasts)}, expected {sorted(names)}")
         vectors = {}
-        for name, sent in exam.mail.items():
+        for name, sent in request.broadcasts.items():
             self._check_fit(name, sent)
             if len(sent.packets) != 1:
-                raise NotOurs("model", f"channel {name!r}: {len(sent.packets)} packets, an exam has one whole vector")
+                raise ProtocolError("model", f"channel {name!r}: {len(sent.packets)} packets, expected one full vector")
             try:
                 vectors[name] = decode(sent.packets[0], dim=self._dims[name], dtype=self.dtype, kind="whole")
             except PacketError as error:
-                raise NotOurs("model", f"channel {name!r}: {error}") from error
-        if fingerprint(vectors[MODEL]) != exam.digest:
-            raise NotOurs("model", "the mail does not make the model that is to be examined")
-        marks = Marks(exam.run, exam.round, exam.digest)
-        if not isinstance(self.task, Divisible) or not (pieces := self.task.pieces()):
-            return marks
-        with random_state.kept():
-            scores = [self._shell.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
+                raise ProtocolError("model", f"channel {name!r}: {error}") from error
+        if fingerprint(vectors[MODEL]) != request.digest:
+            raise ProtocolError("model", "the broadcast does not decode to the model of the server")
+        reply = SiteEvaluationReply(request.run, request.round, request.digest)
+        if not isinstance(self.task, SplitEvaluation) or not (pieces := self.task.test_chunks()):
+            return reply
+        with random_state.preserve_rng():
+            scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
         hits = [score.hits for score in scores if score.hits is not None]
         return replace(
-            marks,
+            reply,
             rows=sum(stop - start for start, stop in pieces),
             loss=math.fsum(score.loss for score in scores),
             weight=math.fsum(score.weight for score in scores),
@@ -238,12 +267,12 @@ class Site:
         )
 
 
-def _all_lost(order: WorkOrder, reason: str, detail: str) -> Report:
-    """Nobody of a cohort reports, for one reason."""
+def _drop_all(order: WorkOrder, reason: str, detail: str) -> Report:
+    """Return a report that drops all reporters of a cohort."""
     return Report(
         order.cohort,
         dropped=tuple(DroppedClient(client, reason, wire_format.sentence(detail)) for client in order.reporters),
     )
 
 
-_KEPT_VERSIONS = 8  # broadcasts that a site can still build upon; beyond them it is sent the whole vector
+_MAX_VERSIONS = 8  # received versions that a site keeps; without the right one it is sent the full vector

@@ -1,4 +1,4 @@
-"""A site's post: a SuperNode of Flower's, kept alive, and the local socket on which its relay finds the agent."""
+"""A site's connection over Flower: a SuperNode that is kept running, and the local socket of the site's agent."""
 
 from __future__ import annotations
 
@@ -11,101 +11,110 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hansa.federation import processes
+from hansa.federation import flower_processes
 from hansa.federation.certificates import SiteKeys
-from hansa.federation.relay.hansa_relay import pipe
+from hansa.federation.relay.hansa_relay import sockets
 
 log = logging.getLogger("hansa")
 
-PATIENCE = 15.0  # seconds, at most, before a node that ended is started again
+MAX_RESTART_SECONDS = 15.0  # before a node that ended is restarted
 
 
 class SuperNode:
-    """A SuperNode that joins ``address``, and hands every frame to ``handle``.
+    """Runs a SuperNode that joins ``address`` and passes every frame to ``handle``.
 
-    A node that was killed is refused for about a minute when it comes back, and ends; it is started again until it is
-    let in. Its tasks are done by our own relay, never by what the server sends (`processes.guarded`).
+    A SuperLink refuses a killed node for about a minute, so the node is restarted until it is accepted. Its tasks run
+    our own relay, never code from the server (`flower_processes.write_task_programs`).
+
+    Args:
+        site: The name of the site.
+        address: The address of the SuperLink.
+        keys: The site's keys; None connects without TLS.
+        handle: Returns the answer to a frame.
+        limit: The largest accepted frame in bytes.
     """
 
     def __init__(
         self, site: str, address: str, keys: SiteKeys | None, handle: Callable[[bytes], bytes], *, limit: int
     ) -> None:
-        processes.find("flower-supernode")  # here, where somebody hears it
+        flower_processes.find_program("flower-supernode")  # fails here rather than in a thread
         self.site, self.address, self.keys, self.handle, self.limit = site, address, keys, handle, limit
         self._folder = tempfile.TemporaryDirectory(prefix="hansa-node-")
         self._home = Path(self._folder.name)
         self._home.chmod(0o700)
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(str(self._home / "agent"))
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._home / "agent"))
         (self._home / "agent").chmod(0o600)
-        self._door.listen(4)
-        self._over = threading.Event()
-        self._node: processes.Program | None = None
+        self._listener.listen(4)
+        self._closed = threading.Event()
+        self._node: flower_processes.ManagedProcess | None = None
         threading.Thread(target=self._serve, daemon=True).start()
-        self._keeper = threading.Thread(target=self._keep, daemon=True)
-        self._keeper.start()
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+        self._supervisor.start()
 
     @property
     def process(self) -> int | None:
-        """The number of the node's process."""
+        """The process id of the node."""
         return None if self._node is None else self._node.process.pid
 
     def close(self) -> None:
-        """End the node, and answer nobody any more."""
-        self._over.set()
-        self._keeper.join()
+        """End the node and stop answering."""
+        self._closed.set()
+        self._supervisor.join()
         with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         self._folder.cleanup()
 
-    def _keep(self) -> None:
-        """Start the node, and again whenever it ended. The node lives as long as this thread."""
+    def _supervise(self) -> None:
+        """Start the node, and restart it whenever it ends, until the site closes."""
         pause = 1.0
-        while not self._over.is_set():
-            began = time.monotonic()
+        while not self._closed.is_set():
+            start = time.monotonic()
             self._node = self._start()
-            while self._node.running and not self._over.wait(0.5):
+            while self._node.running and not self._closed.wait(0.5):
                 pass
-            if time.monotonic() - began > 60.0:  # it had been let in
+            if time.monotonic() - start > 60.0:  # it had been accepted
                 pause = 1.0
-            if not self._over.is_set():
-                log.warning("site %s: its node ended and is started again: %s", self.site, self._node.last_words(2))
+            if not self._closed.is_set():
+                log.warning("site %s: its node ended and is restarted: %s", self.site, self._node.log_tail(2))
                 self._node.stop()
-                self._over.wait(pause)
-                pause = min(PATIENCE, 2 * pause)
+                self._closed.wait(pause)
+                pause = min(MAX_RESTART_SECONDS, 2 * pause)
         if self._node is not None:
             self._node.stop()
 
-    def _start(self) -> processes.Program:
-        env = processes.environment(self._home / "flwr", processes.guarded(self._home / "bin"))
+    def _start(self) -> flower_processes.ManagedProcess:
+        env = flower_processes.environment(
+            self._home / "flwr", flower_processes.write_task_programs(self._home / "bin")
+        )
         (self._home / "flwr").mkdir(exist_ok=True)
-        facts = f'site="{self.site}" agent="{self._home / "agent"}" limit={self.limit}'
+        node_config = f'site="{self.site}" agent="{self._home / "agent"}" limit={self.limit}'
         command = [
             "flower-supernode", "--superlink", self.address, "--host", "127.0.0.1", "--port",
-            str(processes.free_port()), "--node-config", facts,
+            str(flower_processes.free_port()), "--node-config", node_config,
         ]  # fmt: skip
         if self.keys is None:
             command.append("--insecure")
         else:
             command += ["--root-certificates", str(self.keys.authority)]
             command += ["--auth-supernode-private-key", str(self.keys.private)]
-        return processes.Program(command, env, self._home / "supernode.log")
+        return flower_processes.ManagedProcess(command, env, self._home / "supernode.log")
 
     def _serve(self) -> None:
-        while not self._over.is_set():
+        while not self._closed.is_set():
             try:
-                connection, _ = self._door.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 return
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        """One record in, one out. A peer of another user, or a record that is too large, is not answered."""
+        """Answer one record. A peer of another user, or a record that is too large, gets no answer."""
         with connection:
             try:
-                pipe.check_owner(connection)
-                _, asked = pipe.receive(connection, self.limit)
-                pipe.send(connection, {"op": "frame"}, self.handle(asked))
-            except (pipe.Closed, ValueError) as error:
-                log.warning("site %s: a relay was not answered: %s", self.site, error)
+                sockets.check_owner(connection)
+                _, request = sockets.receive(connection, self.limit)
+                sockets.send(connection, {"op": "frame"}, self.handle(request))
+            except (sockets.ConnectionClosed, ValueError) as error:
+                log.warning("site %s: a relay got no answer: %s", self.site, error)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from hansa.gossip.activity import Activity, as_activity, bernoulli, everyone, replay, resample, selected
-from hansa.gossip.clusters import Clustering, by_labels, common_size, equal, given, random, resolve
+from hansa.gossip.activity import Activity, BaseActivity, as_activity, bernoulli, everyone, replay, resample, selected
+from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
 from hansa.gossip.draw import svg, text
 from hansa.gossip.optimizers import consensus_amsgrad
 from hansa.gossip.search import Match, with_rho
 from hansa.gossip.spectral import edge_count, messages, rho, rho_max, step_bytes
-from hansa.gossip.theory import AfgaTheorem, Change, Corollary, Orders, afga_theorem, changes, corollary, drift
+from hansa.gossip.theory import (
+    AfgaTheorem,
+    Change,
+    Corollary,
+    ParameterOrders,
+    afga_theorem,
+    corollary,
+    drift,
+    suggest_changes,
+)
 from hansa.gossip.topology import (
     Topology,
     complete,
@@ -25,14 +34,61 @@ from hansa.gossip.topology import (
     torus,
     unbalanced_complete,
 )
-from hansa.gossip.weights import check, dense, metropolis, sinkhorn
+from hansa.gossip.weights import WeightMatrix, check_mixing_matrix, metropolis, sinkhorn, to_dense
 
 __all__ = [
-    "Activity", "AfgaTheorem", "Change", "Clustering", "Corollary",
-    "Description", "Match", "Orders", "Topology", "afga_theorem", "as_activity", "bernoulli", "by_labels",
-    "changes", "check", "common_size", "complete", "consensus_amsgrad", "corollary", "dense", "describe", "drift",
-    "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential", "given", "hypercube", "isolated",
-    "matrix", "messages", "metropolis", "over_survivors", "random", "replay", "resample", "resolve", "rho",
-    "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "svg", "text", "torus", "unbalanced_complete",
+    "Activity",
+    "AfgaTheorem",
+    "BaseActivity",
+    "BaseClustering",
+    "Change",
+    "Clustering",
+    "Corollary",
+    "Description",
+    "Match",
+    "ParameterOrders",
+    "Topology",
+    "WeightMatrix",
+    "afga_theorem",
+    "as_activity",
+    "bernoulli",
+    "by_labels",
+    "check_mixing_matrix",
+    "common_size",
+    "complete",
+    "consensus_amsgrad",
+    "corollary",
+    "describe",
+    "drift",
+    "edge_count",
+    "edges",
+    "equal",
+    "erdos_renyi",
+    "everyone",
+    "exponential",
+    "given",
+    "hypercube",
+    "isolated",
+    "matrix",
+    "messages",
+    "metropolis",
+    "over_survivors",
+    "random",
+    "replay",
+    "resample",
+    "resolve",
+    "rho",
+    "rho_max",
+    "ring",
+    "selected",
+    "sinkhorn",
+    "star",
+    "step_bytes",
+    "suggest_changes",
+    "svg",
+    "text",
+    "to_dense",
+    "torus",
+    "unbalanced_complete",
     "with_rho",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.native.random_draws import chosen
+from hansa.core.native.random_draws import draw_without_replacement
 from hansa.core.protocols import check_component, missing_methods
 
 
@@ -22,6 +22,20 @@ class Activity(Protocol):
 
     >>> isinstance(everyone(), Activity)
     True
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """Return the computing clients of one cohort at one step, in ascending order."""
+
+
+class BaseActivity(Activity):
+    """The optional traits of activities, with their defaults.
+
+    >>> everyone().among([1, 2])
+    everyone()
     """
 
     __slots__ = ()
@@ -35,12 +49,8 @@ class Activity(Protocol):
         """The rule in a round in which these of the cohort report."""
         return self
 
-    @abstractmethod
-    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """The computing clients of one cohort at one step, in ascending order."""
 
-
-def check_activity(owner: str, argument: str, value: object) -> None:
+def require_activity(owner: str, argument: str, value: object) -> None:
     """Refuse what is no rule for who computes."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     instead = "" if not number else f"resample({value!r})" if isinstance(value, int) else f"bernoulli({value!r})"
@@ -49,10 +59,10 @@ def check_activity(owner: str, argument: str, value: object) -> None:
     )
 
 
-def size_of(part: str, argument: str, value: float, clients: int) -> int:
+def count_of(part: str, argument: str, value: float, clients: int) -> int:
     """How many of a group are meant: a whole number counts, a number with a point takes a share.
 
-    >>> size_of("resample", "m", 2, 8), size_of("resample", "m", 0.25, 10)
+    >>> count_of("resample", "m", 2, 8), count_of("resample", "m", 0.25, 10)
     (2, 3)
     """
     if isinstance(value, float):
@@ -80,7 +90,7 @@ def as_activity(active: float | Activity) -> Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class everyone(Activity):
+class everyone(BaseActivity):
     """All clients of the cohort at every step ([HAFED] Alg. 1 and 2).
 
     >>> everyone()
@@ -93,7 +103,7 @@ class everyone(Activity):
 
 
 @dataclass(frozen=True, slots=True)
-class selected(Activity):
+class selected(BaseActivity):
     """The round's reporters, at every step: AFGA without its re-sampling.
 
     >>> selected().among([5, 6]).draw(0, 0, [4, 5, 6, 7], Key(0))
@@ -112,7 +122,7 @@ class selected(Activity):
 
 
 @dataclass(frozen=True, slots=True)
-class resample(Activity):
+class resample(BaseActivity):
     """m clients of the cohort drawn afresh at every step ([AFGA] Alg. 1 and 2): a count, a share, or None for as many
     as report in the round.
 
@@ -144,16 +154,18 @@ class resample(Activity):
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """m of the cohort, without replacement; all of it where losses have left no more."""
         cohort = sorted(clients)
-        m = size_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
+        m = count_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
         if m is None:
             raise HansaError("resample(): how many report is not known here. resample(2) draws two.")
         if m >= len(cohort):
             return cohort
-        return sorted(cohort[i] for i in chosen(_address(key, round, step, cohort).digest(16), len(cohort), m))
+        return sorted(
+            cohort[i] for i in draw_without_replacement(_address(key, round, step, cohort).digest(16), len(cohort), m)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class bernoulli(Activity):
+class bernoulli(BaseActivity):
     """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3).
 
     >>> bernoulli(0.5).p
@@ -176,7 +188,7 @@ class bernoulli(Activity):
 
 
 @dataclass(frozen=True, slots=True)
-class replay(Activity):
+class replay(BaseActivity):
     """The given computing clients, per round and step, of all clusters together; rounds start again when they run out.
 
     >>> replay([[[0, 5], [1, 4]]]).draw(7, 1, [4, 5, 6, 7], Key(0))

@@ -12,7 +12,7 @@ import torch
 
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import declared, missing_methods
+from hansa.core.protocols import missing_methods, with_defaults
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,14 +34,24 @@ class Clustering(Protocol):
 
     __slots__ = ()
 
+    @abstractmethod
+    def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
+        """Return the clusters, as lists of client ids; ``labels`` counts [clients, classes] where known."""
+
+
+class BaseClustering(Clustering):
+    """The optional trait of clusterings, with its default.
+
+    >>> random(2).needs_labels
+    False
+    """
+
+    __slots__ = ()
+
     @property
     def needs_labels(self) -> bool | None:
         """Whether it looks at labels: always, never, or (None) where the data has them."""
         return None
-
-    @abstractmethod
-    def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
-        """The clusters, as lists of client ids; ``labels`` counts [clients, classes] where known."""
 
 
 def resolve(
@@ -61,7 +71,7 @@ def resolve(
         rule = equal(clusters)
     elif missing_methods(clusters, Clustering):
         rule = given(rule)
-    groups: list[list[int]] = rule.assign(population, key, _asked(rule, labels, population))
+    groups: list[list[int]] = rule.assign(population, key, _label_counts(rule, labels, population))
     _check(groups, population, rule)
     return groups
 
@@ -97,7 +107,7 @@ class equal:
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
         """Cut the line of ids into k runs."""
-        return _cut(np.arange(population), self.k, "equal")
+        return _split_evenly(np.arange(population), self.k, "equal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +126,7 @@ class random:
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
         """Shuffle the ids, then cut."""
-        return _cut(key.child("clusters").numpy().permutation(population), self.k, "random")
+        return _split_evenly(key.child("clusters").numpy().permutation(population), self.k, "random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,24 +179,24 @@ class by_labels:
         """Cluster the rows of the label counts."""
         if labels is None:
             raise HansaError(f"{self!r} needs the label counts of every client. Give labels=[clients, classes] counts.")
-        room = np.array([len(group) for group in _cut(np.arange(population), self.k, "by_labels")])
+        room = np.array([len(group) for group in _split_evenly(np.arange(population), self.k, "by_labels")])
         total = labels.sum(axis=1, keepdims=True)
         share = np.divide(labels, total, out=np.zeros_like(labels), where=total > 0)
         # a client without data says nothing about itself: place it as the average client
         share[total[:, 0] == 0] = share[total[:, 0] > 0].mean(axis=0) if total.any() else 0.0
-        owner = _spread(share, room) if self.diverse else _alike(np.sqrt(share), room, self.even)
+        owner = _diverse(share, room) if self.diverse else _similar(np.sqrt(share), room, self.even)
         return sorted([np.flatnonzero(owner == k).tolist() for k in range(self.k)])
 
 
-def _cut(order: Integers, k: int, part: str) -> list[list[int]]:
+def _split_evenly(order: Integers, k: int, part: str) -> list[list[int]]:
     if k > len(order):
         raise invalid_argument(part, "k", k, f"at most one cluster a client, and there are {len(order)} clients")
     return [sorted(piece.tolist()) for piece in np.array_split(order, k)]
 
 
-def _asked(clusters: Clustering, labels: Any, population: int) -> Array | None:
+def _label_counts(clusters: Clustering, labels: Any, population: int) -> Array | None:
     """The label counts for a rule that may look at them."""
-    needs = declared(clusters, Clustering, "needs_labels")
+    needs = with_defaults(clusters, BaseClustering).needs_labels
     if labels is None or needs is False:
         return None
     if callable(labels):
@@ -196,10 +206,10 @@ def _asked(clusters: Clustering, labels: Any, population: int) -> Array | None:
             if needs is None:  # a rule of somebody's own, which may do without
                 return None
             raise HansaError(f"{clusters!r} needs the label counts of every client. {problem}") from problem
-    return _counts(labels, population)
+    return _checked_counts(labels, population)
 
 
-def _counts(labels: Any, population: int) -> Array:
+def _checked_counts(labels: Any, population: int) -> Array:
     counts = np.array(labels.tolist() if isinstance(labels, torch.Tensor) else labels, dtype=np.float64)
     if counts.ndim != 2 or len(counts) != population:
         raise HansaError(
@@ -233,7 +243,7 @@ def _check(groups: Sequence[Sequence[int]], population: int, clusters: Clusterin
         )
 
 
-def _alike(points: Array, room: Integers, even: bool) -> Integers:
+def _similar(points: Array, room: Integers, even: bool) -> Integers:
     """Lloyd's k-means from farthest-first centres, while the cost falls. No BLAS: its last bits vary with threads."""
     chosen: list[int] = []
     nearest = _squared(points, points.mean(axis=0))
@@ -245,7 +255,7 @@ def _alike(points: Array, room: Integers, even: bool) -> Integers:
     centres, best, least = points[chosen], np.zeros(len(points), dtype=np.int64), np.inf
     for _ in range(ROUNDS):
         apart = np.stack([_squared(points, centre) for centre in centres], axis=1)
-        owner = _fill(apart, room if even else np.full(len(room), len(points)))
+        owner = _assign_nearest(apart, room if even else np.full(len(room), len(points)))
         centres = np.stack([points[owner == k].mean(axis=0) for k in range(len(room))])
         cost = float(np.square(points - centres[owner]).sum())
         if cost >= least - 1e-12:
@@ -254,7 +264,7 @@ def _alike(points: Array, room: Integers, even: bool) -> Integers:
     return best
 
 
-def _fill(apart: Array, room: Integers) -> Integers:
+def _assign_nearest(apart: Array, room: Integers) -> Integers:
     """Everyone to the nearest centre with room left; a crowded centre takes its closest; no cluster stays empty."""
     owner = np.full(len(apart), -1, dtype=np.int64)
     left, apart = room.copy(), apart.copy()
@@ -273,7 +283,7 @@ def _fill(apart: Array, room: Integers) -> Integers:
     return owner
 
 
-def _spread(share: Array, room: Integers) -> Integers:
+def _diverse(share: Array, room: Integers) -> Integers:
     """The most unusual clients first, each to the cluster that it brings nearest to the average."""
     deviation = share - share.mean(axis=0)
     owner = np.zeros(len(share), dtype=np.int64)

@@ -12,7 +12,7 @@ from hansa.core.keys import Key
 from hansa.gossip import draw
 from hansa.gossip.clusters import Clustering, resolve
 from hansa.gossip.spectral import edge_count, messages, rho
-from hansa.gossip.theory import AfgaTheorem, Change, Corollary, Orders, changes, corollary, drift
+from hansa.gossip.theory import AfgaTheorem, Change, Corollary, ParameterOrders, corollary, drift, suggest_changes
 from hansa.gossip.topology import Topology
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Description:
                 "bound": None if math.isinf(found.bound) else found.bound,
                 "dense_enough": found.dense_enough,
                 "few_enough": found.few_enough,
-                "changes": [change.words for change in self.changes],
+                "changes": [change.summary for change in self.changes],
                 "orders": self._orders(found.orders(self.steps, self.rounds)),
             },
             "afga": {
@@ -78,7 +78,7 @@ class Description:
             },
         }
 
-    def _orders(self, orders: Orders) -> dict[str, Any]:
+    def _orders(self, orders: ParameterOrders) -> dict[str, Any]:
         return {**asdict(orders), "enough_rounds": orders.enough(self.rounds)}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -124,7 +124,7 @@ class Description:
             yield "", f"rho_max = {found.rho_max:.3f} {sign} 1/(2 sqrt(n - m)) = {found.bound:.3f}"
         yield "", f"K = {found.clusters} {'<' if found.few_enough else '>='} n = {min(self.sizes)}"
         for place, change in enumerate(self.changes):
-            yield ("it would with" if place == 0 else "or with"), change.words
+            yield ("it would with" if place == 0 else "or with"), change.summary
         yield from self._order_lines(found.orders(self.steps, self.rounds))
         afga = self.afga
         yield f"AFGA {afga.name}", "holds" if afga.holds else "does not hold"
@@ -133,7 +133,7 @@ class Description:
         yield from self._order_lines(afga.orders(self.steps, self.rounds))
         yield "local drift", self._drift()
 
-    def _order_lines(self, orders: Orders) -> Iterator[tuple[str, str]]:
+    def _order_lines(self, orders: ParameterOrders) -> Iterator[tuple[str, str]]:
         """The theorem's orders; behind each the number inside it, where the steps and rounds are known."""
         said = "" if orders.least_rounds is None else f": {orders.least_rounds:,} or more"
         if (enough := orders.enough(self.rounds)) is not None:
@@ -194,7 +194,7 @@ def describe(
         dim=dim,
         itemsize=itemsize,
         corollary=found,
-        changes=changes(found, asked),
+        changes=suggest_changes(found, asked),
         afga=AfgaTheorem(found.topology, found.sizes, found.reporters, found.rho_max),
         steps=steps,
         rounds=rounds,

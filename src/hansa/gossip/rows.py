@@ -7,19 +7,19 @@ the changes made so far: rows of idle clients need never exist, and the cost doe
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy
 import torch
 
-from hansa.core.native.cohort_kernel import spread
-from hansa.core.native.lazy_cohort_kernel import carried, gram
+from hansa.core.native.cohort_kernel import combine_changes, gram, squared_spread
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator, kernels
-from hansa.core.vectors.arithmetic import fits
+from hansa.core.vectors.arithmetic import native_fits
 from hansa.gossip.topology import Topology, over_survivors
 
 SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
@@ -43,13 +43,13 @@ def _degrees(weights: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 class Mixer:
-    """The mixing matrix of a cohort, rebuilt doubly stochastic over the survivors when a client is lost."""
+    """The mixing matrix of a cohort, rebuilt doubly stochastic over the survivors when a client drops out."""
 
     def __init__(self, topology: Topology, n: int) -> None:
         self.topology, self.alive = topology, [True] * n
         self._build()
 
-    def lose(self, *positions: int) -> None:
+    def drop(self, *positions: int) -> None:
         for position in positions:
             self.alive[position] = False
         if positions:
@@ -71,12 +71,12 @@ class Mixer:
             self.degrees = _degrees(self.weights)
 
     @property
-    def still(self) -> bool:
+    def isolated(self) -> bool:
         """Whether nobody ever hears anybody: W = I."""
         return self.topology.isolates or len(self.alive) == 1
 
     @property
-    def links(self) -> int:
+    def nonzero(self) -> int:
         """Entries of W that are not zero."""
         return len(self.positions) if self.weights is None else int(self.weights.nnz)
 
@@ -88,40 +88,60 @@ class Mixer:
         return torch.from_numpy(self.weights.toarray()).to(dtype)
 
 
-class Rows(Protocol):
-    """Rows by position in the cohort."""
+class Rows(ABC):
+    """The models of a cohort by position. Storages differ in what they keep in memory, not in what the rows are."""
 
-    def read(self, positions: Sequence[int]) -> torch.Tensor: ...
+    @abstractmethod
+    def read(self, positions: Sequence[int]) -> torch.Tensor:
+        """Return copies of these rows, [positions, d]."""
 
+    def models(self, positions: Sequence[int]) -> Sequence[Vector]:
+        """Return these rows to be read before the next change; views where they are in memory."""
+        return list(self.read(positions))
+
+    @abstractmethod
     def write(self, position: int, before: Vector, after: Vector) -> None:
-        """A local step of a row that is still as it was before."""
-        ...
+        """Write the local step of a row that has not changed since ``before`` was read."""
 
+    @abstractmethod
     def shift(self, position: int, before: Vector, after: Vector) -> None:
-        """The change from before to after, made to a row that others were mixed into meanwhile."""
-        ...
+        """Add the step from before to after to a row that others were mixed into meanwhile."""
 
-    def mix(self, mixer: Mixer) -> None: ...
+    @abstractmethod
+    def mix(self, mixer: Mixer) -> None:
+        """X <- W X over the survivors."""
 
-    def average(self, mixer: Mixer) -> None: ...
+    @abstractmethod
+    def average(self, mixer: Mixer) -> None:
+        """Replace every survivor's row by their mean."""
 
+    @abstractmethod
     def mean(self, mixer: Mixer) -> Vector:
-        """The mean of the survivors' rows, in float64."""
-        ...
+        """Return the mean of the survivors' rows, in float64."""
 
+    @abstractmethod
     def spread(self, mixer: Mixer, dim: int) -> float:
-        """sqrt(mean_i ||x_i - mean||^2) over the survivors' first ``dim`` numbers: their distance from consensus."""
-        ...
+        """Return sqrt(mean_i ||x_i - mean||^2) over the survivors' first ``dim`` entries: the consensus distance."""
+
+    def pull(self, mixer: Mixer, public: torch.Tensor, rate: float) -> None:
+        """X <- X + rate (W - I) public over the survivors: compressed gossip, which only dense rows have."""
+        raise NotImplementedError
+
+    def deltas(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
+        """Return row - start at these positions, and the spread."""
+        rows = self.read(positions) if positions else ()
+        deltas = [torch.sub(row, start, out=allocator.empty_like(start)) for row in rows]
+        return deltas, self.spread(mixer, dim)
 
 
-class DenseRows:
+class DenseRows(Rows):
     """Every row in memory, in two buffers that swap."""
 
     def __init__(self, start: torch.Tensor) -> None:
         self.rows = start
         self._spare: torch.Tensor | None = None
         self._weights: tuple[Mixer, int, torch.Tensor] | None = None
-        self._sparse: tuple[Any, kernels.Links | None] | None = None
+        self._sparse: tuple[Any, kernels.CsrWeights | None] | None = None
 
     @property
     def spare(self) -> torch.Tensor:
@@ -132,6 +152,13 @@ class DenseRows:
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
         return self.rows[list(positions)]
+
+    def models(self, positions: Sequence[int]) -> list[Vector]:
+        return [self.rows[position] for position in positions]
+
+    def pull(self, mixer: Mixer, public: torch.Tensor, rate: float) -> None:
+        alive = mixer.positions
+        self.rows[alive] += rate * (self.matrix(mixer) @ public[alive] - public[alive])
 
     def write(self, position: int, before: Vector, after: Vector) -> None:
         self.rows[position] = after
@@ -147,14 +174,14 @@ class DenseRows:
         kernels.mix(self.rows, links, self.spare)
         self.rows, self._spare = self.spare, self.rows
 
-    def _links(self, mixer: Mixer) -> kernels.Links | None:
+    def _links(self, mixer: Mixer) -> kernels.CsrWeights | None:
         """W by its links, where nobody is lost, native code can take the rows, and few of the entries are links."""
         n = len(self.rows)
-        if mixer.weights is None or len(mixer.positions) != n or not fits(self.rows, self.spare):
+        if mixer.weights is None or len(mixer.positions) != n or not native_fits(self.rows, self.spare):
             return None
         if self._sparse is None or self._sparse[0] is not mixer.weights:
-            few = mixer.links <= max(4, n // 2) * n
-            self._sparse = (mixer.weights, kernels.Links.of(mixer.weights) if few else None)
+            few = mixer.nonzero <= max(4, n // 2) * n
+            self._sparse = (mixer.weights, kernels.CsrWeights.of(mixer.weights) if few else None)
         return self._sparse[1]
 
     def average(self, mixer: Mixer) -> None:
@@ -164,20 +191,19 @@ class DenseRows:
     def mean(self, mixer: Mixer) -> Vector:
         return self.rows[mixer.positions].mean(dim=0, dtype=torch.float64)
 
-    def ended(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
-        """What the rows at these positions have moved from a start, and the spread; natively in one pass."""
-        moved = [allocator.like(start) for _ in positions]
-        if self.rows.dtype == torch.float32 and fits(self.rows, start):
-            by_row = dict(zip(positions, moved, strict=True))
-            total = spread(self.rows, mixer.positions, dim, start=start, moved=by_row)
-            return moved, math.sqrt(total / len(mixer.positions))
-        for position, vector in zip(positions, moved, strict=True):
-            torch.sub(self.rows[position], start, out=vector)
-        return moved, self.spread(mixer, dim)
+    def deltas(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
+        deltas = [allocator.empty_like(start) for _ in positions]
+        if self.rows.dtype == torch.float32 and native_fits(self.rows, start):  # in one pass
+            by_row = dict(zip(positions, deltas, strict=True))
+            total = squared_spread(self.rows, mixer.positions, dim, start=start, deltas=by_row)
+            return deltas, math.sqrt(total / len(mixer.positions))
+        for position, delta in zip(positions, deltas, strict=True):
+            torch.sub(self.rows[position], start, out=delta)
+        return deltas, self.spread(mixer, dim)
 
     def spread(self, mixer: Mixer, dim: int) -> float:
-        if self.rows.dtype == torch.float32 and fits(self.rows):
-            return math.sqrt(spread(self.rows, mixer.positions, dim) / len(mixer.positions))
+        if self.rows.dtype == torch.float32 and native_fits(self.rows):
+            return math.sqrt(squared_spread(self.rows, mixer.positions, dim) / len(mixer.positions))
         total = 0.0
         for first in range(0, dim, SPAN):  # in float64, a piece at a time that stays near
             models = self.rows[mixer.positions, first : min(first + SPAN, dim)].double()
@@ -199,7 +225,7 @@ class DenseRows:
         return self._weights[2]
 
 
-class ApartRows:
+class SeparateRows(Rows):
     """W = I: a row exists once its client has moved, and no mixing touches it."""
 
     def __init__(self, start: Vector) -> None:
@@ -212,7 +238,8 @@ class ApartRows:
     def write(self, position: int, before: Vector, after: Vector) -> None:
         self.own[position] = after
 
-    shift = write
+    def shift(self, position: int, before: Vector, after: Vector) -> None:
+        self.own[position] = after
 
     def mix(self, mixer: Mixer) -> None:
         return None
@@ -223,18 +250,18 @@ class ApartRows:
 
     def mean(self, mixer: Mixer) -> Vector:
         start = self.start.double()
-        return start + sum((row.double() - start for row in self._moved(mixer)), start * 0) / len(mixer.positions)
+        return start + sum((row.double() - start for row in self._changed(mixer)), start * 0) / len(mixer.positions)
 
     def spread(self, mixer: Mixer, dim: int) -> float:
-        mean, moved, n = self.mean(mixer)[:dim], self._moved(mixer), len(mixer.positions)
+        mean, moved, n = self.mean(mixer)[:dim], self._changed(mixer), len(mixer.positions)
         apart = [float((row[:dim].double() - mean).square().sum()) for row in [*moved, self.start]]
         return math.sqrt((math.fsum(apart[:-1]) + (n - len(moved)) * apart[-1]) / n)
 
-    def _moved(self, mixer: Mixer) -> list[Vector]:
+    def _changed(self, mixer: Mixer) -> list[Vector]:
         return [self.own[position] for position in mixer.positions if position in self.own]
 
 
-class LazyRows:
+class LazyRows(Rows):
     """X = 1 start' + C U: the changes U made so far, and the coefficients C that gossip carries, C <- W C.
 
     In a small cohort C is an array. In a large one it begins sparse, for on a ring a change travels one client a step;
@@ -253,67 +280,68 @@ class LazyRows:
     def read(self, positions: Sequence[int]) -> torch.Tensor:
         if not self.count:
             return self.start.repeat(len(positions), 1)
-        chosen = self.terms(positions)
-        if self.start.dtype == torch.float32 and fits(self.start, self.changes):
-            return carried(self.start, self.changes, chosen)
+        chosen = self.coefficients_of(positions)
+        if self.start.dtype == torch.float32 and native_fits(self.start, self.changes):
+            return combine_changes(self.start, self.changes, chosen)
         needed = np.flatnonzero(chosen.any(axis=0))
         weights = torch.from_numpy(chosen[:, needed]).to(self.changes)
         used = self.changes[: self.count] if len(needed) == self.count else self.changes[torch.from_numpy(needed)]
         return torch.addmm(self.start, weights, used)
 
-    def terms(self, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def coefficients_of(self, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """These rows of C, [positions, changes]."""
-        self._settle()
+        self._add_columns()
         return _array(self.coefficients[list(positions)])
 
     def write(self, position: int, before: Vector, after: Vector) -> None:
-        self.room(1)
+        self.reserve(1)
         torch.sub(after, before, out=self.changes[self.count])
-        self.made([position])
+        self.add([position])
 
-    shift = write
+    def shift(self, position: int, before: Vector, after: Vector) -> None:
+        self.write(position, before, after)
 
-    def room(self, more: int) -> None:
-        """Make sure that so many more changes have a place."""
+    def reserve(self, more: int) -> None:
+        """Make room for so many more changes."""
         if (short := self.count + more - len(self.changes)) > 0:
             extra = self.changes.new_empty(self.count + short, self.changes.shape[1])
             self.changes = torch.cat([self.changes, extra])
 
-    def made(self, positions: Sequence[int]) -> None:
-        """A change of each of these now lies in its place."""
+    def add(self, positions: Sequence[int]) -> None:
+        """Count a change of each of these, which lies in its place."""
         self.count += len(positions)
         self._new += positions
 
-    def mark(self) -> tuple[Any, int, list[int]]:
-        """All but the changes themselves, for `back`."""
+    def checkpoint(self) -> tuple[Any, int, list[int]]:
+        """Return all but the changes themselves, for `rewind`."""
         return self.coefficients, self.count, list(self._new)
 
-    def back(self, mark: tuple[Any, int, list[int]]) -> None:
-        """As it was at a mark; changes made since are forgotten."""
-        self.coefficients, self.count, self._new = mark[0], mark[1], list(mark[2])
+    def rewind(self, checkpoint: tuple[Any, int, list[int]]) -> None:
+        """Return to a checkpoint; changes made since are forgotten."""
+        self.coefficients, self.count, self._new = checkpoint[0], checkpoint[1], list(checkpoint[2])
 
     def mix(self, mixer: Mixer) -> None:
-        self._settle()
+        self._add_columns()
         if mixer.weights is None:
             self.average(mixer)
             return
         whole = len(mixer.positions) == self.n
-        mixed = self._by(mixer) @ (self.coefficients if whole else self.coefficients[mixer.positions])
-        self._keep(mixed if whole else self._placed(mixer, mixed))
+        mixed = self._weights_of(mixer) @ (self.coefficients if whole else self.coefficients[mixer.positions])
+        self._set_coefficients(mixed if whole else self._at_positions(mixer, mixed))
 
-    def _by(self, mixer: Mixer) -> Any:
+    def _weights_of(self, mixer: Mixer) -> Any:
         """W, as an array in a small cohort."""
         if self._weights is None or self._weights[0] is not mixer.weights:
             self._weights = (mixer.weights, mixer.weights.toarray() if self.n <= SMALL else mixer.weights)
         return self._weights[1]
 
     def average(self, mixer: Mixer) -> None:
-        self._settle()
+        self._add_columns()
         common = self.coefficients[mixer.positions].sum(axis=0) / len(mixer.positions)
-        self._keep(self._placed(mixer, np.tile(common, (len(mixer.positions), 1))))
+        self._set_coefficients(self._at_positions(mixer, np.tile(common, (len(mixer.positions), 1))))
 
     def mean(self, mixer: Mixer) -> Vector:
-        self._settle()
+        self._add_columns()
         if not self.count:
             return self.start.double()
         common = self.coefficients[mixer.positions].sum(axis=0) / len(mixer.positions)
@@ -322,7 +350,7 @@ class LazyRows:
 
     def spread(self, mixer: Mixer, dim: int) -> float:
         """From X - mean = (C - mean) U: the squares sum to the entries of (C - mean)'(C - mean) times those of U U'."""
-        self._settle()
+        self._add_columns()
         if not self.count:
             return 0.0
         n, chosen = len(mixer.positions), self.coefficients[mixer.positions]
@@ -336,7 +364,7 @@ class LazyRows:
     def _products(self, dim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """U U' over the first ``dim`` numbers."""
         changes = self.changes[: self.count]
-        if changes.dtype == torch.float32 and fits(changes):
+        if changes.dtype == torch.float32 and native_fits(changes):
             return gram(changes, dim)
         products = np.zeros((self.count, self.count))
         for first in range(0, dim, SPAN):
@@ -344,11 +372,11 @@ class LazyRows:
             products += (some @ some.T).cpu().numpy()
         return products
 
-    def _keep(self, mixed: Any) -> None:
+    def _set_coefficients(self, mixed: Any) -> None:
         full = isinstance(mixed, np.ndarray) or mixed.nnz > FULL * mixed.shape[0] * mixed.shape[1]
         self.coefficients = _array(mixed) if full else scipy.sparse.csr_array(mixed)
 
-    def _placed(self, mixer: Mixer, mixed: Any) -> Any:
+    def _at_positions(self, mixer: Mixer, mixed: Any) -> Any:
         """The survivors' coefficients in their places; those of lost clients are given up."""
         if len(mixer.positions) == self.n:
             return mixed
@@ -356,7 +384,7 @@ class LazyRows:
         placed[mixer.positions] = _array(mixed)
         return placed
 
-    def _settle(self) -> None:
+    def _add_columns(self) -> None:
         """A column for each change made since the last look, all of it still at the client that made it."""
         if not self._new:
             return
@@ -376,7 +404,7 @@ def _array(matrix: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.toarray())
 
 
-def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int, native: bool = False) -> bool:
+def lazy_pays(n: int, active: Sequence[int], gossip_every: int, links: int, dim: int, native: bool = False) -> bool:
     """The cost rule, in passes over one row, a product of matrices costing a sixteenth of a pass an entry.
 
     Dense rows: each mixing reads and writes all n rows. Lazy rows: each step combines all changes so far for those who
@@ -393,7 +421,7 @@ def lazy_pays(n: int, active: Sequence[int], every: int, links: int, dim: int, n
     for step, count in enumerate(active):
         lazy += changes * (1 + count / 16)
         changes += count
-        if (step + 1) % every == 0:
+        if (step + 1) % gossip_every == 0:
             dense += n if native else 3 * n + n * n / 16
             lazy += 0 if native and n <= SMALL else links * changes / dim
     return lazy + (changes * changes / 8 if native else 0) < dense

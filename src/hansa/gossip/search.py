@@ -65,20 +65,28 @@ def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Ma
     word = None if kind is None else kind.strip().lower().replace("-", "_")
     known = {*FIXED, *RANDOM}
     if word is not None and word not in known:
-        raise HansaError(f"with_rho(kind={kind!r}): no graph to choose from. {suggestion(word, known)}")
+        raise HansaError(
+            f"with_rho(kind={kind!r}): no graph to choose from. {suggestion(word, known)}",
+            component="with_rho",
+            argument="kind",
+        )
     found: list[tuple[float, int, float, Match]] = []
     for name, graph in FIXED.items():
         if word in (None, name):
-            found += _tried([graph], sizes, target)
+            found += _evaluate([graph], sizes, target)
     for name, make in RANDOM.items():
         if word in (None, name):
             found += _random(make, sizes, target)
     if not found:
-        raise HansaError(f"with_rho(kind={kind!r}): does not come in the sizes {sorted(set(sizes))}.")
+        raise HansaError(
+            f"with_rho(kind={kind!r}): does not come in the sizes {sorted(set(sizes))}.",
+            component="with_rho",
+            argument="kind",
+        )
     return min(found, key=lambda entry: entry[:3])[3]
 
 
-def _tried(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -> list[tuple[float, int, float, Match]]:
+def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -> list[tuple[float, int, float, Match]]:
     """The graphs that come in these sizes, ordered by distance beyond `CLOSE`, messages and distance."""
     found = []
     for graph in graphs:
@@ -97,15 +105,15 @@ def _random(
 ) -> list[tuple[float, int, float, Match]]:
     """First every tenth of the option with seed 0, then around the nearest of them finer, and with other seeds."""
     options = [tenth / 10 for tenth in range(1, 11)]
-    coarse = [(option, tried[0]) for option in options if (tried := _tried([make(option, 0)], sizes, target))]
+    coarse = [(option, tried[0]) for option in options if (tried := _evaluate([make(option, 0)], sizes, target))]
     if not coarse:
         return []
     nearest = min(coarse, key=lambda pair: pair[1][2])[0]
     seeds = SEEDS if max(sizes) <= ALIKE else 1
-    return [entry for _, entry in coarse] + _tried(list(_around(make, nearest, seeds)), sizes, target)
+    return [entry for _, entry in coarse] + _evaluate(list(_bisect(make, nearest, seeds)), sizes, target)
 
 
-def _around(make: Callable[[float, int], Topology], option: float, seeds: int) -> Iterator[Topology]:
+def _bisect(make: Callable[[float, int], Topology], option: float, seeds: int) -> Iterator[Topology]:
     for hundredths in range(-8, 9, 2):
         finer = round(option + hundredths / 100, 2)
         if 0 < finer <= 1:

@@ -10,11 +10,11 @@ import scipy
 
 from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
-from hansa.gossip.weights import as_sparse, check
+from hansa.gossip.weights import as_sparse, check_mixing_matrix
 
 if TYPE_CHECKING:
     from hansa.gossip.topology import Topology
-    from hansa.gossip.weights import Array, Matrix, Sparse
+    from hansa.gossip.weights import Array, Matrix, WeightMatrix
 
 DENSE_UP_TO = 1024  # clients: all singular values of a dense matrix take 0.4 s there, 3.6 s at twice the size
 
@@ -29,7 +29,7 @@ def rho(W: Matrix) -> float:
     >>> [round(rho(ring()(n)), 3) for n in (8, 10, 50)]
     [0.805, 0.873, 0.995]
     """
-    check(W, connected=False)
+    check_mixing_matrix(W, connected=False)
     S = as_sparse(W)
     n = S.shape[0]
     # ||W - 11'/n||_F bounds rho: where nothing is left beyond the mean, there is nothing to find
@@ -88,11 +88,11 @@ def step_bytes(W: Matrix, dim: int, itemsize: int = 4) -> int:
     return messages(W) * dim * itemsize
 
 
-def _symmetric(S: Sparse) -> bool:
+def _symmetric(S: WeightMatrix) -> bool:
     return bool(abs(S - S.T).max() < 1e-12)
 
 
-def _second(S: Sparse, squared: bool = False) -> float:
+def _second(S: WeightMatrix, squared: bool = False) -> float:
     """max |lambda| of B - 11'/n for symmetric B = W, or B = W'W when ``squared``."""
     linalg = scipy.sparse.linalg
     n = S.shape[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hansa.core.errors import HansaError, check_integer
-from hansa.gossip.activity import size_of
+from hansa.gossip.activity import count_of
 from hansa.gossip.spectral import messages, rho_max
 from hansa.gossip.topology import Topology, complete, exponential, hypercube, ring, torus
 
@@ -29,7 +29,7 @@ def drift(rho: float, steps: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class ParameterOrders:
     """How many rounds a theorem asks for, how it scales both rates, and how fast it then is, in words and, where the
     local steps and the rounds are known, in numbers up to constants.
 
@@ -103,7 +103,7 @@ class Corollary:
         """Both conditions."""
         return self.dense_enough and self.few_enough
 
-    def orders(self, steps: int | None = None, rounds: int | None = None) -> Orders:
+    def orders(self, steps: int | None = None, rounds: int | None = None) -> ParameterOrders:
         """For T > tau M rounds: eta = Theta(sqrt(tau M)), eta_l = Theta(1/sqrt(T tau)), rate O(1/sqrt(T tau M)).
 
         >>> from hansa.gossip import complete
@@ -112,7 +112,7 @@ class Corollary:
         (385, 19.6, True)
         """
         M, both = self.participants, None if steps is None or rounds is None else rounds * steps
-        return Orders(
+        return ParameterOrders(
             rounds="T > tau M",
             server_lr="Theta(sqrt(tau M))",
             local_lr="Theta(1/sqrt(T tau))",
@@ -152,14 +152,14 @@ class AfgaTheorem:
         """rho_max <= m/(m + n)."""
         return self.rho_max <= self.bound + SLACK
 
-    def orders(self, steps: int | None = None, rounds: int | None = None) -> Orders:
+    def orders(self, steps: int | None = None, rounds: int | None = None) -> ParameterOrders:
         """For R >= I M rounds: eta = Theta(n sqrt(I/m)), eta_l = Theta(1/sqrt(R I^2)), rate O(1/sqrt(R I m)); in one
         cluster n and m are N and M."""
         m, M = min(self.reporters), sum(self.reporters)
         ratio = max(n / math.sqrt(m) for n, m in zip(self.sizes, self.reporters, strict=True))
         n_, m_ = ("N", "M") if len(self.sizes) == 1 else ("n", "m")
         both = None if steps is None or rounds is None else rounds * steps
-        return Orders(
+        return ParameterOrders(
             rounds="R >= I M",
             server_lr=f"Theta({n_} sqrt(I/{m_}))",
             local_lr="Theta(1/sqrt(R I^2))",
@@ -175,7 +175,7 @@ class AfgaTheorem:
 class Change:
     """A setting under which the corollary holds, and in words what is other than before.
 
-    >>> changes(corollary(ring(), [8] * 4, 2), 2)[0].words
+    >>> suggest_changes(corollary(ring(), [8] * 4, 2), 2)[0].summary
     '8 reporters a cluster instead of 2'
     """
 
@@ -183,7 +183,7 @@ class Change:
     topology: Topology
     clusters: int
     reporters: int
-    words: str
+    summary: str
 
 
 def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Corollary:
@@ -198,7 +198,7 @@ def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Cor
     """
     for n in sizes:
         check_integer("corollary", "sizes", n)
-    m = tuple(size_of("corollary", "reporters", reporters, n) for n in sizes)
+    m = tuple(count_of("corollary", "reporters", reporters, n) for n in sizes)
     return Corollary(topology, tuple(sizes), m, rho_max(topology, sizes))
 
 
@@ -216,21 +216,21 @@ def afga_theorem(topology: Topology, sizes: Sequence[int], reporters: float) -> 
     return AfgaTheorem(found.topology, found.sizes, found.reporters, found.rho_max)
 
 
-def changes(found: Corollary, reporters: float) -> tuple[Change, ...]:
+def suggest_changes(found: Corollary, reporters: float) -> tuple[Change, ...]:
     """The smallest change of each kind that makes the corollary hold: more reporters, a denser graph, fewer clusters.
 
     ``reporters`` is what was asked for: a count stays a count and a share a share as clusters grow. Where no single
     change is enough, fewer clusters come together with another.
 
-    >>> for change in changes(corollary(ring(), [8] * 4, 2), 2):
-    ...     print(change.words)
+    >>> for change in suggest_changes(corollary(ring(), [8] * 4, 2), 2):
+    ...     print(change.summary)
     8 reporters a cluster instead of 2
     complete() instead of ring(): rho 0.000
     """
     if found.holds:
         return ()
     single = [*_more_reporters(found), *_denser(found), *_fewer(found, reporters)]
-    return tuple(single or _combined(found, reporters))
+    return tuple(single or _combine_changes(found, reporters))
 
 
 def _more_reporters(found: Corollary, prefix: str = "") -> Iterator[Change]:
@@ -265,7 +265,7 @@ def _denser(found: Corollary, prefix: str = "") -> Iterator[Change]:
 
 def _fewer(found: Corollary, reporters: float) -> Iterator[Change]:
     """The largest number of clusters below K that cuts the clients evenly and holds as it is."""
-    for fewer in _cuts(found):
+    for fewer in _cluster_counts(found):
         try:
             again = corollary(found.topology, [found.clients // fewer] * fewer, reporters)
         except HansaError:  # the graph does not come in that size
@@ -276,22 +276,22 @@ def _fewer(found: Corollary, reporters: float) -> Iterator[Change]:
             return
 
 
-def _combined(found: Corollary, reporters: float) -> Iterator[Change]:
+def _combine_changes(found: Corollary, reporters: float) -> Iterator[Change]:
     """The largest K with K < n, and then what that still lacks."""
-    for fewer in _cuts(found):
+    for fewer in _cluster_counts(found):
         sizes = [found.clients // fewer] * fewer
         prefix = f"{fewer} clusters of {sizes[0]} instead of {found.clusters}, and "
         try:
             again = corollary(found.topology, sizes, reporters)
             yield from _more_reporters(again, prefix)
         except HansaError:
-            m = size_of("corollary", "reporters", reporters, sizes[0])
+            m = count_of("corollary", "reporters", reporters, sizes[0])
             again = Corollary(found.topology, tuple(sizes), (m,) * fewer, 1.0)
         yield from _denser(again, prefix)
         return
 
 
-def _cuts(found: Corollary) -> Iterator[int]:
+def _cluster_counts(found: Corollary) -> Iterator[int]:
     """Numbers of clusters below K that divide N evenly into clusters larger than their number."""
     for fewer in range(found.clusters - 1, 0, -1):
         size, rest = divmod(found.clients, fewer)

@@ -17,13 +17,22 @@ import torch
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import not_a_component
-from hansa.gossip.weights import as_sparse, check, circulant, dense, identity, metropolis, reroute, sinkhorn
+from hansa.gossip.weights import (
+    as_sparse,
+    check_mixing_matrix,
+    circulant,
+    metropolis,
+    reroute,
+    sinkhorn,
+    sparse_identity,
+    to_dense,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from hansa.gossip.weights import Matrix, Sparse
+    from hansa.gossip.weights import Matrix, WeightMatrix
 
 DRAWS = 100  # of a random graph, before we say that it will not be connected
 
@@ -46,14 +55,14 @@ class Topology(ABC):
     """Whether W is I for every n: then nothing is ever mixed."""
 
     @abstractmethod
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         """The matrix for n >= 1 clients, not yet checked."""
 
-    def sparse(self, n: int) -> Sparse:
+    def sparse(self, n: int) -> WeightMatrix:
         """The checked matrix for n clients, in CSR form."""
         check_integer(type(self).__name__, "n", n, "A cluster has at least one client.")
         W = self.weights(n)
-        check(W, connected=self.connected, name=f"{type(self).__name__} over {n} clients")
+        check_mixing_matrix(W, connected=self.connected, name=f"{type(self).__name__} over {n} clients")
         return W
 
     def __call__(self, n: int) -> Tensor:
@@ -75,7 +84,7 @@ class Topology(ABC):
         return whole_call if len(whole_call) <= 60 else f"{type(self).__name__}(...)"
 
 
-def check_topology(owner: str, argument: str, value: object) -> None:
+def require_topology(owner: str, argument: str, value: object) -> None:
     """Refuse what is no topology."""
     if not isinstance(value, Topology):
         raise not_a_component(owner, argument, value, Topology, "a topology", example="ring() is one.")
@@ -89,7 +98,7 @@ class ring(Topology):
     [1.0, 1.0, 0.0, 1.0]
     """
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         return circulant(n, (1, -1))
 
 
@@ -103,7 +112,7 @@ class complete(Topology):
 
     averages: ClassVar[bool] = True
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         return circulant(n, range(n))
 
 
@@ -122,7 +131,7 @@ class unbalanced_complete(Topology):
         check_integer("unbalanced_complete", "seed", self.seed, minimum=0)
         check_fraction("unbalanced_complete", "spread", self.spread, "complete() has no spread.")
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         draw = Key(self.seed).child("unbalanced_complete", n).numpy().random((n, n))
         return as_sparse(sinkhorn(1 + self.spread * (2 * draw - 1)))
 
@@ -142,7 +151,7 @@ class erdos_renyi(Topology):
         check_fraction("erdos_renyi", "p", self.p)
         check_integer("erdos_renyi", "seed", self.seed, minimum=0)
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         for draw in range(DRAWS):
             pairs = _random_pairs(n, self.p, Key(self.seed).child("erdos_renyi", n, draw).numpy())
             W = metropolis(n, pairs)
@@ -170,7 +179,7 @@ class torus(Topology):
         if self.rows is not None:
             check_integer("torus", "rows", self.rows)
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         rows = self.rows or max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
         if n % rows:
             raise invalid_argument(
@@ -189,7 +198,7 @@ class star(Topology):
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
     """
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         return metropolis(n, ((0, leaf) for leaf in range(1, n)))
 
 
@@ -203,7 +212,7 @@ class exponential(Topology):
     [0.25, 0.25, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0]
     """
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         return circulant(n, (2**k for k in range((n - 1).bit_length())))
 
 
@@ -215,7 +224,7 @@ class hypercube(Topology):
     [0.25, 0.25, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0]
     """
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         if n & (n - 1):
             low = 1 << (n.bit_length() - 1)
             raise invalid_argument(
@@ -237,8 +246,8 @@ class isolated(Topology):
     connected: ClassVar[bool] = False
     isolates: ClassVar[bool] = True
 
-    def weights(self, n: int) -> Sparse:
-        return identity(n)
+    def weights(self, n: int) -> WeightMatrix:
+        return sparse_identity(n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +266,7 @@ class edges(Topology):
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs", tuple(_pair(pair) for pair in self.pairs))
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         ends = np.array(self.pairs, dtype=np.int64).reshape(-1, 2)
         if ends.max(initial=0) >= n:
             pair = tuple(ends[int(np.argmax(ends.max(axis=1)))].tolist())
@@ -276,13 +285,13 @@ class matrix(Topology):
     rows: Sequence[Sequence[float]]
 
     def __post_init__(self) -> None:
-        check(self.rows, name="matrix")
-        W = dense(self.rows)
+        check_mixing_matrix(self.rows, name="matrix")
+        W = to_dense(self.rows)
         if torch.stack([W.sum(0), W.sum(1)]).sub(1).abs().max() > 1e-12:
             W = sinkhorn(W)  # it came in single precision: the rest of its digits are ours to choose
         object.__setattr__(self, "rows", tuple(map(tuple, W.tolist())))
 
-    def weights(self, n: int) -> Sparse:
+    def weights(self, n: int) -> WeightMatrix:
         if n != len(self.rows):
             raise invalid_argument("matrix", "n", n, f"{len(self.rows)}, the size of the given matrix")
         return as_sparse(self.rows, "matrix")
@@ -318,7 +327,7 @@ def _random_pairs(n: int, p: float, chance: np.random.Generator) -> NDArray[np.i
     return np.stack([place - j * (j - 1) // 2, j], axis=1)
 
 
-def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Sparse:
+def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> WeightMatrix:
     """W over the clients still alive, in their order: doubly stochastic and connected.
 
     A topology that comes in that size is applied to the survivors: a ring closes up, a star that lost its hub gets

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Array: TypeAlias = NDArray[np.float64]
-    Sparse: TypeAlias = scipy.sparse.csr_array[np.float64, tuple[int, int]]
-    Matrix: TypeAlias = Tensor | NDArray[np.floating] | Sparse | Sequence[Sequence[float]]
+    WeightMatrix: TypeAlias = scipy.sparse.csr_array[np.float64, tuple[int, int]]
+    Matrix: TypeAlias = Tensor | NDArray[np.floating] | WeightMatrix | Sequence[Sequence[float]]
+else:
+    WeightMatrix = "scipy.sparse.csr_array[np.float64, tuple[int, int]]"
+"""Mixing weights W of a topology, sparse: row i holds the weights of the clients that client i hears."""
 
 
-def as_sparse(W: Matrix, name: str = "W") -> Sparse:
+def as_sparse(W: Matrix, name: str = "W") -> WeightMatrix:
     """Any form of a square matrix as float64 CSR, without stored zeros.
 
     >>> as_sparse([[0.5, 0.5], [0.5, 0.5]]).nnz
@@ -35,7 +38,7 @@ def as_sparse(W: Matrix, name: str = "W") -> Sparse:
             raise HansaError(f"{name}: expected a matrix of numbers with rows of equal length ({error}).") from error
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] == 0:
         raise HansaError(f"{name} has shape {' x '.join(map(str, W.shape))}: expected a square matrix.")
-    S: Sparse = scipy.sparse.csr_array(cast("Any", W), dtype=np.float64)
+    S: WeightMatrix = scipy.sparse.csr_array(cast("Any", W), dtype=np.float64)
     if not S.has_canonical_format or not S.data.all():
         S = S.copy()  # the caller's arrays are shared until here
         S.sum_duplicates()
@@ -43,23 +46,23 @@ def as_sparse(W: Matrix, name: str = "W") -> Sparse:
     return S
 
 
-def dense(W: Matrix) -> Tensor:
+def to_dense(W: Matrix) -> Tensor:
     """The matrix as a float64 tensor.
 
     >>> from hansa.gossip import ring
-    >>> dense(ring().weights(3))[0]
+    >>> to_dense(ring().weights(3))[0]
     tensor([0.3333, 0.3333, 0.3333], dtype=torch.float64)
     """
     return torch.from_numpy(as_sparse(W).toarray())
 
 
-def check(W: Matrix, *, connected: bool = True, name: str = "W") -> None:
+def check_mixing_matrix(W: Matrix, *, connected: bool = True, name: str = "W") -> None:
     """Refuse a matrix that is not doubly stochastic, or under which clients never agree.
 
     W must be square and finite, W_ij >= 0, W 1 = 1, 1'W = 1', and W^t -> 11'/n: connected and not periodic. Sums may be
     off by what the given dtype cannot say.
 
-    >>> check([[0.5, 0.5], [0.4, 0.6]])
+    >>> check_mixing_matrix([[0.5, 0.5], [0.4, 0.6]])
     Traceback (most recent call last):
     hansa.core.errors.HansaError: W: column 0 sums to 0.9, expected 1. gossip.sinkhorn(W) makes it doubly stochastic.
     """
@@ -95,7 +98,7 @@ def _tolerance(W: Matrix) -> float:
     return 1e-9 if digits < 1e-12 else 1e-5 if digits < 1e-6 else 1e-2
 
 
-def _check_agreement(S: Sparse, name: str) -> None:
+def _check_agreement(S: WeightMatrix, name: str) -> None:
     parts, label = scipy.sparse.csgraph.connected_components(S, directed=True, connection="strong")
     if parts > 1:
         away = int(np.argmax(label != label[0]))
@@ -109,13 +112,13 @@ def _check_agreement(S: Sparse, name: str) -> None:
         )
 
 
-def _periodic(S: Sparse) -> bool:
+def _periodic(S: WeightMatrix) -> bool:
     import networkx  # thirty megabytes that hardly anybody needs
 
     return not networkx.is_aperiodic(networkx.from_scipy_sparse_array(S, create_using=networkx.DiGraph))
 
 
-def metropolis(n: int, pairs: Iterable[tuple[int, int]] | NDArray[np.integer]) -> Sparse:
+def metropolis(n: int, pairs: Iterable[tuple[int, ...]] | NDArray[np.integer]) -> WeightMatrix:
     """Metropolis-Hastings weights: w_ij = 1/(1 + max(d_i, d_j)) on edges, the rest on the diagonal.
 
     Symmetric, so doubly stochastic on any graph; on a regular graph uniform, 1/(1 + d). Xiao, Boyd and Kim (2007).
@@ -140,7 +143,7 @@ def metropolis(n: int, pairs: Iterable[tuple[int, int]] | NDArray[np.integer]) -
     )
 
 
-def circulant(n: int, offsets: Iterable[int]) -> Sparse:
+def circulant(n: int, offsets: Iterable[int]) -> WeightMatrix:
     """Every client hears itself and those ``offsets`` places on, all with the same weight.
 
     >>> circulant(4, (1,)).toarray().tolist()[0]
@@ -149,7 +152,9 @@ def circulant(n: int, offsets: Iterable[int]) -> Sparse:
     shifts = np.array(sorted({0, *(offset % n for offset in offsets)}))
     columns = (np.arange(n)[:, None] + shifts) % n
     start = np.arange(0, n * len(shifts) + 1, len(shifts))
-    W: Sparse = scipy.sparse.csr_array((np.full(columns.size, 1 / len(shifts)), columns.ravel(), start), shape=(n, n))
+    W: WeightMatrix = scipy.sparse.csr_array(
+        (np.full(columns.size, 1 / len(shifts)), columns.ravel(), start), shape=(n, n)
+    )
     W.sort_indices()
     return W
 
@@ -170,14 +175,16 @@ def sinkhorn(A: Matrix, sweeps: int = 10_000) -> Tensor:
         if off < 1e-13:
             return torch.from_numpy(P)
         if off < 1e-3 and sweep % 50 == 0:
-            P = _newton(P)  # sweeps gain rho^2 each, next to nothing on a long ring; near the end Newton is quadratic
+            P = _newton_scaling(
+                P
+            )  # sweeps gain rho^2 each, next to nothing on a long ring; near the end Newton is quadratic
     raise HansaError(
         f"sinkhorn: rows are still off by {off:.2g} after {sweeps} sweeps: the zeros of the matrix leave no doubly "
         "stochastic matrix of that pattern. Fill some of them, or use Metropolis weights: gossip.edges([...])."
     )
 
 
-def _newton(P: Array) -> Array:
+def _newton_scaling(P: Array) -> Array:
     """P_ij (1 + u_i + v_j) with unit sums to first order; P itself where that would turn a weight negative."""
     n = len(P)
     rows, columns = P.sum(axis=1), P.sum(axis=0)
@@ -187,7 +194,7 @@ def _newton(P: Array) -> Array:
     return P * factor if (factor > 0).all() else P
 
 
-def reroute(W: Matrix, alive: Sequence[bool]) -> Sparse:
+def reroute(W: Matrix, alive: Sequence[bool]) -> WeightMatrix:
     """W over the survivors s when clients d are lost: W_ss + W_sd (I - W_dd)^-1 W_ds, the stochastic complement.
 
     What went through a lost client now goes straight between its neighbours. Doubly stochastic and connected whenever W
@@ -197,7 +204,7 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> Sparse:
     [[0.75, 0.25], [0.25, 0.75]]
     """
     S = as_sparse(W)
-    check(W)
+    check_mixing_matrix(W)
     keep = np.flatnonzero(np.asarray(alive, dtype=bool))
     if len(alive) != S.shape[0] or len(keep) == 0:
         raise HansaError(
@@ -209,7 +216,7 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> Sparse:
     if len(lost) == 0 or W_ds.nnz == 0:
         return scipy.sparse.csr_array(W_ss)
     touched = np.unique(W_ds.indices)
-    through = scipy.sparse.linalg.splu(scipy.sparse.csc_array(identity(len(lost)) - S[lost][:, lost])).solve(
+    through = scipy.sparse.linalg.splu(scipy.sparse.csc_array(sparse_identity(len(lost)) - S[lost][:, lost])).solve(
         W_ds[:, touched].toarray()
     )
     rows, columns = np.nonzero(through)
@@ -217,6 +224,6 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> Sparse:
     return scipy.sparse.csr_array(W_ss + W_sd @ detour)
 
 
-def identity(n: int) -> Sparse:
+def sparse_identity(n: int) -> WeightMatrix:
     """Everyone keeps what it has."""
     return scipy.sparse.csr_array((np.ones(n), np.arange(n), np.arange(n + 1)), shape=(n, n))

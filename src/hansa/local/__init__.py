@@ -1,10 +1,10 @@
-"""Client work: solvers as affine corrections, how much work, and the one gradient loop."""
+"""Client work: solvers as affine corrections, how much work, the local step and the trainers that take it."""
 
 from hansa.local.blocks import blocks
-from hansa.local.descent import ClientJob, LocalResult, LocalStep, Trainer, descend, effective_steps, train
 from hansa.local.distributions import Distribution, between, lognormal, one_of
 from hansa.local.solvers import (
     AscentOffset,
+    BaseSolver,
     Correction,
     Solver,
     SolverResult,
@@ -15,11 +15,16 @@ from hansa.local.solvers import (
     sgd,
     solver_receives,
 )
-from hansa.local.work import LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
+from hansa.local.step import LocalStep, effective_steps
+from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, take_steps, train
+from hansa.local.work import BaseLocalWork, LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
 from hansa.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
 
 __all__ = [
     "AscentOffset",
+    "BaseLocalWork",
+    "BaseSolver",
+    "BaseTrainer",
     "ClientJob",
     "Correction",
     "Distribution",
@@ -34,7 +39,6 @@ __all__ = [
     "blocks",
     "cosine",
     "deadline",
-    "descend",
     "drawn",
     "dyn",
     "effective_steps",
@@ -52,6 +56,7 @@ __all__ = [
     "sgd",
     "solver_receives",
     "step_decay",
+    "take_steps",
     "train",
     "warmup",
 ]

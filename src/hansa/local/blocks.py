@@ -10,7 +10,7 @@ import torch
 
 from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.core.types import Vector
-from hansa.core.vectors.layout import Entry, Layout
+from hansa.core.vectors.layout import TensorEntry, Layout
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -56,7 +56,7 @@ class blocks:
             raise HansaError(f"{self!r}: matches every parameter: nothing would be left to share.")
         return found
 
-    def _ranges(self, entries: Sequence[Entry]) -> Ranges:
+    def _ranges(self, entries: Sequence[TensorEntry]) -> Ranges:
         joined: list[tuple[int, int]] = []
         for entry in entries:
             if any(fnmatchcase(entry.name, pattern) for pattern in self.patterns):

@@ -13,12 +13,7 @@ from hansa.core.errors import HansaError, check_integer, check_non_negative, che
 
 
 class Distribution(Protocol):
-    """A draw that may depend on how many samples the client holds.
-
-    >>> from hansa.core.protocols import lacking
-    >>> lacking(one_of([1, 2]), Distribution), lacking(print, Distribution)
-    ([], [])
-    """
+    """A draw that may depend on how many samples the client holds."""
 
     def draw(self, chance: np.random.Generator, samples: int) -> float: ...
 
@@ -83,7 +78,9 @@ class one_of:
                 check_non_negative("one_of", "chances", chance)
             if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
                 raise HansaError(
-                    f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1, one a value."
+                    f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1, one a value.",
+                    component="one_of",
+                    argument="chances",
                 )
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from hansa.compress import Compressor
-from hansa.compress.base import check_compressor
+from hansa.compress.base import require_compressor
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.gossip import Activity, Clustering, Topology, everyone, resample, selected
-from hansa.gossip.activity import check_activity
-from hansa.gossip.topology import check_topology
+from hansa.gossip.activity import require_activity
+from hansa.gossip.topology import require_topology
 
 StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
 """Whether clients that gossip mix their models after the local step or before it."""
@@ -46,10 +46,10 @@ class Mixing:
     order: StepOrder = "adapt-then-combine"
 
     def __post_init__(self) -> None:
-        check_topology("Mixing", "topology", self.topology)
-        check_activity("Mixing", "active", self.active)
+        require_topology("Mixing", "topology", self.topology)
+        require_activity("Mixing", "active", self.active)
         if self.compressor is not None:
-            check_compressor("Mixing", "compressor", self.compressor)
+            require_compressor("Mixing", "compressor", self.compressor)
         check_integer("Mixing", "gossip_every", self.gossip_every, "1 gossips after every step.")
         if self.average_every is not None:
             check_integer("Mixing", "average_every", self.average_every)
@@ -63,16 +63,22 @@ class Mixing:
         if self.compressor is not None and self.order == "combine-then-adapt":
             raise HansaError(
                 f"Mixing(compressor={self.compressor!r}, order='combine-then-adapt'): compressed gossip sends what the "
-                "local step made. Use order='adapt-then-combine'."
+                "local step made. Use order='adapt-then-combine'.",
+                component="Mixing",
+                argument="compressor",
             )
         if self.reporters_only and self.keep_local_models:
             raise HansaError(
-                "Mixing(reporters_only=True, keep_local_models=True): the adapted forms keep no models between rounds."
+                "Mixing(reporters_only=True, keep_local_models=True): the adapted forms keep no models between rounds.",
+                component="Mixing",
+                argument="reporters_only",
             )
         if self.reporters_only and self.active not in (everyone(), selected()):
             raise HansaError(
                 f"Mixing(reporters_only=True, active={self.active!r}): in the adapted forms all reporters compute "
-                "at every step. Leave active out, or adapted."
+                "at every step. Leave active out, or adapted.",
+                component="Mixing",
+                argument="reporters_only",
             )
 
     @property
@@ -81,7 +87,7 @@ class Mixing:
         exact = ("chen2021",) if self.average_every is not None else ()
         return (*kind, *exact, *(("koloskova2019",) if self.compressor is not None else ()))
 
-    def resolved(self) -> tuple[tuple[int, ...], ...]:
+    def cluster_lists(self) -> tuple[tuple[int, ...], ...]:
         """The clusters as lists of clients; an algorithm that was bound to a population has them."""
         assert isinstance(self.clusters, tuple)
         return self.clusters

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from hansa.core.errors import check_non_negative, check_positive
-from hansa.core.protocols import check_component, declared
+from hansa.core.protocols import check_component, with_defaults
 from hansa.core.types import CONTROL, Vector, Vectors
 
 
@@ -32,7 +32,7 @@ AscentOffset: TypeAlias = Callable[[Sequence["torch.Tensor"]], list["torch.Tenso
 class SolverResult(NamedTuple):
     """What a solver reports on its own channels, and what the client remembers.
 
-    >>> Finished({}, {}).memory
+    >>> SolverResult({}, {}).memory
     {}
     """
 
@@ -40,25 +40,42 @@ class SolverResult(NamedTuple):
     memory: Vectors
 
 
+@runtime_checkable
 class Solver(Protocol):
-    """``channels``: what it receives and reports beside the model; ``receives``: what it only receives, made by the
-    server; ``memory``: rows each client keeps; ``uniform_only``: updates must count equally; ``pull``: the scalar a, a
-    fact of the method that the server knows too.
+    """The correction of a client's local steps: y <- y - lr (g + a (y - x) + s)."""
 
-    >>> from hansa.core.protocols import lacking
-    >>> lacking(sgd(), Solver), lacking(print, Solver)
-    ([], ['correction', 'finish'])
+    __slots__ = ()
+
+    @abstractmethod
+    def correction(self, got: Vectors, memory: Vectors) -> Correction:
+        """Return a and s, from the vectors received and the client's memory."""
+
+    @abstractmethod
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
+        """Return what the client reports on other channels and remembers, after moving by ``change`` = y - x."""
+
+
+class BaseSolver(Solver):
+    """The optional traits of local solvers, with their defaults.
+
+    >>> sgd().memory, prox(0.1).prox_weight
+    ((), 0.1)
     """
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
     channels: ClassVar[tuple[str, ...]] = ()
+    """Channels that it receives and reports on, beside the model."""
     receives: ClassVar[tuple[str, ...]] = ()
+    """Channels that it only receives; the server makes them."""
     memory: ClassVar[tuple[str, ...]] = ()
+    """Names of the rows that each client keeps."""
     uniform_only: ClassVar[bool] = False
+    """Whether the method is defined for equally weighted updates only."""
 
     @property
     def prox_weight(self) -> float:
+        """The scalar a, which the server needs too."""
         return 0.0
 
     @property
@@ -66,14 +83,8 @@ class Solver(Protocol):
         """For a solver that takes the gradient of each step at y + e: a method from the gradients at y to e."""
         return None
 
-    @abstractmethod
-    def correction(self, got: Vectors, memory: Vectors) -> Correction: ...
 
-    @abstractmethod
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult: ...
-
-
-def check_solver(owner: str, argument: str, value: object) -> None:
+def require_solver(owner: str, argument: str, value: object) -> None:
     """Refuse what is no local solver."""
     check_component(owner, argument, value, Solver, "a local solver", example="sgd() is one, prox(0.1) another.")
 
@@ -84,11 +95,11 @@ def solver_receives(solver: Solver) -> tuple[str, ...]:
     >>> solver_receives(sgd())
     ()
     """
-    return tuple(declared(solver, Solver, "receives"))
+    return tuple(with_defaults(solver, BaseSolver).receives)
 
 
 @dataclass(frozen=True, slots=True)
-class sgd(Solver):
+class sgd(BaseSolver):
     """a = 0, s = 0: plain stochastic gradient descent.
 
     >>> sgd().channels
@@ -103,7 +114,7 @@ class sgd(Solver):
 
 
 @dataclass(frozen=True, slots=True)
-class prox(Solver):
+class prox(BaseSolver):
     """a = mu: the proximal pull towards the received model (FedProx, Li 2020).
 
     >>> prox(0.1).mu
@@ -128,7 +139,7 @@ class prox(Solver):
 
 
 @dataclass(frozen=True, slots=True)
-class scaffold(Solver):
+class scaffold(BaseSolver):
     """s = c - c_i; then c_i' = c_i - c + (x - y)/(tau lr), and c_i' - c_i is reported (SCAFFOLD option II,
     Karimireddy 2020).
 
@@ -152,7 +163,7 @@ class scaffold(Solver):
 
 
 @dataclass(frozen=True, slots=True)
-class dyn(Solver):
+class dyn(BaseSolver):
     """a = alpha, s = -h_i; then h_i <- h_i - alpha (y - x) (FedDyn, Acar 2021). Goes with `hansa.server.dyn`.
 
     >>> dyn(0.1).alpha
@@ -182,7 +193,7 @@ class dyn(Solver):
 
 
 @dataclass(frozen=True, slots=True)
-class sam(Solver):
+class sam(BaseSolver):
     """The gradient of each step is taken at y + rho g/||g||, on the same batch (FedSAM, Qu 2022; Foret 2021).
 
     >>> sam(0.1).rho

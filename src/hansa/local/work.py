@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from hansa.core.errors import HansaError, check_integer, check_non_negative, check_positive, invalid_argument
 from hansa.core.keys import Key
@@ -25,12 +25,22 @@ class Work(NamedTuple):
     batch_size: int
 
 
+@runtime_checkable
 class LocalWork(Protocol):
-    """A draw of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples.
+    """A draw of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples."""
 
-    >>> from hansa.core.protocols import lacking
-    >>> lacking(fixed(3), LocalWork), lacking(print, LocalWork)
-    ([], ['draw'])
+    __slots__ = ()
+
+    @abstractmethod
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        """Return the work of a client that holds so many samples."""
+
+
+class BaseLocalWork(LocalWork):
+    """The optional traits of local work, with their defaults.
+
+    >>> fixed(3).common, epochs(2).common
+    (3, None)
     """
 
     __slots__ = ()
@@ -45,12 +55,8 @@ class LocalWork(Protocol):
         """Refuse a population it cannot serve."""
         return
 
-    @abstractmethod
-    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        """The work of a client that holds so many samples."""
 
-
-def check_work(owner: str, argument: str, value: object) -> None:
+def require_work(owner: str, argument: str, value: object) -> None:
     """Refuse what is no amount of local work."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     several = isinstance(value, (list, tuple))
@@ -76,7 +82,7 @@ def _epoch_steps(epochs: float, samples: int, batch_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class fixed(LocalWork):
+class fixed(BaseLocalWork):
     """The same number of steps each round: one number for all, or one a client.
 
     >>> fixed([1, 2]).draw(1, 100, 10, Key(0))
@@ -110,7 +116,7 @@ class fixed(LocalWork):
 
 
 @dataclass(frozen=True, slots=True)
-class epochs(LocalWork):
+class epochs(BaseLocalWork):
     """tau_i = floor(E n_i / B) steps, at least 1; E may be fractional.
 
     >>> epochs(1.5).draw(0, 100, 20, Key(0))
@@ -129,7 +135,7 @@ class epochs(LocalWork):
 
 
 @dataclass(frozen=True, slots=True)
-class random_steps(LocalWork):
+class random_steps(BaseLocalWork):
     """tau ~ U{low..high}, drawn afresh for every client and round.
 
     >>> random_steps(3, 3).draw(0, 10, 5, Key(0))
@@ -152,7 +158,7 @@ class random_steps(LocalWork):
 
 
 @dataclass(frozen=True, slots=True)
-class drawn(LocalWork):
+class drawn(BaseLocalWork):
     """E and B drawn afresh for every client and round, tau = floor(E n_i / B), at least 1. Each is a number or a
     distribution; ``batch`` None takes the batch size of the local phase.
 
@@ -179,7 +185,7 @@ class drawn(LocalWork):
 
 
 @dataclass(frozen=True, slots=True)
-class hybrid_plus(LocalWork):
+class hybrid_plus(BaseLocalWork):
     """E ~ U{low..high}, B ~ U{min_batch..n_i}, tau = floor(E n_i / B), at least 1, afresh for every client and round
     (the hybrid+ setting of Zeng et al.).
 
@@ -209,7 +215,7 @@ TYPICAL = lognormal(median=10.0, sigma=0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class deadline(LocalWork):
+class deadline(BaseLocalWork):
     """The steps a device manages before a deadline: floor(speed_i * seconds), at least 1, at most ``epochs`` passes.
 
     A client's speed, in steps a second, is drawn once by ``seed`` and stays its own; ``jitter`` is the spread of what

@@ -1,32 +1,50 @@
-"""What the words of the presets mean: the vocabulary that all share, and the compositions made of it."""
+"""The arguments of the presets, their defaults, and the compositions that presets are made of."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypedDict, Unpack
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypedDict, Unpack, cast, get_args, get_type_hints
 
 from hansa.aggregate import mean
 from hansa.aggregate.base import Weights
 from hansa.algorithm import Algorithm, Channel, LocalPhase
 from hansa.compress import Compressor, Downlink, Uplink, direct, error_feedback, replica
-from hansa.compress.base import check_compressor
-from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.compress.base import require_compressor
+from hansa.core.errors import HansaError, argument_error, invalid_argument, short_repr, suggestion
 from hansa.core.protocols import missing_methods
 from hansa.core.types import MODEL
-from hansa.local import LocalWork, fixed, sgd
-from hansa.local import epochs as passes
-from hansa.local.solvers import Solver
+from hansa.local import LocalWork, Solver, fixed, sgd
+from hansa.local import epochs as local_epochs
 from hansa.sample import Sampler, uniform
 from hansa.schedule import Rate
 from hansa.server import ServerTransform, chain, scale
 
+P = ParamSpec("P")
+
 
 class Common(TypedDict, total=False):
-    """The words every preset understands.
+    """The arguments of every preset.
+
+    Args:
+        local_lr: Learning rate of the clients, a number or a schedule.
+        steps: Local steps per round: one number, one per client, or a component such as `hansa.local.drawn`.
+        epochs: Passes over a client's data per round, instead of ``steps``.
+        batch_size: Rows per batch; None takes all rows of the client.
+        participation: Fraction of the clients that take part in a round.
+        sampler: Component that selects the participants, instead of ``participation``.
+        server_lr: Learning rate of the server, a number or a schedule.
+        weights: Weights of the updates: "uniform", "samples", "clusters", or one number per client.
+        local_momentum: Momentum of the local steps, starting from zero in every round.
+        weight_decay: L2 penalty of the local steps.
+        max_grad_norm: Clip local gradients to this norm; None does not clip.
+        compressor: Compressor of the uploads, with error feedback; None sends them uncompressed.
+        two_way: Compress the broadcasts too: True for the same compressor, or another compressor or a downlink.
 
     >>> sorted(Common.__annotations__)[:3]
-    ['batch_size', 'compressor', 'downlink']
+    ['batch_size', 'compressor', 'epochs']
     """
 
     local_lr: Rate
@@ -45,7 +63,14 @@ class Common(TypedDict, total=False):
 
 
 class Adaptive(Common, total=False):
-    """The words of the adaptive servers, on top of the common ones.
+    """The arguments of presets with an adaptive server.
+
+    Args:
+        b1: Decay rate of the first moment m.
+        b2: Decay rate of the second moment v.
+        eps: Term that bounds the denominator from below.
+        bias_correction: Divide m and v by 1 - b1^t and 1 - b2^t.
+        v0: Initial value of v.
 
     >>> "eps" in Adaptive.__annotations__
     True
@@ -58,89 +83,165 @@ class Adaptive(Common, total=False):
     v0: float
 
 
-class Rooted(Adaptive, total=False):
-    """The words of the adaptive servers whose eps may stand inside the root.
+class AdaptiveEps(Adaptive, total=False):
+    """The arguments of presets whose adaptive server has a choice of where eps is added.
 
-    >>> "eps_inside" in Rooted.__annotations__
+    Args:
+        eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
+
+    >>> "eps_inside" in AdaptiveEps.__annotations__
     True
     """
 
     eps_inside: bool
 
 
-def federated(
+COMMON_DEFAULTS: dict[str, Any] = {
+    "local_lr": 0.05, "steps": None, "epochs": 1, "batch_size": 32, "participation": 1.0, "sampler": None,
+    "server_lr": 1.0, "weights": "uniform", "local_momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None,
+    "compressor": None, "two_way": False,
+}  # fmt: skip
+EXCLUSIVE = (("steps", "epochs"), ("sampler", "participation"), ("participation", "reporters"))
+
+
+def preset(
+    server: type | None = None, /, **defaults: Any
+) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
+    """Decorate a preset: its signature and docstring list every argument of its `TypedDict`, with the defaults.
+
+    Args:
+        server: Server transform whose fields are among the arguments, with its defaults.
+        **defaults: Defaults of this preset that differ; None marks an argument that is unset by default.
+    """
+
+    def decorate(function: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+        own_fields = {field.name: field.default for field in fields(server)} if server is not None else {}
+        hints = get_type_hints(function)
+        *own, options = inspect.signature(function).parameters.values()
+        (typed_dict,) = get_args(hints[options.name])
+        known = {**COMMON_DEFAULTS, **own_fields, **defaults}
+        expanded = [
+            *(parameter.replace(annotation=hints[parameter.name]) for parameter in own),
+            *(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=hint)
+                for name, hint in _hints_of(typed_dict).items()
+            ),
+        ]
+        values = {name: value for name, value in known.items() if value is not None and name in _hints_of(typed_dict)}
+        signature = inspect.Signature(expanded, return_annotation=Algorithm)
+
+        @wraps(function)
+        def build(*args: P.args, **arguments: P.kwargs) -> Algorithm:
+            _check_arguments(function.__name__, arguments, signature.parameters)
+            replaced = {first for first, second in EXCLUSIVE if arguments.get(second) is not None}
+            used = {name: value for name, value in values.items() if name not in replaced}
+            return function(*args, **cast("Any", {**used, **arguments}))
+
+        build.__signature__ = signature  # type: ignore[attr-defined]
+        build.__doc__ = _expanded_doc(function.__doc__, f"**{options.name}:", typed_dict)
+        return build
+
+    return decorate
+
+
+@cache
+def _hints_of(typed_dict: Any) -> dict[str, Any]:
+    return get_type_hints(typed_dict)
+
+
+def _expanded_doc(doc: str | None, marker: str, typed_dict: Any) -> str | None:
+    """The docstring of a preset with its ``**options`` line replaced by a line for each of them."""
+    lines = (doc or "").splitlines()
+    place = next((number for number, line in enumerate(lines) if line.strip().startswith(marker)), None)
+    if place is None:
+        return doc
+    listed = [f"        {name}: {text}" for name, text in ARGUMENT_DOCS.items() if name in _hints_of(typed_dict)]
+    return "\n".join([*lines[:place], *listed, *lines[place + 1 :]])
+
+
+ARGUMENT_DOCS: dict[str, str] = {}
+"""One line for each argument of the presets' typed dictionaries, from their docstrings."""
+
+
+def document_arguments(*typed_dicts: Any) -> None:
+    """Collect the ``Args`` of typed dictionaries, for the docstrings of presets."""
+    for typed_dict in typed_dicts:
+        for line in (typed_dict.__doc__ or "").splitlines():
+            name, colon, text = line.strip().partition(": ")
+            if colon and name in typed_dict.__annotations__:
+                ARGUMENT_DOCS[name] = text
+
+
+document_arguments(Common, Adaptive, AdaptiveEps)
+
+
+def _check_arguments(name: str, arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for argument, value in arguments.items():
+        if argument not in known:
+            raise argument_error(name, argument, value, f"no such argument. {suggestion(argument, known)}")
+    for first, second in EXCLUSIVE:
+        if arguments.get(first) is not None and arguments.get(second) is not None:
+            raise HansaError(
+                f"{name}({first}={short_repr(arguments[first])}, {second}={short_repr(arguments[second])}): expected one "
+                f"of the two. {'steps counts gradient steps, epochs passes over the data.' if first == 'steps' else ''}",
+                component=name, argument=first, value=arguments[first],
+            )  # fmt: skip
+
+
+def compose(
     name: str, *, solver: Solver | None = None, channels: Mapping[str, Channel] | None = None, **common: Unpack[Common]
 ) -> Algorithm:
-    """The common composition: what the words of `Common` mean."""
-    known(name, common, Common)
-    links = _links(name, common)
-    model = Channel(*links, mean(common.get("weights", "uniform")), scale(common.get("server_lr", 1.0)))
-    others = {key: replace(channel, downlink=links[0], uplink=links[1]) for key, channel in (channels or {}).items()}
+    """Return FedAvg with the given arguments, under another name; other channels get the links of the model's."""
+    downlink, uplink = _links(name, common)
+    model = Channel(downlink, uplink, mean(common["weights"]), scale(common["server_lr"]))
+    others = {key: replace(channel, downlink=downlink, uplink=uplink) for key, channel in (channels or {}).items()}
     local = LocalPhase(
         solver=sgd() if solver is None else solver,
-        steps=_work(name, common),
-        lr=common.get("local_lr", 0.05),
-        batch_size=common.get("batch_size", 32),
-        momentum=common.get("local_momentum", 0.0),
-        weight_decay=common.get("weight_decay", 0.0),
+        steps=_local_work(common),
+        lr=common["local_lr"],
+        batch_size=common["batch_size"],
+        momentum=common["local_momentum"],
+        weight_decay=common["weight_decay"],
         max_grad_norm=common.get("max_grad_norm"),
     )
-    return Algorithm(name, sampler_of(name, common), local, {MODEL: model, **others})
+    return Algorithm(name, select_sampler(common), local, {MODEL: model, **others})
 
 
-def adaptive(
-    name: str, part: Callable[..., ServerTransform], words: Mapping[str, Any], server_lr: Rate = 0.1
+def compose_adaptive(
+    name: str, server: Callable[..., ServerTransform], arguments: Mapping[str, Any], **components: Any
 ) -> Algorithm:
-    """FedAvg with an adaptive server in front of the server's rate."""
-    own = {item.name for item in fields(part)}  # type: ignore[arg-type]
-    known(name, words, Common, own)
-    common: Any = {word: value for word, value in words.items() if word not in own}
-    adaptive = part(**{word: value for word, value in words.items() if word in own})
-    return federated(name, **common).with_server(rated(adaptive, common, server_lr))
+    """Return FedAvg with an adaptive server in front of the server's learning rate."""
+    own = {field.name for field in fields(cast("Any", server))}
+    common: Any = {argument: value for argument, value in arguments.items() if argument not in own}
+    transform = server(**{argument: value for argument, value in arguments.items() if argument in own})
+    return compose(name, **common, **components).with_server(with_lr(transform, common))
 
 
-def rated(server: ServerTransform, common: Common, server_lr: Rate = 1.0) -> ServerTransform:
-    return chain(server, scale(common.get("server_lr", server_lr)))
+def with_lr(server: ServerTransform, common: Common) -> ServerTransform:
+    """Return a server transform followed by the server's learning rate."""
+    return chain(server, scale(common["server_lr"]))
 
 
-def known(name: str, words: Mapping[str, Any], common: type, own: set[str] | frozenset[str] = frozenset()) -> None:
-    known = {*common.__annotations__, *own}
-    for word in words:
-        if word not in known:
-            raise HansaError(f"{name}({word}={words[word]!r}): no such argument. {suggestion(word, known)}")
+def select_sampler(common: Common) -> Sampler:
+    """Return the sampler, or uniform sampling of the participation."""
+    return common["sampler"] if common.get("sampler") is not None else uniform(common["participation"])
+
+
+def _local_work(common: Common) -> LocalWork:
+    steps = common.get("steps")
+    if steps is None:
+        return local_epochs(common["epochs"])
+    return fixed(steps) if isinstance(steps, (int, Sequence)) else steps
 
 
 def _links(name: str, common: Common) -> tuple[Downlink, Uplink]:
-    """Uncompressed links; or error feedback up, and with ``two_way`` a compressed replica down, by the same compressor
-    or by the one given: a client that was away hears what it missed, so the downlink may want fewer bytes."""
-    if "compressor" not in common:
-        if common.get("two_way"):
+    """Return direct links; with a compressor error feedback up, and with ``two_way`` also a compressed replica down."""
+    compressor, two_way = common.get("compressor"), cast("Any", common.get("two_way", False))
+    if compressor is None:
+        if two_way:
             raise invalid_argument(name, "two_way", True, "a compressor with it", "compressor=hansa.compress.sign().")
         return direct(), direct()
-    compressor = common["compressor"]
-    check_compressor(name, "compressor", compressor)
-    down: Any = common.get("two_way", False)
-    if isinstance(down, bool):
-        return replica(compressor) if down else direct(), error_feedback(compressor)
-    return down if missing_methods(down, Compressor) else replica(down), error_feedback(compressor)
-
-
-def _work(name: str, common: Common) -> LocalWork:
-    if "steps" in common and "epochs" in common:
-        raise HansaError(
-            f"{name}(steps={common['steps']!r}, epochs={common['epochs']!r}): expected one of the two. "
-            "steps counts gradient steps, epochs passes over a client's data."
-        )
-    if "steps" in common:
-        steps = common["steps"]
-        return fixed(steps) if isinstance(steps, (int, Sequence)) else steps
-    return passes(common.get("epochs", 1))
-
-
-def sampler_of(name: str, common: Common) -> Sampler:
-    if "sampler" in common and "participation" in common:
-        raise HansaError(
-            f"{name}(sampler={common['sampler']!r}, participation={common['participation']!r}): expected one of the "
-            "two."
-        )
-    return common["sampler"] if "sampler" in common else uniform(common.get("participation", 1.0))
+    require_compressor(name, "compressor", compressor)
+    if isinstance(two_way, bool):
+        return replica(compressor) if two_way else direct(), error_feedback(compressor)
+    return two_way if missing_methods(two_way, Compressor) else replica(two_way), error_feedback(compressor)

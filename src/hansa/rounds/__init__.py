@@ -1,4 +1,4 @@
-"""What belongs to a round: messages that travel, the three functions over them, the door, faults."""
+"""A round: the messages that travel, the three functions over them, validation and faults."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, in_cohort_order
     from hansa.rounds.diagnostics import diagnose
     from hansa.rounds.messages import Broadcast, DroppedClient, Report, Upload, WorkOrder
-    from hansa.rounds.round import OpenedRound, client_round, client_rounds, close_round, open_round
+    from hansa.rounds.round import OpenedRound, client_round, close_round, open_round
     from hansa.rounds.state import ServerState
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Upload",
     "WorkOrder",
     "client_round",
-    "client_rounds",
     "close_round",
     "diagnose",
     "in_cohort_order",
@@ -42,7 +41,6 @@ HOMES = {
     "Upload": "hansa.rounds.messages",
     "WorkOrder": "hansa.rounds.messages",
     "client_round": "hansa.rounds.round",
-    "client_rounds": "hansa.rounds.round",
     "close_round": "hansa.rounds.round",
     "diagnose": "hansa.rounds.diagnostics",
     "in_cohort_order": "hansa.rounds.aggregation",

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hansa.aggregate.base import Aggregator, Combined, Running, Share
+from hansa.aggregate import BaseAggregator
+from hansa.aggregate.base import Combined, RunningAggregate, Participant
 from hansa.algorithm import Algorithm, Channel
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import (
     BUFFERS,
     MODEL,
@@ -27,12 +28,13 @@ from hansa.core.types import (
 )
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
-from hansa.local import Solver, effective_steps
+from hansa.local import effective_steps
+from hansa.local.solvers import BaseSolver
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 from hansa.rounds.state import ServerState
-from hansa.rounds.validation import Expected, RefusedUpdate, repeated, sender, validate_upload
+from hansa.rounds.validation import ExpectedUpload, RefusedUpdate, repeated_senders, sender_of, validate_upload
 
-Stage = Callable[[int, Vectors], None]
+StageMemory = Callable[[int, Vectors], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,24 +100,24 @@ class RoundAggregation:
         *,
         quorum: int = 1,
         rows: RowReader | None = None,
-        gone: Sequence[DroppedClient] = (),
-        several: Collection[int] = (),
+        unreachable: Sequence[DroppedClient] = (),
+        repeated: Collection[int] = (),
         max_norm: float = 1e12,
-        keep: bool = False,
-        stage: Stage | None = None,
+        keep_updates: bool = False,
+        stage_memory: StageMemory | None = None,
     ) -> None:
         self.algorithm, self.state, self.population = algorithm, state, population
         self.quorum, self.rows = quorum, rows
         self.orders = {client: order for order in orders for client in order.reporters}
-        self.lost = list(gone)
-        self._repeated, self._stage = several, stage
-        self._expected = expected(algorithm, state, orders, max_norm) if orders else None
+        self.dropped = list(unreachable)
+        self._repeated, self._stage_memory = repeated, stage_memory
+        self._expected = expected_upload(algorithm, state, orders, max_norm) if orders else None
         self._vectors: dict[str, list[Update]] = {}
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningAggregate] = {}
         for name, channel in algorithm.channels.items():
             if channel.follows is not None:
                 continue
-            running = None if keep or algorithm.local.mixing is not None else self._begin(channel)
+            running = None if keep_updates or algorithm.local.mixing is not None else self._start_running(channel)
             if running is None:
                 self._vectors[name] = []
             else:
@@ -128,36 +130,36 @@ class RoundAggregation:
         self._exchanges = 0
         self._steps: dict[int, float] = {}
         self._info: dict[str, list[float]] = {}
-        self._means = LocalMean({name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors})
+        self._local_mean = LocalModelMean({name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors})
 
-    def _begin(self, channel: Channel) -> Running | None:
-        begin = declared(channel.aggregate, Aggregator, "running")
+    def _start_running(self, channel: Channel) -> RunningAggregate | None:
+        begin = with_defaults(channel.aggregate, BaseAggregator).running
         if begin is None or not self.orders:
             return None
         samples = self.population.samples
-        shares = [Share(client, order.cohort, samples[client]) for client, order in sorted(self.orders.items())]
-        found: Running = begin(shares)
+        shares = [Participant(client, order.cohort, samples[client]) for client, order in sorted(self.orders.items())]
+        found: RunningAggregate = begin(shares)
         return found
 
     def add(self, report: Report) -> None:
         """Admit what a cohort sent, or note why not."""
-        self.lost += report.dropped
+        self.dropped += report.dropped
         if report.peer_bytes:
             self._peer.update(report.peer_bytes)
         self._exchanges = max(self._exchanges, report.exchanges)
         for name, value in report.info.items():
             self._info.setdefault(name, []).append(value)
-        self._means.add(report)
+        self._local_mean.add(report)
         if self._expected is None:
             return
-        several = self._repeated if len(report.uploads) < 2 else {*self._repeated, *repeated([report], self._expected)}
+        several = self._repeated if len(report.uploads) < 2 else {*self._repeated, *repeated_senders([report], self._expected)}
         for upload in report.uploads:
             try:
                 vectors, norms, nbytes = validate_upload(upload, self._expected, report.cohort, several)
                 if upload.client in self._norms:
                     raise RefusedUpdate("duplicate", f"client {upload.client} sent more than one update this round")
             except RefusedUpdate as refusal:
-                self.lost.append(DroppedClient(sender(upload), refusal.reason, refusal.detail))
+                self.dropped.append(DroppedClient(sender_of(upload), refusal.reason, refusal.detail))
                 continue
             client = upload.client
             self._norms[client], self._losses[client] = norms[MODEL], upload.loss
@@ -167,8 +169,8 @@ class RoundAggregation:
                 self._add(name, self._update(client, decode, upload.loss))
 
     def _remember(self, client: int, memory: Vectors) -> None:
-        if memory and self._stage is not None:
-            self._stage(client, memory)
+        if memory and self._stage_memory is not None:
+            self._stage_memory(client, memory)
         elif memory:
             self._memory[client] = dict(memory)
 
@@ -183,7 +185,7 @@ class RoundAggregation:
         steps = self._steps.get(order.work.steps)
         if steps is None:
             phase = self.algorithm.local
-            pull = declared(phase.solver, Solver, "prox_weight")
+            pull = with_defaults(phase.solver, BaseSolver).prox_weight
             steps = effective_steps(order.work.steps, phase.lr_at(self.state.round), phase.momentum, pull)
             self._steps[order.work.steps] = steps
         return EncodedUpdate(client, order.cohort, decode, self.population.samples[client], steps, loss)
@@ -194,9 +196,9 @@ class RoundAggregation:
         admitted = tuple(sorted(self._norms))
         needed = max(self.quorum, min_updates(self.algorithm, len(self.orders)))
         if len(admitted) < needed:
-            self.lost += [DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted]
+            self.dropped += [DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted]
             return ClosedRound(replace(state, round=state.round + 1), {}, self._outcome((), {}), None)
-        ctx = RoundContext(state.round, state.seen(self.population), admitted, self.rows)
+        ctx = RoundContext(state.round, state.population_with_stats(self.population), admitted, self.rows)
         combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
         vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
         for name, channel in self.algorithm.channels.items():
@@ -208,7 +210,7 @@ class RoundAggregation:
             else:
                 aggregate[name] = combined[name].state
                 step, server[name] = channel.server.update(combined[name].vector, state.server[name], ctx)
-                vectors[name] = torch.add(before, step, out=allocator.like(before))
+                vectors[name] = torch.add(before, step, out=allocator.empty_like(before))
             downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
         for found in combined.values():
             for client, kept in found.rows.items():
@@ -223,7 +225,7 @@ class RoundAggregation:
             self._losses,
             {name: found.vector for name, found in combined.items()},
             self._vectors,
-            self._means.found(),
+            self._local_mean.result(),
         )
         return ClosedRound(after, self._memory, self._outcome(admitted, combined[MODEL].info), evidence)
 
@@ -240,7 +242,7 @@ class RoundAggregation:
             round=self.state.round,
             applied=bool(admitted),
             admitted=admitted,
-            dropped=tuple(sorted(self.lost, key=lambda lost: (lost.client, lost.reason))),
+            dropped=tuple(sorted(self.dropped, key=lambda lost: (lost.client, lost.reason))),
             up_bytes=self._up,
             peer_bytes=dict(self._peer),
             exchanges=self._exchanges,
@@ -252,7 +254,7 @@ class RoundAggregation:
         )
 
 
-class LocalMean:
+class LocalModelMean:
     """w' = mean_i w_i over the models that all clients of all cohorts ended with, added up as reports come."""
 
     def __init__(self, like: Vectors) -> None:
@@ -271,7 +273,7 @@ class LocalMean:
         self._total = weighed if self._total is None else self._total + weighed
         self._count += report.trained
 
-    def found(self) -> Vectors | None:
+    def result(self) -> Vectors | None:
         if self._total is None:
             return None
         found, at = {}, 0
@@ -281,10 +283,10 @@ class LocalMean:
         return found
 
 
-def expected(algorithm: Algorithm, state: ServerState, orders: Sequence[WorkOrder], max_norm: float) -> Expected:
+def expected_upload(algorithm: Algorithm, state: ServerState, orders: Sequence[WorkOrder], max_norm: float) -> ExpectedUpload:
     """The schema that every upload of a round is held against."""
     first = orders[0]
-    return Expected(
+    return ExpectedUpload(
         first.run,
         first.round,
         first.base,
@@ -317,9 +319,9 @@ def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> I
     yield from late
 
 
-def min_updates(algorithm: Algorithm, asked: int) -> int:
+def min_updates(algorithm: Algorithm, requested: int) -> int:
     """The updates that every aggregator can work with; where not even so many were asked for, it says so itself."""
     needed: list[int] = [
-        declared(channel.aggregate, Aggregator, "min_updates") for channel in algorithm.channels.values()
+        with_defaults(channel.aggregate, BaseAggregator).min_updates for channel in algorithm.channels.values()
     ]
-    return max(min(least, asked) for least in needed)
+    return max(min(least, requested) for least in needed)

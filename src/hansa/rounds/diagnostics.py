@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hansa.aggregate.base import Aggregator, Share, Weights, normalise, weighted_sum
+from hansa.aggregate import BaseAggregator
+from hansa.aggregate.base import Participant, Weights, normalize_weights, sum_updates
 from hansa.aggregate.diversity import diversity
 from hansa.algorithm import Algorithm
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import MODEL, Vectors
 from hansa.core.vectors.arithmetic import norm
 from hansa.rounds.aggregation import RoundDiagnostics
-from hansa.rounds.measures import Measure, Probe, measured
-from hansa.rounds.round import received
+from hansa.rounds.measures import Measure, Probe, take_measures
+from hansa.rounds.round import decode_broadcasts
 
 
 def diagnose(
     algorithm: Algorithm,
-    evidence: RoundDiagnostics,
+    closed: RoundDiagnostics,
     measures: Sequence[Measure],
     before: Callable[[int], Vectors],
     after: Mapping[int, Vectors],
@@ -28,41 +29,43 @@ def diagnose(
 
     ``before`` reads a client's memory as it was when the round began, ``after`` is what will be committed.
     """
-    aggregate = evidence.combined[MODEL]
+    aggregate = closed.combined[MODEL]
     length = norm(aggregate)
-    found = {"diversity": _diversity(algorithm, evidence, length), "aggregate_norm": length}
+    found = {"diversity": _diversity(algorithm, closed, length), "aggregate_norm": length}
     if not measures:
         return found
     uploads: dict[int, Vectors] = {}
-    for name, updates in evidence.updates.items():
+    for name, updates in closed.updates.items():
         for update in updates:
             uploads.setdefault(update.client, {})[name] = update.vector
-    first = next(iter(evidence.orders.values()))
-    got = received(algorithm, first, {})
+    first = next(iter(closed.orders.values()))
+    got = decode_broadcasts(algorithm, first, {})
     assert got is not None
     probe = Probe(
-        evidence.round,
+        closed.round,
         algorithm,
         key,
         got,
         uploads,
         {client: before(client) for client in uploads},
         after,
-        evidence.mean,
+        closed.mean,
     )
-    return {**found, **measured(measures, probe)}
+    return {**found, **take_measures(measures, probe)}
 
 
 def _diversity(algorithm: Algorithm, evidence: RoundDiagnostics, length: float) -> float:
     """D = sqrt(sum w_i ||Delta_i||^2 / ||sum w_i Delta_i||^2) with the weights of the objective; ``length`` is that of
     the aggregate."""
     aggregate = algorithm.channels[MODEL].aggregate
-    rule: Weights = declared(aggregate, Aggregator, "weights")
+    rule: Weights = with_defaults(aggregate, BaseAggregator).weights
     samples = evidence.population.samples
     clients = sorted(evidence.norms)
-    weights = normalise(rule, [Share(c, evidence.orders[c].cohort, samples[c]) for c in clients])
+    weights = normalize_weights(rule, [Participant(c, evidence.orders[c].cohort, samples[c]) for c in clients])
     updates = evidence.updates.get(MODEL)
-    if updates is not None and not declared(aggregate, Aggregator, "running"):  # what is folded as it comes is a mean
-        length = norm(weighted_sum(sorted(updates, key=lambda update: update.client), weights))
+    if (
+        updates is not None and not with_defaults(aggregate, BaseAggregator).running
+    ):  # what is folded as it comes is a mean
+        length = norm(sum_updates(sorted(updates, key=lambda update: update.client), weights))
     squares = [evidence.norms[client] * evidence.norms[client] for client in clients]  # ** would raise on overflow
     return diversity(squares, weights, length * length)

@@ -54,7 +54,7 @@ class faults:
             coin -= rate
         return ""
 
-    def strike_orders(self, orders: Sequence[WorkOrder]) -> tuple[list[WorkOrder], list[DroppedClient]]:
+    def apply_to_orders(self, orders: Sequence[WorkOrder]) -> tuple[list[WorkOrder], list[DroppedClient]]:
         """The orders that reach somebody who reports, and the reporters lost before training."""
         left, lost = [], []
         for order in orders:
@@ -65,7 +65,7 @@ class faults:
                 left.append(replace(order, reporters=reporters, absent=tuple(gone)) if gone else order)
         return left, lost
 
-    def strike_reports(
+    def apply_to_reports(
         self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
     ) -> Iterator[Report]:
         """The reports as they arrive, with uploads lost or spoilt on the way."""
@@ -75,11 +75,11 @@ class faults:
             kept, lost = [], list(report.dropped)
             for upload in report.uploads:
                 fault = self.draw(order.key, order.round, upload.client)
-                found = self._strike(algorithm, upload, fault, order) if fault else upload
+                found = self._apply(algorithm, upload, fault, order) if fault else upload
                 lost.append(found) if isinstance(found, DroppedClient) else kept.append(found)
             yield replace(report, uploads=tuple(kept), dropped=tuple(lost))
 
-    def _strike(self, algorithm: Algorithm, upload: Upload, fault: str, order: WorkOrder) -> Upload | DroppedClient:
+    def _apply(self, algorithm: Algorithm, upload: Upload, fault: str, order: WorkOrder) -> Upload | DroppedClient:
         if fault in ("after", "upload"):
             return DroppedClient(upload.client, "lost", "after training" if fault == "after" else "during upload")
         if fault == "stale":

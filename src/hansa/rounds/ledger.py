@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hansa.compress.sparse import kept
+from hansa.compress.sparse import kept_count
 from hansa.core.errors import (
     HansaError,
     check_fraction,
@@ -224,5 +224,5 @@ class formulas:
             packet = 32 + d
         else:
             check_fraction("formulas.bits", "ratio", ratio, "top_k needs its ratio.")
-            packet = 64 * kept(float(ratio or 0), d)
+            packet = 64 * kept_count(float(ratio or 0), d)
         return packet * 2 * T if two_way else (packet + full) * T

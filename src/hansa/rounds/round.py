@@ -12,18 +12,17 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.compress import ServerBroadcast
+from hansa.core.errors import add_step
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.local import ClientJob, LocalResult, Trainer, train
-from hansa.rounds.aggregation import ClosedRound, RoundAggregation, expected
-from hansa.rounds.cohort import train_together
-from hansa.rounds.cohort_result import CohortResult
-from hansa.rounds.device_transfer import away, home
+from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, train
+from hansa.rounds.aggregation import ClosedRound, RoundAggregation, expected_upload
+from hansa.rounds.cohort import CohortResult, train_cohort
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
 from hansa.rounds.state import ServerState
-from hansa.rounds.validation import repeated
+from hansa.rounds.validation import repeated_senders
 
 
 class OpenedRound(NamedTuple):
@@ -34,7 +33,7 @@ class OpenedRound(NamedTuple):
     state: ServerState
     down_bytes: dict[int, int]
 
-    def addressed(self, order: WorkOrder) -> WorkOrder:
+    def for_receiver(self, order: WorkOrder) -> WorkOrder:
         """The order with the packets that its first reporter is really sent, as a network would carry them."""
         receiver = order.reporters[0]
         mail = {
@@ -46,7 +45,7 @@ class OpenedRound(NamedTuple):
 
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:
     """Choose the participants, draw their work, make the broadcast."""
-    clients = algorithm.sampler.select(state.round, state.seen(population), key)
+    clients = algorithm.sampler.select(state.round, state.population_with_stats(population), key)
     broadcasts, after, sent = {}, {}, dict.fromkeys(clients, 0)
     for name, channel in algorithm.channels.items():
         broadcasts[name], after[name] = channel.downlink.broadcast(
@@ -74,7 +73,7 @@ def _cohorts(algorithm: Algorithm, clients: tuple[int, ...]) -> Iterator[tuple[i
         yield from ((cohort, (client,), (client,)) for cohort, client in enumerate(clients))
         return
     chosen = set(clients)
-    for cohort, cluster in enumerate(mixing.resolved()):
+    for cohort, cluster in enumerate(mixing.cluster_lists()):
         reporters = tuple(sorted(chosen.intersection(cluster)))
         if reporters:  # what a cluster does that nobody reports of changes nothing
             yield cohort, reporters if mixing.reporters_only else cluster, reporters
@@ -82,57 +81,116 @@ def _cohorts(algorithm: Algorithm, clients: tuple[int, ...]) -> Iterator[tuple[i
 
 def client_round(
     algorithm: Algorithm,
-    order: WorkOrder,
-    shell: Trainer,
+    orders: Sequence[WorkOrder],
+    trainer: Trainer,
     population: Population,
     held: Mapping[str, Vector] | None = None,
-) -> Report:
-    """Unpack the mail, train a cohort and make its report. A client whose model is no longer finite is lost.
+) -> list[Report]:
+    """Decode the broadcasts, train the cohort of each order and make its report, to the bits of one order at a time.
 
-    ``held`` has, by channel, the vector that the mail's packets build upon, where they build upon one.
+    Several clients that train alone go to the trainer in one call: interpreted code between native steps is slow, since
+    the steps take up the whole cache. A client whose model becomes non-finite drops out.
+
+    Args:
+        algorithm: The method, placed in the model.
+        orders: The work orders; those with one set of broadcasts in common decode it once.
+        trainer: Where the clients train.
+        population: The clients' sample counts.
+        held: By channel, the vector that the broadcasts' packets build upon, where they build upon one.
     """
-    got = received(algorithm, order, held or {})
+    if any(order.broadcasts is not orders[0].broadcasts or order.base != orders[0].base for order in orders):
+        return [client_round(algorithm, [order], trainer, population, held)[0] for order in orders]
+    if not orders:
+        return []
+    got = decode_broadcasts(algorithm, orders[0], held or {})
     if got is None:
-        lost = [
-            DroppedClient(client, "base", "the mail does not make the model that was sent")
-            for client in order.reporters
-        ]
-        return Report(order.cohort, dropped=tuple(lost))
-    if (device := shell.y.device).type == "cpu":
-        mixed = _trained(algorithm, order, got, shell, population)
-    else:
-        mixed = home(_trained(algorithm, *away(device, order, got), shell, population))
-    return _report(algorithm, order, got, mixed)
+        return [_undecodable(order) for order in orders]
+    results = _train(algorithm, orders, got, trainer, population)
+    return [_report(algorithm, order, got, result) for order, result in zip(orders, results, strict=True)]
 
 
-def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, mixed: CohortResult) -> Report:
-    """What a cohort sends after it has trained."""
+def _undecodable(order: WorkOrder) -> Report:
+    detail = "the broadcast does not decode to the model that was sent"
+    return Report(order.cohort, dropped=tuple(DroppedClient(client, "base", detail) for client in order.reporters))
+
+
+def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, result: CohortResult) -> Report:
+    """Make the report of a cohort that has trained."""
     uploads, memory = [], {}
-    for client, trained in mixed.trained.items():
-        upload, memory[client] = _upload(algorithm, order, got, client, trained)
+    for client, update in result.updates.items():
+        try:
+            upload, memory[client] = _upload(algorithm, order, got, client, update)
+        except Exception as error:
+            add_step(error, client)
+            raise
         uploads.append(upload)
     return Report(
         order.cohort,
         tuple(uploads),
         memory,
-        tuple(mixed.lost),
-        dict(mixed.peer),
-        mixed.exchanges,
-        mixed.info,
-        mixed.mean,
-        mixed.alive,
+        tuple(result.dropped),
+        dict(result.peer_bytes),
+        result.exchanges,
+        result.info,
+        result.mean,
+        result.alive,
     )
 
 
-def _trained(
-    algorithm: Algorithm, order: WorkOrder, got: Vectors, shell: Trainer, population: Population
-) -> CohortResult:
-    if algorithm.local.mixing is None:
-        return _train_alone(algorithm, order, got, shell)
-    return train_together(algorithm.local, order, got, shell, population.samples)
+def _train(
+    algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors, trainer: Trainer, population: Population
+) -> list[CohortResult]:
+    """Train on the trainer's device; what is received and what is returned is on the CPU."""
+    device = trainer.y.device
+    if device.type == "cpu":
+        return _train_there(algorithm, orders, got, trainer, population)
+    orders, got = to_device(device, orders, got)
+    return [to_cpu(result) for result in _train_there(algorithm, orders, got, trainer, population)]
 
 
-def received(algorithm: Algorithm, order: WorkOrder, held: Mapping[str, Vector]) -> Vectors | None:
+def _train_there(
+    algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors, trainer: Trainer, population: Population
+) -> list[CohortResult]:
+    if algorithm.local.mixing is not None:
+        return [train_cohort(algorithm.local, order, got, trainer, population.samples) for order in orders]
+    jobs = _jobs(algorithm, orders, got)
+    keeps_model = algorithm.local.private_blocks is not None or any(order.mean for order in orders)
+    results = None if keeps_model else with_defaults(trainer, BaseTrainer).train_clients(jobs)
+    if results is None:
+        pairs = zip(orders, jobs, strict=True)
+        return [_finish_job(algorithm, order, job, train(trainer, job), trainer) for order, job in pairs]
+    triples = zip(orders, jobs, results, strict=True)
+    return [_finish_job(algorithm, order, job, result, trainer) for order, job, result in triples]
+
+
+def to_device(device: torch.device, orders: Sequence[WorkOrder], got: Vectors) -> tuple[list[WorkOrder], Vectors]:
+    """Copy what clients received and remember to a device."""
+    copied = [
+        replace(order, memory={client: _to(rows, device) for client, rows in order.memory.items()}) for order in orders
+    ]
+    return copied, _to(got, device)
+
+
+def to_cpu(result: CohortResult) -> CohortResult:
+    """Copy what training produced to the CPU."""
+    result.updates = {
+        client: replace(
+            update,
+            change=update.change.to("cpu"),
+            buffers=None if update.buffers is None else update.buffers.to("cpu"),
+            memory=_to(update.memory, torch.device("cpu")),
+        )
+        for client, update in result.updates.items()
+    }
+    result.mean = None if result.mean is None else result.mean.to("cpu")
+    return result
+
+
+def _to(vectors: Vectors, device: torch.device) -> Vectors:
+    return {name: vector.to(device) for name, vector in vectors.items()}
+
+
+def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, held: Mapping[str, Vector]) -> Vectors | None:
     """What the mail comes to on each channel; None where it is not the model that the order names."""
     got, carried = {}, False
     for name, channel in algorithm.channels.items():
@@ -155,93 +213,61 @@ def close_round(
     It is the fold of all reports and nothing else; a driver that has them one by one uses `Closing`, which has the
     ``options`` and folds as they arrive. Of a client that sent several answers none is taken.
     """
-    several = repeated(reports, expected(algorithm, state, orders, math.inf)) if orders else ()
-    closing = RoundAggregation(algorithm, state, orders, population, several=several, **options)
+    several = repeated_senders(reports, expected_upload(algorithm, state, orders, math.inf)) if orders else ()
+    closing = RoundAggregation(algorithm, state, orders, population, repeated=several, **options)
     for report in sorted(reports, key=lambda report: report.cohort):
         closing.add(report)
     return closing.close()
 
 
-def client_rounds(
-    algorithm: Algorithm, orders: Sequence[WorkOrder], shell: Trainer, population: Population
-) -> list[Report]:
-    """`client_round` of several orders, to the bit. Where the shell can train one client after the other natively, all
-    else is done before and after: what is interpreted runs slowly next to steps that take up the whole cache."""
-    phase, found, started = algorithm.local, None, list[ClientJob]()
-    alone = phase.mixing is None and phase.private_blocks is None and BUFFERS not in algorithm.channels
-    if orders and alone and shell.y.device.type == "cpu" and not any(order.mean for order in orders):
-        mail = orders[0].broadcasts
-        got = received(algorithm, orders[0], {}) if all(order.broadcasts is mail for order in orders) else None
-        if got is not None:
-            started = _all_started(algorithm, orders, got)
-            found = declared(shell, Trainer, "phases")(started)
-    if found is None or got is None:
-        return [client_round(algorithm, order, shell, population) for order in orders]
-    return [
-        _report(algorithm, order, got, _ended(algorithm, order, begun, moved, shell, None))
-        for order, begun, moved in zip(orders, started, found, strict=True)
-    ]
-
-
-def _all_started(algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors) -> list[ClientJob]:
-    """`_started` of each; clients that remember nothing and build up no momentum have one descent in common."""
-    phase, made = algorithm.local, list[ClientJob]()
+def _jobs(algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors) -> list[ClientJob]:
+    """Make the job of each client; clients that remember nothing and build up no momentum share one local step."""
+    phase, jobs = algorithm.local, list[ClientJob]()
     alike = not phase.momentum and phase.optimizer is None and phase.optimizer_state == "fresh"
     common: ClientJob | None = None
     for order in orders:
         if common is None or order.memory:
-            made.append(_started(algorithm, order, got))
+            jobs.append(_job(algorithm, order, got))
             if alike and not order.memory:
-                common = made[-1]
+                common = jobs[-1]
         else:
             (client,) = order.clients
             key = order.key.child("local", order.round, client)
-            made.append(ClientJob(common.x, client, order.work, common.descent, key))
-    return made
+            jobs.append(ClientJob(common.x, client, order.work, common.step, key, common.buffers))
+    return jobs
 
 
-def _started(algorithm: Algorithm, order: WorkOrder, got: Vectors) -> ClientJob:
-    """A cohort of one about to train: from the received model, with its own private blocks in it."""
+def _job(algorithm: Algorithm, order: WorkOrder, got: Vectors) -> ClientJob:
+    """Make the job of a client that trains alone: from the received model, with its own private blocks in it."""
     (client,) = order.clients
     phase, memory = algorithm.local, order.memory.get(client, {})
-    x = phase.client_start(got[MODEL], memory)
+    x, buffers = phase.client_start(got[MODEL], memory), got.get(BUFFERS)
+    if buffers is not None:
+        buffers = phase.client_start(buffers, memory, of_buffers=True)
     correction = phase.solver.correction(got, scoped(memory, "solver"))
-    descent = phase.local_step(order.round, x, correction, got, memory)
-    return ClientJob(x, client, order.work, descent, order.key.child("local", order.round, client))
+    step = phase.local_step(order.round, x, correction, got, memory)
+    return ClientJob(x, client, order.work, step, order.key.child("local", order.round, client), buffers)
 
 
-def _train_alone(algorithm: Algorithm, order: WorkOrder, got: Vectors, shell: Trainer) -> CohortResult:
-    """A cohort of one: plain local training."""
-    (client,) = order.clients
-    buffers, memory = got.get(BUFFERS), order.memory.get(client, {})
-    start = None if buffers is None else algorithm.local.client_start(buffers, memory, of_buffers=True)
-    one = _started(algorithm, order, got)
-    moved = train(shell, one.x, start, client, order.work, one.descent, one.key)
-    return _ended(algorithm, order, one, moved, shell, start)
-
-
-def _ended(
-    algorithm: Algorithm, order: WorkOrder, one: ClientJob, moved: LocalResult, shell: Trainer, start: Vector | None
+def _finish_job(
+    algorithm: Algorithm, order: WorkOrder, job: ClientJob, result: LocalResult, trainer: Trainer
 ) -> CohortResult:
-    """What a client's training came to; ``start`` are the buffers before it."""
-    phase, client, (change, losses, finite) = algorithm.local, one.client, moved
-    if finite:
-        now = shell.read_buffers()
-        apart = None if now is None or start is None else phase.without_private_blocks(now - start, of_buffers=True)
-        loss = math.fsum(losses) / len(losses)
-        made = CohortResult(
-            {
-                client: LocalUpdate(
-                    phase.without_private_blocks(change), apart, loss, phase.memory_after(one.descent, shell.y, now)
-                )
-            }
-        )
-        if order.mean:
-            made.mean, made.alive = shell.y.clone() if now is None else torch.cat([shell.y, now]), 1
-        return made
-    broken = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    when = "an overflow" if broken is None else f"the loss was {losses[broken]} at step {broken}"
-    return CohortResult(lost=[DroppedClient(client, "non-finite", f"{when}; a smaller local rate or clip= may help")])
+    """Make the result of a client that trained alone."""
+    phase, client, (delta, losses, finite) = algorithm.local, job.client, result
+    if not finite:
+        broken = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        when = "an overflow" if broken is None else f"the loss was {losses[broken]} at step {broken}"
+        detail = f"{when}; a smaller local learning rate or max_grad_norm= may help"
+        return CohortResult(dropped=[DroppedClient(client, "non-finite", detail)])
+    after, change = trainer.read_buffers(), None
+    if after is not None and job.buffers is not None:
+        change = phase.without_private_blocks(after - job.buffers, of_buffers=True)
+    memory = phase.memory_after(job.step, trainer.y, after)
+    update = LocalUpdate(phase.without_private_blocks(delta), change, math.fsum(losses) / len(losses), memory)
+    trained = CohortResult({client: update})
+    if order.mean:
+        trained.mean, trained.alive = trainer.y.clone() if after is None else torch.cat([trainer.y, after]), 1
+    return trained
 
 
 def _upload(

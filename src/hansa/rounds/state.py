@@ -41,7 +41,7 @@ class ServerState:
             heard=ClientStats.empty(population)._asdict() if algorithm.needs_client_stats else {},
         )
 
-    def seen(self, population: Population) -> Population:
+    def population_with_stats(self, population: Population) -> Population:
         """The population as samplers and aggregators see it."""
         return replace(population, stats=ClientStats(**self.heard)) if self.heard else population
 

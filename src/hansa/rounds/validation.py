@@ -53,7 +53,7 @@ class RefusedUpdate(HansaError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Expected:
+class ExpectedUpload:
     """The server's own account of what it asked for: the schema that every upload is held against.
 
     ``reporters`` has the cohort that each client was asked in.
@@ -68,7 +68,7 @@ class Expected:
     max_norm: float = 1e12
 
 
-class Admitted(NamedTuple):
+class ValidUpload(NamedTuple):
     """What an upload came to: a way to its vector, its norm and the bytes that travelled, all by channel.
 
     What came as bytes stays bytes: the vector that was decoded to check it is not kept.
@@ -79,36 +79,36 @@ class Admitted(NamedTuple):
     nbytes: dict[str, int]
 
 
-def validate_upload(upload: object, expected: Expected, cohort: int, repeated: Collection[int] = ()) -> Admitted:
+def validate_upload(upload: object, expected: ExpectedUpload, cohort: int, repeated: Collection[int] = ()) -> ValidUpload:
     """The upload's vectors, or `Refused`; nothing that an upload contains raises anything else.
 
     ``cohort`` is the one whose report it came in, ``repeated`` are the clients of whom several uploads came.
     """
     try:
-        found = _addressed(upload, expected, cohort)
+        found = _check_address(upload, expected, cohort)
         if found.client in repeated:
             raise RefusedUpdate("duplicate", f"client {found.client} sent more than one update this round")
-        return _contents(found, expected)
+        return _check_contents(found, expected)
     except RefusedUpdate:
         raise
     except Exception as error:  # of our decoders or of a user's own: one client's bytes never end the round
-        raise RefusedUpdate("malformed", f"{type(error).__name__}: {_shown(str(error))}") from error
+        raise RefusedUpdate("malformed", f"{type(error).__name__}: {_safe_repr(str(error))}") from error
 
 
-def repeated(reports: Iterable[Report], expected: Expected) -> frozenset[int]:
+def repeated_senders(reports: Iterable[Report], expected: ExpectedUpload) -> frozenset[int]:
     """The clients of whom more than one upload is addressed to this round. What is not, such as a late one of the round
     before, does not count against its sender."""
     times: Counter[int] = Counter()
     for report in reports:
         for upload in report.uploads:
             try:
-                times[_addressed(upload, expected, report.cohort).client] += 1
+                times[_check_address(upload, expected, report.cohort).client] += 1
             except RefusedUpdate:
                 continue
     return frozenset(client for client, count in times.items() if count > 1)
 
 
-def sender(upload: object) -> int:
+def sender_of(upload: object) -> int:
     """Whom to name in a refusal: a client's number, or `NOBODY` where there is none.
 
     >>> sender("not an upload")
@@ -118,46 +118,46 @@ def sender(upload: object) -> int:
     return client if type(client) is int and 0 <= client < 1 << 63 else NOBODY
 
 
-def _addressed(upload: object, expected: Expected, cohort: int) -> Upload:
+def _check_address(upload: object, expected: ExpectedUpload, cohort: int) -> Upload:
     """The upload, if it answers this round's order. Types are held exactly: True is no client 1, 3.0 no round 3."""
     if type(upload) is not Upload:
         raise RefusedUpdate("malformed", f"expected an upload, got a {type(upload).__name__}")
     if type(upload.client) is not int or expected.reporters.get(upload.client) != cohort:
         raise RefusedUpdate(
-            "sender", f"client {_shown(upload.client)} was not asked to report in round {expected.round}"
+            "sender", f"client {_safe_repr(upload.client)} was not asked to report in round {expected.round}"
         )
     if type(upload.run) is not str or upload.run != expected.run:
-        raise RefusedUpdate("run", f"from run {_shown(upload.run)}, this is {expected.run!r}")
+        raise RefusedUpdate("run", f"from run {_safe_repr(upload.run)}, this is {expected.run!r}")
     if type(upload.round) is not int or upload.round != expected.round:
-        raise RefusedUpdate("round", f"for round {_shown(upload.round)}, this is round {expected.round}")
+        raise RefusedUpdate("round", f"for round {_safe_repr(upload.round)}, this is round {expected.round}")
     if type(upload.base) is not bytes or upload.base != expected.base:
         raise RefusedUpdate("base", "made from another model than the one sent out this round")
     return upload
 
 
-def _contents(upload: Upload, expected: Expected) -> Admitted:
+def _check_contents(upload: Upload, expected: ExpectedUpload) -> ValidUpload:
     packets, loss = upload.packets, upload.loss
     if not isinstance(packets, Mapping) or set(packets) != set(expected.links):
-        raise RefusedUpdate("channels", f"channels {_shown(packets)}, expected {sorted(expected.links)}")
+        raise RefusedUpdate("channels", f"channels {_safe_repr(packets)}, expected {sorted(expected.links)}")
     if loss is not None and (not isinstance(loss, float) or not abs(loss) <= LARGEST_LOSS):
-        raise RefusedUpdate("loss", f"the reported loss is {_shown(loss)}")
-    admitted = Admitted({}, {}, {})
+        raise RefusedUpdate("loss", f"the reported loss is {_safe_repr(loss)}")
+    admitted = ValidUpload({}, {}, {})
     for name, link in expected.links.items():
         like = expected.vectors[name]
         try:
-            packet = _arrived(packets[name])
+            packet = _rebuild_packet(packets[name])
             decode = partial(link.receive, packet, dim=like.numel(), dtype=like.dtype)
             vector = decode()
         except HansaError as error:
             raise RefusedUpdate("payload", f"channel {name!r}: {error}") from error
-        if _form(vector) != _form(like):
-            raise RefusedUpdate("shape", f"channel {name!r}: {_form(vector)}, expected {_form(like)}")
+        if _vector_format(vector) != _vector_format(like):
+            raise RefusedUpdate("shape", f"channel {name!r}: {_vector_format(vector)}, expected {_vector_format(like)}")
         admitted.vectors[name], admitted.nbytes[name] = decode, packet.nbytes
-        admitted.norms[name] = _norm(name, vector, expected.max_norm)
+        admitted.norms[name] = _check_norm(name, vector, expected.max_norm)
     return admitted
 
 
-def _arrived(packet: object) -> Packet:
+def _rebuild_packet(packet: object) -> Packet:
     """The packet made anew from what it carries: nothing that it says of itself is believed."""
     if type(packet) is not Packet:
         raise PacketError(f"packet: expected a packet, got a {type(packet).__name__}.")
@@ -166,11 +166,11 @@ def _arrived(packet: object) -> Packet:
     return Packet.parse(packet.content)
 
 
-def _form(vector: Vector) -> tuple[torch.dtype, torch.Size, torch.layout, torch.device]:
+def _vector_format(vector: Vector) -> tuple[torch.dtype, torch.Size, torch.layout, torch.device]:
     return vector.dtype, vector.shape, vector.layout, vector.device
 
 
-def _norm(name: str, vector: Vector, most: float) -> float:
+def _check_norm(name: str, vector: Vector, most: float) -> float:
     length = norm(vector)
     if not length <= most:  # also so for a NaN; entries that are infinite or overflow make the norm inf or NaN
         reason = "norm" if all_finite(vector) else "non-finite"
@@ -178,7 +178,7 @@ def _norm(name: str, vector: Vector, most: float) -> float:
     return length
 
 
-def _shown(value: object) -> str:
+def _safe_repr(value: object) -> str:
     """A received value in few words, whatever it is."""
     try:
         return reprlib.repr(value)

@@ -1,4 +1,4 @@
-"""A run's state on disk: whole, hashed, exact, without pickle. Three generations are kept."""
+"""Checkpoints: the state of a run on disk, exact, with SHA-256 and without pickle. Several generations are kept."""
 
 from __future__ import annotations
 
@@ -18,108 +18,108 @@ from hansa import __version__
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import State
 from hansa.runs.store import io
-from hansa.runs.store.io import Damaged
+from hansa.runs.store.io import DamagedFileError
 
 log = logging.getLogger("hansa")
 
 Meta: TypeAlias = dict[str, Any]
-"""Plain facts beside the state: round, seed, config hash, store generation; and the versions that wrote it."""
+"""Plain data beside the state: round, seed, digest of the configuration, and versions."""
 
 FORMAT = 1
 MIGRATIONS: dict[int, Callable[[State, Meta], tuple[State, Meta]]] = {}
-"""From format n to n + 1. A format without a way to the present one is refused."""
+"""From format n to n + 1. A format without a migration is refused."""
 
 MANIFEST, TREE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
-REMEDY = "Restore it, or take the checkpoint before it: `hansa resume --fallback`."
+REMEDY = "Restore it, or use the checkpoint before it: `hansa resume --fallback`."
 
 
 class Checkpoint(NamedTuple):
-    """A state and its facts."""
+    """A state and its metadata."""
 
     state: State
     meta: Meta
 
 
 def save(folder: str | Path, state: State, meta: Mapping[str, Any], *, keep: int = 3) -> Path:
-    """Write a new generation beside the old ones, then give up all but the newest ``keep``.
+    """Write a new generation, then remove all but the newest ``keep``, and return its folder.
 
-    Written aside and synced, the manifest with every file's SHA-256 last; renamed, the folder synced: a crash leaves
-    the old generations, or the old ones and this, never part of one. Returns where it lies.
+    It is written to a temporary folder and synced, with the manifest of every file's SHA-256 last, and then renamed. A
+    crash leaves the old generations with or without the new one, never a part of it.
     """
     check_integer("checkpoint.save", "keep", keep)
-    home = Path(folder)
-    writer, plain = _Writer(), _Writer()
-    tree = writer.encode(state, "state")
-    facts = plain.encode({**meta, "versions": _versions()}, "meta")
-    if plain.tensors:
-        raise invalid_argument("checkpoint.save", "meta", "a tensor", "plain facts", "Tensors go into the state.")
+    folder_path = Path(folder)
+    encoder, meta_encoder = _Encoder(), _Encoder()
+    tree = encoder.encode(state, "state")
+    encoded_meta = meta_encoder.encode({**meta, "versions": _versions()}, "meta")
+    if meta_encoder.tensors:
+        raise invalid_argument("checkpoint.save", "meta", "a tensor", "plain data", "Tensors belong in the state.")
     files = {
         TREE: json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(),
-        TENSORS: safetensors.torch.save(writer.tensors),
+        TENSORS: safetensors.torch.save(encoder.tensors),
     }
-    io.make_folder(home)
-    _sweep(home)
-    number = max(_numbers(home), default=0) + 1
-    target = _path(home, number)
-    aside = target.with_name(target.name + io.ASIDE)
-    io.make_folder(aside)
+    io.make_folder(folder_path)
+    _sweep(folder_path)
+    number = max(_numbers(folder_path), default=0) + 1
+    target = _path(folder_path, number)
+    temporary = target.with_name(target.name + io.TEMPORARY_SUFFIX)
+    io.make_folder(temporary)
     for name, data in files.items():
-        io.write_new(aside / name, data)
+        io.write_new(temporary / name, data)
     manifest = {
         "format": FORMAT,
         "generation": number,
         "files": {name: {"sha256": io.sha256(data), "bytes": len(data)} for name, data in files.items()},
-        "meta": facts,
+        "meta": encoded_meta,
     }
-    io.write_sealed(aside / MANIFEST, manifest, aside=False)
-    io.sync_folder(aside)
-    io.rename(aside, target)
-    for old in _numbers(home)[:-keep]:
-        _discard(_path(home, old))
+    io.write_sealed(temporary / MANIFEST, manifest, aside=False)
+    io.sync_folder(temporary)
+    io.rename(temporary, target)
+    for old in _numbers(folder_path)[:-keep]:
+        _discard(_path(folder_path, old))
     return target
 
 
 def load(folder: str | Path, *, fallback: bool = False) -> Checkpoint:
-    """The newest generation, every file checked against its SHA-256.
+    """Return the newest generation, with every file checked against its SHA-256.
 
-    A damaged one is an error that names the file. With ``fallback`` the newest whole one before it is taken instead,
-    and a warning says so.
+    A damaged one is an error that names the file. With ``fallback`` the newest undamaged one is returned
+    instead, with a warning.
     """
     home = Path(folder)
     numbers = _numbers(home)
     if not numbers:
-        raise HansaError(f"{home} holds no checkpoint. Give the folder of a run that has saved one.")
+        raise HansaError(f"{home}: no checkpoint. Pass the folder of a run that has saved one.")
     if not fallback:
         return _load(_path(home, numbers[-1]), numbers[-1])
-    for found in undamaged(home):
+    for found in iter_intact(home):
         return found
-    raise Damaged(f"{home}: none of its {len(numbers)} checkpoints is whole.")
+    raise DamagedFileError(f"{home}: all {len(numbers)} checkpoints are damaged.")
 
 
-def undamaged(folder: str | Path) -> Iterator[Checkpoint]:
-    """Every whole generation, newest first; a warning tells of each that is not."""
+def iter_intact(folder: str | Path) -> Iterator[Checkpoint]:
+    """Yield every undamaged generation, newest first, and warn about the others."""
     home = Path(folder)
     for number in reversed(_numbers(home)):
         try:
             yield _load(_path(home, number), number)
-        except Damaged as damage:
+        except DamagedFileError as damage:
             log.warning("%s Falling back to the checkpoint before it.", damage)
 
 
-def kept(folder: str | Path) -> list[Meta]:
-    """The facts of every generation whose manifest is whole, oldest first."""
-    found = []
+def list_metadata(folder: str | Path) -> list[Meta]:
+    """Return the metadata of every generation with an undamaged manifest, oldest first."""
+    metadata = []
     for number in _numbers(Path(folder)):
         try:
-            found.append(_decode(_manifest(_path(Path(folder), number), number)["meta"], {}))
-        except Damaged as damage:
+            metadata.append(_decode(_manifest(_path(Path(folder), number), number)["meta"], {}))
+        except DamagedFileError as damage:
             log.warning("%s", damage)
-    return found
+    return metadata
 
 
 def _load(path: Path, number: int) -> Checkpoint:
     manifest = _manifest(path, number)
-    data = {name: _checked(path / name, facts) for name, facts in manifest["files"].items()}
+    data = {name: _read_checked(path / name, facts) for name, facts in manifest["files"].items()}
     tensors = safetensors.torch.load(data[TENSORS])
     state, meta = _decode(json.loads(data[TREE]), tensors), _decode(manifest["meta"], {})
     for step in range(manifest["format"], FORMAT):
@@ -129,36 +129,36 @@ def _load(path: Path, number: int) -> Checkpoint:
 
 
 def _manifest(path: Path, number: int) -> dict[str, Any]:
-    """The manifest, if this hansa can read what it describes."""
+    """Return the manifest, if this version can read its format."""
     manifest = io.read_sealed(path / MANIFEST)
-    found = manifest["format"]
-    if found > FORMAT or any(step not in MIGRATIONS for step in range(found, FORMAT)):
+    format = manifest["format"]
+    if format > FORMAT or any(step not in MIGRATIONS for step in range(format, FORMAT)):
         writer = manifest["meta"].get("versions", {}).get("hansa", "unknown")
         raise HansaError(
-            f"{path} is of checkpoint format {found}, written by hansa {writer}; this is hansa {_versions()['hansa']}, "
-            f"which reads format {FORMAT}. Resume with hansa {writer}, or start anew."
+            f"{path} has checkpoint format {format}, written by Hansa {writer}; this is Hansa {_versions()['hansa']}, "
+            f"which reads format {FORMAT}. Resume with Hansa {writer}, or start a new run."
         )
     if manifest["generation"] != number:
-        raise Damaged(
+        raise DamagedFileError(
             f"{path / MANIFEST} describes generation {manifest['generation']}: folders were swapped. {REMEDY}"
         )
     return manifest
 
 
-def _checked(path: Path, facts: Mapping[str, Any]) -> bytes:
+def _read_checked(path: Path, facts: Mapping[str, Any]) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise Damaged(f"{path} is missing. {REMEDY}") from None
+        raise DamagedFileError(f"{path} is missing. {REMEDY}") from None
     if len(data) != facts["bytes"]:
-        raise Damaged(f"{path} is damaged: {len(data)} bytes instead of {facts['bytes']}. {REMEDY}")
+        raise DamagedFileError(f"{path} is damaged: {len(data)} bytes instead of {facts['bytes']}. {REMEDY}")
     if io.sha256(data) != facts["sha256"]:
-        raise Damaged(f"{path} is damaged: its SHA-256 does not match. {REMEDY}")
+        raise DamagedFileError(f"{path} is damaged: its SHA-256 does not match. {REMEDY}")
     return data
 
 
-class _Writer:
-    """Turns a tree into JSON with ``{"$tensor": name}`` in place of each tensor, and gathers the tensors by name."""
+class _Encoder:
+    """Encodes a tree as JSON with ``{"$tensor": name}`` for each tensor, and collects the tensors by name."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -167,22 +167,24 @@ class _Writer:
     def encode(self, node: object, path: str) -> Any:
         if node is None or isinstance(node, (bool, int, str)):
             return node
-        if isinstance(node, float):  # those that JSON lacks go by name
+        if isinstance(node, float):  # JSON has no NaN and infinity
             return node if math.isfinite(node) else {"$float": repr(float(node))}
         if isinstance(node, list):
             return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(node)]
         if isinstance(node, dict):
             if wrong := [key for key in node if not isinstance(key, str) or key.startswith("$")]:
-                raise invalid_argument("checkpoint.save", path, wrong[0], "keys that are words without a leading $")
+                raise invalid_argument("checkpoint.save", path, wrong[0], "string keys without a leading $")
             return {key: self.encode(value, f"{path}.{key}") for key, value in node.items()}
         if isinstance(node, Tensor):
-            name = f"{len(self.tensors)}:{path}"  # a key may hold a dot: the number keeps names apart
-            self.tensors[name] = self._alone(node.detach().cpu().contiguous())
+            name = f"{len(self.tensors)}:{path}"  # keys may contain dots: the number makes names unique
+            self.tensors[name] = self._unshared(node.detach().cpu().contiguous())
             return {"$tensor": name}
-        raise invalid_argument("checkpoint.save", path, type(node).__name__, "tensors, numbers, words, lists and dicts")
+        raise invalid_argument(
+            "checkpoint.save", path, type(node).__name__, "tensors, numbers, strings, lists and dicts"
+        )
 
-    def _alone(self, tensor: Tensor) -> Tensor:
-        """Two names may share memory, which a file cannot."""
+    def _unshared(self, tensor: Tensor) -> Tensor:
+        """Return a copy if the tensor shares memory with an earlier one, which a file cannot represent."""
         memory = tensor.untyped_storage().data_ptr()
         if memory in self._memory:
             return tensor.clone()
@@ -215,12 +217,12 @@ def _numbers(home: Path) -> list[int]:
 
 
 def _discard(path: Path) -> None:
-    """Remove a generation: out of sight by one rename, so that a crash leaves no part of it in place."""
-    aside = path.with_name(path.name + io.ASIDE)
+    """Remove a generation, renamed first so that a crash leaves no part of it in place."""
+    aside = path.with_name(path.name + io.TEMPORARY_SUFFIX)
     io.rename(path, aside)
     io.remove(aside)
 
 
 def _sweep(home: Path) -> None:
-    for path in home.glob(f"*{io.ASIDE}"):
+    for path in home.glob(f"*{io.TEMPORARY_SUFFIX}"):
         io.remove(path)

@@ -1,4 +1,4 @@
-"""The driver: round after round, with evaluation, metrics and callbacks."""
+"""A run: rounds one after another, with evaluation, metrics and callbacks."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, Unpack
 
 import torch
 from torch import nn
 
-from hansa.aggregate import Aggregator
+from hansa.aggregate import BaseAggregator
 from hansa.algorithm import Algorithm
-from hansa.core.devices import Device, can_hold, devices
-from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
+from hansa.core.devices import check_dtype
+from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector
-from hansa.engine import Engine, Metered, Networked, Serial, choose
+from hansa.engine import Engine, MeteredEngine, RemoteEngine, Serial
 from hansa.rounds import (
     ClosedRound,
     OpenedRound,
@@ -34,34 +33,49 @@ from hansa.rounds import (
     in_cohort_order,
     open_round,
 )
-from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
-from hansa.rounds.measures.base import Measure, want_mean
+from hansa.rounds.measures.base import wants_mean
 from hansa.rounds.messages import DroppedClient, WorkOrder
 from hansa.runs.client_columns import Array, ClientColumns
-from hansa.runs.client_metrics import PerClient, served, tested
-from hansa.runs.client_models import own_vectors
 from hansa.runs.client_record import ClientRecord
-from hansa.runs.dropout_report import refuse_nothing_done, say_who_was_lost
-from hansa.runs.participation import participation
+from hansa.runs.metrics import check_any_update_accepted, text_table, warn_dropped_clients
+from hansa.runs.options import Callback, Record, RunOptions, RunOptionsDict
+from hansa.runs.per_client import (
+    ClientEvaluationPlan,
+    aggregate_client_metrics,
+    client_vectors,
+    evaluate_clients,
+    participation_columns,
+)
 from hansa.runs.store import ClientStore, DiskStore, RamStore
-from hansa.runs.text_table import text_table
-from hansa.training import TaskLike, personalise, random_state
-from hansa.training.client_evaluation import Exam
+from hansa.training import TaskLike, random_state
+from hansa.training.client_evaluation import EvaluationJob
 
 if TYPE_CHECKING:
     import pandas
 
-NEWEST_LOST = 100
-"""So many lost clients are named in a checkpoint, each with its reason; how many there were is in the history."""
+MAX_DROPPED_IN_CHECKPOINT = 100
+"""A checkpoint names at most this many dropped clients, each with its reason; the history has their number."""
 
-Record: TypeAlias = dict[str, Any]
-Callback: TypeAlias = Callable[["Run", Record], bool | None]
-"""Called after every round with the run and its newest record; a true answer stops the run there."""
+
+class Presenter(Protocol):
+    """Shows runs as reports; the package of studies, which stands above this one, sets it."""
+
+    def write_report(self, run: Run, path: Path | str, title: str | None) -> Path: ...
+    def to_html(self, run: Run) -> str: ...
 
 
 class Run:
-    """A run, living or finished: the server's state, the clients' memory, and the record of every round.
+    """A run, under way or finished: the server's state, the clients' memory, and the record of every round.
+
+    Args:
+        algorithm: What to run: a preset, or a composition of your own.
+        task: The model, the loss and the clients' data.
+        seed: The seed of all randomness.
+        store: Where client memory is kept; by default in memory, or in a temporary folder if a component asks for it.
+        engine: Builds the engine that carries out the clients' work.
+        options: The options of the run.
+        changes: Single options, which replace those of ``options``; see `hansa.runs.options.RunOptions`.
 
     >>> import torch
     >>> import hansa
@@ -71,63 +85,51 @@ class Run:
     (3, 3)
     """
 
+    presenter: ClassVar[Presenter | None] = None
+
     def __init__(
         self,
         algorithm: Algorithm,
         task: TaskLike,
         *,
         seed: int = 0,
-        dtype: torch.dtype | None = None,
-        device: Device | None = None,
-        quorum: int = 1,
-        keep_params: bool = False,
-        evaluate_every: int = 1,
         store: ClientStore | None = None,
-        faults: faults | None = None,
-        max_norm: float = 1e12,
-        measures: Sequence[Measure] = (),
-        per_client: bool | int | None = None,
-        personalise: personalise | Mapping[str, Any] | None = None,
         engine: Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine] = Serial,
+        options: RunOptions | None = None,
+        **changes: Unpack[RunOptionsDict],
     ) -> None:
-        check_integer("run", "quorum", quorum)
-        check_positive("run", "max_norm", max_norm, "Updates with a larger norm are refused.")
-        check_integer("run", "evaluate_every", evaluate_every, "0 evaluates after the last round only.", minimum=0)
+        self.options = RunOptions(**changes) if options is None else replace(options, **changes)
         self.task, self.key = task, Key(seed)
-        self.dtype = task.dtype if dtype is None else dtype
-        if self.dtype not in (torch.float32, torch.float64):
-            raise invalid_argument("run", "dtype", dtype, "torch.float32 or torch.float64")
-        self.devices = _devices(task, device)
+        self.dtype = task.dtype if self.options.dtype is None else self.options.dtype
+        self.devices = self.options.resolve_devices(task)
         self.device = self.devices[0]
-        for each in self.devices:
-            can_hold(each, self.dtype)
+        for device in self.devices:
+            check_dtype(device, self.dtype)
         labels = getattr(getattr(task, "data", None), "label_counts", None)
-        bound = algorithm.bind(task.population.count, self.key, labels).placed(getattr(task, "layout", None))
+        bound = algorithm.bind(task.population.count, self.key, labels).bind_layout(getattr(task, "layout", None))
         start = {name: vector.to("cpu") for name, vector in task.start(self.key, self.dtype).items()}
         self.algorithm = bound.with_buffers() if BUFFERS in start else bound
         self.state = ServerState.start(self.algorithm, start, task.population.count)
-        self.store: ClientStore = self._own_store() if store is None else store
+        self.store: ClientStore = self._default_store() if store is None else store
         self.ledger = Ledger()
-        self.quorum, self.evaluate_every = quorum, evaluate_every
-        self.faults, self.max_norm, self.measures = faults, max_norm, tuple(measures)
-        self.per_client = PerClient.of(task, per_client, personalise, evaluate_every)
+        self.per_client = ClientEvaluationPlan.from_options(task, self.options)
         self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
         self.history: list[Record] = []
         self.client_record = ClientRecord()
-        self.lost: list[tuple[int, DroppedClient]] = []
-        self.oldest = 0  # the oldest round that the run could be taken up from; sites keep what that needs
-        self.forgotten: set[int] = set()
-        self._kept: list[Vector] | None = [] if keep_params else None
+        self.dropped_clients: list[tuple[int, DroppedClient]] = []
+        self.oldest_resumable_round = 0  # sites keep what resuming from it needs
+        self.forgotten_clients: set[int] = set()
+        self._trajectory: list[Vector] | None = [] if self.options.keep_params else None
         self._engine = engine
 
-    def _own_store(self) -> ClientStore:
-        """Rows in memory, or where a part asks for it in a folder of the run's own that goes with it."""
+    def _default_store(self) -> ClientStore:
+        """Rows in memory, or in a temporary folder if a component asks for that."""
         aggregators = [channel.aggregate for channel in self.algorithm.channels.values()]
-        if all(declared(aggregator, Aggregator, "momentum_storage") != "disk" for aggregator in aggregators):
+        if all(with_defaults(aggregator, BaseAggregator).momentum_storage != "disk" for aggregator in aggregators):
             return RamStore()
         folder = TemporaryDirectory(prefix="hansa-rows-")
         store = DiskStore(folder.name)
-        weakref.finalize(self, _discard, store, folder)
+        weakref.finalize(self, _close_temporary_store, store, folder)
         return store
 
     @property
@@ -137,47 +139,51 @@ class Run:
 
     @property
     def trajectory(self) -> torch.Tensor:
-        """The model after each round, [rounds, d]; needs ``keep_params=True``."""
-        if self._kept is None:
-            raise HansaError("the trajectory was not kept: run with keep_params=True.")
-        return torch.stack(self._kept) if self._kept else self.params.new_empty(0, self.params.numel())
+        """The model after each round, [rounds, d]; requires ``keep_params=True``."""
+        if self._trajectory is None:
+            raise HansaError("the trajectory was not recorded: run with keep_params=True.")
+        return torch.stack(self._trajectory) if self._trajectory else self.params.new_empty(0, self.params.numel())
 
     @property
     def model(self) -> nn.Module:
-        """The trained model as a module of its own."""
+        """The trained model as a new module."""
         if not hasattr(self.task, "module"):
             raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.params.")
         module: nn.Module = self.task.module(self.state.vectors)
         return module
 
-    def model_of(self, client: int) -> nn.Module:
-        """The model that a client has: its own in decentralized runs, otherwise the server's with the client's private
-        blocks in it."""
+    def client_model(self, client: int) -> nn.Module:
+        """Return a client's model: its own in decentralized runs, otherwise the server's with its private blocks."""
         if not hasattr(self.task, "module"):
             raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.store.read.")
-        module: nn.Module = self.task.module(own_vectors(self.algorithm, self.state.vectors, self.store, client))
+        module: nn.Module = self.task.module(client_vectors(self.algorithm, self.state.vectors, self.store, client))
         return module
 
     def table(self, *columns: str, last: int = 5) -> str:
-        """The last rounds as text: ``print(run.table("round", "test_accuracy"))``. `frame` has all of them."""
+        """Return the last rounds as text: ``print(run.table("round", "test_accuracy"))``. `frame` has all rounds."""
         return text_table(self.history, columns, last)
 
     def report(self, path: Path | str, title: str | None = None) -> Path:
-        """Write a page of curves, numbers and citations: one HTML file that opens offline."""
-        made: Path = _results().Runs(self.algorithm.name, [self]).report(path, title)
-        return made
+        """Write a report page with curves, numbers and citations: one HTML file that opens offline."""
+        return self._presenter().write_report(self, path, title)
 
     def __repr__(self) -> str:
         last = next((record for record in reversed(self.history) if "test_accuracy" in record), {})
-        told = f", test_accuracy {last['test_accuracy']:.3f}" if last else ""
-        return f"Run({self.algorithm.name} on {self.task.name}, seed {self.key.seed}, {self.state.round} rounds{told})"
+        accuracy = f", test_accuracy {last['test_accuracy']:.3f}" if last else ""
+        return (
+            f"Run({self.algorithm.name} on {self.task.name}, seed {self.key.seed}, {self.state.round} rounds{accuracy})"
+        )
 
     def _repr_html_(self) -> str:
-        html: str = _results().run_html(self)
-        return html
+        return self._presenter().to_html(self)
+
+    def _presenter(self) -> Presenter:
+        if self.presenter is None:
+            raise HansaError("reports of a run need `import hansa.study`, which `hansa.run` does.")
+        return self.presenter
 
     def frame(self) -> pandas.DataFrame:
-        """The history as a pandas frame, one row a round."""
+        """Return the history as a pandas frame, one row per round."""
         try:
             import pandas
         except ImportError as error:
@@ -185,17 +191,17 @@ class Run:
         return pandas.DataFrame(self.history)
 
     def clients(self, *columns: str) -> ClientColumns:
-        """What every client did in every round, in columns: all of them, or those named.
+        """Return what every client did in every round, as columns: all of them, or those named.
 
-        ``run.clients().frame()`` is a pandas frame of it, ``run.clients().by_client()`` has one row a client.
+        ``run.clients().frame()`` is a pandas frame, ``run.clients().by_client()`` has one row per client.
         """
         return self.client_record.columns(*columns)
 
     def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
-        """Run this many more rounds."""
+        """Run ``rounds`` more rounds."""
         check_integer("run", "rounds", rounds, minimum=0)
         last = self.state.round + rounds
-        with random_state.exact_arithmetic(self.devices):
+        with random_state.deterministic_arithmetic(self.devices):
             engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
             try:
                 while self.state.round < last:
@@ -205,122 +211,128 @@ class Run:
                         break
             finally:
                 engine.close()
-        refuse_nothing_done(self.history, self.lost)
-        say_who_was_lost(self.history, self.lost)
+        check_any_update_accepted(self.history, self.dropped_clients)
+        warn_dropped_clients(self.history, self.dropped_clients)
         return self
 
     def _round(self, engine: Engine, final: bool) -> Record:
-        began = time.perf_counter()
+        start = time.perf_counter()
         opened = open_round(self.algorithm, self.state, self.task.population, self.id, self.key)
-        if want_mean(self.measures, self.state.round):
+        if wants_mean(self.options.measures, self.state.round):
             opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
-        orders, gone = (opened.orders, ()) if self.faults is None else self.faults.strike_orders(opened.orders)
-        if isinstance(engine, Networked):
-            engine.opened(opened, self.oldest)
-        reports = engine.run(orders, self._recalled)
-        if self.faults is not None:
-            reports = self.faults.strike_reports(self.algorithm, orders, reports)
-        closing = RoundAggregation(
+        orders, gone = (
+            (opened.orders, ()) if self.options.faults is None else self.options.faults.apply_to_orders(opened.orders)
+        )
+        if isinstance(engine, RemoteEngine):
+            engine.round_opened(opened, self.oldest_resumable_round)
+        reports = engine.run(orders, self._with_memory)
+        if self.options.faults is not None:
+            reports = self.options.faults.apply_to_reports(self.algorithm, orders, reports)
+        aggregation = RoundAggregation(
             self.algorithm,
             opened.state,
             opened.orders,
             self.task.population,
-            quorum=self.quorum,
+            quorum=self.options.quorum,
             rows=self.store,
-            gone=gone,
-            max_norm=self.max_norm,
-            keep=bool(self.measures),
-            stage=None if self.measures else self.store.stage,
+            unreachable=gone,
+            max_norm=self.options.max_norm,
+            keep_updates=bool(self.options.measures),
+            stage_memory=None if self.options.measures else self.store.stage,
         )
         try:
             for report in in_cohort_order(reports, orders):
-                closing.add(report)
-            closed = closing.close()
-            seen = self._observed(closed)
+                aggregation.add(report)
+            closed = aggregation.close()
+            diagnostics = self._diagnostics(closed)
         except BaseException:
-            self.store.discard()  # a round that was left in the midst leaves nothing behind
+            self.store.discard()  # an aborted round leaves nothing behind
             raise
         if not closed.outcome.applied:
             self.store.discard()
         self.store.commit(self.state.round, closed.memory)
         self.state = closed.state
-        self.forgotten.difference_update(closed.outcome.admitted)
-        if self._kept is not None:
-            self._kept.append(self.params.clone())
-        record = {**self._record(opened, closed), **seen}
-        if final or (self.evaluate_every and self.state.round % self.evaluate_every == 0):
+        self.forgotten_clients.difference_update(closed.outcome.admitted)
+        if self._trajectory is not None:
+            self._trajectory.append(self.params.clone())
+        record = {**self._record(opened, closed), **diagnostics}
+        if final or (self.options.evaluate_every and self.state.round % self.options.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
-        marks = self._tested(engine) if self.per_client.due(self.state.round, final) else {}
-        record.update(served(marks))
-        self.client_record.add(self.state.round, work=participation(opened.down_bytes, closed.outcome), test=marks)
-        if isinstance(engine, Metered):
+        client_metrics = self._evaluate_clients(engine) if self.per_client.is_due(self.state.round, final) else {}
+        record.update(aggregate_client_metrics(client_metrics))
+        work = participation_columns(opened.down_bytes, closed.outcome)
+        self.client_record.add(self.state.round, work=work, test=client_metrics)
+        if isinstance(engine, MeteredEngine):
             record["sites"] = engine.site_bytes()
             self.ledger.record_sites(record["sites"])
-        record["seconds"] = time.perf_counter() - began
+        record["seconds"] = time.perf_counter() - start
         self.history.append(record)
         return record
 
-    def _tested(self, engine: Engine) -> dict[str, Array]:
-        """Every client that owns test rows, tested with its own model; sites keep theirs to themselves."""
-        if isinstance(engine, Metered):
+    def _evaluate_clients(self, engine: Engine) -> dict[str, Array]:
+        """Evaluate every client that owns test rows with its own model; sites keep these results to themselves."""
+        if isinstance(engine, MeteredEngine):
             return {}
-        exam = Exam(self.state.vectors, (), self.state.round, self.key, self.per_client.tuned)
-        return tested(engine, self.algorithm, self.task, exam, self.store)
+        exam = EvaluationJob(self.state.vectors, (), self.state.round, self.key, self.per_client.personalise)
+        return evaluate_clients(engine, self.algorithm, self.task, exam, self.store)
 
-    def _recalled(self, order: WorkOrder) -> WorkOrder:
-        """The order with what its reporters remember, read when somebody is about to do it."""
-        remembered = {c: {} if c in self.forgotten else self.store.read(c) for c in order.reporters}
-        return replace(order, memory=remembered) if any(remembered.values()) else order
+    def _with_memory(self, order: WorkOrder) -> WorkOrder:
+        """Return the order with the memory of its reporters, read when a worker is about to carry it out."""
+        memory = {c: {} if c in self.forgotten_clients else self.store.read(c) for c in order.reporters}
+        return replace(order, memory=memory) if any(memory.values()) else order
 
     def forget(self, *clients: int) -> None:
-        """Let clients begin anew, with nothing remembered of them: residuals, control variates and the like start as
-        they did in the first round. For an operator whose site has lost a client's memory, never done by itself.
+        """Reset the memory of clients: residuals, control variates and the like start as in the first round.
 
-        It holds, also across checkpoints, until the client next takes part; what the server itself keeps of it, such
-        as FedAWARE's momentum, stays.
+        For an operator whose site has lost a client's memory; it never happens by itself. It holds, also across
+        checkpoints, until the client next takes part. What the server keeps for a client, such as FedAWARE's momentum,
+        stays.
         """
         for client in clients:
             if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.task.population.count:
                 count = self.task.population.count
                 raise invalid_argument("forget", "client", client, f"one of the {count} clients, 0 to {count - 1}")
-        self.forgotten.update(clients)
+        self.forgotten_clients.update(clients)
 
-    def _observed(self, closed: ClosedRound) -> Record:
-        """What is seen of a closed round before its memories are committed."""
+    def _diagnostics(self, closed: ClosedRound) -> Record:
+        """Return the diagnostics of a closed round, before its memories are committed."""
         if closed.diagnostics is None:
             return {"diversity": math.nan, "aggregate_norm": math.nan}
         return dict(
-            diagnose(self.algorithm, closed.diagnostics, self.measures, self.store.read, closed.memory, self.key)
+            diagnose(
+                self.algorithm, closed.diagnostics, self.options.measures, self.store.read, closed.memory, self.key
+            )
         )
 
-    def tree(self) -> State:
-        """All that a checkpoint must hold beside the clients' rows and the history."""
+    def checkpoint_state(self) -> State:
+        """Return what a checkpoint holds besides client rows and history."""
+        dropped = self.dropped_clients[-MAX_DROPPED_IN_CHECKPOINT:]
         return {
             "server": self.state.tree(),
             "ledger": self.ledger.state(),
-            "lost": [[round, lost.client, lost.reason, lost.detail] for round, lost in self.lost[-NEWEST_LOST:]],
-            "forgotten": sorted(self.forgotten),
+            "lost": [[round, each.client, each.reason, each.detail] for round, each in dropped],
+            "forgotten": sorted(self.forgotten_clients),
         }
 
     def restore(self, tree: State, history: Sequence[Record]) -> None:
-        """Go back to the closed round that `tree` was made at; the store must stand at the same round."""
+        """Go back to the closed round of a checkpoint; the store must be at the same round."""
         state = ServerState(**tree["server"])
         if self.store.generation != state.round or len(history) != state.round:
             raise HansaError(
-                f"the checkpoint is of round {state.round}, the clients' rows of round {self.store.generation}, the "
-                f"history of {len(history)} rounds: these three belong together."
+                f"the checkpoint is at round {state.round}, client rows at round {self.store.generation}, and the "
+                f"history has {len(history)} rounds: these must agree."
             )
         self.state = state
         self.ledger = Ledger.restore(tree["ledger"], self.ledger.links)
-        self.lost = [
+        self.dropped_clients = [
             (int(round), DroppedClient(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]
         ]
-        self.forgotten = {int(client) for client in tree.get("forgotten", ())}
+        self.forgotten_clients = {int(client) for client in tree.get("forgotten", ())}
         self.history = list(history)
 
     def _record(self, opened: OpenedRound, closed: ClosedRound) -> Record:
         outcome: Outcome = closed.outcome
-        self.lost += [(self.state.round, lost) for lost in outcome.dropped]
+        self.dropped_clients += [(self.state.round, dropped) for dropped in outcome.dropped]
         self.ledger.record(
             self.state.round,
             up=outcome.up_bytes,
@@ -335,7 +347,7 @@ class Run:
             "participants": len(outcome.admitted),
             "clients": list(outcome.admitted),
             "lost": len(outcome.dropped),
-            "reasons": dict(Counter(lost.reason for lost in outcome.dropped)),
+            "reasons": dict(Counter(dropped.reason for dropped in outcome.dropped)),
             "moved": outcome.applied,
             "up_bytes": sum(outcome.up_bytes.values()),
             "down_bytes": sum(opened.down_bytes.values()),
@@ -344,69 +356,6 @@ class Run:
         }
 
 
-def run(
-    algorithm: Algorithm,
-    task: TaskLike,
-    *,
-    rounds: int,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-    device: Device | None = None,
-    workers: int | None = None,
-    quorum: int = 1,
-    keep_params: bool = False,
-    evaluate_every: int = 1,
-    callbacks: Sequence[Callback] = (),
-    store: ClientStore | None = None,
-    faults: faults | None = None,
-    max_norm: float = 1e12,
-    measures: Sequence[Measure] = (),
-    per_client: bool | int | None = None,
-    personalise: personalise | Mapping[str, Any] | None = None,
-) -> Run:
-    """Train ``task`` with ``algorithm`` for ``rounds`` rounds.
-
-    Equal seeds give bit-identical results, whatever the number of ``workers``; None takes all cores when that pays.
-    ``dtype`` float64 or float32 runs through everything; clients train on ``device``, or on several in turn. Fewer
-    than ``quorum`` surviving updates leave a round without effect, an update longer than ``max_norm`` is refused.
-    ``faults`` is a plan of clients that vanish or misbehave. ``measures`` adds numbers to each round's record, such as
-    `hansa.measures.compression`. Where test rows have owners, clients are evaluated one by one with each evaluation, or
-    every ``per_client`` rounds, as they are and, with ``personalise={"steps": 5, "lr": 0.01}``, after such steps on
-    their own rows.
-    """
-    if not isinstance(algorithm, Algorithm):
-        raise invalid_argument("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
-    check_integer("run", "rounds", rounds)
-    living = Run(
-        algorithm,
-        task,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        quorum=quorum,
-        keep_params=keep_params,
-        evaluate_every=evaluate_every,
-        store=store,
-        faults=faults,
-        max_norm=max_norm,
-        measures=measures,
-        per_client=per_client,
-        personalise=personalise,
-        engine=choose(workers, rounds, devices=_devices(task, device)),
-    )
-    return living.advance(rounds, callbacks)
-
-
-def _devices(task: TaskLike, asked: Device | None) -> tuple[torch.device, ...]:
-    """Where clients train: as the run says, or else the task, or else on the CPU."""
-    return devices(asked if asked is not None else getattr(task, "device", None) or "cpu")
-
-
-def _results() -> Any:
-    """The room of reports stands above this one, which knows it by its name alone."""
-    return import_module("hansa.study.report.results")
-
-
-def _discard(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
+def _close_temporary_store(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
     store.close()
     folder.cleanup()

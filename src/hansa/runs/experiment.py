@@ -1,4 +1,4 @@
-"""An experiment: a configuration carried out in a folder of its own, stopped and taken up again exactly."""
+"""An experiment: a configuration that is run in its own folder, and can be stopped and resumed exactly."""
 
 from __future__ import annotations
 
@@ -7,32 +7,42 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hansa import data
-from hansa.config import Config, algorithm, build, parts
-from hansa.core.devices import devices
+from hansa.config import Config, build, build_algorithm
+from hansa.config.sections import FAULTS, LINKS
+from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
 from hansa.core.types import State
-from hansa.engine import RayPool, choose
-from hansa.engine.auto import EngineFactory
+from hansa.engine import EngineFactory, EngineOptions, build_engine
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.runs import checkpoint, client_record
 from hansa.runs.client_record import ClientRecord
-from hansa.runs.driver import Callback, Record, Run
-from hansa.runs.folder import CHECKPOINT, CLIENTS, FAILED, FINISHED, PARTITION, RECORD, STOPPED, RunFolder, arithmetic
-from hansa.runs.provenance import Bindings, bindings, changes, check_words
-from hansa.runs.store import ClientStore, Damaged, DiskStore, io
+from hansa.runs.driver import Run
+from hansa.runs.folder import (
+    CHECKPOINT,
+    CLIENTS,
+    FAILED,
+    FINISHED,
+    PARTITION,
+    RECORD,
+    STOPPED,
+    RunFolder,
+    arithmetic_description,
+)
+from hansa.runs.options import Callback, Record, RunOptions
+from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
+from hansa.runs.store import ClientStore, DamagedFileError, DiskStore, io
 from hansa.training import Task
 
 log = logging.getLogger("hansa")
 
 
 class Experiment:
-    """A run in its folder. ``Experiment.new`` begins one, ``Experiment.resumed`` takes one up; ``go`` runs it."""
+    """A run in its folder. ``Experiment.new`` starts one, ``Experiment.resume`` resumes one; `execute` runs it."""
 
     def __init__(self, config: Config, run: Run, folder: RunFolder) -> None:
         self.config, self.run, self.folder = config, run, folder
@@ -46,38 +56,41 @@ class Experiment:
         *,
         overwrite: bool = False,
         numbered: bool = False,
-        make: Maker | None = None,
+        run_factory: RunFactory | None = None,
     ) -> Experiment:
-        """A fresh run: data, model and algorithm are built first, then the folder is taken and held, then written to.
+        """Start a run: build data, model and algorithm, then lock the folder, then write to it.
 
-        A folder that holds something is refused; ``overwrite`` puts a run of ours in it aside and removes it when the
-        new one can be taken up; ``numbered`` takes the next free name: path, path-2, path-3, ... What the run is made
-        of, where the configuration does not say, ``make`` knows.
+        Args:
+            config: The configuration.
+            path: The folder, which must not hold anything.
+            overwrite: Replace a run in the folder; it is removed when the new one has its first checkpoint.
+            numbered: Take the next free name: path, path-2, path-3, ...
+            run_factory: Builds a run started in Python, which no configuration describes.
         """
-        if make is None:
+        if run_factory is None:
             _refuse_python(config, "the configuration")
         folder = RunFolder(path)
         if not numbered:
             folder.check(overwrite=overwrite)
-        run = living_run(config, build.federated(config)) if make is None else make(config, None, 0)
-        folder.claim(overwrite=overwrite, numbered=numbered)
+        run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
+        folder.acquire(overwrite=overwrite, numbered=numbered)
         try:
-            folder.begin(config, run)
+            folder.write_start(config, run)
             run.client_record = ClientRecord(folder / RECORD)
-            made = cls(config, run, folder)
+            experiment = cls(config, run, folder)
             if config.checkpoint.every:
                 run.store = DiskStore(folder / CLIENTS)
-                made.save()  # so that a run can be taken up from its first moment on
-            folder.write_config(config)  # last, since a folder with a configuration is a run
-            folder.settled()
+                experiment.save()  # so that the run can be resumed from the start
+            folder.write_config(config)  # last, because a folder with a configuration counts as a run
+            folder.finish_replacing()
         except BaseException:
             run.store.close()
-            folder.withdraw()
+            folder.roll_back()
             raise
-        return made
+        return experiment
 
     @classmethod
-    def resumed(
+    def resume(
         cls,
         path: Path | str,
         *,
@@ -86,82 +99,91 @@ class Experiment:
         device: str | list[str] | None = None,
         fallback: bool = False,
         accept: Sequence[str] = (),
-        make: Maker | None = None,
+        run_factory: RunFactory | None = None,
     ) -> Experiment:
-        """The run of a folder at its last checkpoint, to go on to its last round, or to another, with as many workers
-        as before, or others: the result is the same. On another kind of ``device`` it is so up to rounding.
+        """Return the run of a folder at its last checkpoint.
 
-        ``fallback`` goes back to the newest point at which nothing is damaged. Data, model or code that changed since
-        the run was begun are refused unless ``accept`` names them; then the folder says so for ever.
+        Args:
+            path: The folder.
+            rounds: A new last round.
+            workers: A new number of workers; the result does not depend on it.
+            device: Another device; on another kind of device the result is the same up to rounding.
+            fallback: Use the newest checkpoint at which nothing is damaged.
+            accept: Kinds of changes of data, model or code to accept; they are recorded in the folder.
+            run_factory: Builds a run started in Python.
         """
-        accepted = check_words(accept)
-        folder = RunFolder.holding(path)
-        folder.hold()
-        opened: list[ClientStore] = []
+        accepted = parse_accepted_changes(accept)
+        folder = RunFolder.containing(path)
+        folder.lock()
+        stores: list[ClientStore] = []
         try:
-            given = {"rounds": rounds, "workers": workers, "device": device}
-            asked = {name: value for name, value in given.items() if value is not None}
-            config = folder.config.model_copy(update=asked)
-            if make is None:
+            folder.check_resumable()
+            options = {"rounds": rounds, "workers": workers, "device": device}
+            changes = {name: value for name, value in options.items() if value is not None}
+            config = folder.config.model_copy(update=changes)
+            if run_factory is None:
                 _refuse_python(config, str(folder))
-            point = _newest_sound(folder) if fallback else _newest(folder)
-            opened.append(point.store)
-            if point.meta["config"] != identity(config):
-                raise _another(folder)
+            point = _latest_intact_point(folder) if fallback else _latest_point(folder)
+            stores.append(point.store)
+            if point.meta["config"] != config_digest(config):
+                raise _config_changed(folder)
             if config.rounds < point.round:
-                raise HansaError(
-                    f"{folder}: has {point.round} rounds behind it, so it cannot end after {config.rounds}."
-                )
-            if make is None:
-                run = living_run(config, _same_data(config, folder), point.store, point.round)
+                raise HansaError(f"{folder}: is already at round {point.round}, past the requested {config.rounds}.")
+            if run_factory is None:
+                run = build_run(config, _load_same_data(config, folder), point.store, point.round)
             else:
-                run = make(config, point.store, point.round)
-            bound = _check_bound(folder, run, point, accepted)
-            if point.meta["arithmetic"] != (now := arithmetic(run.devices)):
+                run = run_factory(config, point.store, point.round)
+            provenance = _check_provenance(folder, run, point, accepted)
+            if point.meta["arithmetic"] != (now := arithmetic_description(run.devices)):
                 log.warning(
-                    "%s: was run with %s, goes on with %s: the result will not be that of an unbroken run to the last "
-                    "bit", folder, point.meta["arithmetic"], now,
+                    "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
+                    "uninterrupted run", folder, point.meta["arithmetic"], now,
                 )  # fmt: skip
-            run.client_record = ClientRecord.taken_up(folder / RECORD, point.round, point.meta.get("clients"))
-            run.restore(point.state, folder.rewind(point.round, point.meta.get("metrics")))
-            run.oldest = min([point.round, *(int(facts["round"]) for facts in checkpoint.kept(folder / CHECKPOINT))])
-            if bound is not None:  # after the numbers, which an older version did not seal
-                folder.bind(run, *bound)
-            if asked:
+            run.client_record = ClientRecord.load(folder / RECORD, point.round, point.meta.get("clients"))
+            run.restore(point.state, folder.truncate_metrics(point.round, point.meta.get("metrics")))
+            saved = (int(meta["round"]) for meta in checkpoint.list_metadata(folder / CHECKPOINT))
+            run.oldest_resumable_round = min([point.round, *saved])
+            if provenance is not None:
+                folder.write_marker(run, *provenance)
+            if changes:
                 folder.write_config(config)
             return cls(config, run, folder)
         except BaseException:
-            for store in opened:
+            for store in stores:
                 store.close()
             folder.release()
             raise
 
     @property
-    def left(self) -> int:
-        """Rounds yet to be run."""
+    def rounds_left(self) -> int:
+        """Rounds that remain to be run."""
         return self.config.rounds - self.run.state.round
 
-    def go(self, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = ()) -> dict[str, Any]:
-        """Run to the end, or until a callback says stop; save everything either way; return the summary. The callbacks
-        of ``first`` come before the record is written down, so that they may add to it."""
-        added = [*measures(self.config, self.run), *first]
-        everything = [*added, self.folder.record, self._save_when_due, *callbacks]
+    def execute(self, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = ()) -> dict[str, Any]:
+        """Run to the last round, or until a callback stops it, save all_callbacks, and return the summary.
+
+        Args:
+            callbacks: Called after every round.
+            first: Called before the record of a round is written, so that they may add to it.
+        """
+        recording = [*record_callbacks(self.config, self.run), *first]
+        all_callbacks = [*recording, self.folder.append_record, self._save_when_due, *callbacks]
         target = self.config.evaluate.target
         try:
-            self.run.advance(self.left, everything)
+            self.run.advance(self.rounds_left, all_callbacks)
         except BaseException as error:
-            # what closed is saved; a checkpoint must not be made of a round that may be half done
+            # closed rounds are saved; a round that may be half done must not get into a checkpoint
             try:
-                self.folder.finish(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
+                self.folder.write_results(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
             finally:
                 self._close()
             raise
         if self.config.checkpoint.every and self.run.state.round > self._saved:
             self.save()
-        status = FINISHED if self.left == 0 else STOPPED
-        found = self.folder.finish(self.run, status, target)
+        status = FINISHED if self.rounds_left == 0 else STOPPED
+        summary = self.folder.write_results(self.run, status, target)
         self._close()
-        return found
+        return summary
 
     def save(self) -> None:
         """Write a checkpoint of the last closed round."""
@@ -169,27 +191,27 @@ class Experiment:
         meta = {
             "round": run.state.round,
             "run": run.id,
-            "config": identity(self.config),
+            "config": config_digest(self.config),
             "seed": run.key.seed,
-            "arithmetic": arithmetic(run.devices),
+            "arithmetic": arithmetic_description(run.devices),
             "metrics": self.folder.seal,
             "clients": run.client_record.seal,
         }
         run.client_record.sync()
-        home = self.folder / CHECKPOINT
-        checkpoint.save(home, run.tree(), meta, keep=self.config.checkpoint.keep)
-        kept = [int(facts["round"]) for facts in checkpoint.kept(home)]
-        run.store.retain(kept)
-        run.oldest = min(kept)
+        path = self.folder / CHECKPOINT
+        checkpoint.save(path, run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
+        rounds = [int(meta_of["round"]) for meta_of in checkpoint.list_metadata(path)]
+        run.store.retain(rounds)
+        run.oldest_resumable_round = min(rounds)
         self._saved, self._saved_at = run.state.round, time.monotonic()
 
     def _save_when_due(self, run: Run, record: Record) -> None:
-        asked = self.config.checkpoint
-        if not asked.every:
-            run.oldest = run.state.round  # nobody takes it up again
+        section = self.config.checkpoint
+        if not section.every:
+            run.oldest_resumable_round = run.state.round  # it cannot be resumed
             return
-        late = asked.minutes is not None and time.monotonic() - self._saved_at >= 60 * asked.minutes
-        if run.state.round - self._saved >= asked.every or late:
+        overdue = section.minutes is not None and time.monotonic() - self._saved_at >= 60 * section.minutes
+        if run.state.round - self._saved >= section.every or overdue:
             self.save()
 
     def _close(self) -> None:
@@ -197,12 +219,12 @@ class Experiment:
         self.folder.release()
 
 
-Maker: TypeAlias = "Callable[[Config, ClientStore | None, int], Run]"
-"""Makes the run of a configuration on the clients' rows of a checkpoint, if there is one, after so many rounds."""
+RunFactory: TypeAlias = "Callable[[Config, ClientStore | None, int], Run]"
+"""Builds a run from a configuration, the client rows of a checkpoint if there is one, and the rounds done."""
 
 
-class Point(NamedTuple):
-    """Where a run can be taken up: a checkpoint, and the clients' rows at its round."""
+class ResumePoint(NamedTuple):
+    """Where a run can be resumed: a checkpoint, and the client rows at its round."""
 
     state: State
     meta: checkpoint.Meta
@@ -213,22 +235,22 @@ class Point(NamedTuple):
         return int(self.meta["round"])
 
 
-def _newest(folder: RunFolder) -> Point:
+def _latest_point(folder: RunFolder) -> ResumePoint:
     state, meta = checkpoint.load(folder / CHECKPOINT)
-    return Point(state, meta, DiskStore.open(folder / CLIENTS, at_round=int(meta["round"])))
+    return ResumePoint(state, meta, DiskStore.open(folder / CLIENTS, at_round=int(meta["round"])))
 
 
-def _newest_sound(folder: RunFolder) -> Point:
-    """The newest point of which checkpoint, rows and numbers are all undamaged; what is lost by that is told."""
-    reached = [int(facts["round"]) for facts in checkpoint.kept(folder / CHECKPOINT)]
+def _latest_intact_point(folder: RunFolder) -> ResumePoint:
+    """Return the newest point whose checkpoint, rows and metrics are undamaged, and warn about lost rounds."""
+    rounds = [int(meta_of["round"]) for meta_of in checkpoint.list_metadata(folder / CHECKPOINT)]
     seals = folder.seals()
-    for state, meta in checkpoint.undamaged(folder / CHECKPOINT):
+    for state, meta in checkpoint.iter_intact(folder / CHECKPOINT):
         done = int(meta["round"])
         if done > len(seals) or (done and seals[done - 1] != meta.get("metrics", seals[done - 1])):
-            log.warning("%s: the numbers that led to round %d are damaged; falling back further", folder, done)
+            log.warning("%s: the metrics up to round %d are damaged; falling back further", folder, done)
             continue
-        if not client_record.sound(folder / RECORD, done, meta.get("clients")):
-            log.warning("%s: the clients' record that led to round %d is damaged; falling back further", folder, done)
+        if not client_record.is_intact(folder / RECORD, done, meta.get("clients")):
+            log.warning("%s: the client record up to round %d is damaged; falling back further", folder, done)
             continue
         try:
             store = DiskStore.open(folder / CLIENTS, at_round=done)
@@ -240,158 +262,147 @@ def _newest_sound(folder: RunFolder) -> Point:
         except HansaError as damage:
             log.warning("%s Falling back to the checkpoint before it.", damage)
             continue
-        if (last := max([done, len(seals), *reached])) > done:
-            log.warning("%s: taken up after round %d; the work of rounds %d to %d is lost and is done again",
+        if (last := max([done, len(seals), *rounds])) > done:
+            log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
                         folder, done, done + 1, last)  # fmt: skip
-        return Point(state, meta, store)
-    raise Damaged(f"{folder}: no checkpoint is left whose state, rows and numbers are undamaged. Start anew.")
+        return ResumePoint(state, meta, store)
+    raise DamagedFileError(f"{folder}: no checkpoint has undamaged state, rows and metrics. Start a new run.")
 
 
-def _check_bound(
-    folder: RunFolder, run: Run, point: Point, accepted: set[str]
-) -> tuple[Bindings, list[dict[str, Any]]] | None:
-    """Refuse to go on with other data, model or code than the run was begun with, unless the change is accepted.
+def _check_provenance(
+    folder: RunFolder, run: Run, point: ResumePoint, accepted: set[str]
+) -> tuple[Provenance, list[dict[str, Any]]] | None:
+    """Refuse to resume with other data, model or code than the run was started with, unless the change is accepted.
 
-    Returns what the run is bound to from now on and the changes so far, where that is news.
+    Returns the new provenance and all accepted changes, if there is a change to record.
     """
-    now, facts = bindings(run), folder.marker
-    if facts is None:
-        log.warning("%s: made by a hansa that kept no digests of data and code; those of now are taken", folder)
-        then, earlier = dict(now), []
-    else:
-        then, earlier = dict(facts["bound"]), list(facts["accepted"])
-    changed = changes(then, now)
+    now, marker = provenance_of(run), folder.marker
+    assert marker is not None
+    then, earlier = dict(marker["bound"]), list(marker["accepted"])
+    changed = changed_kinds(then, now)
     if refused := [kind for kind in changed if kind not in accepted]:
-        details = f" (hansa {then.get('version')} then, {now['version']} now)" if "version" in refused else ""
+        details = f" (Hansa {then.get('version')} then, {now['version']} now)" if "version" in refused else ""
         raise HansaError(
-            f"{folder}: changed since the run was begun: {', '.join(refused)}{details}. Put back what it was; or go on "
-            f"with what there is now, and have it noted: --accept-changes {','.join(changed)}."
+            f"{folder}: changed since the run was started: {', '.join(refused)}{details}. Restore it, or pass "
+            f"--accept-changes {','.join(changed)} to continue (the change is recorded)."
         )
     sizes = {name: len(vector) for name, vector in run.state.vectors.items()}
     saved = {name: len(vector) for name, vector in point.state["server"]["vectors"].items()}
     if sizes != saved:
-        raise HansaError(f"{folder}: the model has {sizes} numbers now, the checkpoint {saved}: it cannot go on.")
+        raise HansaError(f"{folder}: the model now has {sizes} parameters, the checkpoint {saved}: it cannot resume.")
     if point.meta["run"] != run.id and not changed:
-        raise _another(folder)
+        raise _config_changed(folder)
     if changed:
         note = {"round": point.round, "changed": changed, "before": {kind: then.get(kind) for kind in changed}}
-        log.warning("%s: goes on after round %d with other %s", folder, point.round, ", ".join(changed))
+        log.warning("%s: continues after round %d with changed %s", folder, point.round, ", ".join(changed))
         earlier.append(note)
-    return (now, earlier) if changed or facts is None else None
+    return (now, earlier) if changed else None
 
 
 def _refuse_python(config: Config, where: str) -> None:
     if config.python is not None:
         raise HansaError(
-            f"{where}: begun in Python with an algorithm and a task that no file can hold. "
-            "hansa.resume(FOLDER, algorithm, task) goes on with it, given the same two."
+            f"{where}: started in Python with an algorithm and a task that no file can hold. "
+            "hansa.resume(FOLDER, algorithm, task) resumes it, given the same two."
         )
 
 
-def _another(folder: RunFolder) -> HansaError:
-    return HansaError(f"{folder}: config.yaml describes another run than the checkpoint. Put back what it was.")
+def _config_changed(folder: RunFolder) -> HansaError:
+    return HansaError(f"{folder}: config.yaml does not describe the run of the checkpoint. Restore it.")
 
 
-def identity(config: Config) -> str:
-    """A digest of all that a result depends on: two runs with equal ones are one run, however long and however watched.
+def config_digest(config: Config) -> str:
+    """Return a digest of everything that a result depends on, without the number of rounds and what only watches it.
 
-    >>> from hansa.config import from_text
-    >>> identity(from_text("rounds: 3")) == identity(from_text("rounds: 5\\nworkers: 2"))
+    >>> from hansa.config import from_yaml
+    >>> config_digest(from_yaml("rounds: 3")) == config_digest(from_yaml("rounds: 5\\nworkers: 2"))
     True
     """
     watching = {"name", "rounds", "engine", "workers", "device", "evaluate", "checkpoint", "links"}
-    told = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
-    return io.sha256(json.dumps(told, sort_keys=True).encode())
+    data = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
+    return io.sha256(json.dumps(data, sort_keys=True).encode())
 
 
-def _engine(config: Config, done: int) -> EngineFactory:
-    """What carries the run's work."""
-    workers = None if config.workers == "auto" else config.workers
+def _engine_factory(config: Config, done: int) -> EngineFactory:
+    """Return the engine of a run that has ``done`` rounds behind it."""
+    kind = config.engine.kind
     if config.evaluate.where != "server":
-        kind = config.engine.kind
-        raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Leave it at server.")
-    if config.engine.kind == "ray":
-        return partial(RayPool, workers=workers, address=config.engine.address)
-    if config.engine.kind == "flower":
-        raise HansaError("engine: flower: the clients are at sites, which `hansa serve` asks. Run it with that.")
-    return choose(workers, config.rounds - done, devices=devices(config.device))
+        raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Use server.")
+    workers = None if config.workers == "auto" else config.workers
+    rounds = config.rounds - done
+    return build_engine(kind, EngineOptions(workers, rounds, resolve_devices(config.device), config.engine.address))
 
 
-def living_run(
+def build_run(
     config: Config,
-    held: data.FederatedData,
+    federated: data.FederatedData,
     store: ClientStore | None = None,
     done: int = 0,
     engine: EngineFactory | None = None,
 ) -> Run:
-    """A run of a configuration on its data, before the first of its rounds."""
+    """Build the run of a configuration on its data, before its first round."""
     if config.seeds is not None:
-        raise HansaError(
-            "seeds: one run has one seed; several are carried out one by one: hansa.runs.seed_group.per_seed."
-        )
-    task = build.task(config, held)
-    observed: list[Measure] = [compression] if config.evaluate.compression else []
+        raise HansaError("seeds: a run has one seed; hansa.runs.seed_group.expand_seeds has a configuration for each.")
+    task = build.build_task(config, federated)
+    measures: list[Measure] = [compression] if config.evaluate.compression else []
     if config.evaluate.local_mean:
-        observed.append(local_mean_loss(task, config.evaluate.every or config.rounds))
-    run = Run(
-        algorithm(config),
-        task,
-        seed=config.seed,
-        dtype=build.dtype(config),
+        measures.append(local_mean_loss(task, config.evaluate.every or config.rounds))
+    options = RunOptions(
+        dtype=build.torch_dtype(config),
         device=config.device,
         quorum=config.quorum,
         evaluate_every=config.evaluate.every,
-        store=store,
-        faults=parts.FAULTS.build(config.faults),
+        faults=FAULTS.build(config.faults),
         max_norm=config.max_norm,
-        measures=observed,
+        measures=measures,
         per_client=config.evaluate.per_client,
-        personalise=build.personalised(config),
-        engine=_engine(config, done) if engine is None else engine,
+        personalise=build.personalise_option(config),
     )
-    run.ledger = Ledger(parts.LINKS.build(config.links))
+    engine = _engine_factory(config, done) if engine is None else engine
+    run = Run(build_algorithm(config), task, seed=config.seed, store=store, engine=engine, options=options)
+    run.ledger = Ledger(LINKS.build(config.links))
     return run
 
 
-def measures(config: Config, run: Run) -> list[Callback]:
-    """The callbacks that add what a configuration asks for to each round's record."""
-    found: list[Callback] = []
+def record_callbacks(config: Config, run: Run) -> list[Callback]:
+    """Return the callbacks that add measurements of a configuration to each round's record."""
+    callbacks: list[Callback] = []
     if run.ledger.links is not None:
-        found.append(simulated_seconds)
+        callbacks.append(add_simulated_seconds)
     if config.evaluate.train and isinstance(run.task, Task):
-        found.append(global_loss(run.task, config.evaluate.every))
+        callbacks.append(measure_global_loss(run.task, config.evaluate.every))
     if config.evaluate.heterogeneity:
-        found.append(track_heterogeneity(config.evaluate.every or config.rounds))
-    return found
+        callbacks.append(track_heterogeneity(config.evaluate.every or config.rounds))
+    return callbacks
 
 
-def simulated_seconds(run: Run, record: Record) -> None:
-    """The time that the round's messages take by the link model."""
+def add_simulated_seconds(run: Run, record: Record) -> None:
+    """Add the time of the round's messages by the link model to the record."""
     assert run.ledger.last is not None
     record["simulated_seconds"] = run.ledger.last.seconds
 
 
-def global_loss(task: Task, every: int = 1) -> Callback:
-    """A callback that measures the server's model on all training data: the global objective, beside the local ones."""
+def measure_global_loss(task: Task, every: int = 1) -> Callback:
+    """Return a callback that adds the loss of the server's model on all training data to the record."""
     everything = task.on_training_data()
     shells: list[Any] = []
 
     def measure(run: Run, record: Record) -> None:
         if every and record["round"] % every == 0:
             if not shells:
-                shells.append(everything.shell(run.dtype, run.device))
+                shells.append(everything.trainer(run.dtype, run.device))
             record["global_loss"] = everything.evaluate(shells[0], run.state.vectors)["test_loss"]
 
     return measure
 
 
-def _same_data(config: Config, folder: RunFolder) -> data.FederatedData:
-    """The data of a run that was begun: dealt as it was then, whatever has changed since."""
-    again = build.federated(config)
-    if not isinstance(again, data.FederatedData):  # its clients are a function of their numbers, or given with it
-        return again
-    split = data.load_split(folder / PARTITION, again.targets if folder.marker is None else None)
+def _load_same_data(config: Config, folder: RunFolder) -> data.FederatedData:
+    """Load the data of a run with the partition that it was started with."""
+    federated = build.load_data(config)
+    if not isinstance(federated, data.FederatedData):  # its clients are generated, or part of it
+        return federated
+    split = data.load_split(folder / PARTITION, None)
     try:
-        return replace(again, index=split.index, offsets=split.offsets)
+        return replace(federated, index=split.index, offsets=split.offsets)
     except HansaError as error:
-        raise HansaError(f"{folder}: the data changed since the run was begun, and no longer fits: {error}") from error
+        raise HansaError(f"{folder}: the data changed since the run was started and no longer fits: {error}") from error

@@ -1,4 +1,4 @@
-"""After the run: its model as a module, what it predicts, and the same model in other formats."""
+"""The trained model of a run folder: as a module, its predictions, and exports to other formats."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from torch import Tensor, nn
 
 from hansa import data
 from hansa.algorithm import Algorithm
-from hansa.config import build, parts
+from hansa.config import build
+from hansa.config.sections import AUGMENT
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL
-from hansa.runs.client_models import check_client, keeps_own, own_vectors
 from hansa.runs.driver import Run
-from hansa.runs.experiment import living_run
+from hansa.runs.experiment import build_run
 from hansa.runs.folder import CLIENTS, RunFolder
 from hansa.runs.folder import MODEL as MODEL_FILE
-from hansa.runs.seed_group import GroupFolder
+from hansa.runs.per_client import check_client, client_vectors, has_client_models
+from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store import DiskStore, io
 from hansa.training import Task
-from hansa.training.augment.base import pipeline
-from hansa.training.losses import unweighted
+from hansa.training.augment import as_pipeline
+from hansa.training.losses import strip_weights
 
 FORMATS = (".safetensors", ".pt", ".onnx")
 
@@ -40,12 +41,16 @@ def load_model(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
 ) -> nn.Module:
-    """The trained model of a run's folder, in evaluation mode; with ``client`` the one that this client has: its own in
-    decentralized runs, otherwise the server's with the client's private blocks in it.
+    """Load the trained model of a run folder, in evaluation mode.
 
-    A run of a configuration says itself what its model is, and code that it names is imported; one that was begun in
-    Python needs ``model``, the class or function that its task was made with, and for a client's the ``algorithm`` and
-    the ``task``.
+    A run of a configuration builds its own model, and code that it names is imported.
+
+    Args:
+        folder: The folder of a run, or of several seeds.
+        model: For a run started in Python, the class or function that its task was made with.
+        client: Load the model of this client: its own in decentralized runs, else the server's with its private blocks.
+        algorithm: For a client's model of a run started in Python, its algorithm.
+        task: For a client's model of a run started in Python, its task.
 
     >>> import tempfile
     >>> import torch
@@ -57,45 +62,50 @@ def load_model(
     ...     load_model(f"{folder}/run", lambda: torch.nn.Linear(2, 1))
     Linear(in_features=2, out_features=1, bias=True)
     """
-    found = _run_folder(folder)
+    run_folder = _find_run_folder(folder)
     if client is not None:
-        return _of_client(found, client, algorithm, task)
+        return _load_client_model(run_folder, client, algorithm, task)
     if model is None:
-        if found.config.python is not None:
+        if run_folder.config.python is not None:
             raise HansaError(
-                f"{found}: begun in Python, so its model is not in the folder: load_model(..., model=YOURS)."
+                f"{run_folder}: started in Python, so its model is not in the folder: load_model(..., model=YOURS)."
             )
-        model = build.task(found.config, build.federated(found.config)).model
-    return _filled(found, model)
+        model = build.build_task(run_folder.config, build.load_data(run_folder.config)).model
+    return _load_weights(run_folder, model)
 
 
-def _of_client(found: RunFolder, client: int, method: Algorithm | None, task: Task | None) -> nn.Module:
-    config = found.config
+def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm | None, task: Task | None) -> nn.Module:
+    config = run_folder.config
     if config.python is None:
-        run = living_run(config, build.federated(config))
-    elif method is None or task is None:
+        run = build_run(config, build.load_data(config))
+    elif algorithm is None or task is None:
         raise HansaError(
-            f"{found}: begun in Python: load_model(..., client={client}, algorithm=YOURS, task=YOURS), as it was begun."
+            f"{run_folder}: started in Python: load_model(..., client={client}, algorithm=YOURS, task=YOURS)."
         )
     else:
-        run = Run(method, task, seed=config.seed)
-    made = run.task
-    assert isinstance(made, Task)
-    check_client(client, made.population.count)
-    state, buffers = made.layout.pack(_filled(found, made.model), run.dtype)
-    vectors = {MODEL: state, BUFFERS: buffers} if made.layout.buffer_dim else {MODEL: state}
-    if not keeps_own(run.algorithm):  # told before a folder is looked for that such a run does not need
-        own_vectors(run.algorithm, vectors, run.store, client)
-    if not (found / CLIENTS).is_dir():
-        raise HansaError(f"{found}: kept no rows of clients, for checkpoint.every is 0.")
-    with DiskStore.open(found / CLIENTS) as store:
-        if store.generation != int(found.summary["rounds"]):
-            raise HansaError(f"{found}: the clients' rows are of round {store.generation}: resume the run first.")
-        return made.module(own_vectors(run.algorithm, vectors, store, client)).eval()
+        run = Run(algorithm, task, seed=config.seed)
+    run_task = run.task
+    assert isinstance(run_task, Task)
+    check_client(client, run_task.population.count)
+    state, buffers = run_task.layout.pack(_load_weights(run_folder, run_task.model), run.dtype)
+    vectors = {MODEL: state, BUFFERS: buffers} if run_task.layout.buffer_dim else {MODEL: state}
+    if not has_client_models(run.algorithm):  # raises before looking for client rows, which such a run does not have
+        client_vectors(run.algorithm, vectors, run.store, client)
+    if not (run_folder / CLIENTS).is_dir():
+        raise HansaError(f"{run_folder}: has no client rows, because checkpoint.every is 0.")
+    with DiskStore.open(run_folder / CLIENTS) as store:
+        if store.generation != int(run_folder.summary["rounds"]):
+            raise HansaError(f"{run_folder}: the client rows are at round {store.generation}: resume the run first.")
+        return run_task.module(client_vectors(run.algorithm, vectors, store, client)).eval()
 
 
 def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
-    """What a model says of some inputs, a row each.
+    """Return the outputs of a model, one row per input.
+
+    Args:
+        model: A module; it is evaluated without gradients.
+        inputs: The inputs, one per row.
+        batch_size: How many rows to evaluate start a time.
 
     >>> import torch
     >>> predict(torch.nn.Linear(2, 1), torch.zeros(3, 2)).shape
@@ -104,54 +114,56 @@ def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
     check_integer("predict", "batch_size", batch_size)
     if len(inputs) == 0:
         raise invalid_argument("predict", "inputs", tuple(inputs.shape), "at least one row")
-    was = model.training
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            return torch.cat([model(inputs[at : at + batch_size]) for at in range(0, len(inputs), batch_size)])
+            return torch.cat([model(inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)])
     finally:
-        model.train(was)
+        model.train(was_training)
 
 
-class Predicted(NamedTuple):
-    """Outputs of a run's model; of classifiers the class of each row, and what was right where that is known."""
+class Predictions(NamedTuple):
+    """Outputs of a run's model; for classifiers the class of each row; and the targets if they are known."""
 
     outputs: Tensor
     classes: Tensor | None
     targets: Tensor | None
 
 
-def predicted(folder: Path | str, inputs: Path | str | None = None, client: int | None = None) -> Predicted:
-    """What a run's model, or that of a client, says of the rows of a file, or of the run's own test data: with a client
-    of the test rows that are its own, where these have owners."""
-    found = _run_folder(folder)
-    if found.config.python is not None:
-        raise HansaError(f"{found}: begun in Python: hansa.load_model(..., model=YOURS) and hansa.predict.")
-    held = build.federated(found.config)
+def predict_from_folder(folder: Path | str, inputs: Path | str | None = None, client: int | None = None) -> Predictions:
+    """Return the predictions of a run's model, or of a client's, for a file of inputs or for the run's test data.
+
+    With a client and test rows that have owners, only its own test rows are used.
+    """
+    run_folder = _find_run_folder(folder)
+    if run_folder.config.python is not None:
+        raise HansaError(f"{run_folder}: started in Python: hansa.load_model(..., model=YOURS) and hansa.predict.")
+    federated = build.load_data(run_folder.config)
     if client is None:
-        model = _filled(found, build.task(found.config, held).model)
+        model = _load_weights(run_folder, build.build_task(run_folder.config, federated).model)
     else:
-        model = _of_client(found, client, None, None)
+        model = _load_client_model(run_folder, client, None, None)
     if inputs is not None:
-        rows, targets = _fitting(read_inputs(inputs), held, model), None
-    elif held.test_inputs is None or held.test_targets is None:
-        raise HansaError(f"{found}: its data has no test rows: name a file of inputs.")
+        rows, targets = _cast_inputs(read_inputs(inputs), federated, model), None
+    elif federated.test_inputs is None or federated.test_targets is None:
+        raise HansaError(f"{run_folder}: its data has no test rows: pass a file of inputs.")
     else:
-        rows, targets = held.test_inputs, unweighted(held.test_targets)
-        if client is not None and held.test_owners is not None:
-            mine = held.test_owners == client
-            if not bool(mine.any()):
-                raise HansaError(f"{found}: client {client} owns no test rows: name a file of inputs.")
-            rows, targets = rows[mine], targets[mine]
-        rows = _fitting(rows, held, model)
-    after = pipeline(parts.AUGMENT.build(found.config.data.augment) or ()).on_test()
-    outputs = predict(model, after(rows, Key(0), torch.Generator()))  # normalised as in the run
-    labelled = held.classes is not None and outputs.ndim == 2 and outputs.shape[1] == held.classes
-    return Predicted(outputs, outputs.argmax(1) if labelled else None, targets)
+        rows, targets = federated.test_inputs, strip_weights(federated.test_targets)
+        if client is not None and federated.test_owners is not None:
+            own_rows = federated.test_owners == client
+            if not bool(own_rows.any()):
+                raise HansaError(f"{run_folder}: client {client} owns no test rows: pass a file of inputs.")
+            rows, targets = rows[own_rows], targets[own_rows]
+        rows = _cast_inputs(rows, federated, model)
+    preprocess = as_pipeline(AUGMENT.build(run_folder.config.data.augment) or ()).test_pipeline()
+    outputs = predict(model, preprocess(rows, Key(0), torch.Generator()))  # normalized as in the run
+    labelled = federated.classes is not None and outputs.ndim == 2 and outputs.shape[1] == federated.classes
+    return Predictions(outputs, outputs.argmax(1) if labelled else None, targets)
 
 
 def read_inputs(path: Path | str) -> Tensor:
-    """Rows from .npy, .npz, .safetensors (the array ``inputs``, or the only one) or .csv of numbers."""
+    """Read inputs from .npy, .npz, .safetensors (the array ``inputs``, or the only one) or .csv of numbers."""
     path = Path(path)
     try:
         if path.suffix == ".npy":
@@ -160,8 +172,8 @@ def read_inputs(path: Path | str) -> Tensor:
             with np.load(path, allow_pickle=False) as arrays:
                 return torch.from_numpy(_only(path, {name: arrays[name] for name in arrays.files}))
         if path.suffix == ".safetensors":
-            found: Tensor = _only(path, safetensors.torch.load(path.read_bytes()))
-            return found
+            tensor: Tensor = _only(path, safetensors.torch.load(path.read_bytes()))
+            return tensor
         if path.suffix == ".csv":
             lines = path.read_text(encoding="utf-8").splitlines()
             skip = 0 if lines and _numeric(lines[0]) else 1
@@ -172,7 +184,12 @@ def read_inputs(path: Path | str) -> Tensor:
 
 
 def export(folder: Path | str, path: Path | str, model: Callable[[], nn.Module] | None = None) -> Path:
-    """Write a run's model as .safetensors (its state), .pt (the same for ``torch.load``) or .onnx (``hansa[onnx]``).
+    """Write the model of a run folder to a file and return its path.
+
+    Args:
+        folder: The folder of a run.
+        path: The file: .safetensors or .pt (the state dict), or .onnx (needs ``hansa[onnx]``).
+        model: For ONNX of a run started in Python, the class or function that its task was made with.
 
     >>> import tempfile
     >>> import torch
@@ -184,37 +201,37 @@ def export(folder: Path | str, path: Path | str, model: Callable[[], nn.Module] 
     ...     export(f"{folder}/run", f"{folder}/model.pt").name
     'model.pt'
     """
-    found, path = _run_folder(folder), Path(path)
+    run_folder, path = _find_run_folder(folder), Path(path)
     if path.suffix not in FORMATS:
         raise HansaError(f"{path}: expected a name that ends in {', '.join(FORMATS)}.")
     io.make_folder(path.parent.resolve())
     if path.suffix == ".onnx":
-        _onnx(found, path, model)
+        _onnx(run_folder, path, model)
         return path
-    content = found.read_model()
+    content = run_folder.read_model()
     if path.suffix == ".pt":
-        written = memory.BytesIO()
-        torch.save(safetensors.torch.load(content), written)
-        content = written.getvalue()
+        buffer = memory.BytesIO()
+        torch.save(safetensors.torch.load(content), buffer)
+        content = buffer.getvalue()
     io.write_file(path, content)
     return path
 
 
-def _onnx(found: RunFolder, path: Path, model: Callable[[], nn.Module] | None) -> None:
-    if found.config.python is not None:
+def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None) -> None:
+    if run_folder.config.python is not None:
         raise HansaError(
-            f"{found}: begun in Python: torch.onnx.export(hansa.load_model(..., model=YOURS), an_input, ...)."
+            f"{run_folder}: started in Python: torch.onnx.export(hansa.load_model(..., model=YOURS), an_input, ...)."
         )
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise HansaError("export to ONNX needs two packages: pip install 'hansa[onnx]'.") from error
-    held = build.federated(found.config)
-    made = load_model(found.path, model)
-    example = _fitting(held.inputs[:2], held, made)
+    federated = build.load_data(run_folder.config)
+    module = load_model(run_folder.path, model)
+    example = _cast_inputs(federated.inputs[:2], federated, module)
     torch.onnx.export(
-        made,
+        module,
         (example,),
         str(path),
         input_names=["inputs"],
@@ -226,44 +243,40 @@ def _onnx(found: RunFolder, path: Path, model: Callable[[], nn.Module] | None) -
     )
 
 
-def _run_folder(path: Path | str) -> RunFolder:
-    group = GroupFolder(path)
+def _find_run_folder(path: Path | str) -> RunFolder:
+    group = SeedGroupFolder(path)
     if group.exists:
-        raise HansaError(f"{group}: holds several seeds; name one of them: {group.runs[0] if group.runs else group}.")
-    found = RunFolder.holding(path)
-    if not (found / MODEL_FILE).is_file():
-        raise HansaError(
-            f"{found}: no model here, for there is no {MODEL_FILE}: it is written when a run ends or stops."
-        )
-    return found
+        raise HansaError(f"{group}: holds several seeds; pass one of them: {group.runs[0] if group.runs else group}.")
+    run_folder = RunFolder.containing(path)
+    if not (run_folder / MODEL_FILE).is_file():
+        raise HansaError(f"{run_folder}: {MODEL_FILE} is missing: it is written when a run ends or stops.")
+    return run_folder
 
 
-def _filled(found: RunFolder, make: Callable[[], nn.Module]) -> nn.Module:
-    state = safetensors.torch.load(found.read_model())
-    module = make()
+def _load_weights(run_folder: RunFolder, model: Callable[[], nn.Module]) -> nn.Module:
+    state = safetensors.torch.load(run_folder.read_model())
+    module = model()
     own = module.state_dict()
     if set(own) != set(state) or any(own[name].shape != tensor.shape for name, tensor in state.items()):
         wrong = sorted(set(own) ^ set(state)) or [n for n, t in state.items() if own[n].shape != t.shape]
-        raise HansaError(
-            f"{found}: the model that was made does not fit the one that was trained: {', '.join(wrong[:5])}."
-        )
+        raise HansaError(f"{run_folder}: the model does not match the trained one: {', '.join(wrong[:5])}.")
     if any(tensor.dtype == torch.float64 for tensor in state.values()):
         module.double()
     module.load_state_dict(state)
     return module.eval()
 
 
-def _fitting(rows: Tensor, held: data.FederatedData, model: nn.Module) -> Tensor:
-    """Rows in the shape and kind that the run's data have, and as wide as the model's numbers."""
-    shape = tuple(held.inputs.shape[1:])
+def _cast_inputs(rows: Tensor, federated: data.FederatedData, model: nn.Module) -> Tensor:
+    """Return rows with the shape of the run's data and the dtype of the model."""
+    shape = tuple(federated.inputs.shape[1:])
     if tuple(rows.shape[1:]) != shape:
-        if rows[0].numel() != held.inputs[0].numel():
+        if rows[0].numel() != federated.inputs[0].numel():
             raise HansaError(f"inputs of shape {tuple(rows.shape[1:])}: the model takes {shape}.")
         rows = rows.reshape(len(rows), *shape)
-    if not held.inputs.is_floating_point():
-        return rows.to(held.inputs.dtype)
-    wide: torch.dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    return rows.to(wide)
+    if not federated.inputs.is_floating_point():
+        return rows.to(federated.inputs.dtype)
+    dtype: torch.dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    return rows.to(dtype)
 
 
 def _only(path: Path, arrays: dict[str, Any]) -> Any:

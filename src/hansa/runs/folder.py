@@ -1,16 +1,16 @@
-"""What a run leaves on disk: its configuration, who held which data, every round's numbers, the model, checkpoints.
+"""The folder of a run: configuration, partition, metrics, model, checkpoints.
 
 =======================  =======================================================================
 config.yaml              the resolved configuration; ``hansa run config.yaml`` repeats the run
-partition.safetensors    who held which samples
+partition.safetensors    the samples of every client
 environment.json         versions and machine
-metrics.jsonl            a sealed line of JSON a round
+metrics.jsonl            one sealed line of JSON per round
 clients.columns          what every client did in every round, in sealed columns
-summary.json             how it ended, in a few numbers
+summary.json             the final metrics
 model.safetensors        the model after the last round
-checkpoint/, clients/    all that is needed to go on exactly where the run stopped
-.hansa-run               that this is a run, and digests of what its continuation depends on
-.hansa-lock              held while the run lives, by whom
+checkpoint/, clients/    what is needed to resume exactly
+.hansa-run               marks a run folder; digests of what resuming depends on
+.hansa-lock              locked while the run is active; names the process
 =======================  =======================================================================
 """
 
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa import __version__, data
-from hansa.config import Config, composition, load, to_text
+from hansa.config import Config, ConfigError, composition, load, to_yaml
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.runs import client_record, metrics, metrics_log
@@ -41,6 +41,7 @@ from hansa.runs.folder_lock import (
     CLIENTS,
     CONFIG,
     ENVIRONMENT,
+    FORMAT,
     LOCK,
     MARKER,
     METRICS,
@@ -49,17 +50,18 @@ from hansa.runs.folder_lock import (
     PARTITION,
     RECORD,
     SUMMARY,
-    Claim,
+    FolderLock,
     read_marker,
     write_marker,
 )
-from hansa.runs.provenance import bindings
-from hansa.runs.store import Damaged, io
+from hansa.runs.provenance import provenance_of
+from hansa.runs.store import DamagedFileError, io
 
 if TYPE_CHECKING:
     import torch
 
-    from hansa.runs.driver import Record, Run
+    from hansa.runs.driver import Run
+    from hansa.runs.options import Record
 
 __all__ = [
     "CHECKPOINT",
@@ -79,7 +81,7 @@ __all__ = [
     "SUMMARY",
     "UNFINISHED",
     "RunFolder",
-    "arithmetic",
+    "arithmetic_description",
     "environment",
     "slug",
 ]
@@ -90,23 +92,23 @@ FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfini
 
 
 class RunFolder:
-    """The folder of one run, there or yet to be made."""
+    """The folder of one run, existing or to be created."""
 
     def __init__(self, path: Path | str) -> None:
-        self._claim = Claim(Path(path))
-        self.seal = metrics_log.FIRST
+        self._lock = FolderLock(Path(path))
+        self.seal = metrics_log.INITIAL_SEAL
 
     @classmethod
-    def holding(cls, path: Path | str) -> RunFolder:
-        """The folder of a run, given by its own path or by that of a file of ours in it, such as config.yaml."""
+    def containing(cls, path: Path | str) -> RunFolder:
+        """Return the run folder of a path, which may also be a file in it, such as config.yaml."""
         path = Path(path)
         inside = path.name in NAMES and path.is_file() and (path.parent / CONFIG).is_file()
         return cls(path.parent if inside else path)
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
-        return self._claim.path
+        """The path."""
+        return self._lock.path
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -116,66 +118,88 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a run has been begun here."""
+        """Whether a run has been started here."""
         return (self / CONFIG).is_file()
 
     @property
     def config(self) -> Config:
-        """The configuration that the run was made with, as it was written: no code is run that it names."""
+        """The configuration of the run as written; no code that it names is run."""
         if not self.exists:
-            raise HansaError(f"{self}: no run here, for there is no {CONFIG}.")
-        return load(self / CONFIG, building=False)
+            raise HansaError(f"{self}: not a run folder: {CONFIG} is missing.")
+        try:
+            return load(self / CONFIG, building=False)
+        except ConfigError as error:
+            if (version := self.older_version()) is None:
+                raise
+            raise HansaError(f"{_older(self, version)} ({error.problems[0]})") from error
+
+    def check_resumable(self) -> None:
+        """Refuse a run that an older version of Hansa wrote: names in its composition and configuration changed."""
+        if (version := self.older_version()) is not None:
+            raise HansaError(_older(self, version))
+
+    def older_version(self) -> str | None:
+        """Return the version of Hansa that wrote the folder, if its format is older than the present one."""
+        marker = self.marker
+        if marker is None:
+            return str(self.environment.get("packages", {}).get("hansa", "0.1"))
+        return str(marker["bound"].get("version", "?")) if marker["format"] < FORMAT else None
 
     @property
     def marker(self) -> dict[str, Any] | None:
-        """What the run is bound to; None in folders of hansa 0.1."""
+        """The content of the marker; None in folders of Hansa 0.1."""
         return read_marker(self.path)
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """The records of all closed rounds."""
-        return metrics_log.read_history(self / METRICS, must=self._seals) if (self / METRICS).is_file() else []
+        return (
+            metrics_log.read_history(self / METRICS, require_seals=self._has_seals)
+            if (self / METRICS).is_file()
+            else []
+        )
 
     @property
-    def numbers(self) -> metrics_log.Columns:
-        """The numbers of all closed rounds, without lists of clients: little memory, however many rounds."""
-        found = (self / METRICS).is_file()
-        return metrics_log.Columns.of_file(self / METRICS, must=self._seals) if found else metrics_log.Columns()
+    def metrics(self) -> metrics_log.HistoryColumns:
+        """The numbers of all closed rounds as columns, without lists of clients."""
+        if not (self / METRICS).is_file():
+            return metrics_log.HistoryColumns()
+        return metrics_log.HistoryColumns.from_file(self / METRICS, require_seals=self._has_seals)
 
     def clients(self, *columns: str) -> ClientColumns:
-        """What every client did in every round, all columns or those named; none in folders of hansa 0.1."""
-        return client_record.read(self / RECORD, *columns)
+        """Return what every client did in every round, all columns or those named; none in folders of Hansa 0.1."""
+        return client_record.read_columns(self / RECORD, *columns)
 
     def by_client(self) -> ClientColumns:
-        """The same as one row a client, in little memory."""
+        """Return one row per client, in little memory."""
         return client_record.read_by_client(self / RECORD)
 
     @property
-    def _seals(self) -> bool:
-        facts = self.marker
-        return facts is not None and bool(facts.get("seals"))
+    def _has_seals(self) -> bool:
+        marker = self.marker
+        return marker is not None and bool(marker.get("seals"))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How the run stands: its numbers as the metrics give them, and what was noted beside them when it ended."""
-        return self.summary_of(self.numbers)
+        """The state of the run: a summary of its metrics, and what was recorded when it ended."""
+        return self.summary_of(self.metrics)
 
-    def summary_of(self, found: metrics_log.Columns) -> dict[str, Any]:
-        """The summary, from numbers that have been read already."""
-        derived = metrics.summarize(found, self.config.evaluate.target)
+    def summary_of(self, columns: metrics_log.HistoryColumns) -> dict[str, Any]:
+        """Return the summary, from metrics that have been read already."""
+        derived = metrics.summarize(columns, self.config.evaluate.target)
         if notes := (self.marker or {}).get("accepted"):
             derived["accepted_changes"] = [f"{', '.join(n['changed'])} after round {n['round']}" for n in notes]
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
         stored = _read_json(self / SUMMARY)
-        told = metrics_log.plain(derived)
-        wrong = [name for name, value in told.items() if name in stored and stored[name] != value]
-        if stored.get("metrics_seal", found.seal) != found.seal:
-            wrong.insert(0, "metrics_seal")
-        if wrong:
+        expected = metrics_log.to_plain_json(derived)
+        differing = [name for name, value in expected.items() if name in stored and stored[name] != value]
+        if stored.get("metrics_seal", columns.seal) != columns.seal:
+            differing.insert(0, "metrics_seal")
+        if differing:
             log.warning(
-                "%s does not agree with %s in %s: shown is what the metrics say",
-                self / SUMMARY, METRICS, ", ".join(wrong[:5]),
+                "%s does not agree with %s in %s: the metrics are used",
+                self / SUMMARY, METRICS, ", ".join(differing[:5]),
             )  # fmt: skip
         return {**stored, **derived}
 
@@ -185,121 +209,133 @@ class RunFolder:
         return _read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
 
     def check(self, *, overwrite: bool = False) -> None:
-        """Refuse early, before anything is built, what `claim` would refuse."""
-        self._claim.check(overwrite=overwrite)
+        """Refuse early, before anything is built, what `acquire` would refuse."""
+        self._lock.check(overwrite=overwrite)
 
-    def claim(self, *, overwrite: bool = False, numbered: bool = False) -> None:
-        """Take the folder for a new run, and hold it: with ``numbered`` under the next free name, with ``overwrite``
-        also where a run of ours is, which is put aside until `settled`."""
+    def acquire(self, *, overwrite: bool = False, numbered: bool = False) -> None:
+        """Lock the folder for a new run.
+
+        Args:
+            overwrite: Also where there is a run, which is moved aside until `finish_replacing`.
+            numbered: Under the next free name.
+        """
         if numbered:
-            self._claim.take_numbered()
+            self._lock.acquire_numbered()
         else:
-            self._claim.take(overwrite=overwrite)
+            self._lock.acquire(overwrite=overwrite)
 
-    def hold(self) -> None:
-        """Hold the folder of a run that is to go on."""
-        self._claim.hold()
+    def lock(self) -> None:
+        """Lock the folder of a run that is to be resumed."""
+        self._lock.lock()
 
-    def settled(self) -> None:
-        """The new run can be taken up: what it replaced is removed."""
-        self._claim.done()
+    def finish_replacing(self) -> None:
+        """Remove the run that was replaced: the new one can be resumed."""
+        self._lock.discard_replaced()
 
-    def withdraw(self) -> None:
-        """The new run did not come about: the folder is as it was before `claim`."""
-        self._claim.withdraw()
+    def roll_back(self) -> None:
+        """Restore the folder as it was before `acquire`: the new run could not be started."""
+        self._lock.roll_back()
 
     def release(self) -> None:
-        """Let others have the folder."""
-        self._claim.release()
+        """Unlock the folder."""
+        self._lock.release()
 
-    def begin(self, config: Config, run: Run) -> None:
-        """Write down what is known before the first round; the configuration comes when the run can be taken up."""
-        held = getattr(run.task, "data", None)
-        self.bind(run, bindings(run))
+    def write_start(self, config: Config, run: Run) -> None:
+        """Write what is known before the first round; the configuration follows when the run can be resumed."""
+        federated = getattr(run.task, "data", None)
+        self.write_marker(run, provenance_of(run))
         _write_json(self / ENVIRONMENT, environment())
-        if isinstance(held, data.FederatedData):
-            data.save_split(self / PARTITION, held.split, held.targets, str(config.data.partition), _drawable(held))
+        if isinstance(federated, data.FederatedData):
+            counts, name = _label_counts(federated), str(config.data.partition)
+            data.save_split(self / PARTITION, federated.split, federated.targets, name, counts)
 
-    def bind(self, run: Run, bound: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Mark the folder as this run's, with what it depends on and the changes of that which were accepted."""
-        facts = {"run": run.id, "bound": dict(bound), "accepted": [dict(each) for each in accepted], "seals": True}
-        write_marker(self.path, facts)
+    def write_marker(self, run: Run, provenance: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write the marker: what resuming the run depends on, and the changes that were accepted."""
+        marker = {
+            "run": run.id,
+            "bound": dict(provenance),
+            "accepted": [dict(each) for each in accepted],
+            "seals": True,
+        }
+        write_marker(self.path, marker)
 
     def write_config(self, config: Config) -> None:
-        """The resolved configuration, led by the composition that it stands for."""
-        remarks = composition(config).remarks if config.python is None else []
-        io.write_file(self / CONFIG, to_text(config, remarks).encode())
+        """Write the resolved configuration, with the composition as a comment on top."""
+        comments = composition(config).comments if config.python is None else []
+        io.write_file(self / CONFIG, to_yaml(config, comments).encode())
 
-    def record(self, run: Run, record: Record) -> None:
-        """A callback that appends a round's numbers, sealed, durable before the next round begins."""
-        line, self.seal = metrics_log.sealed(record, self.seal)
+    def append_record(self, run: Run, record: Record) -> None:
+        """Append a round's record to the metrics, durable before the next round begins. This is a callback."""
+        line, self.seal = metrics_log.seal_record(record, self.seal)
         io.append(self / METRICS, (line + "\n").encode())
 
     def seals(self) -> list[str]:
-        """The seals of the rounds whose numbers are undamaged, from the first on."""
-        found: list[str] = []
+        """Return the seals of the rounds before the first damaged record."""
+        seals: list[str] = []
         with suppress(HansaError):
-            found.extend(line.seal for line in self._lines())
-        return found
+            seals.extend(line.seal for line in self._lines())
+        return seals
 
-    def rewind(self, round: int, seal: str | None = None) -> list[dict[str, Any]]:
-        """Forget the numbers of rounds after this one, which are about to be run again; return those kept. ``seal`` is
-        what their last line must carry."""
-        kept = list(islice(self._lines(), round))
-        if len(kept) != round:
+    def truncate_metrics(self, round: int, seal: str | None = None) -> list[dict[str, Any]]:
+        """Remove the records after this round, which are about to be run again, and return the others. ``seal`` must be
+        that of the last of them."""
+        lines = list(islice(self._lines(), round))
+        if len(lines) != round:
             raise HansaError(
-                f"{self / METRICS}: expected the rounds 1 to {round}, found {len(kept)} of them. Restore the file, or "
-                "go on from an older checkpoint: `hansa resume --fallback`."
+                f"{self / METRICS}: expected the rounds 1 to {round}, found {len(lines)} of them. Restore the file, or "
+                "use an older checkpoint: `hansa resume --fallback`."
             )
-        if seal is not None and kept and kept[-1].seal != seal:
-            raise Damaged(
-                f"{self / METRICS}: not the numbers that led to the checkpoint of round {round}. Restore the file, or "
-                "go on from an older checkpoint: `hansa resume --fallback`."
+        if seal is not None and lines and lines[-1].seal != seal:
+            raise DamagedFileError(
+                f"{self / METRICS}: not the metrics of the checkpoint of round {round}. Restore the file, or "
+                "use an older checkpoint: `hansa resume --fallback`."
             )
-        self.seal, written = metrics_log.FIRST, []
-        for line in kept:
-            text, self.seal = metrics_log.sealed(line.record, self.seal)
-            written.append(text + "\n")
-        io.write_file(self / METRICS, "".join(written).encode())
+        self.seal, texts = metrics_log.INITIAL_SEAL, []
+        for line in lines:
+            text, self.seal = metrics_log.seal_record(line.record, self.seal)
+            texts.append(text + "\n")
+        io.write_file(self / METRICS, "".join(texts).encode())
         io.remove(self / SUMMARY)
-        return [line.record for line in kept]
+        return [line.record for line in lines]
 
-    def _lines(self) -> Iterator[metrics_log.Line]:
-        return metrics_log.lines(self / METRICS, must=self._seals) if (self / METRICS).is_file() else iter(())
+    def _lines(self) -> Iterator[metrics_log.LogLine]:
+        return (
+            metrics_log.read_lines(self / METRICS, require_seals=self._has_seals)
+            if (self / METRICS).is_file()
+            else iter(())
+        )
 
-    def finish(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
-        """Write the model, and the summary of what the metrics say."""
+    def write_results(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
+        """Write the model and the summary."""
         from safetensors.torch import save
 
         run.client_record.sync()
-        numbers = self.numbers
+        columns = self.metrics
         model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})
-        found = {
+        summary = {
             "status": status,
-            **metrics.summarize(numbers, target),
-            "lost_by_reason": dict(sorted(numbers.reasons.items())),
+            **metrics.summarize(columns, target),
+            "lost_by_reason": dict(sorted(columns.reasons.items())),
             "parameters": run.params.numel(),
             "clients": run.task.population.count,
             "model_sha256": io.sha256(model),
-            "metrics_seal": numbers.seal,
+            "metrics_seal": columns.seal,
         }
-        # one fact alone, since several would be written in no fixed order
         io.write_file(self / MODEL, model)
-        _write_json(self / SUMMARY, found)
-        return found
+        _write_json(self / SUMMARY, summary)
+        return summary
 
     def read_model(self) -> bytes:
-        """The file of the model, as it was written."""
+        """Return the content of the model file, checked against its SHA-256."""
         content = (self / MODEL).read_bytes()
         stored = _read_json(self / SUMMARY) if (self / SUMMARY).is_file() else {}
         if stored.get("model_sha256", io.sha256(content)) != io.sha256(content):
-            raise Damaged(f"{self / MODEL} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it.")
+            raise DamagedFileError(f"{self / MODEL} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it.")
         return content
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, so that a number can be traced to where it was made."""
-
+    """Return versions and machine, so that a number can be traced to where it was made."""
     packages = {"hansa": __version__}
     for name in ("torch", "numpy", "scipy", "safetensors"):
         try:
@@ -318,18 +354,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def arithmetic(devices: Sequence[torch.device] = ()) -> str:
-    """What the last bits of a result depend on beside the configuration."""
-    from hansa.core.devices import available
+def arithmetic_description(devices: Sequence[torch.device] = ()) -> str:
+    """Return what the last bits of a result depend on besides the configuration."""
+    from hansa.core.devices import available_devices
 
-    names = available()
+    names = available_devices()
     kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in devices if device.type != "cpu"})
     native_set = native.instruction_set() or "none"
     return f"torch {version('torch')}, {platform.machine()}, native kernels: {native_set}{''.join(kinds)}"
 
 
 def slug(title: str) -> str:
-    """A title as the name of a folder, no longer than file systems bear.
+    """Return a title as the name of a folder.
 
     >>> slug("local.lr=0.1, FedAMS")
     'local.lr-0.1-fedams'
@@ -337,11 +373,18 @@ def slug(title: str) -> str:
     return re.sub(r"[^a-z0-9._]+", "-", title.lower())[:100].strip("-.") or "run"
 
 
-def _drawable(held: data.FederatedData) -> list[list[int]] | None:
-    """The labels of the first clients, for a picture of who holds what; None of data that has none."""
-    if not held.labelled or held.classes is None or held.classes > 200:
+def _label_counts(federated: data.FederatedData) -> list[list[int]] | None:
+    """Return the label counts of the first clients, for the report; None for data without labels."""
+    if not federated.labelled or federated.classes is None or federated.classes > 200:
         return None
-    return held.label_counts()[:400].tolist()
+    return federated.label_counts()[:400].tolist()
+
+
+def _older(folder: RunFolder, version: str) -> str:
+    return (
+        f"{folder}: written by Hansa {version}; this is Hansa {__version__}, in which names of components and "
+        f"configuration keys changed. Use Hansa {version} for it, or start a new run."
+    )
 
 
 def _tensors(run: Run) -> dict[str, torch.Tensor]:
@@ -359,13 +402,13 @@ def _processor() -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{path}: damaged: not JSON ({str(error)[:200]}).") from error
-    if not isinstance(found, dict):
-        raise Damaged(f"{path}: damaged: expected names and values, found {str(found)[:60]!r}.")
-    return found
+        raise DamagedFileError(f"{path}: damaged: not JSON ({str(error)[:200]}).") from error
+    if not isinstance(content, dict):
+        raise DamagedFileError(f"{path}: damaged: expected a mapping, found {str(content)[:60]!r}.")
+    return content
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    io.write_file(path, (json.dumps(metrics_log.plain(content), indent=2, allow_nan=False) + "\n").encode())
+    io.write_file(path, (json.dumps(metrics_log.to_plain_json(content), indent=2, allow_nan=False) + "\n").encode())

@@ -1,9 +1,9 @@
-"""Taking a folder for a run: a marker that says it is ours, a lock for as long as the run lives, an old run put aside.
+"""Locks of run folders: a marker, a lock for as long as the run is active, and safe replacement of an old run.
 
-A name is taken by ``mkdir``, a folder by its lock, and nothing else is written before. To start anew in a folder, the
-old run's files are renamed into ``.replacing`` and that into ``.replaced`` once all are there; when the new run can be
-taken up they are removed. Whatever happens in between, the next to take the folder finds a whole run, the new or the
-old, and files that are not ours are never moved.
+A name is taken by ``mkdir``, a folder by its lock, before anything else is written. To replace a run, its files are
+renamed into ``.replacing``, and that into ``.replaced`` once all are there; they are removed when the new run can be
+resumed. After a crash at any point, the next process finds a complete run, the new or the old one. Files that are not
+part of a run are never moved.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hansa import __version__
 from hansa.core.errors import HansaError
-from hansa.runs.store import Damaged, io
-from hansa.runs.store.lock import InUse, Lock
+from hansa.runs.store import DamagedFileError, io
+from hansa.runs.store.lock import FileLock, InUseError
 
 CONFIG = "config.yaml"
 PARTITION = "partition.safetensors"
@@ -27,125 +28,125 @@ CHECKPOINT = "checkpoint"
 CLIENTS = "clients"
 MARKER = ".hansa-run"
 NAMES = (CONFIG, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT, MARKER)
-"""All that is ours in a folder, in the order in which it is cleared away: without the first it is no run any more, and
-with the last it is still ours."""
+"""The files of a run, in the order in which they are removed: without the first it is no run, with the last it is still
+known to be written by Hansa."""
 
 LOCK = ".hansa-lock"
 REPLACING, REPLACED = ".replacing", ".replaced"
-FORMAT = 1
+FORMAT = 2
+"""Of the folder. Format 1 (Hansa 0.2) has other configuration keys and names of components; it cannot be resumed."""
 
 
-class Claim:
-    """The hold on one folder: taken by `take` or `hold`, let go of by `release`."""
+class FolderLock:
+    """The lock of one folder: taken by `acquire` or `lock`, given up by `release`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: Lock | None = None
-        self._made = False
+        self._lock: FileLock | None = None
+        self._created = False
 
     @property
-    def held(self) -> bool:
-        """Whether this object holds the folder."""
+    def is_locked(self) -> bool:
+        """Whether this object holds the lock."""
         return self._lock is not None
 
     def check(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder that holds something; with ``overwrite`` a run of ours may be in it. Nothing is changed."""
+        """Refuse a folder that is not empty; with ``overwrite`` it may hold a run. Nothing is changed."""
         if not os.path.lexists(self.path):
             return
-        if not self.path.is_dir() or not (_begun(self.path) or _barely_begun(self.path)):
-            raise HansaError(f"{self.path}: holds something that is not a run. Choose another folder.")
-        if not _begun(self.path):
+        if not self.path.is_dir() or not (_has_config(self.path) or _is_unfinished_start(self.path)):
+            raise HansaError(f"{self.path}: not empty, and not a run folder. Choose another folder.")
+        if not _has_config(self.path):
             return
         if not overwrite:
             raise HansaError(
-                f"{self.path}: holds a run already. `hansa resume {self.path}` goes on with it, "
-                "--overwrite starts anew."
+                f"{self.path}: already holds a run. `hansa resume {self.path}` resumes it, --overwrite replaces it."
             )
-        if not _ours(self.path):
+        if not _is_run_folder(self.path):
             raise HansaError(
-                f"{self.path}: there is a {CONFIG}, but nothing that says that hansa made the rest. Remove by hand "
-                "what is not needed, or choose another folder."
+                f"{self.path}: has a {CONFIG}, but no marker of a run by Hansa. Remove it by hand, or choose another "
+                "folder."
             )
 
-    def take(self, *, overwrite: bool = False) -> None:
-        """Lock the folder, made if absent, and clear the place for a new run: an old one is put aside."""
+    def acquire(self, *, overwrite: bool = False) -> None:
+        """Create and lock the folder; a run in it is moved aside."""
         self.check(overwrite=overwrite)
         io.make_folder(self.path.parent.absolute())
-        self._made = io.take_folder(self.path.absolute())
-        self._hold()
+        self._created = io.create_folder(self.path.absolute())
+        self._lock_folder()
         try:
-            self._settle()
+            self._recover()
             self.check(overwrite=overwrite)
-            if _begun(self.path):
-                self._put_aside()
+            if _has_config(self.path):
+                self._move_aside()
             else:
                 self._clear()
         except BaseException:
             self.release()
             raise
 
-    def take_numbered(self) -> None:
-        """Take the folder of this name, or of the next free one: name, name-2, name-3, ..."""
+    def acquire_numbered(self) -> None:
+        """Create and lock the folder of this name, or of the next free one: name, name-2, name-3, ..."""
         wanted, number = self.path, 1
         io.make_folder(wanted.parent.absolute())
-        while not io.take_folder(self.path.absolute()):
+        while not io.create_folder(self.path.absolute()):
             number += 1
             self.path = wanted.with_name(f"{wanted.name}-{number}")
-        self._made = True
-        self._hold()
+        self._created = True
+        self._lock_folder()
 
-    def hold(self) -> None:
-        """Lock the folder of a run that is to go on."""
-        if not self.path.is_dir() or not (_begun(self.path) or self._interrupted()):
-            raise HansaError(f"{self.path}: no run here, for there is no {CONFIG}.")
-        self._hold()
-        self._settle()
+    def lock(self) -> None:
+        """Lock the folder of a run that is to be resumed."""
+        if not self.path.is_dir() or not (_has_config(self.path) or self._interrupted()):
+            raise HansaError(f"{self.path}: not a run folder: {CONFIG} is missing.")
+        self._lock_folder()
+        self._recover()
 
-    def done(self) -> None:
-        """The new run can be taken up: what it replaced goes now."""
+    def discard_replaced(self) -> None:
+        """Remove the replaced run: the new one can be resumed."""
         io.remove(self.path / REPLACED)
 
-    def withdraw(self) -> None:
-        """The new run did not come about: all is as it was before `take`."""
+    def roll_back(self) -> None:
+        """Restore the folder as it was before `acquire`."""
         if self._interrupted():
-            self._settle()
+            self._recover()
         else:
             self._clear()
-        if self._made:
+        if self._created:
             io.remove(self.path / LOCK)
             io.remove(self.path)
         self.release()
 
     def release(self) -> None:
-        """Let go of the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def _hold(self) -> None:
+    def _lock_folder(self) -> None:
         path = self.path / LOCK
-        lock = Lock(path)
-        if not lock.guards(path):  # the folder was moved or replaced in the meantime
+        lock = FileLock(path)
+        if not lock.is_lock_of(path):  # the folder was moved or replaced in the meantime
             lock.close()
-            raise InUse(f"{self.path} is being replaced by another run. Wait for it, or choose another folder.")
+            raise InUseError(f"{self.path} is being replaced by another run. Wait for it, or choose another folder.")
         self._lock = lock
 
     def _interrupted(self) -> bool:
         return any((self.path / name).is_dir() for name in (REPLACING, REPLACED))
 
-    def _put_aside(self) -> None:
+    def _move_aside(self) -> None:
         io.make_folder((self.path / REPLACING).absolute())
         for name in NAMES:
-            io.remove(self.path / (name + io.ASIDE))
+            io.remove(self.path / (name + io.TEMPORARY_SUFFIX))
             if os.path.lexists(self.path / name):
                 io.rename(self.path / name, self.path / REPLACING / name)
         io.rename(self.path / REPLACING, self.path / REPLACED)
 
-    def _settle(self) -> None:
-        """Finish or undo a replacement that was cut short."""
+    def _recover(self) -> None:
+        """Finish or undo an interrupted replacement."""
         if (self.path / REPLACED).is_dir():
-            if _begun(self.path):
-                return self.done()
+            if _has_config(self.path):
+                return self.discard_replaced()
             self._clear()
             io.rename(self.path / REPLACED, self.path / REPLACING)
         if (self.path / REPLACING).is_dir():
@@ -157,46 +158,46 @@ class Claim:
 
     def _clear(self) -> None:
         for name in NAMES:
-            io.remove(self.path / (name + io.ASIDE))
+            io.remove(self.path / (name + io.TEMPORARY_SUFFIX))
             io.remove(self.path / name)
 
 
-def write_marker(path: Path, facts: dict[str, Any]) -> None:
-    """Say that a folder is a run's, and what the run is bound to."""
-    io.write_sealed(path / MARKER, {"format": FORMAT, **facts})
+def write_marker(path: Path, content: dict[str, Any]) -> None:
+    """Mark a folder as that of a run."""
+    io.write_sealed(path / MARKER, {"format": FORMAT, **content})
 
 
 def read_marker(path: Path) -> dict[str, Any] | None:
-    """What a folder says of its run; None in folders of hansa 0.1, which have no marker."""
+    """Return the content of a folder's marker; None in folders of Hansa 0.1, which have none."""
     if not (path / MARKER).exists():
         return None
-    facts = io.read_sealed(path / MARKER)
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise HansaError(f"{path / MARKER}: written by another hansa, which this one does not understand.")
-    return facts
+    content = io.read_sealed(path / MARKER)
+    if not isinstance(content, dict) or content.get("format") not in range(1, FORMAT + 1):
+        raise HansaError(f"{path / MARKER}: written by a newer Hansa; this is Hansa {__version__}.")
+    return content
 
 
-def _begun(path: Path) -> bool:
+def _has_config(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def _found(path: Path) -> set[str]:
-    return {entry.name.removesuffix(io.ASIDE) for entry in os.scandir(path)}
+def _entry_names(path: Path) -> set[str]:
+    return {entry.name.removesuffix(io.TEMPORARY_SUFFIX) for entry in os.scandir(path)}
 
 
-def _ours(path: Path) -> bool:
-    """Whether hansa made what our names stand for: it left its marker, or (0.1) there is nothing but our names."""
+def _is_run_folder(path: Path) -> bool:
+    """Return whether Hansa wrote the folder: it has a marker, or (0.1) contains nothing but the files of a run."""
     try:
         if read_marker(path) is not None:
             return True
-    except Damaged:
+    except DamagedFileError:
         return False
-    found = _found(path) - {LOCK}
-    return {CONFIG, ENVIRONMENT} <= found <= set(NAMES)
+    names = _entry_names(path) - {LOCK}
+    return {CONFIG, ENVIRONMENT} <= names <= set(NAMES)
 
 
-def _barely_begun(path: Path) -> bool:
-    """Whether all there is, if anything, was left by a run that was killed before it had its configuration."""
-    found = _found(path)
-    ours = {LOCK, MARKER} & found
-    return not found or (bool(ours) and found <= {*NAMES, LOCK, REPLACING, REPLACED})
+def _is_unfinished_start(path: Path) -> bool:
+    """Return whether the folder is empty, or was left by a run that was killed before it had its configuration."""
+    names = _entry_names(path)
+    marked = bool({LOCK, MARKER} & names)
+    return not names or (marked and names <= {*NAMES, LOCK, REPLACING, REPLACED})

@@ -1,8 +1,8 @@
-"""metrics.jsonl: a line of strict JSON a round, sealed one upon the other.
+"""metrics.jsonl: one line of strict JSON per round, each sealed upon the one before.
 
 Each line ends with ``"seal": s_t``, the first 16 digits of SHA-256(s_{t-1} + the line without it): a line that was
-changed, left out, doubled or moved breaks the chain from there on. A checkpoint remembers the seal of its round, the
-summary that of the last, so that an end that is missing or another run's file shows too.
+changed, removed, duplicated or moved breaks the chain. A checkpoint has the seal of its round and the summary that of
+the last, so that a missing end or the file of another run is noticed too.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from hansa.core.errors import HansaError
-from hansa.runs.store.io import Damaged, sha256
+from hansa.runs.store.io import DamagedFileError, sha256
 
 log = logging.getLogger("hansa")
 
-FIRST = "hansa"
-"""What the first line is sealed upon."""
+INITIAL_SEAL = "hansa"
+"""The seal before the first line."""
 
 _NUMBERS = frozenset({bool, int, float})
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{16})"\}$')
 
 
-class Line(NamedTuple):
-    """A record, and the seal of its line: empty in files of hansa 0.1, which have none."""
+class LogLine(NamedTuple):
+    """A record and the seal of its line, empty in files without seals."""
 
     record: dict[str, Any]
     seal: str
 
 
 def to_line(record: Mapping[str, Any]) -> str:
-    """A record as one line of strict JSON: NaN is null, infinities are the words "inf" and "-inf".
+    """Return a record as one line of strict JSON: NaN is null, infinities are "inf" and "-inf".
 
     >>> to_line({"round": 1, "loss": float("nan"), "diversity": float("inf")})
     '{"round": 1, "loss": null, "diversity": "inf"}'
     """
-    return json.dumps(plain(record), allow_nan=False)
+    return json.dumps(to_plain_json(record), allow_nan=False)
 
 
 def from_line(line: str) -> dict[str, Any]:
-    """The record that `to_line` wrote, its nulls read as NaN.
+    """Return the record that `to_line` wrote, with nulls as NaN.
 
     >>> from_line('{"round": 1, "loss": null, "diversity": "inf"}')
     {'round': 1, 'loss': nan, 'diversity': inf}
@@ -62,86 +62,86 @@ def from_line(line: str) -> dict[str, Any]:
     return record
 
 
-def sealed(record: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """A record as a sealed line, and its seal.
+def seal_record(record: Mapping[str, Any], before: str) -> tuple[str, str]:
+    """Return a record as a sealed line, and its seal.
 
-    >>> sealed({"round": 1}, FIRST)
+    >>> seal_record({"round": 1}, INITIAL_SEAL)
     ('{"round": 1, "seal": "e17357e59b0f0029"}', 'e17357e59b0f0029')
     """
     line = to_line(record)
-    seal = _seal(before, line.encode())
+    seal = _line_seal(before, line.encode())
     return f'{line[:-1]}, "seal": "{seal}"}}', seal
 
 
-def lines(path: Path | str, *, must: bool = False) -> Iterator[Line]:
-    """The lines of a metrics file, one at a time, each checked: rounds 1, 2, 3, ..., every seal as it must be.
+def read_lines(path: Path | str, *, require_seals: bool = False) -> Iterator[LogLine]:
+    """Yield the lines of a metrics file, checked: rounds 1, 2, 3, ..., and every seal.
 
-    A last line that a crash cut short is left out; any other damage is an error that names the line. A file of
-    hansa 0.1, without seals, is read with a warning, and refused where seals ``must`` be.
+    A last line that a crash cut short is left out; any other damage is an error that names the line. A file without
+    seals is read with a warning, or refused with ``require_seals``.
     """
     path = Path(path)
-    before, bare = FIRST, not must
-    with _opened(path) as file:
+    last_seal, unsealed = INITIAL_SEAL, not require_seals
+    with _open(path) as file:
         for number, raw in enumerate(file, start=1):
             text = raw.rstrip(b"\n")
-            found = _SEAL.search(text)
-            if number == 1 and not found and bare and raw.endswith(b"\n"):
-                log.warning("%s carries no seals: damage to it would not be noticed", path)
+            seal = _SEAL.search(text)
+            if number == 1 and not seal and unsealed and raw.endswith(b"\n"):
+                log.warning("%s has no seals: damage to it would not be noticed", path)
             elif number == 1:
-                bare = False
+                unsealed = False
             try:
-                if bare and found:
-                    raise HansaError("it carries a seal, the lines before it do not")
-                body = text if bare else _unsealed(text, found, before)
+                if unsealed and seal:
+                    raise HansaError("it has a seal, the lines before it do not")
+                body = text if unsealed else _check_seal(text, seal, last_seal)
                 record = from_line(body.decode())
                 if record["round"] != number:
-                    raise HansaError(f"round {record['round']} where round {number} belongs")
+                    raise HansaError(f"round {record['round']} instead of round {number}")
             except (ValueError, RecursionError) as error:
                 if not raw.endswith(b"\n"):
                     return
-                why = "not text" if isinstance(error, UnicodeDecodeError) else str(error)[:200].rstrip(".")
-                raise Damaged(f"{path}:{number}: not a record of a round as it was written ({why}).") from error
-            before = "" if found is None else found[1].decode()
-            yield Line(record, "" if bare else before)
+                reason = "not text" if isinstance(error, UnicodeDecodeError) else str(error)[:200].rstrip(".")
+                raise DamagedFileError(f"{path}:{number}: not a valid record of a round ({reason}).") from error
+            last_seal = "" if seal is None else seal[1].decode()
+            yield LogLine(record, "" if unsealed else last_seal)
 
 
-def read_history(path: Path | str, *, must: bool = False) -> list[dict[str, Any]]:
-    """All records of a metrics file."""
-    return [line.record for line in lines(path, must=must)]
+def read_history(path: Path | str, *, require_seals: bool = False) -> list[dict[str, Any]]:
+    """Return all records of a metrics file."""
+    return [line.record for line in read_lines(path, require_seals=require_seals)]
 
 
-class Columns(Sequence[dict[str, Any]]):
-    """The numbers of a history, a column each: as good as the records for curves and tables, in a tenth of the memory.
+class HistoryColumns(Sequence[dict[str, Any]]):
+    """The numbers of a history as columns: enough for curves and tables, in a tenth of the memory.
 
-    >>> both = Columns([{"round": 1, "loss": 0.5, "moved": True}, {"round": 2, "loss": 0.25, "clients": [3]}])
+    >>> both = HistoryColumns([{"round": 1, "loss": 0.5, "moved": True}, {"round": 2, "loss": 0.25, "clients": [3]}])
     >>> both[0], both.column("loss"), len(both)
     ({'round': 1, 'loss': 0.5, 'moved': True}, [0.5, 0.25], 2)
     """
 
     def __init__(self, records: Iterator[Mapping[str, Any]] | Sequence[Mapping[str, Any]] = ()) -> None:
         self.reasons: Counter[str] = Counter()
-        self.seal = FIRST
+        self.seal = INITIAL_SEAL
         self._columns: dict[str, array[float]] = {}
         self._kinds: dict[str, type] = {}
         self._length = 0
-        self.notes: dict[str, Any] = {}
-        """What was worked out of these numbers and may be asked for again; a new round empties it."""
+        self.cache: dict[str, Any] = {}
+        """Results computed from these numbers; a new round empties it."""
         for record in records:
             self.add(record)
 
     @classmethod
-    def of_file(cls, path: Path | str, *, must: bool = False) -> Columns:
-        """The numbers of a metrics file, and the seal of its last line."""
-        found = cls()
-        for line in lines(path, must=must):
-            found.add(line.record)
-            found.seal = line.seal
-        return found
+    def from_file(cls, path: Path | str, *, require_seals: bool = False) -> HistoryColumns:
+        """Read the numbers of a metrics file, and the seal of its last line."""
+        columns = cls()
+        for line in read_lines(path, require_seals=require_seals):
+            columns.add(line.record)
+            columns.seal = line.seal
+        return columns
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Note a round; what is no number is left out, but for the reasons why clients were lost, which are counted."""
+        """Add a round; values that are not numbers are left out, except for drop reasons, which are counted."""
         columns, kinds = self._columns, self._kinds
-        self.notes.clear()
+        self.cache.clear()
         taken = 0
         for name, value in record.items():
             kind = type(value)
@@ -162,27 +162,27 @@ class Columns(Sequence[dict[str, Any]]):
         if reasons and isinstance(reasons, dict):
             self.reasons.update({str(name): int(count) for name, count in reasons.items()})
 
-    def only(self, names: Collection[str]) -> Columns:
-        """The same history with these columns alone: quicker to go through."""
-        found = Columns()
-        found.reasons, found.seal, found._length = self.reasons, self.seal, self._length
-        found._columns = {name: column for name, column in self._columns.items() if name in names}
-        found._kinds = self._kinds
-        return found
+    def select(self, names: Collection[str]) -> HistoryColumns:
+        """Return the same history with these columns only: faster to iterate."""
+        selected = HistoryColumns()
+        selected.reasons, selected.seal, selected._length = self.reasons, self.seal, self._length
+        selected._columns = {name: column for name, column in self._columns.items() if name in names}
+        selected._kinds = self._kinds
+        return selected
 
     def column(self, name: str) -> list[Any]:
-        """One number of every round, NaN where it was not measured."""
+        """Return one column, NaN where it was not measured."""
         kind = self._kinds[name]
         values = self._columns[name]
         return list(values) if kind is float else [kind(value) if value == value else value for value in values]
 
     def floats(self, name: str) -> array[float]:
-        """One number of every round as it is kept, in double precision."""
+        """Return one column as it is stored, in double precision."""
         return self._columns[name]
 
     @property
     def names(self) -> list[str]:
-        """What was ever measured."""
+        """The names of all columns."""
         return list(self._columns)
 
     def __len__(self) -> int:
@@ -215,31 +215,31 @@ class Columns(Sequence[dict[str, Any]]):
             yield found
 
 
-def plain(value: Any) -> Any:
-    """Any tree of numbers as strict JSON has them."""
+def to_plain_json(value: Any) -> Any:
+    """Return a tree of numbers as strict JSON can hold it."""
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): to_plain_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_plain_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return value.item() if hasattr(value, "item") else value
 
 
-def _seal(before: str, body: bytes) -> str:
+def _line_seal(before: str, body: bytes) -> str:
     return sha256(before.encode(), body)[:16]
 
 
-def _unsealed(text: bytes, found: re.Match[bytes] | None, before: str) -> bytes:
+def _check_seal(text: bytes, found: re.Match[bytes] | None, before: str) -> bytes:
     if found is None:
-        raise HansaError("it carries no seal")
+        raise HansaError("it has no seal")
     body = text[: found.start()] + b"}"
-    if _seal(before, body) != found[1].decode():
-        raise HansaError("its seal does not match: it was changed, or the lines before it were")
+    if _line_seal(before, body) != found[1].decode():
+        raise HansaError("its seal does not match: it or a line before it was changed")
     return body
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
         return path.open("rb")
     except FileNotFoundError:

@@ -1,18 +1,18 @@
-"""What the continuation of a run depends on beside its configuration: digests of data, partition, model, code.
+"""Provenance: digests of what resuming a run depends on besides its configuration.
 
 =========  ==============================================================================================
 data       every byte of inputs and targets, for training and test
-partition  who holds which rows
-augment    what training batches go through
-model      names, shapes and dtypes of its tensors, its layers as torch prints them, your classes' source
-loss       its name, and its source where it is yours
+partition  the rows of every client
+augment    the augmentations of training batches
+model      names, shapes and dtypes of its tensors, its layers as torch prints them, source of user classes
+loss       its name, and its source if it is the user's
 metric     as the loss
-method     the parts of the algorithm that are yours: their source
-version    of hansa
+method     source of the user's components of the algorithm
+version    of Hansa
 =========  ==============================================================================================
 
-Digests are SHA-256, in blocks that threads share: about a second for two gigabytes on one core. Tensors that were
-digested before, as in a sweep, are not read again.
+Digests are SHA-256, in blocks that threads share: about a second for two gigabytes on one core. Digests of tensors are
+cached, for sweeps.
 """
 
 from __future__ import annotations
@@ -35,54 +35,54 @@ from hansa.runs.store.io import sha256
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
 
-Bindings: TypeAlias = dict[str, str]
-KINDS = ("data", "partition", "augment", "model", "loss", "metric", "method", "version")
+Provenance: TypeAlias = dict[str, str]
+PROVENANCE_KINDS = ("data", "partition", "augment", "model", "loss", "metric", "method", "version")
 _BLOCK = 1 << 23
 _SMALL = 1 << 20
 _LIBRARIES = frozenset({"torch", "hansa", "builtins", "functools", "numpy"})
-"""Whose code is named, not digested: their versions say what it is."""
+"""Packages whose code is named, not hashed: their versions identify it."""
 
-_known: dict[int, tuple[ref[torch.Tensor], int, str]] = {}
-_KNOWN = 32  # tensors whose digest is remembered
+_cached: dict[int, tuple[ref[torch.Tensor], int, str]] = {}
+_CACHE_SIZE = 32
 
 
-def bindings(run: Run) -> Bindings:
-    """What this run depends on, as it is now."""
+def provenance_of(run: Run) -> Provenance:
+    """Return the digests of a run as it is now."""
     task = run.task
-    held = getattr(task, "data", None)
-    found = {"method": _codes(run.algorithm.parts()), "version": hansa_version()}
-    if held is not None:
-        rows = [getattr(held, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
-        found["data"] = digest(held.identity() if hasattr(held, "identity") else rows)
-        owners = getattr(held, "test_owners", None)
-        split = [getattr(held, name, None) for name in ("index", "offsets")]
-        found["partition"] = digest(split if owners is None else [*split, owners])
+    federated = getattr(task, "data", None)
+    digests = {"method": _source_digest(run.algorithm.components()), "version": hansa_version()}
+    if federated is not None:
+        rows = [getattr(federated, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
+        digests["data"] = digest(federated.identity() if hasattr(federated, "identity") else rows)
+        owners = getattr(federated, "test_owners", None)
+        split = [getattr(federated, name, None) for name in ("index", "offsets")]
+        digests["partition"] = digest(split if owners is None else [*split, owners])
     if augment := getattr(task, "augment", None):
-        found["augment"] = sha256("\n".join(map(source, augment.parts)).encode())
+        digests["augment"] = sha256("\n".join(map(source_text, augment.parts)).encode())
     if hasattr(task, "module"):
-        found["model"] = _model(task, run)
+        digests["model"] = _model_digest(task, run)
     for name in ("loss", "metric"):
         if hasattr(task, name):
-            found[name] = sha256(source(getattr(task, name)).encode())
-    return found
+            digests[name] = sha256(source_text(getattr(task, name)).encode())
+    return digests
 
 
-def changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The kinds that differ, in a fixed order."""
-    return [kind for kind in KINDS if then.get(kind) != now.get(kind)]
+def changed_kinds(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the kinds that differ, in a fixed order."""
+    return [kind for kind in PROVENANCE_KINDS if then.get(kind) != now.get(kind)]
 
 
-def check_words(words: Iterable[str]) -> set[str]:
-    """The kinds that a caller accepts changes of; a word that is none is refused.
+def parse_accepted_changes(groups: Iterable[str]) -> set[str]:
+    """Return the kinds of changes that a caller accepts; unknown ones are refused.
 
-    >>> sorted(check_words(["data,model"]))
+    >>> sorted(parse_accepted_changes(["data,model"]))
     ['data', 'model']
     """
-    found = {word.strip() for group in words for word in group.split(",") if word.strip()}
-    for word in found:
-        if word not in KINDS:
-            raise HansaError(f"--accept-changes {word}: {suggestion(word, KINDS)}")
-    return found
+    kinds = {kind.strip() for group in groups for kind in group.split(",") if kind.strip()}
+    for kind in kinds:
+        if kind not in PROVENANCE_KINDS:
+            raise HansaError(f"--accept-changes {kind}: {suggestion(kind, PROVENANCE_KINDS)}")
+    return kinds
 
 
 def hansa_version() -> str:
@@ -91,7 +91,7 @@ def hansa_version() -> str:
 
 
 def digest(value: object) -> str:
-    """One SHA-256 over tensors in lists and mappings, dtypes and shapes included; other things by their text.
+    """Return one SHA-256 over tensors in lists and mappings, with dtypes and shapes; other values by their repr.
 
     >>> digest([torch.zeros(2), None]) == digest([torch.zeros(2), None]) != digest([torch.zeros(1, 2), None])
     True
@@ -99,13 +99,13 @@ def digest(value: object) -> str:
     return sha256("".join(_leaves(value)).encode())
 
 
-def source(thing: Any) -> str:
-    """What a function, class or callable object does: its name, and its source unless a library's version says it."""
+def source_text(thing: Any) -> str:
+    """Return the name and source of a function, class or callable object; of a library only the name."""
     if isinstance(thing, functools.partial):
-        told = [thing.args, sorted(thing.keywords.items())]
-        return f"{source(thing.func)} with {_text(told)}"
+        arguments = [thing.args, sorted(thing.keywords.items())]
+        return f"{source_text(thing.func)} with {_stable_repr(arguments)}"
     if not (inspect.isroutine(thing) or inspect.isclass(thing)):
-        return f"{source(type(thing))} {_text(thing)}"
+        return f"{source_text(type(thing))} {_stable_repr(thing)}"
     name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', repr(thing))}"
     if name.split(".")[0] in _LIBRARIES:
         return name
@@ -118,7 +118,7 @@ def source(thing: Any) -> str:
 
 def _leaves(value: object) -> Iterator[str]:
     if isinstance(value, torch.Tensor):
-        yield f"{value.dtype}{tuple(value.shape)}{_tensor(value)};"
+        yield f"{value.dtype}{tuple(value.shape)}{_tensor_digest(value)};"
     elif isinstance(value, Mapping):
         for name in sorted(value, key=str):
             yield f"{name}:"
@@ -130,19 +130,19 @@ def _leaves(value: object) -> Iterator[str]:
     elif hasattr(value, "identity"):
         yield f"{value.identity()};"
     elif callable(value):
-        yield source(value) + ";"
+        yield source_text(value) + ";"
     else:
-        yield _text(value) + ";"
+        yield _stable_repr(value) + ";"
 
 
-def _tensor(tensor: torch.Tensor) -> str:
-    now = -1 if tensor.is_inference() else tensor._version
-    known = _known.get(id(tensor))
-    if known is not None and known[0]() is tensor and known[1] == now >= 0:
+def _tensor_digest(tensor: torch.Tensor) -> str:
+    version = -1 if tensor.is_inference() else tensor._version
+    known = _cached.get(id(tensor))
+    if known is not None and known[0]() is tensor and known[1] == version >= 0:
         return known[2]
     plain = tensor.detach().cpu()
     strides = plain.stride()
-    # as it lies in memory, so that nothing is copied; the order of its axes is part of the digest
+    # in memory order, so that nothing is copied; the order of its axes is part of the digest
     order = sorted(range(plain.ndim), key=lambda axis: (-strides[axis], axis))
     view = plain.permute(order).contiguous().reshape(-1).view(torch.uint8).numpy().data
     blocks = [view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK)]
@@ -151,26 +151,26 @@ def _tensor(tensor: torch.Tensor) -> str:
     else:
         with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as pool:
             parts = list(pool.map(sha256, blocks))
-    found = sha256(f"{order}".encode(), *(part.encode() for part in parts))
-    _known[id(tensor)] = (ref(tensor), now, found)
-    while len(_known) > _KNOWN:
-        _known.pop(next(iter(_known)))
-    return found
+    digest = sha256(f"{order}".encode(), *(part.encode() for part in parts))
+    _cached[id(tensor)] = (ref(tensor), version, digest)
+    while len(_cached) > _CACHE_SIZE:
+        _cached.pop(next(iter(_cached)))
+    return digest
 
 
-def _model(task: Any, run: Run) -> str:
+def _model_digest(task: Any, run: Run) -> str:
     module: torch.nn.Module = task.module(run.state.vectors)
     shapes = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
-    kinds = sorted({source(type(part)) for part in module.modules()})
+    kinds = sorted({source_text(type(part)) for part in module.modules()})
     compiled = ["compiled"] if getattr(task, "compile", False) else []
-    return sha256("\n".join([source(task.model), *shapes, _text(module), *kinds, *compiled]).encode())
+    return sha256("\n".join([source_text(task.model), *shapes, _stable_repr(module), *kinds, *compiled]).encode())
 
 
-def _codes(parts: Iterable[object]) -> str:
-    yours = {source(type(part)) for part in parts if type(part).__module__.split(".")[0] not in _LIBRARIES}
-    return sha256("\n".join(sorted(yours)).encode())
+def _source_digest(parts: Iterable[object]) -> str:
+    user_code = {source_text(type(part)) for part in parts if type(part).__module__.split(".")[0] not in _LIBRARIES}
+    return sha256("\n".join(sorted(user_code)).encode())
 
 
-def _text(value: object) -> str:
-    """As it prints, without addresses in memory."""
+def _stable_repr(value: object) -> str:
+    """Return the repr without addresses in memory."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

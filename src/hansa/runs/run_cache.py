@@ -1,4 +1,4 @@
-"""Runs that have been made already: found by what their result depends on, gone on with, never overwritten."""
+"""Find existing runs by what their result depends on, and reuse or resume them; nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -10,131 +10,140 @@ from pathlib import Path
 
 from hansa.config import Config, build
 from hansa.core.errors import HansaError
-from hansa.runs.experiment import Experiment, identity, living_run
+from hansa.runs.experiment import Experiment, build_run, config_digest
 from hansa.runs.folder import CHECKPOINT, FINISHED, RunFolder, slug
-from hansa.runs.provenance import bindings, changes
-from hansa.runs.seed_group import GroupFolder, per_seed
+from hansa.runs.provenance import changed_kinds, provenance_of
+from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 
 
-def hashed_name(name: str, config: Config) -> str:
-    """A folder's name: as much of a title as is readable, and a digest of all that the result depends on.
+def digest_name(name: str, config: Config) -> str:
+    """Return a folder name: the start of a title, and a digest of everything that the result depends on.
 
-    >>> from hansa.config import from_text
-    >>> hashed_name("local.lr=0.1", from_text("rounds: 3")) == hashed_name("local.lr=0.1", from_text("workers: 2"))
+    >>> from hansa.config import from_yaml
+    >>> digest_name("local.lr=0.1", from_yaml("rounds: 3")) == digest_name("local.lr=0.1", from_yaml("workers: 2"))
     True
-    >>> hashed_name("local.lr=0.1", from_text("seed: 3")) == hashed_name("local.lr=0.1", from_text("seed: 4"))
+    >>> digest_name("local.lr=0.1", from_yaml("seed: 3")) == digest_name("local.lr=0.1", from_yaml("seed: 4"))
     False
     """
-    return f"{slug(name)[:80]}-{identity(config)[:10]}"
+    return f"{slug(name)[:80]}-{config_digest(config)[:10]}"
 
 
-def made_or_begun(config: Config, parent: Path | str, name: str) -> RunFolder | Experiment:
-    """The finished run of this very configuration below ``parent``; or one to be run: the same that stopped earlier or
-    was asked for fewer rounds, else a new one in a folder of its own. Nothing that is there is ever overwritten."""
-    base = Path(parent) / hashed_name(name, config)
-    return _first_usable(config, _alike(base), base)
+def find_or_create_run(config: Config, parent: Path | str, name: str) -> RunFolder | Experiment:
+    """Return the finished run of this configuration below ``parent``, or an experiment to be executed: the same run, if
+    it stopped earlier or had fewer rounds, else a new one in its own folder."""
+    base = Path(parent) / digest_name(name, config)
+    return _first_reusable(config, _with_same_digest(base), base)
 
 
-def made_or_begun_at(config: Config, base: Path) -> RunFolder | Experiment:
-    """As `made_or_begun`, under this name or its numbers. A run whose data, model or code have changed since is not the
-    same any more."""
-    return _first_usable(config, _numbered(base), base)
+def find_or_create_run_at(config: Config, base: Path) -> RunFolder | Experiment:
+    """As `find_or_create_run`, in this folder or the same name with a number. A run with other data, model or code is
+    not the same."""
+    return _first_reusable(config, _existing_numbered(base), base)
 
 
-def _first_usable(config: Config, paths: Iterable[Path], base: Path) -> RunFolder | Experiment:
-    """What has been finished counts before what can be gone on with, and that before a new run."""
-    found = [RunFolder(path) for path in paths if RunFolder(path).exists]
-    for folder in sorted(found, key=lambda folder: folder.config.rounds != config.rounds):
-        if _usable(folder, config):
-            return _taken_up(folder, config)
+def _first_reusable(config: Config, paths: Iterable[Path], base: Path) -> RunFolder | Experiment:
+    """Prefer a finished run to one that can be resumed, and that to a new one."""
+    folders = [RunFolder(path) for path in paths if RunFolder(path).exists]
+    reusable = [folder for folder in folders if _is_reusable(folder, config)]
+    for folder in sorted(reusable, key=lambda folder: folder.config.rounds != config.rounds):
+        return _reuse(folder, config)
     return Experiment.new(config, base, numbered=True)
 
 
-def each_made_or_begun(
+def find_or_create_runs(
     config: Config, parent: Path | str, name: str, *, overwrite: bool = False
 ) -> Iterator[RunFolder | Experiment]:
-    """For every seed of a configuration its finished run below ``parent``, or one to be run before the next is asked
-    for. With ``overwrite`` all are made anew, under the plain name."""
-    place = Path(parent) / slug(name)
+    """Yield for every seed its finished run below ``parent``, or an experiment to be executed before the next.
+
+    With ``overwrite`` all are run again, under the plain name.
+    """
+    base = Path(parent) / slug(name)
     if config.seeds is None:
-        yield Experiment.new(config, place, overwrite=True) if overwrite else made_or_begun(config, parent, name)
+        yield Experiment.new(config, base, overwrite=True) if overwrite else find_or_create_run(config, parent, name)
         return
     if overwrite:
-        group = GroupFolder(place)
+        group = SeedGroupFolder(base)
         group.check(overwrite=True)
         group.write_config(config)
     else:
-        group = group_made_or_begun(config, parent, name)
-    for each in per_seed(config):
+        group = find_or_create_group(config, parent, name)
+    for each in expand_seeds(config):
         if overwrite:
             yield Experiment.new(each, group.run(each.seed).path, overwrite=True)
         else:
-            yield seed_made_or_begun(each, group)
+            yield find_or_create_seed_run(each, group)
 
 
-def group_made_or_begun(config: Config, parent: Path | str, name: str) -> GroupFolder:
-    """The folder of a configuration's seeds below ``parent``: one whose runs may all be used, or a new one."""
-    base = Path(parent) / hashed_name(name, config.model_copy(update={"seed": 0, "seeds": None}))
-    for path in _numbered(base):
-        found = GroupFolder(path)
-        made = [(found.run(each.seed), each) for each in per_seed(config)]
-        if found.exists and all(_usable(run, each) for run, each in made if run.exists):
+def find_or_create_group(config: Config, parent: Path | str, name: str) -> SeedGroupFolder:
+    """Return the folder of a configuration's seeds below ``parent``: one whose runs can be reused, or a new one."""
+    base = Path(parent) / digest_name(name, config.model_copy(update={"seed": 0, "seeds": None}))
+    for path in _existing_numbered(base):
+        group = SeedGroupFolder(path)
+        runs = [(group.run(each.seed), each) for each in expand_seeds(config)]
+        if group.exists and all(_is_reusable(run, each) for run, each in runs if run.exists):
             break
     else:
-        found = GroupFolder.numbered(base)
-    found.write_config(config)
-    return found
+        group = SeedGroupFolder.create_numbered(base)
+    group.write_config(config)
+    return group
 
 
-def seed_made_or_begun(config: Config, group: GroupFolder) -> RunFolder | Experiment:
-    """The finished run of a seed in its group's folder, or one to be run."""
+def find_or_create_seed_run(config: Config, group: SeedGroupFolder) -> RunFolder | Experiment:
+    """Return the finished run of a seed in its group's folder, or an experiment to be executed."""
     folder = group.run(config.seed)
     if folder.exists:
-        if not _usable(folder, config):
-            raise HansaError(f"{folder}: of other settings, data or code, or of more rounds. Choose another folder.")
-        return _taken_up(folder, config)
+        if not _is_reusable(folder, config):
+            raise HansaError(f"{folder}: has other settings, data or code, or more rounds. Choose another folder.")
+        return _reuse(folder, config)
     return Experiment.new(config, folder.path)
 
 
-def seeds_made_or_begun(
-    config: Config, group: GroupFolder, *, overwrite: bool = False, fallback: bool = False, accept: Sequence[str] = ()
+def find_or_create_seed_runs(
+    config: Config,
+    group: SeedGroupFolder,
+    *,
+    overwrite: bool = False,
+    fallback: bool = False,
+    accept: Sequence[str] = (),
 ) -> Iterator[RunFolder | Experiment]:
-    """For every seed its finished run in the group's folder, or one to be run before the next is asked for: gone on
-    with, or with ``overwrite`` begun anew."""
-    for each in per_seed(config):
-        found = group.run(each.seed)
-        if overwrite or not found.exists:
-            yield Experiment.new(each, found.path, overwrite=overwrite)
-        elif found.summary["status"] == FINISHED and found.config.rounds >= each.rounds:
-            yield found
+    """Yield for every seed its finished run in the group's folder, or an experiment to be executed before the next:
+    resumed, or with ``overwrite`` started again."""
+    for each in expand_seeds(config):
+        folder = group.run(each.seed)
+        if overwrite or not folder.exists:
+            yield Experiment.new(each, folder.path, overwrite=overwrite)
+        elif folder.summary["status"] == FINISHED and folder.config.rounds >= each.rounds:
+            yield folder
         else:
-            yield Experiment.resumed(
-                found.path, rounds=each.rounds, workers=each.workers, fallback=fallback, accept=accept
+            yield Experiment.resume(
+                folder.path, rounds=each.rounds, workers=each.workers, fallback=fallback, accept=accept
             )
 
 
-def _usable(found: RunFolder, config: Config) -> bool:
-    """Whether a run is what a configuration asks for, or the beginning of it."""
-    then = found.config
-    if identity(then) != identity(config) or (then.evaluate, then.links) != (config.evaluate, config.links):
+def _is_reusable(folder: RunFolder, config: Config) -> bool:
+    """Return whether a run is that of a configuration, finished or not."""
+    if folder.older_version() is not None:
         return False
-    bound = (found.marker or {}).get("bound")
-    if bound is not None and changes(bound, bindings(living_run(config, build.federated(config)))):
+    old = folder.config
+    if config_digest(old) != config_digest(config) or (old.evaluate, old.links) != (config.evaluate, config.links):
         return False
-    done = found.summary
-    if then.rounds == config.rounds and done["status"] == FINISHED:
+    provenance = (folder.marker or {}).get("bound")
+    if provenance is not None and changed_kinds(provenance, provenance_of(build_run(config, build.load_data(config)))):
+        return False
+    summary = folder.summary
+    if old.rounds == config.rounds and summary["status"] == FINISHED:
         return True
-    return (found / CHECKPOINT).is_dir() and int(done["rounds"]) <= config.rounds
+    return (folder / CHECKPOINT).is_dir() and int(summary["rounds"]) <= config.rounds
 
 
-def _taken_up(found: RunFolder, config: Config) -> RunFolder | Experiment:
-    if found.config.rounds == config.rounds and found.summary["status"] == FINISHED:
-        return found
-    return Experiment.resumed(found.path, rounds=config.rounds, workers=config.workers)
+def _reuse(folder: RunFolder, config: Config) -> RunFolder | Experiment:
+    if folder.config.rounds == config.rounds and folder.summary["status"] == FINISHED:
+        return folder
+    return Experiment.resume(folder.path, rounds=config.rounds, workers=config.workers)
 
 
-def _numbered(base: Path) -> Iterator[Path]:
-    """What there is under a name and its numbers, as far as these go without a gap."""
+def _existing_numbered(base: Path) -> Iterator[Path]:
+    """Yield the existing paths name, name-2, name-3, ... up to the first gap."""
     for number in count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not os.path.lexists(path):
@@ -142,8 +151,10 @@ def _numbered(base: Path) -> Iterator[Path]:
         yield path
 
 
-def _alike(base: Path) -> list[Path]:
-    """What has the digest of a name, whatever it is called and numbered: two spellings of one point are one run."""
+def _with_same_digest(base: Path) -> list[Path]:
+    """Return the paths whose names have the same digest: two spellings of a point are one run."""
     digest = base.name.rpartition("-")[2]
-    form = re.compile(rf".*-{digest}(-\d+)?")
-    return [path for path in sorted(base.parent.iterdir()) if form.fullmatch(path.name)] if base.parent.is_dir() else []
+    pattern = re.compile(rf".*-{digest}(-\d+)?")
+    return (
+        [path for path in sorted(base.parent.iterdir()) if pattern.fullmatch(path.name)] if base.parent.is_dir() else []
+    )

@@ -15,13 +15,13 @@ import torch
 from hansa.core.errors import check_decay, check_non_negative
 from hansa.core.types import RoundContext, State, Vector
 from hansa.core.vectors import arithmetic, kernels
-from hansa.server.base import ServerTransform
+from hansa.server.base import BaseServerTransform
 
 _MOMENTS = ("m", "v", "vhat")
 
 
 @dataclass(frozen=True, slots=True)
-class momentum(ServerTransform):
+class momentum(BaseServerTransform):
     """m <- beta m + Delta; step m (FedAvgM, Hsu 2019).
 
     >>> import torch
@@ -47,7 +47,7 @@ class momentum(ServerTransform):
 
 
 @dataclass(frozen=True, slots=True)
-class _Adaptive(ServerTransform):
+class _Adaptive(BaseServerTransform):
     """The common update; the leaves below say what v is and what divides m."""
 
     b1: float = 0.9
@@ -83,7 +83,7 @@ class _Adaptive(ServerTransform):
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         t = state["t"] + 1
-        if type(self) in _FUSED and arithmetic.fits(delta, *(state[name] for name in _MOMENTS if name in state)):
+        if type(self) in _FUSED and arithmetic.native_fits(delta, *(state[name] for name in _MOMENTS if name in state)):
             return self._fused(delta, state, t)
         m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)
         v = self.second(state["v"], delta * delta)

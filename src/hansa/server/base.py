@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -15,20 +15,15 @@ from hansa.core.vectors import allocator
 from hansa.schedule import Rate, check_rate, rate_at
 
 
+@runtime_checkable
 class ServerTransform(Protocol):
     """Delta in, delta out. ``init`` gives the state for a vector; ``update`` never changes what it is given.
 
     It may declare ``cites``: keys of our bibliography or whole BibTeX entries, as any part may; and for use as a local
     optimizer ``shared``: the rows of its state that gossip with the models.
-
-    >>> from hansa.core.protocols import lacking
-    >>> lacking(scale(0.1), ServerTransform), lacking(print, ServerTransform)
-    ([], ['init', 'update'])
     """
 
     __slots__ = ()
-    cites: ClassVar[tuple[str, ...]] = ()
-    shared: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def init(self, x: Vector) -> State:
@@ -39,7 +34,21 @@ class ServerTransform(Protocol):
         """The step that the server adds to its vector, and the state after it."""
 
 
-def check_server(owner: str, argument: str, value: object) -> None:
+class BaseServerTransform(ServerTransform):
+    """The optional traits of server transforms, with their defaults.
+
+    >>> scale().cites
+    ()
+    """
+
+    __slots__ = ()
+    cites: ClassVar[tuple[str, ...]] = ()
+    """Keys of Hansa's bibliography, or whole BibTeX entries."""
+    shared: ClassVar[tuple[str, ...]] = ()
+    """As a local optimizer: the entries of its state that gossip with the models."""
+
+
+def require_server(owner: str, argument: str, value: object) -> None:
     """Refuse what is no server transform."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     instead = f"scale({value!r})" if number else ""
@@ -49,7 +58,7 @@ def check_server(owner: str, argument: str, value: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class scale(ServerTransform):
+class scale(BaseServerTransform):
     """step = lr * delta; with lr = 1 this is FedAvg's server (McMahan 2017).
 
     >>> import torch
@@ -70,7 +79,7 @@ class scale(ServerTransform):
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         lr = rate_at(self.lr, ctx.round)
-        return (delta if lr == 1.0 else torch.mul(delta, lr, out=allocator.like(delta))), state
+        return (delta if lr == 1.0 else torch.mul(delta, lr, out=allocator.empty_like(delta))), state
 
 
 def sgd(lr: Rate = 1.0) -> scale:
@@ -83,7 +92,7 @@ def sgd(lr: Rate = 1.0) -> scale:
 
 
 @dataclass(frozen=True, slots=True)
-class participation_scale(ServerTransform):
+class participation_scale(BaseServerTransform):
     """step = (M/N) delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020).
 
     >>> participation_scale()
@@ -100,7 +109,7 @@ class participation_scale(ServerTransform):
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class chain(ServerTransform):
+class chain(BaseServerTransform):
     """Transforms applied one after the other: ``chain(ams(), scale(0.1))``.
 
     >>> import torch
@@ -111,31 +120,31 @@ class chain(ServerTransform):
     tensor([0.2500, 0.2500])
     """
 
-    parts: tuple[ServerTransform, ...]
+    transforms: tuple[ServerTransform, ...]
     cites: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *parts: ServerTransform) -> None:
-        if not parts:
-            raise invalid_argument("chain", "parts", parts, "at least one transform", "chain(ams(), scale(0.1)).")
-        for part in parts:
-            check_server("chain", "parts", part)
-        object.__setattr__(self, "parts", tuple(parts))
+    def __init__(self, *transforms: ServerTransform) -> None:
+        if not transforms:
+            raise invalid_argument("chain", "transforms", transforms, "at least one transform", "chain(ams(), scale(0.1)).")
+        for transform in transforms:
+            require_server("chain", "transforms", transform)
+        object.__setattr__(self, "transforms", tuple(transforms))
 
     def __repr__(self) -> str:
-        return f"chain({', '.join(map(repr, self.parts))})"
+        return f"chain({', '.join(map(repr, self.transforms))})"
 
     def init(self, x: Vector) -> State:
-        return {str(i): part.init(x) for i, part in enumerate(self.parts)}
+        return {str(i): part.init(x) for i, part in enumerate(self.transforms)}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         after: State = {}
-        for i, part in enumerate(self.parts):
+        for i, part in enumerate(self.transforms):
             delta, after[str(i)] = part.update(delta, state[str(i)], ctx)
         return delta, after
 
 
 @dataclass(frozen=True, slots=True)
-class dyn(ServerTransform):
+class dyn(BaseServerTransform):
     """FedDyn's server: h <- h - (alpha/N) sum_S Delta_i; step = Delta - h/alpha (Acar 2021).
 
     The server's h stays the mean of the clients' duals h_i.

@@ -1,4 +1,4 @@
-"""Studies: run, compare, resume and search from Python; recipes, advice and reports about their results."""
+"""Run, compare, resume and search from Python; recipes, advice and reports."""
 
 from typing import TYPE_CHECKING
 

@@ -1,15 +1,15 @@
-"""Which method, compressor, topology and number of local steps a network bears: bytes and time predicted for each.
+"""Predict the bytes and the time of methods, compressors, topologies and numbers of local steps on a given network.
 
-Bytes of a round are exact: those of the packets that would travel. Time is the link model's, plus the local steps. How
-many rounds each needs is not known before training: the papers prove orders, and these, constants left out, are what
-the ranking uses, as ratios to FedAMS with the first number of local steps. Compression with error feedback leaves the
-order as it is and slows the beginning, the more the coarser it is. Pilots (`hansa advise --pilot`) measure instead.
+The bytes of a round are exact: those of the packets that would be sent. Time is that of the link model plus the local
+steps. The number of rounds is not known before training. The ranking uses the orders that the papers prove, without
+constants, as ratios to FedAMS with the smallest number of local steps. Compression with error feedback does not change
+the order; it slows the beginning, more so for coarser compressors. Pilots (`hansa advise --pilot`) measure instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,8 @@ from hansa.gossip.theory import afga_theorem, corollary
 from hansa.gossip.topology import Topology
 from hansa.rounds.ledger import LinkModel
 
-MEASURED = 1_000_000
-"""Packets are encoded for as many parameters at most; those of larger models are scaled from it."""
+MAX_ENCODED = 1_000_000
+"""Packets are encoded for at most this many parameters; those of larger models are extrapolated."""
 
 COMPRESSORS: tuple[tuple[str, Compressor | None], ...] = (
     ("none", None),
@@ -38,21 +38,27 @@ TOPOLOGIES: tuple[Topology, ...] = (ring(), exponential(), complete())
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What there is: a model of so many parameters, clients, how many of them take part, and links."""
+    """A federation: its model, its clients and their links.
+
+    Args:
+        parameters: The number of parameters of the model.
+        clients: The number of clients.
+        participants: How many of them take part in a round.
+        links: Bandwidths and latencies.
+        step_seconds: The duration of a local step on the slowest client.
+        peers: Whether clients can communicate with each other.
+    """
 
     parameters: int
     clients: int
     participants: int
     links: LinkModel = field(default_factory=LinkModel)
     step_seconds: float = 0.0
-    """Of one local step of the slowest client."""
     peers: bool = True
-    """Whether clients can talk to each other."""
 
     def __post_init__(self) -> None:
-        check_integer("Network", "parameters", self.parameters)
-        check_integer("Network", "clients", self.clients)
-        check_integer("Network", "participants", self.participants)
+        for name in ("parameters", "clients", "participants"):
+            check_integer("Network", name, getattr(self, name))
         if self.participants > self.clients:
             raise HansaError(f"Network(participants={self.participants}): expected at most clients={self.clients}.")
         if self.step_seconds:
@@ -60,9 +66,11 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One way to train: its words in a configuration, what a round of it costs, and how many rounds its theorem asks
-    for, relative to FedAMS with the first number of steps."""
+class TrainingOption:
+    """One way to train: its configuration, the costs of a round, and the rounds that its theorem asks for.
+
+    ``rounds`` is relative to FedAMS with the smallest number of local steps.
+    """
 
     method: str
     compressor: str
@@ -79,173 +87,168 @@ class Option:
 
     @property
     def name(self) -> str:
-        """What tells it from the others."""
-        words = [self.method, *([f"{self.clusters} x {self.topology}"] if self.topology else [])]
+        """A description that differs from those of the other options."""
+        parts = [self.method, *([f"{self.clusters} x {self.topology}"] if self.topology else [])]
         if self.compressor != "none":
-            words.append(self.compressor + (" both ways" if self.two_way else ""))
-        return f"{', '.join(words)}, {self.steps} steps"
+            parts.append(self.compressor + (" both ways" if self.two_way else ""))
+        return f"{', '.join(parts)}, {self.steps} steps"
 
     def bytes(self, rounds: float) -> float:
-        """Between clients and server, where FedAMS needs ``rounds`` rounds."""
+        """Return the bytes to and from the server if FedAMS needs ``rounds`` rounds."""
         return rounds * self.rounds * (self.up_bytes + self.down_bytes)
 
     def hours(self, rounds: float) -> float:
-        """In all, where FedAMS needs ``rounds`` rounds."""
+        """Return the total time if FedAMS needs ``rounds`` rounds."""
         return rounds * self.rounds * self.seconds / 3600
 
     def document(self) -> dict[str, Any]:
-        """The sections of a configuration that say it; rates are left to the reader, or to a sweep."""
-        found: dict[str, Any] = {"algorithm": {"preset": self.method}, "local": {"steps": self.steps}}
+        """Return the sections of a configuration; learning rates stay at their defaults."""
+        sections: dict[str, Any] = {"algorithm": {"preset": self.method}, "local": {"steps": self.steps}}
         if self.topology:
-            found["gossip"] = {"topology": self.topology, "clusters": self.clusters}
+            sections["gossip"] = {"topology": self.topology, "clusters": self.clusters}
         if self.compressor != "none":
             name, _, ratio = self.compressor.partition(" ")
-            found["compress"] = {"compressor": {"kind": name, "ratio": ratio} if ratio else name}
+            sections["compress"] = {"compressor": {"kind": name, "ratio": ratio} if ratio else name}
             if self.two_way:
-                found["compress"]["two_way"] = True
-        return found
+                sections["compress"]["two_way"] = True
+        return sections
 
 
 def packet_bytes(compressor: Compressor | None, parameters: int) -> int:
-    """The bytes of one packet, as it would travel: of a vector with normal entries, where they depend on it.
+    """Return the size of one packet; for data-dependent compressors, of a vector with normal entries.
 
     >>> packet_bytes(None, 1000), packet_bytes(sign(), 1000), packet_bytes(sign(), 10_000_000)
     (4024, 153, 1250028)
     """
-    if parameters <= MEASURED:
-        return _encoded(compressor, parameters)
-    whole_, half = _encoded(compressor, MEASURED), _encoded(compressor, MEASURED // 2)
-    return whole_ + math.ceil((whole_ - half) * (parameters - MEASURED) / (MEASURED - MEASURED // 2))
+    if parameters <= MAX_ENCODED:
+        return _encoded_bytes(compressor, parameters)
+    large, half = _encoded_bytes(compressor, MAX_ENCODED), _encoded_bytes(compressor, MAX_ENCODED // 2)
+    return large + math.ceil((large - half) * (parameters - MAX_ENCODED) / (MAX_ENCODED - MAX_ENCODED // 2))
 
 
-def _encoded(compressor: Compressor | None, dim: int) -> int:
+def _encoded_bytes(compressor: Compressor | None, dim: int) -> int:
     x = torch.randn(dim, generator=Key(0).child("advice", dim).torch())
     packet = direct().send(x, {}, Key(0))[0] if compressor is None else compressor.encode(x, Key(0))
     return packet.nbytes
 
 
-def options(
+def list_options(
     network: Network, steps: Sequence[int] = (1, 10, 50), compressors: Iterable[str] | None = None
-) -> list[Option]:
-    """Everything that fits the network, each with its costs; in no order."""
+) -> list[TrainingOption]:
+    """Return every option that the network allows, with its costs, in no particular order.
+
+    Args:
+        network: The federation.
+        steps: The numbers of local steps to consider.
+        compressors: The names of the compressors to consider; by default all.
+    """
     if not steps:
-        raise HansaError("options(steps=()): expected at least one number of local steps.")
+        raise HansaError("list_options(steps=()): expected at least one number of local steps.")
     for count in steps:
-        check_integer("options", "steps", count)
-    chosen = [(name, made) for name, made in COMPRESSORS if compressors is None or name in compressors]
+        check_integer("list_options", "steps", count)
     first = min(steps)
-    found = []
-    for name, compressor in chosen:
-        up = packet_bytes(compressor, network.parameters)
-        whole_model = packet_bytes(None, network.parameters)
+    options = []
+    for name, compressor in COMPRESSORS:
+        if compressors is not None and name not in compressors:
+            continue
+        up, model = packet_bytes(compressor, network.parameters), packet_bytes(None, network.parameters)
         for two_way in (False, True) if compressor is not None else (False,):
-            # a client that was away is sent what it missed, packet by packet, or the model, whichever is shorter
-            down = min(whole_model, math.ceil(up * network.clients / network.participants)) if two_way else whole_model
+            # a client that missed rounds receives their packets, or the model if that is shorter
+            down = min(model, math.ceil(up * network.clients / network.participants)) if two_way else model
             for count in steps:
-                found.append(_plain(network, name, two_way, count, first, up, down))
-                found.extend(_gossiping(network, name, two_way, count, first, up, down))
-    return found
+                options.append(_without_gossip(network, name, two_way, count, first, up, down))
+                options.extend(_with_gossip(network, name, two_way, count, first, up, down))
+    return options
 
 
-def _plain(n: Network, name: str, two_way: bool, steps: int, first: int, up: int, down: int) -> Option:
-    full = n.participants == n.clients
+def _without_gossip(
+    network: Network, name: str, two_way: bool, steps: int, first: int, up: int, down: int
+) -> TrainingOption:
+    full = network.participants == network.clients
     rounds = first / steps if full else steps / first
     why = (
         "full participation: O(1/sqrt(T tau M)), more local steps save rounds"
         if full
-        else "partial participation: O(sqrt(tau)/sqrt(T M)), more local steps cost rounds where clients differ"
+        else "partial participation: O(sqrt(tau)/sqrt(T M)), more local steps cost rounds if clients differ"
     )
-    return Option(
-        "fedams" if name == "none" else "fedcams",
-        name,
-        two_way,
-        "",
-        0,
-        steps,
-        n.participants * up,
-        n.participants * down,
-        0,
-        _seconds(n, up, down, {}, 0, steps),
-        rounds,
-        why,
-    )
+    sent, received = network.participants * up, network.participants * down
+    seconds = _round_seconds(network, up, down, {}, 0, steps)
+    method = "fedams" if name == "none" else "fedcams"
+    return TrainingOption(method, name, two_way, "", 0, steps, sent, received, 0, seconds, rounds, why)
 
 
-def _gossiping(n: Network, name: str, two_way: bool, steps: int, first: int, up: int, down: int) -> Iterable[Option]:
-    if not n.peers or steps == 1:
+def _with_gossip(
+    network: Network, name: str, two_way: bool, steps: int, first: int, up: int, down: int
+) -> Iterator[TrainingOption]:
+    if not network.peers or steps == 1:
         return
-    for clusters in _clusterings(n):
-        size = n.clients // clusters
-        reporters = n.participants // clusters
+    for clusters in _cluster_counts(network):
+        size, reporters = network.clients // clusters, network.participants // clusters
         if reporters < 1 or size < 2:
             continue
         for topology in TOPOLOGIES:
-            W = topology.weights(size)
-            model = packet_bytes(None, n.parameters)
-            handed = size - reporters  # reporters hand the broadcast on inside the cluster, each its share
-            heard = messages(W)
-            peer = clusters * (handed + steps * heard) * model
-            busiest = {0: (math.ceil(handed / reporters) + steps * math.ceil(heard / size)) * model}
-            seconds = _seconds(n, up, down, busiest, steps, steps)
-            gossip = type(topology).__name__
+            model = packet_bytes(None, network.parameters)
+            forwarded = size - reporters  # reporters share the forwarding of the broadcast within the cluster
+            gossiped = messages(topology.weights(size))
+            peer = clusters * (forwarded + steps * gossiped) * model
+            busiest = {0: (math.ceil(forwarded / reporters) + steps * math.ceil(gossiped / size)) * model}
+            seconds = _round_seconds(network, up, down, busiest, steps, steps)
             ha = corollary(topology, [size] * clusters, reporters)
             af = afga_theorem(topology, [size] * clusters, reporters)
-            for method, holds, told in (
+            for method, holds, condition in (
                 ("ha_fed", ha.holds, f"Corollary 5.11: rho {ha.rho_max:.3f}, at most {ha.bound:.3f}, and K < n"),
                 ("cafga", af.holds, f"{af.name}: rho {af.rho_max:.3f}, at most {af.bound:.3f}"),
             ):
-                rounds = (first / steps if holds else steps / first) * n.participants / (clusters * reporters)
-                why = f"{told}: {'holds, more local steps save rounds' if holds else 'does not hold'}"
-                yield Option(
-                    method,
-                    name,
-                    two_way,
-                    gossip,
-                    clusters,
-                    steps,
-                    clusters * reporters * up,
-                    clusters * reporters * down,
-                    peer,
-                    seconds,
-                    rounds,
-                    why,
-                )
+                sending = clusters * reporters
+                rounds = (first / steps if holds else steps / first) * network.participants / sending
+                why = f"{condition}: {'holds, more local steps save rounds' if holds else 'does not hold'}"
+                graph = type(topology).__name__
+                costs = (sending * up, sending * down, peer, seconds)
+                yield TrainingOption(method, name, two_way, graph, clusters, steps, *costs, rounds, why)
 
 
-def _clusterings(n: Network) -> list[int]:
-    """Numbers of equal clusters that divide the clients, and of which each has a reporter: three of them at most."""
-    fitting = [k for k in range(1, min(n.participants, n.clients // 2) + 1) if n.clients % k == 0]
-    return sorted({*fitting[-2:], *(fitting[len(fitting) // 2 : len(fitting) // 2 + 1])})
+def _cluster_counts(network: Network) -> list[int]:
+    """At most three numbers of equal clusters that divide the clients and have a reporter each."""
+    most = min(network.participants, network.clients // 2)
+    fitting = [count for count in range(1, most + 1) if network.clients % count == 0]
+    return sorted({*fitting[-2:], *fitting[len(fitting) // 2 : len(fitting) // 2 + 1]})
 
 
-def _seconds(n: Network, up: int, down: int, peer: dict[int, int], exchanges: int, steps: int) -> float:
-    who = range(n.participants)
-    return n.links.seconds(dict.fromkeys(who, up), dict.fromkeys(who, down), peer, exchanges) + steps * n.step_seconds
+def _round_seconds(network: Network, up: int, down: int, peer: dict[int, int], exchanges: int, steps: int) -> float:
+    clients = range(network.participants)
+    transfer = network.links.seconds(dict.fromkeys(clients, up), dict.fromkeys(clients, down), peer, exchanges)
+    return transfer + steps * network.step_seconds
 
 
-def ranked(found: Sequence[Option], rounds: float, by: str = "bytes") -> list[Option]:
-    """Best first, by predicted bytes between clients and server or by hours; equal ones by the other."""
+def rank_options(options: Sequence[TrainingOption], rounds: float, by: str = "bytes") -> list[TrainingOption]:
+    """Rank options by their bytes to and from the server, or by hours; ties by the other.
+
+    Args:
+        options: The options.
+        rounds: The number of rounds that FedAMS needs.
+        by: "bytes" or "hours".
+    """
     if by not in ("bytes", "hours"):
-        raise HansaError(f"ranked(by={by!r}): expected 'bytes' or 'hours'.")
+        raise HansaError(f"rank_options(by={by!r}): expected 'bytes' or 'hours'.")
 
-    def key(option: Option) -> tuple[float, float, str]:
+    def key(option: TrainingOption) -> tuple[float, float, str]:
         pair = option.bytes(rounds), option.hours(rounds)
         return (*(pair if by == "bytes" else pair[::-1]), option.name)
 
-    return sorted(found, key=key)
+    return sorted(options, key=key)
 
 
-def front(found: Sequence[Option], rounds: float) -> list[Option]:
-    """Those that nothing else beats in both bytes and hours, by bytes.
+def pareto_front(options: Sequence[TrainingOption], rounds: float) -> list[TrainingOption]:
+    """Return the options that no other beats in both bytes and hours, by bytes.
 
-    >>> net = Network(parameters=1000, clients=8, participants=4)
-    >>> [option.name for option in front(options(net, steps=(1, 8)), 100)][:1]
+    >>> network = Network(parameters=1000, clients=8, participants=4)
+    >>> [option.name for option in pareto_front(list_options(network, steps=(1, 8)), 100)][:1]
     ['cafga, 2 x complete, top_k 1/256 both ways, 8 steps']
     """
-    kept: list[Option] = []
+    front: list[TrainingOption] = []
     least = math.inf
-    for option in ranked(found, rounds):
+    for option in rank_options(options, rounds):
         if option.hours(rounds) < least:
-            kept.append(option)
+            front.append(option)
             least = option.hours(rounds)
-    return kept
+    return front

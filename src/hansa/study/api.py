@@ -1,62 +1,58 @@
-"""What one asks for in Python: a run, several seeds of it, methods compared; in memory, or in folders."""
+"""The Python interface: run an algorithm, compare methods, search hyperparameters, resume runs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, Unpack, overload
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Unpack, overload
 
 from hansa.algorithm import Algorithm
-from hansa.core.devices import Device
 from hansa.core.errors import HansaError, check_integer, invalid_argument
-from hansa.engine import keep_workers
-from hansa.rounds.faults import faults
-from hansa.rounds.measures.base import Measure
-from hansa.runs.driver import Callback, Run
-from hansa.runs.driver import run as run_in_memory
+from hansa.engine import auto_engine, reuse_workers
+from hansa.runs.driver import Run
+from hansa.runs.options import Callback, RunOptions, RunOptionsDict
 from hansa.runs.store import ClientStore
-from hansa.training import TaskLike, personalise
+from hansa.training import TaskLike
 
 if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and progress are imported where they are used
     from contextlib import AbstractContextManager
 
     from hansa.runs.search import Axis, Search
-    from hansa.study.report.progress import Bars, Lines, Silence
+    from hansa.study.report.progress import ProgressDisplay
     from hansa.study.report.results import Comparison, Runs
 
-Shown: TypeAlias = "Bars | Lines | Silence | None"
+Display: TypeAlias = "ProgressDisplay | None"
 
 log = logging.getLogger("hansa")
 
 
-class Options(TypedDict, total=False):
-    """What `run`, `compare` and `resume` pass on to every run, as `hansa.Run` has it."""
-
-    dtype: torch.dtype | None
-    device: Device | None
-    workers: int | None
-    quorum: int
-    keep_params: bool
-    evaluate_every: int
-    callbacks: Sequence[Callback]
-    faults: faults | None
-    max_norm: float
-    measures: Sequence[Measure]
-    per_client: bool | int | None
-    personalise: personalise | Mapping[str, Any] | None
-
-
-class Place(NamedTuple):
-    """How a run is kept."""
+class OutputFolder(NamedTuple):
+    """The folder in which a run is kept."""
 
     path: Path
     name: str | None
     overwrite: bool
     checkpoint_every: int
+
+
+class _Reports:
+    """Shows runs by the package of reports, which is imported when it is first needed."""
+
+    def write_report(self, run: Run, path: Path | str, title: str | None) -> Path:
+        from hansa.study.report.results import Runs
+
+        return Runs(run.algorithm.name, [run]).report(path, title)
+
+    def to_html(self, run: Run) -> str:
+        from hansa.study.report.results import run_html
+
+        return run_html(run)
+
+
+Run.presenter = _Reports()
 
 
 @overload
@@ -73,7 +69,7 @@ def run(
     overwrite: bool = False,
     checkpoint_every: int = 10,
     store: ClientStore | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptionsDict],
 ) -> Run: ...
 @overload
 def run(
@@ -89,7 +85,7 @@ def run(
     overwrite: bool = False,
     checkpoint_every: int = 10,
     store: None = None,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptionsDict],
 ) -> Runs: ...
 def run(
     algorithm: Algorithm,
@@ -104,27 +100,40 @@ def run(
     overwrite: bool = False,
     checkpoint_every: int = 10,
     store: ClientStore | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptionsDict],
 ) -> Run | Runs:
-    """Train ``task`` with ``algorithm`` for ``rounds`` rounds; with ``seeds``, several times, as `hansa.study.report.Runs`.
+    """Train ``task`` with ``algorithm`` for ``rounds`` rounds; with ``seeds`` once per seed.
 
-    Equal seeds give bit-identical results, whatever the number of ``workers``; None takes all cores when that pays.
-    ``seeds=3`` stands for three from ``seed`` on, a list for those in it. ``progress`` shows a bar, or lines where
-    there is no terminal.
+    Results are a function of the seed: equal seeds give bit-identical results for any number of workers. With ``out``,
+    calling it again resumes an unfinished run exactly and does not repeat a finished one; Ctrl-C ends the run after the
+    current round, with everything saved.
 
-    ``out`` keeps the run in a folder, with checkpoints every so many rounds: given again, a call with the same
-    algorithm and task goes on where the run was, to the same bits, and a finished one is not repeated. Ctrl-C then
-    stops after the round that is under way, with everything saved. Another run in that folder is refused;
-    ``overwrite`` replaces it. Several seeds have a folder each below.
-
-    Options: ``dtype`` float64 or float32 runs through everything; clients
-    train on ``device``, or on those of a list in turn, by default the task's; fewer than ``quorum`` surviving updates
-    leave a round without effect; an update longer than ``max_norm`` is refused; ``evaluate_every`` so many rounds;
-    ``callbacks`` see every round and may stop the run; ``faults`` is a plan of clients that vanish or misbehave;
-    ``measures`` adds numbers to each round's record, such as `hansa.measures.compression`; ``keep_params`` keeps the
-    model after each round. Where test rows have owners, clients are evaluated one by one with each evaluation, or every
-    ``per_client`` rounds, as they are and, with ``personalise={"steps": 5, "lr": 0.01}``, after such steps on their own
-    rows; `Run.clients` has what came of it.
+    Args:
+        algorithm: What to run: a preset, or a composition of your own.
+        task: The model, the loss and the clients' data.
+        rounds: The number of communication rounds.
+        seed: The seed of all randomness.
+        seeds: Run several seeds: how many, counted from ``seed``, or a list. The result is then `hansa.Runs`.
+        out: A folder for the run, its checkpoints and its metrics; each of several seeds has a folder below it.
+        progress: Whether to show a progress bar, or lines where there is no terminal.
+        name: The title of the run in tables and reports; by default the algorithm's.
+        overwrite: Replace a different run in ``out``, which is otherwise refused.
+        checkpoint_every: Rounds between checkpoints in ``out``.
+        store: Where client memory is kept, for a run without ``out``.
+        dtype: ``torch.float32`` or ``torch.float64`` for all arithmetic; by default the task's.
+        device: Where clients train: a device, or a list of which each worker takes one; by default the task's.
+        workers: The number of workers; None uses all cores when that is faster.
+        quorum: The smallest number of accepted updates with which a round changes the model.
+        keep_params: Whether to keep the model of every round, for ``Run.trajectory``.
+        evaluate_every: Rounds between evaluations; 0 evaluates after the last round only.
+        callbacks: Functions of (run, record), called after every round; a true result stops the run.
+        faults: A plan of clients that drop out or misbehave, `hansa.faults`.
+        max_norm: Updates with a larger norm are refused.
+        measures: Further measurements for each round's record, such as `hansa.measures.compression`.
+        per_client: Whether to evaluate every client on its own test rows, or every how many rounds; by default with
+            each evaluation if test rows have owners. ``Run.clients`` has the results.
+        personalise: Steps on its own training rows that a client takes before a second evaluation:
+            ``{"steps": 5, "lr": 0.01}``.
 
     >>> import torch
     >>> import hansa
@@ -137,16 +146,17 @@ def run(
     if not isinstance(algorithm, Algorithm):
         raise invalid_argument("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
     check_integer("run", "rounds", rounds)
-    kept = None if out is None else Place(Path(out), name, overwrite, checkpoint_every)
-    title = name if name is not None else algorithm.name
-    with keep_workers() if seeds is not None else nullcontext(), _progress(progress) as shown:
+    folder = None if out is None else OutputFolder(Path(out), name, overwrite, checkpoint_every)
+    title = algorithm.name if name is None else name
+    job = _Job(algorithm, task, rounds, RunOptions(**options), title, folder)
+    with reuse_workers() if seeds is not None else nullcontext(), _progress(progress) as display:
         if seeds is None:
-            return _run(algorithm, task, rounds, seed, kept, store, options, shown, title)
+            return job.run(seed, display, store)
         if store is not None:
-            raise invalid_argument("run", "store", store, "None with several seeds", "Each has a store of its own.")
-        from hansa.runs.seed_group import seed_list
+            raise invalid_argument("run", "store", store, "None with several seeds", "Each seed has its own store.")
+        from hansa.runs.seed_group import parse_seeds
 
-        return _runs(algorithm, task, rounds, seed_list(seeds, seed), kept, options, shown, title)
+        return job.run_seeds(parse_seeds(seeds, seed), display)
 
 
 def compare(
@@ -159,12 +169,22 @@ def compare(
     progress: bool = False,
     overwrite: bool = False,
     checkpoint_every: int = 10,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptionsDict],
 ) -> Comparison:
-    """Train ``task`` with every method and every seed, as one result: means, deviations, a ranking, figures, a page.
+    """Train ``task`` with every method and every seed, and return one result: means, deviations, ranking, figures.
 
-    ``hansa.compare({"FedAvg": presets.fedavg(), "FedAMS": presets.fedams()}, task, rounds=40, seeds=3)``. With ``out``
-    each method has a folder there, and runs that are finished are not repeated; the rest is as in `hansa.run`.
+    ``hansa.compare({"FedAvg": presets.fedavg(), "FedAMS": presets.fedams()}, task, rounds=40, seeds=3)``
+
+    Args:
+        methods: Algorithms by name.
+        task: The model, the loss and the clients' data.
+        rounds: The number of communication rounds of every run.
+        seeds: How many seeds from 0, or a list of them.
+        out: A folder in which every method has a folder; finished runs are not repeated.
+        progress: Whether to show a progress bar.
+        overwrite: Replace different runs in ``out``, which are otherwise refused.
+        checkpoint_every: Rounds between checkpoints in ``out``.
+        options: Further options of every run, as in `hansa.run`.
 
     >>> import torch
     >>> import hansa
@@ -174,27 +194,28 @@ def compare(
     2
     """
     from hansa.runs.folder import slug
-    from hansa.runs.seed_group import seed_list
+    from hansa.runs.seed_group import parse_seeds
     from hansa.study.report.results import Comparison
 
-    if not isinstance(methods, Mapping) or not all(isinstance(made, Algorithm) for made in methods.values()):
+    if not isinstance(methods, Mapping) or not all(isinstance(method, Algorithm) for method in methods.values()):
         raise invalid_argument(
             "compare", "methods", methods, "names and algorithms", '{"FedAvg": hansa.presets.fedavg(...)}.'
         )
     check_integer("compare", "rounds", rounds)
-    places = {name: slug(name) for name in methods}
-    if out is not None and len(set(places.values())) < len(places):
-        raise HansaError(f"compare: folders {sorted(places.values())}: give methods names that differ as folders do.")
-    found = {}
-    with keep_workers(), _progress(progress) as shown:
+    slugs = {name: slug(name) for name in methods}
+    if out is not None and len(set(slugs.values())) < len(slugs):
+        raise HansaError(f"compare: two methods have the same folder name in {sorted(slugs.values())}. Rename one.")
+    results = {}
+    with reuse_workers(), _progress(progress) as display:
         for name, algorithm in methods.items():
-            kept = None if out is None else Place(Path(out) / places[name], name, overwrite, checkpoint_every)
-            found[name] = _runs(algorithm, task, rounds, seed_list(seeds, 0, "compare"), kept, options, shown, name)
-    return Comparison(found)
+            folder = None if out is None else OutputFolder(Path(out) / slugs[name], name, overwrite, checkpoint_every)
+            job = _Job(algorithm, task, rounds, RunOptions(**options), name, folder)
+            results[name] = job.run_seeds(parse_seeds(seeds, 0, "compare"), display)
+    return Comparison(results)
 
 
 def search(
-    make: Callable[..., Algorithm],
+    factory: Callable[..., Algorithm],
     task: TaskLike,
     axes: Mapping[str, Axis],
     *,
@@ -206,41 +227,58 @@ def search(
     out: Path | str | None = None,
     progress: bool = False,
     checkpoint_every: int = 10,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptionsDict],
 ) -> Search:
-    """Look for the arguments of ``make``, a function that gives an algorithm, with which ``metric`` is best.
+    """Search for the arguments of ``factory`` with which ``metric`` is best. Needs the extra ``optuna``.
 
-    ``hansa.search(presets.fedams, task, {"local_lr": hansa.between(1e-3, 1, log=True), "steps": [5, 10]}, rounds=40)``:
-    an axis is a range or a list of values. Every trial is run with all ``seeds`` and valued by the mean over them of
-    the metric's last five; ``prune`` ends early those that lag behind the median. The answer has ``best`` and
-    ``trials``. With ``out`` the same call goes on where a search was. Needs the extra ``optuna``.
+    ``hansa.search(presets.fedams, task, {"local_lr": hansa.search_range(1e-3, 1, log=True), "steps": [5, 10]}, rounds=40)``
+
+    A trial runs with all seeds; its value is the mean over seeds of the mean of the metric's last five values. The
+    result has ``best`` and ``trials``.
+
+    Args:
+        factory: A function that returns an algorithm, such as a preset.
+        task: The model, the loss and the clients' data.
+        axes: For each argument a list of values, or `hansa.search_range` for a range.
+        rounds: The number of communication rounds of every run.
+        trials: The number of points to try.
+        metric: A column of the history; losses and costs are minimized, other metrics maximized.
+        seeds: How many seeds from 0, or a list of them.
+        prune: Whether to end trials early that are worse than the median of the trials before them.
+        out: A folder for the trials; the same call resumes an interrupted search.
+        progress: Whether to show a progress bar.
+        checkpoint_every: Rounds between checkpoints in ``out``.
+        options: Further options of every run, as in `hansa.run`.
     """
     from hansa.runs.folder import slug
     from hansa.runs.search import Search
-    from hansa.runs.seed_group import seed_list
+    from hansa.runs.seed_group import parse_seeds
 
     check_integer("search", "rounds", rounds)
-    seed_of = seed_list(seeds, 0, "search")
-    found = Search(axes, metric, seeds=len(seed_of), rounds=rounds, prune=prune, folder=out, facts={"task": task.name})
-    with keep_workers(), _progress(progress) as shown:
-        for asked in found.ask(trials):
-            title = ", ".join(f"{name}={value!r}" for name, value in asked.point.items())
-            watched: Options = {**options, "callbacks": [*options.get("callbacks", ()), asked]}
-            algorithm, failed = make(**asked.point), False
-            for seed in seed_of:
-                kept = None
+    all_seeds = parse_seeds(seeds, 0, "search")
+    study = Search(
+        axes, metric, seeds=len(all_seeds), rounds=rounds, prune=prune, folder=out, facts={"task": task.name}
+    )
+    common = RunOptions(**options)
+    with reuse_workers(), _progress(progress) as display:
+        for trial in study.ask(trials):
+            title = ", ".join(f"{name}={value!r}" for name, value in trial.point.items())
+            watched = replace(common, callbacks=[*common.callbacks, trial])
+            algorithm, failed = factory(**trial.point), False
+            for seed in all_seeds:
+                folder = None
                 if out is not None:
-                    kept = Place(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
-                asked.next_seed()
+                    folder = OutputFolder(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
+                trial.next_seed()
                 try:
-                    asked.take(_run(algorithm, task, rounds, seed, kept, None, watched, shown, title).history)
-                except HansaError as error:  # a rate at which nothing was admitted is worth no run
-                    log.warning("trial %d, %s: %s", asked.trial.number, title, error)
+                    trial.report(_Job(algorithm, task, rounds, watched, title, folder).run(seed, display).history)
+                except HansaError as error:  # such as a learning rate at which every update is non-finite
+                    log.warning("trial %d, %s: %s", trial.trial.number, title, error)
                     failed = True
-                if failed or asked.hopeless:
+                if failed or trial.pruned:
                     break
-            asked.tell(failed=failed)
-    return found
+            trial.finish(failed=failed)
+    return study
 
 
 def resume(
@@ -252,13 +290,20 @@ def resume(
     fallback: bool = False,
     accept: Sequence[str] = (),
     progress: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptionsDict],
 ) -> Run | Runs:
-    """Go on with the run of a folder, or with its seeds, exactly where it was, to its last round or to another.
+    """Resume the run in a folder, or its seeds, exactly where it stopped.
 
-    A run that was begun in Python needs the ``algorithm`` and ``task`` that it was begun with, and the same options;
-    one of the command line brings its own. Data, model and code that changed since are refused unless ``accept`` names
-    them.
+    Args:
+        folder: The folder of a run, or of several seeds.
+        algorithm: For a run started in Python, the algorithm it was started with.
+        task: For a run started in Python, the task it was started with.
+        rounds: A new last round; by default the one of the run.
+        fallback: Use the newest undamaged checkpoint if a newer one is damaged.
+        accept: Kinds of changes to accept: data, partition, augment, model, loss, metric, method, version. Others are
+            refused; accepted ones are recorded in the folder.
+        progress: Whether to show a progress bar.
+        options: The options that the run was started with, as in `hansa.run`; ``workers`` and ``callbacks`` may differ.
 
     >>> import torch
     >>> import hansa
@@ -272,106 +317,88 @@ def resume(
     """
     from hansa.runs.experiment import Experiment
     from hansa.runs.folder import RunFolder
-    from hansa.runs.seed_group import GroupFolder, per_seed
-    from hansa.study import persisted_runs as kept_runs
+    from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
+    from hansa.study import persisted_runs
     from hansa.study.report.results import Runs
 
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
     if task is None and (foreign := sorted(set(options) - {"workers", "callbacks"})):
-        raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration says these.")
+        raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
+    chosen = RunOptions(**options)
+    make = None if algorithm is None or task is None else persisted_runs.run_factory(algorithm, task, chosen)
 
-    def go_on(path: Path, shown: Shown, title: str) -> Run:
-        make = None
-        if algorithm is not None and task is not None:
-            make = kept_runs.maker(algorithm, task, options)
-        experiment = Experiment.resumed(
-            path, rounds=rounds, workers=options.get("workers"), fallback=fallback, accept=accept, make=make
+    def resume_one(path: Path, display: Display, title: str) -> Run:
+        experiment = Experiment.resume(
+            path, rounds=rounds, workers=chosen.workers, fallback=fallback, accept=accept, run_factory=make
         )
-        return kept_runs.go(experiment, options, shown, title)
+        return persisted_runs.run_to_end(experiment, chosen, display, title)
 
-    group = GroupFolder(folder)
-    with keep_workers() if group.exists else nullcontext(), _progress(progress) as shown:
+    group = SeedGroupFolder(folder)
+    with reuse_workers() if group.exists else nullcontext(), _progress(progress) as display:
         if not group.exists:
-            config = RunFolder.holding(folder).config
-            return go_on(Path(folder), shown, config.title)
+            config = RunFolder.containing(folder).config
+            return resume_one(Path(folder), display, config.title)
         config = group.config
         if rounds is not None:
             config = config.model_copy(update={"rounds": rounds})
             group.write_config(config)
-        found = []
-        for each in per_seed(config):
-            title = f"{config.title}, seed {each.seed}"
+        runs = []
+        for each in expand_seeds(config):
+            title, path = f"{config.title}, seed {each.seed}", group.run(each.seed).path
             if group.run(each.seed).exists:
-                found.append(go_on(group.run(each.seed).path, shown, title))
-            elif algorithm is not None and task is not None:
-                made = Experiment.new(each, group.run(each.seed).path, make=kept_runs.maker(algorithm, task, options))
-                found.append(kept_runs.go(made, options, shown, title))
+                runs.append(resume_one(path, display, title))
             else:
-                found.append(kept_runs.go(Experiment.new(each, group.run(each.seed).path), options, shown, title))
-        return Runs(config.title, found)
+                started = Experiment.new(each, path, run_factory=make)
+                runs.append(persisted_runs.run_to_end(started, chosen, display, title))
+        return Runs(config.title, runs)
 
 
-def _runs(
-    algorithm: Algorithm,
-    task: TaskLike,
-    rounds: int,
-    seeds: Sequence[int],
-    kept: Place | None,
-    options: Options,
-    shown: Shown,
-    title: str,
-) -> Runs:
-    from hansa.runs.seed_group import GroupFolder
-    from hansa.study import persisted_runs as kept_runs
-    from hansa.study.report.results import Runs
+class _Job(NamedTuple):
+    """A run that was asked for, without its seed."""
 
-    group = None if kept is None else GroupFolder(kept.path)
-    if group is not None and kept is not None:
-        config = kept_runs.described(algorithm, task, rounds, seeds[0], kept, options).model_copy(
-            update={"seeds": list(seeds)}
-        )
-        if not group.exists:
-            group.check()
-        elif not kept.overwrite and kept_runs.seedless(group.config) != kept_runs.seedless(config):
-            raise kept_runs.another(group)
-        group.write_config(config)
-    found = []
-    for seed in seeds:
-        place = None if group is None or kept is None else kept._replace(path=group.run(seed).path)
-        told = title if len(seeds) == 1 else f"{title}, seed {seed}"
-        found.append(_run(algorithm, task, rounds, seed, place, None, options, shown, told))
-    return Runs(title, found)
+    algorithm: Algorithm
+    task: TaskLike
+    rounds: int
+    options: RunOptions
+    title: str
+    folder: OutputFolder | None
 
+    def run(self, seed: int, display: Display, store: ClientStore | None = None) -> Run:
+        """Run one seed, in memory or in its folder."""
+        if self.folder is not None:
+            from hansa.study import persisted_runs
 
-def _run(
-    algorithm: Algorithm,
-    task: TaskLike,
-    rounds: int,
-    seed: int,
-    kept: Place | None,
-    store: ClientStore | None,
-    options: Options,
-    shown: Shown,
-    title: str,
-) -> Run:
-    if kept is None:
-        callbacks = [*options.get("callbacks", ()), *_followed(shown, title, rounds)]
-        given: dict[str, Any] = {**options, "callbacks": callbacks}
-        return run_in_memory(algorithm, task, rounds=rounds, seed=seed, store=store, **given)
-    from hansa.study import persisted_runs as kept_runs
+            return persisted_runs.run_in_folder(self, seed, store, display)
+        engine = auto_engine(self.options.workers, self.rounds, devices=self.options.resolve_devices(self.task))
+        run = Run(self.algorithm, self.task, seed=seed, store=store, engine=engine, options=self.options)
+        callbacks: list[Callback] = [] if display is None else [display.follow(self.title, self.rounds)]
+        return run.advance(self.rounds, [*self.options.callbacks, *callbacks])
 
-    return kept_runs.run_kept(algorithm, task, rounds, seed, kept, store, options, shown, title)
+    def run_seeds(self, seeds: Sequence[int], display: Display) -> Runs:
+        """Run every seed, each in a folder below that of the job."""
+        from hansa.runs.seed_group import SeedGroupFolder
+        from hansa.study import persisted_runs
+        from hansa.study.report.results import Runs
+
+        jobs = {seed: self if len(seeds) == 1 else self._replace(title=f"{self.title}, seed {seed}") for seed in seeds}
+        if self.folder is not None:
+            group = SeedGroupFolder(self.folder.path)
+            config = persisted_runs.describe_run(self, seeds[0]).model_copy(update={"seeds": list(seeds)})
+            if not group.exists:
+                group.check()
+            elif not self.folder.overwrite and persisted_runs.digest_without_seed(group.config) != persisted_runs.digest_without_seed(config):
+                raise persisted_runs.folder_taken_error(group)
+            group.write_config(config)
+            jobs = {
+                seed: job._replace(folder=self.folder._replace(path=group.run(seed).path)) for seed, job in jobs.items()
+            }
+        return Runs(self.title, [job.run(seed, display) for seed, job in jobs.items()])
 
 
-def _progress(wanted: bool) -> AbstractContextManager[Shown]:
+def _progress(wanted: bool) -> AbstractContextManager[Display]:
     if not wanted:
         return nullcontext()
-    from hansa.study.report.progress import progress_of
+    from hansa.study.report.progress import progress_display
 
-    return progress_of(wanted)
-
-
-def _followed(shown: Shown, title: str, rounds: int) -> list[Callback]:
-    """What shows the progress of a run."""
-    return [] if shown is None else [shown.follow(title, rounds)]
+    return progress_display()

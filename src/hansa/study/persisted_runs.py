@@ -1,112 +1,107 @@
-"""Runs that were made in Python and are kept in folders: what a folder says of them, begun, found again, gone on."""
+"""Runs started in Python and kept in folders: started, found again, resumed."""
 
 from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hansa.algorithm import Algorithm
 from hansa.config import Config
 from hansa.config.sections import CheckpointSection, EvaluateSection, PythonSection
 from hansa.core.citations import citations
-from hansa.core.devices import devices
 from hansa.core.errors import HansaError, invalid_argument
-from hansa.engine import choose
+from hansa.engine import auto_engine
 from hansa.runs.driver import Run
-from hansa.runs.experiment import Experiment, Maker, identity
+from hansa.runs.experiment import Experiment, RunFactory, config_digest
 from hansa.runs.folder import RunFolder
-from hansa.runs.seed_group import GroupFolder
+from hansa.runs.options import RunOptions
+from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store import ClientStore
-from hansa.study.report.progress import Stopper
+from hansa.study.report.progress import InterruptHandler
 from hansa.training import TaskLike
 
 if TYPE_CHECKING:
-    from hansa.study.api import Options, Place, Shown
+    from hansa.study.api import Display, _Job
+
+RECORDED = ("dtype", "quorum", "faults", "max_norm")
+"""The options that results depend on; the others only watch a run or say where it runs."""
 
 
-def run_kept(
-    algorithm: Algorithm,
-    task: TaskLike,
-    rounds: int,
-    seed: int,
-    kept: Place,
-    store: ClientStore | None,
-    options: Options,
-    shown: Shown,
-    title: str,
-) -> Run:
-    """The run of a folder: begun, gone on with, or found finished."""
+def run_in_folder(job: _Job, seed: int, store: ClientStore | None, display: Display) -> Run:
+    """Start the run of a folder, resume it, or return it finished."""
+    place = job.folder
+    assert place is not None
     if store is not None:
-        raise invalid_argument("run", "store", store, "None with out", "The run's folder has the clients' rows.")
-    config = described(algorithm, task, rounds, seed, kept, options)
-    make = maker(algorithm, task, options)
-    folder = RunFolder(kept.path)
-    if not folder.exists or kept.overwrite:
-        return go(Experiment.new(config, kept.path, overwrite=kept.overwrite, make=make), options, shown, title)
-    if identity(folder.config) != identity(config):
-        raise another(folder)
-    if folder.config.rounds > rounds and int(folder.summary["rounds"]) > rounds:
-        raise HansaError(f"{folder}: holds {folder.summary['rounds']} rounds of this run already; asked for {rounds}.")
-    again = Experiment.resumed(kept.path, rounds=rounds, workers=options.get("workers"), make=make)
-    return go(again, options, shown, title)
+        raise invalid_argument("run", "store", store, "None with out", "The run's folder holds client memory.")
+    config, make, folder = describe_run(job, seed), run_factory(job.algorithm, job.task, job.options), RunFolder(place.path)
+    if not folder.exists or place.overwrite:
+        experiment = Experiment.new(config, place.path, overwrite=place.overwrite, run_factory=make)
+    else:
+        if config_digest(folder.config) != config_digest(config):
+            raise folder_taken_error(folder)
+        done = int(folder.summary["rounds"])
+        if folder.config.rounds > job.rounds and done > job.rounds:
+            raise HansaError(f"{folder}: is already at round {done}, past the requested {job.rounds}.")
+        experiment = Experiment.resume(place.path, rounds=job.rounds, workers=job.options.workers, run_factory=make)
+    return run_to_end(experiment, job.options, display, job.title)
 
 
-def go(experiment: Experiment, options: Options, shown: Shown, title: str) -> Run:
-    """Run to the end; after a Ctrl-C, which let the round end and saved everything, interrupt the caller too."""
+def run_to_end(experiment: Experiment, options: RunOptions, display: Display, title: str) -> Run:
+    """Run to the last round. Ctrl-C lets the round end, saves everything, and then interrupts the caller."""
     config, done = experiment.config, experiment.run.state.round
-    followed = [] if shown is None else [shown.follow(title, config.rounds, done)]
-    with Stopper(None, (signal.SIGINT,)) as stopper:
-        experiment.go([*followed, stopper], first=options.get("callbacks", ()))
-    if stopper.caught is not None:
-        raise KeyboardInterrupt(f"saved: hansa.resume({str(experiment.folder)!r}) goes on.")
+    callbacks = [] if display is None else [display.follow(title, config.rounds, done)]
+    with InterruptHandler(None, (signal.SIGINT,)) as stopper:
+        experiment.execute([*callbacks, stopper], first=options.callbacks)
+    if stopper.received is not None:
+        raise KeyboardInterrupt(f"saved: hansa.resume({str(experiment.folder)!r}) continues the run.")
     return experiment.run
 
 
-def maker(algorithm: Algorithm, task: TaskLike, options: Options) -> Maker:
-    """How a folder's run is made of what Python has."""
-    given: dict[str, Any] = {key: value for key, value in options.items() if key not in ("workers", "callbacks")}
+def run_factory(algorithm: Algorithm, task: TaskLike, options: RunOptions) -> RunFactory:
+    """Return what builds a folder's run from the Python objects."""
 
     def make(config: Config, store: ClientStore | None, done: int) -> Run:
-        where = devices(options.get("device") or getattr(task, "device", None) or "cpu")
-        engine = choose(options.get("workers"), config.rounds - done, devices=where)
-        return Run(algorithm, task, seed=config.seed, store=store, engine=engine, **given)
+        engine = auto_engine(options.workers, config.rounds - done, devices=options.resolve_devices(task))
+        return Run(algorithm, task, seed=config.seed, store=store, engine=engine, options=options)
 
     return make
 
 
-def described(algorithm: Algorithm, task: TaskLike, rounds: int, seed: int, kept: Place, options: Options) -> Config:
-    """What a folder says of a run that was made in Python."""
-    watching = (
-        "workers", "callbacks", "evaluate_every", "keep_params", "measures", "device", "per_client", "personalise",
-    )  # fmt: skip
-    told = {key: _printed(value) for key, value in options.items() if key not in watching}
-    where = devices(options.get("device") or getattr(task, "device", None) or "cpu")
+def describe_run(job: _Job, seed: int) -> Config:
+    """Return the configuration that a folder stores for a run started in Python."""
+    assert job.folder is not None
+    devices = [str(device) for device in job.options.resolve_devices(job.task)]
+    changed = job.options.changed()
     return Config(
-        name=kept.name if kept.name is not None else algorithm.name,
+        name=job.folder.name if job.folder.name is not None else job.algorithm.name,
         seed=seed,
-        rounds=rounds,
-        device=[str(each) for each in where] if len(where) > 1 else str(where[0]),
-        evaluate=EvaluateSection(every=options.get("evaluate_every", 1)),
-        checkpoint=CheckpointSection(every=kept.checkpoint_every),
+        rounds=job.rounds,
+        device=devices if len(devices) > 1 else devices[0],
+        evaluate=EvaluateSection(every=job.options.evaluate_every),
+        checkpoint=CheckpointSection(every=job.folder.checkpoint_every),
         python=PythonSection(
-            algorithm=_printed(algorithm), task=task.name, options=told, cites=list(citations(algorithm))
+            algorithm=_printed(job.algorithm),
+            task=job.task.name,
+            options={name: _printed(value) for name, value in changed.items() if name in RECORDED},
+            cites=list(citations(job.algorithm)),
         ),
     )
 
 
-def seedless(config: Config) -> str:
-    """What makes it this run, whatever its seed."""
-    return identity(config.model_copy(update={"seed": 0, "seeds": None}))
+def digest_without_seed(config: Config) -> str:
+    """Return what identifies a run apart from its seed."""
+    return config_digest(config.model_copy(update={"seed": 0, "seeds": None}))
 
 
-def another(folder: RunFolder | GroupFolder) -> HansaError:
-    """The error for a folder that is taken."""
+def folder_taken_error(folder: RunFolder | SeedGroupFolder) -> HansaError:
+    """Return the error for a folder that holds a different run."""
     return HansaError(
-        f"{folder}: holds a run of another method, task, seed or option. Choose another folder; overwrite=True "
+        f"{folder}: holds a run with a different method, task, seed or option. Choose another folder; overwrite=True "
         "replaces it."
     )
 
 
 def _printed(value: object) -> str:
+    """Return the repr without addresses in memory."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

@@ -8,12 +8,12 @@ Hansa's own parts go through the same checks in its test suite.
 
 from hansa.testing.gossip_contracts import check_activity, check_clustering, check_topology
 from hansa.testing.local_contracts import check_solver, check_work
-from hansa.testing.promises import Broken
+from hansa.testing.promises import ContractError
 from hansa.testing.server_contracts import check_aggregator, check_sampler, check_server
 from hansa.testing.wire_contracts import check_compressor, check_downlink, check_uplink
 
 __all__ = [
-    "Broken",
+    "ContractError",
     "check_activity",
     "check_aggregator",
     "check_clustering",

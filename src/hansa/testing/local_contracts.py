@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import MODEL
 from hansa.local import Correction, LocalWork, Solver, SolverResult, Work
-from hansa.testing.promises import DTYPES, check_part, finite, promise, twice, vector
+from hansa.local.solvers import BaseSolver
+from hansa.local.work import BaseLocalWork
+from hansa.testing.promises import DTYPES, all_finite_tree, call_twice, check_component_contract, require, vector
 
 
 def check_solver(part: Solver, dim: int = 23) -> None:
@@ -17,44 +19,44 @@ def check_solver(part: Solver, dim: int = 23) -> None:
     >>> from hansa.local import prox
     >>> check_solver(prox(0.1))
     """
-    check_part(part, Solver)
-    channels, memory = declared(part, Solver, "channels"), declared(part, Solver, "memory")
-    receives, pull = declared(part, Solver, "receives"), declared(part, Solver, "prox_weight")
+    check_component_contract(part, Solver)
+    channels, memory = with_defaults(part, BaseSolver).channels, with_defaults(part, BaseSolver).memory
+    receives, pull = with_defaults(part, BaseSolver).receives, with_defaults(part, BaseSolver).prox_weight
     for dtype in DTYPES:
         got = {name: vector(dim, place, dtype) for place, name in enumerate((MODEL, *channels, *receives))}
         held: dict[str, torch.Tensor] = {}
         for round in range(3):
-            correction = twice(part, "correction", part.correction, [got, held])
-            promise(isinstance(correction, Correction), part, "correction gives no Correction(a, s)")
-            promise(
+            correction = call_twice(part, "correction", part.correction, [got, held])
+            require(isinstance(correction, Correction), part, "correction gives no Correction(a, s)")
+            require(
                 correction.prox_weight == pull,
                 part,
                 f"its a is {correction.prox_weight}, but it declares pull = {pull}",
             )
             if correction.shift is not None:
-                _form(part, "s of correction", correction.shift, dim, dtype)
+                _check_form(part, "s of correction", correction.shift, dim, dtype)
             change = vector(dim, 10 + round, dtype)
-            finished = twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, held])
-            promise(isinstance(finished, SolverResult), part, "finish gives no Finished(reports, memory)")
+            finished = call_twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, held])
+            require(isinstance(finished, SolverResult), part, "finish gives no Finished(reports, memory)")
             reports = set(finished.reports)
-            promise(reports == set(channels), part, f"reports on {sorted(reports)}, declares {sorted(channels)}")
+            require(reports == set(channels), part, f"reports on {sorted(reports)}, declares {sorted(channels)}")
             kept = set(finished.memory)
-            promise(kept == set(memory), part, f"keeps the rows {sorted(kept)}, declares {sorted(memory)}")
+            require(kept == set(memory), part, f"keeps the rows {sorted(kept)}, declares {sorted(memory)}")
             for name, row in {**finished.reports, **finished.memory}.items():
-                _form(part, f"{name} of finish", row, dim, dtype)
+                _check_form(part, f"{name} of finish", row, dim, dtype)
             held = dict(finished.memory)
-        ahead = declared(part, Solver, "ascent_offset")
+        ahead = with_defaults(part, BaseSolver).ascent_offset
         if ahead is not None:
             gradients = [vector(4, 1, dtype), vector(6, 2, dtype).reshape(2, 3)]
-            offset = twice(part, "ascent_offset", ahead, [gradients])
+            offset = call_twice(part, "ascent_offset", ahead, [gradients])
             shapes = [tuple(e.shape) for e in offset]
-            promise(shapes == [(4,), (2, 3)], part, f"ahead gives {shapes} for gradients of [(4,), (2, 3)]")
+            require(shapes == [(4,), (2, 3)], part, f"ahead gives {shapes} for gradients of [(4,), (2, 3)]")
 
 
-def _form(part: Solver, place: str, row: torch.Tensor, dim: int, dtype: torch.dtype) -> None:
+def _check_form(part: Solver, place: str, row: torch.Tensor, dim: int, dtype: torch.dtype) -> None:
     form = (row.dtype, tuple(row.shape))
-    promise(form == (dtype, (dim,)), part, f"{place} is {form[0]} {form[1]} for {dtype} ({dim},)")
-    promise(finite(row), part, f"{place} has NaN or infinity")
+    require(form == (dtype, (dim,)), part, f"{place} is {form[0]} {form[1]} for {dtype} ({dim},)")
+    require(all_finite_tree(row), part, f"{place} has NaN or infinity")
 
 
 def check_work(part: LocalWork, population: int = 5) -> None:
@@ -63,16 +65,16 @@ def check_work(part: LocalWork, population: int = 5) -> None:
     >>> from hansa.local import fixed
     >>> check_work(fixed(3))
     """
-    check_part(part, LocalWork)
-    declared(part, LocalWork, "check")(population)
-    common = declared(part, LocalWork, "common")
+    check_component_contract(part, LocalWork)
+    with_defaults(part, BaseLocalWork).check(population)
+    common = with_defaults(part, BaseLocalWork).common
     for client in range(population):
         for samples in (1, 13, 200):
             for batch_size in (None, 1, 20):
-                work = twice(part, "draw", part.draw, [client, samples, batch_size, Key(3).child(client)])
-                promise(isinstance(work, Work), part, f"draw gives a {type(work).__name__}, expected Work(...)")
+                work = call_twice(part, "draw", part.draw, [client, samples, batch_size, Key(3).child(client)])
+                require(isinstance(work, Work), part, f"draw gives a {type(work).__name__}, expected Work(...)")
                 steps, batch = work
-                promise(type(steps) is int and steps >= 1, part, f"draw gives {steps!r} steps")
+                require(type(steps) is int and steps >= 1, part, f"draw gives {steps!r} steps")
                 fills = type(batch) is int and 1 <= batch <= samples
-                promise(fills, part, f"draw gives a batch of {batch!r} to a client with {samples} samples")
-                promise(common in (None, steps), part, f"draw gives {steps} steps, but common = {common} for all")
+                require(fills, part, f"draw gives a batch of {batch!r} to a client with {samples} samples")
+                require(common in (None, steps), part, f"draw gives {steps} steps, but common = {common} for all")

@@ -19,30 +19,30 @@ from hansa.core.protocols import missing_methods
 DTYPES = (torch.float32, torch.float64)
 
 
-class Broken(AssertionError):
+class ContractError(AssertionError):
     """A promise that a part does not keep.
 
-    >>> issubclass(Broken, AssertionError)
+    >>> issubclass(ContractError, AssertionError)
     True
     """
 
 
-def promise(kept: object, part: object, text: str) -> None:
+def require(kept: object, part: object, text: str) -> None:
     """Say which part breaks which promise."""
     if not kept:
-        raise Broken(f"{part!r}: {text}")
+        raise ContractError(f"{part!r}: {text}")
 
 
-def check_part(part: object, protocol: type) -> None:
+def check_component_contract(part: object, protocol: type) -> None:
     """What every part promises: its methods, a repr that is the same in every process, citations that are known."""
     missing = missing_methods(part, protocol)
-    promise(not missing, part, f"lacks {', '.join(missing)} of {protocol.__name__}")
-    promise(not isinstance(part, type), part, "is a class: give a part that was made of it")
-    promise(" at 0x" not in repr(part), part, "its repr has an address: make it a dataclass, so that runs can resume")
+    require(not missing, part, f"lacks {', '.join(missing)} of {protocol.__name__}")
+    require(not isinstance(part, type), part, "is a class: give a part that was made of it")
+    require(" at 0x" not in repr(part), part, "its repr has an address: make it a dataclass, so that runs can resume")
     try:
         check_citations([part])
     except HansaError as problem:
-        raise Broken(f"{part!r}: {problem}") from problem
+        raise ContractError(f"{part!r}: {problem}") from problem
 
 
 def vector(dim: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -51,7 +51,7 @@ def vector(dim: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.from_numpy(draw.standard_normal(dim) * (draw.random(dim) > 0.1)).to(dtype)
 
 
-def same(left: Any, right: Any) -> bool:
+def same_bits(left: Any, right: Any) -> bool:
     """Whether two trees are the same to the bit."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
@@ -62,61 +62,63 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+        return left.keys() == right.keys() and all(same_bits(left[name], right[name]) for name in left)
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+        return len(left) == len(right) and all(same_bits(a, b) for a, b in zip(left, right, strict=True))
     return type(left) is type(right) and (left == right or (left != left and right != right))
 
 
-def copied(tree: Any) -> Any:
+def deep_copy(tree: Any) -> Any:
     """The same tree with memory of its own."""
     return copy.deepcopy(tree)
 
 
-def unplain(tree: Any, place: str = "state") -> str:
+def unsupported_state(tree: Any, place: str = "state") -> str:
     """Where a tree holds what a checkpoint cannot write without pickle; nothing if it holds none."""
     if isinstance(tree, Mapping):
         wrong = [name for name in tree if not isinstance(name, str)]
         if wrong:
             return f"{place} has the key {wrong[0]!r}, which is no string"
-        return next((told for name, item in tree.items() if (told := unplain(item, f"{place}[{name!r}]"))), "")
+        return next(
+            (told for name, item in tree.items() if (told := unsupported_state(item, f"{place}[{name!r}]"))), ""
+        )
     if isinstance(tree, list):
-        return next((told for at, item in enumerate(tree) if (told := unplain(item, f"{place}[{at}]"))), "")
+        return next((told for at, item in enumerate(tree) if (told := unsupported_state(item, f"{place}[{at}]"))), "")
     if tree is None or isinstance(tree, (bool, int, float, str, Tensor)):
         return ""
     return f"{place} is a {type(tree).__name__}"
 
 
-def finite(tree: Any) -> bool:
+def all_finite_tree(tree: Any) -> bool:
     """Whether all numbers of a tree are."""
     if isinstance(tree, Tensor):
         return not tree.is_floating_point() or bool(torch.isfinite(tree).all())
     if isinstance(tree, Mapping):
-        return all(finite(item) for item in tree.values())
+        return all(all_finite_tree(item) for item in tree.values())
     if isinstance(tree, (list, tuple)):
-        return all(finite(item) for item in tree)
+        return all(all_finite_tree(item) for item in tree)
     return not isinstance(tree, float) or math.isfinite(tree)
 
 
-def twice(part: object, name: str, call: Callable[..., Any], arguments: Sequence[Any], **words: Any) -> Any:
+def call_twice(part: object, name: str, call: Callable[..., Any], arguments: Sequence[Any], **words: Any) -> Any:
     """The result of a call that must be a function of its arguments: it changes none, draws nothing global, and says
     the same again."""
-    before = copied(list(arguments))
-    with nothing_drawn(part, name):
+    before = deep_copy(list(arguments))
+    with no_global_draws(part, name):
         first = call(*arguments, **words)
-        second = call(*copied(before), **words)
-    promise(same(list(arguments), before), part, f"{name} changes what it is given")
-    promise(same(first, second), part, f"{name} gives another result the second time: state goes in and comes out")
+        second = call(*deep_copy(before), **words)
+    require(same_bits(list(arguments), before), part, f"{name} changes what it is given")
+    require(same_bits(first, second), part, f"{name} gives another result the second time: state goes in and comes out")
     return first
 
 
 @contextmanager
-def nothing_drawn(part: object, name: str) -> Iterator[None]:
+def no_global_draws(part: object, name: str) -> Iterator[None]:
     """Refuse a part that draws from the global generators: its numbers would depend on who drew before."""
     torch_state, numpy_state = torch.get_rng_state(), _numpy_state()
     yield
     touched = not torch.equal(torch_state, torch.get_rng_state()) or numpy_state != _numpy_state()
-    promise(not touched, part, f"{name} draws from a global generator: draw from the key it is given")
+    require(not touched, part, f"{name} draws from a global generator: draw from the key it is given")
 
 
 def _numpy_state() -> tuple[bytes, int]:

@@ -7,16 +7,27 @@ from dataclasses import replace
 
 import torch
 
-from hansa.aggregate import Aggregator
+from hansa.aggregate import Aggregator, BaseAggregator
 from hansa.aggregate.base import Combined, check_weights
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import ClientStats, Population, RoundContext, Update
 from hansa.runs.store import RamStore
-from hansa.sample import Sampler
+from hansa.sample import BaseSampler, Sampler
 from hansa.server import ServerTransform
-from hansa.testing.promises import DTYPES, Broken, check_part, copied, finite, promise, same, twice, unplain, vector
+from hansa.testing.promises import (
+    DTYPES,
+    ContractError,
+    all_finite_tree,
+    call_twice,
+    check_component_contract,
+    deep_copy,
+    require,
+    same_bits,
+    unsupported_state,
+    vector,
+)
 
 SAMPLES = (5, 60, 1, 17, 8, 33, 2, 9, 21, 4, 13, 6)
 
@@ -28,26 +39,28 @@ def check_server(part: ServerTransform, dim: int = 33) -> None:
     >>> from hansa.server import adam
     >>> check_server(adam())
     """
-    check_part(part, ServerTransform)
+    check_component_contract(part, ServerTransform)
     for dtype in DTYPES:
         x = vector(dim, 0, dtype)
-        start = twice(part, "init", part.init, [x])
-        promise(isinstance(start, dict), part, f"init gives a {type(start).__name__}, expected a dict")
+        start = call_twice(part, "init", part.init, [x])
+        require(isinstance(start, dict), part, f"init gives a {type(start).__name__}, expected a dict")
         states, steps = [start], []
         for round in range(4):
-            told = unplain(states[-1])
-            promise(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+            told = unsupported_state(states[-1])
+            require(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
             ctx = RoundContext(round, Population(SAMPLES), (0, 2, 3))
             delta = vector(dim, round + 1, dtype) if round != 2 else torch.zeros(dim, dtype=dtype)
-            step, after = twice(part, "update", part.update, [delta, states[-1], ctx])
+            step, after = call_twice(part, "update", part.update, [delta, states[-1], ctx])
             form = (step.dtype, step.shape)
-            promise(form == (dtype, x.shape), part, f"update gives {form[0]} {tuple(form[1])} for {dtype} ({dim},)")
-            promise(finite(step), part, "update gives NaN or infinity for a finite delta")
+            require(form == (dtype, x.shape), part, f"update gives {form[0]} {tuple(form[1])} for {dtype} ({dim},)")
+            require(all_finite_tree(step), part, "update gives NaN or infinity for a finite delta")
             steps.append(step)
             states.append(after)
         ctx = RoundContext(1, Population(SAMPLES), (0, 2, 3))
-        again, _ = part.update(vector(dim, 2, dtype), copied(states[1]), ctx)
-        promise(same(again, steps[1]), part, "update depends on more than its arguments: all state is in the state")
+        again, _ = part.update(vector(dim, 2, dtype), deep_copy(states[1]), ctx)
+        require(
+            same_bits(again, steps[1]), part, "update depends on more than its arguments: all state is in the state"
+        )
 
 
 def check_aggregator(part: Aggregator, dim: int = 29) -> None:
@@ -56,24 +69,24 @@ def check_aggregator(part: Aggregator, dim: int = 29) -> None:
     >>> from hansa.aggregate import mean
     >>> check_aggregator(mean())
     """
-    check_part(part, Aggregator)
-    least = declared(part, Aggregator, "min_updates")
-    promise(
+    check_component_contract(part, Aggregator)
+    least = with_defaults(part, BaseAggregator).min_updates
+    require(
         isinstance(least, int) and least >= 1, part, f"declares min_updates = {least!r}, expected a whole number >= 1"
     )
-    rows = declared(part, Aggregator, "momentum_storage")
-    promise(rows in ("ram", "disk"), part, f"declares rows = {rows!r}, expected 'ram' or 'disk'")
+    rows = with_defaults(part, BaseAggregator).momentum_storage
+    require(rows in ("ram", "disk"), part, f"declares momentum_storage = {rows!r}, expected 'ram' or 'disk'")
     try:
-        check_weights(type(part).__name__, declared(part, Aggregator, "weights"))
+        check_weights(type(part).__name__, with_defaults(part, BaseAggregator).weights)
     except HansaError as problem:
-        raise Broken(f"{part!r}: {problem}") from problem
+        raise ContractError(f"{part!r}: {problem}") from problem
     for dtype in DTYPES:
-        _fold(part, dim, max(least, 5) + 1, least, dtype)
+        _check_rounds(part, dim, max(least, 5) + 1, least, dtype)
 
 
-def _fold(part: Aggregator, dim: int, most: int, least: int, dtype: torch.dtype) -> None:
+def _check_rounds(part: Aggregator, dim: int, most: int, least: int, dtype: torch.dtype) -> None:
     population = Population((SAMPLES * (1 + 2 * most // len(SAMPLES)))[: 2 * most])
-    state = twice(part, "init", part.init, [dim, population.count])
+    state = call_twice(part, "init", part.init, [dim, population.count])
     store = RamStore()
     for round, count in enumerate((most, least, most)):
         clients = tuple(sorted((7 * round + 2 * place) % population.count for place in range(count)))
@@ -88,37 +101,39 @@ def _fold(part: Aggregator, dim: int, most: int, least: int, dtype: torch.dtype)
             )
             for place, client in enumerate(clients)
         ]
-        ctx = RoundContext(round, _informed(part, Aggregator, population), clients, store)
-        before = copied([update.vector for update in updates]), copied(state)
-        found = _combined(part, part.combine(updates, state, ctx), dim, dtype)
-        promise(same(before, ([u.vector for u in updates], state)), part, "combine changes what it is given")
+        ctx = RoundContext(round, _with_client_stats(part, BaseAggregator, population), clients, store)
+        before = deep_copy([update.vector for update in updates]), deep_copy(state)
+        found = _checked_result(part, part.combine(updates, state, ctx), dim, dtype)
+        require(same_bits(before, ([u.vector for u in updates], state)), part, "combine changes what it is given")
         for shuffled in (updates[::-1], [*updates[1::2], *updates[::2]]):
             other = part.combine(shuffled, state, ctx)
-            promise(same(other.vector, found.vector), part, "the order in which updates arrive matters")
-            promise(same(other.state, found.state), part, "the order in which updates arrive matters to the state")
-        told = unplain(found.state)
-        promise(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+            require(same_bits(other.vector, found.vector), part, "the order in which updates arrive matters")
+            require(same_bits(other.state, found.state), part, "the order in which updates arrive matters to the state")
+        told = unsupported_state(found.state)
+        require(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
         strangers = set(found.rows) - set(range(population.count))
-        promise(not strangers, part, f"keeps rows of {sorted(strangers)}, who are no clients")
+        require(not strangers, part, f"keeps rows of {sorted(strangers)}, who are no clients")
         store.commit(round, {client: dict(kept) for client, kept in found.rows.items()})
         state = found.state
 
 
-def _informed(part: object, protocol: type, population: Population) -> Population:
+def _with_client_stats(
+    part: object, base: type[BaseAggregator] | type[BaseSampler], population: Population
+) -> Population:
     """What a part that asks for it sees: of some clients something was heard, of others nothing yet."""
-    if not declared(part, protocol, "needs_client_stats"):
+    if not with_defaults(part, base).needs_client_stats:
         return population
     some = range(0, population.count, 3)
     heard = ClientStats.empty(population.count).updated({c: 0.1 * c for c in some}, {c: 1.0 + c for c in some})
     return replace(population, stats=heard)
 
 
-def _combined(part: Aggregator, found: object, dim: int, dtype: torch.dtype) -> Combined:
-    promise(isinstance(found, Combined), part, f"combine gives a {type(found).__name__}, expected Combined(...)")
+def _checked_result(part: Aggregator, found: object, dim: int, dtype: torch.dtype) -> Combined:
+    require(isinstance(found, Combined), part, f"combine gives a {type(found).__name__}, expected Combined(...)")
     assert isinstance(found, Combined)
     form = (found.vector.dtype, tuple(found.vector.shape))
-    promise(form == (dtype, (dim,)), part, f"combine gives {form[0]} {form[1]} for {dtype} ({dim},)")
-    promise(finite(found.vector), part, "combine gives NaN or infinity for finite updates")
+    require(form == (dtype, (dim,)), part, f"combine gives {form[0]} {form[1]} for {dtype} ({dim},)")
+    require(all_finite_tree(found.vector), part, "combine gives NaN or infinity for finite updates")
     return found
 
 
@@ -132,17 +147,19 @@ def check_sampler(
     >>> from hansa.sample import uniform
     >>> check_sampler(uniform(0.5))
     """
-    check_part(part, Sampler)
+    check_component_contract(part, Sampler)
     groups = tuple(tuple(group) for group in clusters)
-    bound = declared(part, Sampler, "bind")(groups)
-    check_part(bound, Sampler)
-    declared(bound, Sampler, "check")(population)
-    people = _informed(bound, Sampler, Population((SAMPLES * (1 + population // len(SAMPLES)))[:population]))
+    bound = with_defaults(part, BaseSampler).bind(groups)
+    check_component_contract(bound, Sampler)
+    with_defaults(bound, BaseSampler).check(population)
+    people = _with_client_stats(
+        bound, BaseSampler, Population((SAMPLES * (1 + population // len(SAMPLES)))[:population])
+    )
     for seed in range(3):
         for round in (0, 1, 2, 7):
-            chosen = twice(bound, "select", bound.select, [round, people, Key(seed)])
-            promise(isinstance(chosen, tuple), part, f"select gives a {type(chosen).__name__}, expected a tuple")
-            promise(len(chosen) > 0, part, f"select chooses nobody in round {round}")
+            chosen = call_twice(bound, "select", bound.select, [round, people, Key(seed)])
+            require(isinstance(chosen, tuple), part, f"select gives a {type(chosen).__name__}, expected a tuple")
+            require(len(chosen) > 0, part, f"select chooses nobody in round {round}")
             whole = all(type(client) is int and 0 <= client < population for client in chosen)
-            promise(whole, part, f"select gives {chosen}: expected clients 0 to {population - 1}, as int")
-            promise(list(chosen) == sorted(set(chosen)), part, f"select gives {chosen}: not ascending, or one twice")
+            require(whole, part, f"select gives {chosen}: expected clients 0 to {population - 1}, as int")
+            require(list(chosen) == sorted(set(chosen)), part, f"select gives {chosen}: not ascending, or one twice")

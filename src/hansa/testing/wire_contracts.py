@@ -12,13 +12,25 @@ import torch
 from torch import Tensor
 
 from hansa.compress import Coder, Compressor, Downlink, Packet, PacketError, Uplink, accumulate, decode
-from hansa.compress.base import Mergeable
-from hansa.compress.packet import floats, seal
+from hansa.compress.base import Mergeable, packet_kind
+from hansa.compress.packet import floats, make_packet
+from hansa.compress.uplink import BaseUplink
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import State
-from hansa.testing.promises import DTYPES, Broken, check_part, copied, finite, promise, same, twice, unplain, vector
+from hansa.testing.promises import (
+    DTYPES,
+    ContractError,
+    all_finite_tree,
+    call_twice,
+    check_component_contract,
+    deep_copy,
+    require,
+    same_bits,
+    unsupported_state,
+    vector,
+)
 
 KEY = Key(9)
 DRAWS = 60
@@ -42,38 +54,38 @@ def check_compressor(part: Compressor, sizes: Sequence[int] = (1, 2, 7, 8, 64, 5
     >>> from hansa.compress import sign
     >>> check_compressor(sign())
     """
-    check_part(part, Compressor)
+    check_component_contract(part, Compressor)
     for dtype in DTYPES:
         for dim in sizes:
-            _roundtrip(part, vector(dim, dim, dtype))
+            _check_roundtrip(part, vector(dim, dim, dtype))
             zero = torch.zeros(dim, dtype=dtype)
-            promise(same(decode(part.encode(zero, KEY), part, dim=dim), zero), part, "C(0) is not 0")
+            require(same_bits(decode(part.encode(zero, KEY), part, dim=dim), zero), part, "C(0) is not 0")
         for bad in (math.nan, math.inf, -math.inf):
             x = vector(sizes[-1], 1, dtype)
             x[len(x) // 3] = bad
-            _refused(part, f"encodes a vector with {bad}", HansaError, part.encode, x, KEY)
-        _hostile(part, vector(sizes[-1], 2, dtype))
-    _contracts(part, sizes[-1])
+            _check_refused(part, f"encodes a vector with {bad}", HansaError, part.encode, x, KEY)
+        _check_hostile_payloads(part, vector(sizes[-1], 2, dtype))
+    _check_contraction(part, sizes[-1])
 
 
-def _roundtrip(part: Compressor, x: Tensor) -> None:
+def _check_roundtrip(part: Compressor, x: Tensor) -> None:
     dim, dtype = x.numel(), x.dtype
-    data = twice(part, "encode", lambda x: bytes(part.encode(x, KEY).bytes), [x])
-    packet = part.encode(x, KEY)
-    promise(packet.nbytes == len(data), part, f"says {packet.nbytes} bytes, makes {len(data)}")
-    promise(packet.kind == part.kind, part, f"makes packets of kind {packet.kind!r}, its kind is {part.kind!r}")
+    data = call_twice(part, "encode", lambda x: bytes(part.encode(x, KEY).bytes), [x])
+    packet, kind = part.encode(x, KEY), packet_kind(part)
+    require(packet.nbytes == len(data), part, f"says {packet.nbytes} bytes, makes {len(data)}")
+    require(packet.kind == kind, part, f"makes packets of kind {packet.kind!r}, its kind is {kind!r}")
     most = part.max_nbytes(dim, dtype)
-    promise(packet.nbytes <= most, part, f"makes {packet.nbytes} bytes of {dim} entries, max_nbytes says {most}")
+    require(packet.nbytes <= most, part, f"makes {packet.nbytes} bytes of {dim} entries, max_nbytes says {most}")
     try:
         vectors = [decode(source, part, dim=dim, dtype=dtype) for source in (packet, data, bytearray(data))]
         rest = accumulate(data, x.clone(), -1.0, part)
     except Exception as problem:
-        raise Broken(f"{part!r}: does not read its own packet of {dim} entries: {problem!r}") from problem
-    promise(all(same(v, vectors[0]) for v in vectors), part, "decodes the same bytes to several vectors")
-    promise(same(rest, x - vectors[0]), part, "what accumulate leaves of x is not x - decode")
+        raise ContractError(f"{part!r}: does not read its own packet of {dim} entries: {problem!r}") from problem
+    require(all(same_bits(v, vectors[0]) for v in vectors), part, "decodes the same bytes to several vectors")
+    require(same_bits(rest, x - vectors[0]), part, "what accumulate leaves of x is not x - decode")
 
 
-def _hostile(part: Compressor, x: Tensor) -> None:
+def _check_hostile_payloads(part: Compressor, x: Tensor) -> None:
     """Payloads that it did not write, around which everything is right."""
     dim, dtype = x.numel(), floats(x.dtype)
     good = bytes(Packet.parse(bytes(part.encode(x, KEY).bytes)).payload())
@@ -85,22 +97,26 @@ def _hostile(part: Compressor, x: Tensor) -> None:
         bad.append(bytes(damaged))
     like = np.broadcast_to(dtype.type(0), (dim,))
     for payload in bad:
-        data = bytes(seal(part.kind, like, [payload]).bytes)
+        data = bytes(make_packet(packet_kind(part), like, [payload]).bytes)
         out = torch.ones(dim, dtype=x.dtype)
         try:
             found = decode(data, part, dim=dim)
             accumulate(data, out, 1.0, part)
         except PacketError:
-            promise(bool((out == 1).all()), part, "a refused packet changes the vector it was to be added to")
+            require(bool((out == 1).all()), part, "a refused packet changes the vector it was to be added to")
             continue
         except Exception as error:
-            raise Broken(f"{part!r}: raises {error!r} for bytes it did not write, expected a PacketError") from error
-        promise(found.shape == x.shape and finite(found), part, "reads what it did not write as no proper vector")
+            raise ContractError(
+                f"{part!r}: raises {error!r} for bytes it did not write, expected a PacketError"
+            ) from error
+        require(
+            found.shape == x.shape and all_finite_tree(found), part, "reads what it did not write as no proper vector"
+        )
 
 
-def _contracts(part: Compressor, dim: int) -> None:
-    q = declared(part, Compressor, "contraction")(dim)
-    promise(q >= 0, part, f"declares a contraction of {q}")
+def _check_contraction(part: Compressor, dim: int) -> None:
+    q = with_defaults(part, Coder).contraction(dim)
+    require(q >= 0, part, f"declares a contraction of {q}")
     if math.isinf(q):
         return
     draw = np.random.default_rng(1)
@@ -109,7 +125,7 @@ def _contracts(part: Compressor, dim: int) -> None:
     ):
         errors = np.array([_error(part, x, KEY.child(i)) for i in range(DRAWS)]) / float(x.square().sum())
         slack = 4 * errors.std() / math.sqrt(DRAWS) + 1e-9
-        promise(errors.mean() <= q * q + slack, part, f"E|C(x)-x|^2 = {errors.mean():.3g} |x|^2, declared {q * q:.3g}")
+        require(errors.mean() <= q * q + slack, part, f"E|C(x)-x|^2 = {errors.mean():.3g} |x|^2, declared {q * q:.3g}")
 
 
 def _error(part: Compressor, x: Tensor, key: Key) -> float:
@@ -123,32 +139,32 @@ def check_uplink(part: Uplink, dim: int = 97) -> None:
     >>> from hansa.compress import error_feedback, sign
     >>> check_uplink(error_feedback(sign()))
     """
-    check_part(part, Uplink)
-    names = declared(part, Uplink, "memory")
+    check_component_contract(part, Uplink)
+    names = with_defaults(part, BaseUplink).memory
     for dtype in DTYPES:
         memory: dict[str, Tensor] = {}
         for turn in range(3):
             x = vector(dim, turn, dtype)
-            before = copied((x, memory))
+            before = deep_copy((x, memory))
             packet, kept = part.send(x, memory, KEY.child(turn))
             again, same_kept = part.send(x, memory, KEY.child(turn))
-            promise(same((x, memory), before), part, "send changes what it is given")
-            promise(set(kept) == set(names), part, f"keeps the rows {sorted(kept)}, declares {sorted(names)}")
-            equal = bytes(packet.bytes) == bytes(again.bytes) and same(kept, same_kept)
-            promise(equal, part, "send gives another result the second time: all memory is in its rows")
-            promise(packet.nbytes == len(packet.bytes), part, f"says {packet.nbytes} bytes, sends {len(packet.bytes)}")
+            require(same_bits((x, memory), before), part, "send changes what it is given")
+            require(set(kept) == set(names), part, f"keeps the rows {sorted(kept)}, declares {sorted(names)}")
+            equal = bytes(packet.bytes) == bytes(again.bytes) and same_bits(kept, same_kept)
+            require(equal, part, "send gives another result the second time: all memory is in its rows")
+            require(packet.nbytes == len(packet.bytes), part, f"says {packet.nbytes} bytes, sends {len(packet.bytes)}")
             found = part.receive(packet, dim=dim, dtype=dtype)
             carried = part.receive(Packet.parse(bytes(packet.bytes)), dim=dim, dtype=dtype)
-            promise(same(found, carried), part, "receives another vector once the packet has travelled as bytes")
-            promise(
+            require(same_bits(found, carried), part, "receives another vector once the packet has travelled as bytes")
+            require(
                 (found.dtype, found.shape) == (dtype, x.shape), part, "receives another dtype or shape than was sent"
             )
-            _refused(
+            _check_refused(
                 part, "receives a packet of another size", PacketError, part.receive, packet, dim=dim + 1, dtype=dtype
             )
             memory = dict(kept)
         stranger = _Stranger().encode(x, KEY)
-        _refused(
+        _check_refused(
             part,
             "receives a packet of a kind it never sends",
             PacketError,
@@ -175,31 +191,33 @@ def check_downlink(part: Downlink, dim: int = 64, clients: int = 4, rounds: int 
     >>> from hansa.compress import replica, sign
     >>> check_downlink(replica(sign()))
     """
-    check_part(part, Downlink)
+    check_component_contract(part, Downlink)
     for dtype in DTYPES:
         x = vector(dim, 0, dtype)
-        state = twice(part, "init", part.init, [x])
+        state = call_twice(part, "init", part.init, [x])
         public = x.clone() if getattr(part, "public_start", True) else None
         listeners = {client: _Listener(public, 0, (public, 0)) for client in range(clients)}
         draw = np.random.default_rng(3)
         for round in range(rounds):
             x = x + (0.1 * vector(dim, round + 1, dtype) if round % 5 else 0.0)
             asked = [client for client in range(clients) if draw.random() < 0.6] or [round % clients]
-            before = copied((x, state))
+            before = deep_copy((x, state))
             broadcast, after = part.broadcast(x, state, asked, round, KEY.child(round))
             again, _ = part.broadcast(x, state, asked, round, KEY.child(round))
-            promise(same((x, state), before), part, "broadcast changes what it is given")
-            promise(same(again.vector, broadcast.vector), part, "broadcast gives another vector the second time")
-            told = unplain(after)
-            promise(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+            require(same_bits((x, state), before), part, "broadcast changes what it is given")
+            require(same_bits(again.vector, broadcast.vector), part, "broadcast gives another vector the second time")
+            told = unsupported_state(after)
+            require(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
             for client in asked:
-                got = _heard(part, listeners[client], broadcast, client, after)
-                promise(same(got, broadcast.vector), part, f"client {client} holds another vector in round {round}")
+                got = _receive(part, listeners[client], broadcast, client, after)
+                require(
+                    same_bits(got, broadcast.vector), part, f"client {client} holds another vector in round {round}"
+                )
             answered = [client for client in asked if draw.random() < 0.8]
-            state = twice(part, "acknowledge", part.acknowledge, [after, answered, round])
+            state = call_twice(part, "acknowledge", part.acknowledge, [after, answered, round])
 
 
-def _heard(part: Downlink, listener: _Listener, broadcast: Any, client: int, state: State) -> Tensor:
+def _receive(part: Downlink, listener: _Listener, broadcast: Any, client: int, state: State) -> Tensor:
     """What a client makes of the bytes of its message: it knows on which of its versions they build."""
     packets = [Packet.parse(bytes(packet.bytes)) for packet in broadcast.packets(client)]
     base, held = broadcast.bases[client], (listener.held, listener.version)
@@ -212,12 +230,12 @@ def _heard(part: Downlink, listener: _Listener, broadcast: Any, client: int, sta
     return listener.held
 
 
-def _refused(part: object, text: str, error: type[Exception], call: Any, *arguments: Any, **words: Any) -> None:
+def _check_refused(part: object, text: str, error: type[Exception], call: Any, *arguments: Any, **words: Any) -> None:
     """Refuse a part that does not refuse."""
     try:
         call(*arguments, **words)
     except error:
         return
     except Exception as other:
-        raise Broken(f"{part!r}: {text}: raises {other!r}, expected a {error.__name__}") from other
-    raise Broken(f"{part!r}: {text}")
+        raise ContractError(f"{part!r}: {text}: raises {other!r}, expected a {error.__name__}") from other
+    raise ContractError(f"{part!r}: {text}")

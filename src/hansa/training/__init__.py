@@ -1,8 +1,23 @@
 """Tasks: what is being optimized, and by how many clients."""
 
-from hansa.training.base import TaskLike
-from hansa.training.client_evaluation import personalise
-from hansa.training.function_tasks import function, quadratic
-from hansa.training.task import Task
+from typing import TYPE_CHECKING
+
+from hansa.core.lazy_imports import lazy_attributes
+
+if TYPE_CHECKING:
+    from hansa.training.client_evaluation import personalise
+    from hansa.training.function_tasks import function, quadratic
+    from hansa.training.task import Task, TaskLike
 
 __all__ = ["Task", "TaskLike", "function", "personalise", "quadratic"]
+
+HOMES = {
+    "Task": "hansa.training.task",
+    "TaskLike": "hansa.training.task",
+    "function": "hansa.training.function_tasks",
+    "personalise": "hansa.training.client_evaluation",
+    "quadratic": "hansa.training.function_tasks",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)

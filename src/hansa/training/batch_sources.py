@@ -1,4 +1,4 @@
-"""The samples of a task: what it asks of federated data, and how a worker makes batches of them."""
+"""Federated data as a task needs it, and the sources from which a worker takes batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 
 Tree: TypeAlias = Any
-"""A tensor, or tuples, lists and dicts of tensors, each with one entry a row."""
+"""A tensor, or tuples, lists and dicts of tensors, each with one entry per row."""
 
 
 class ClientData(Protocol):
-    """What a task asks of federated data: inputs, targets, and each client's rows of them.
+    """Federated data: inputs, targets, and the rows of each client.
 
-    Data that is not there as a whole has ``fetch(client, rows)`` instead, which gives the inputs and targets of some
-    rows of a client, and ``fetch_test(rows)`` with ``test_count`` where there is a test set; see `hansa.data.Fetched`.
+    Data that is loaded on demand has ``fetch(client, rows)`` instead, which returns inputs and targets of some rows of
+    a client, and for a test set ``fetch_test(rows)`` with ``test_count``; see `hansa.data.CollatedData`.
     """
 
     @property
@@ -47,10 +47,10 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """The batches of a client's round, [steps, batch], with the address at which they are augmented.
+class KeyedBatches:
+    """Row numbers of a client's batches, [steps, batch], with the key of their augmentation.
 
-    ``batches[t]`` is the batch of a step, ``batches[t : u]`` those of some.
+    ``batches[t]`` is the batch of one step, ``batches[t:u]`` those of several.
     """
 
     client: int
@@ -58,21 +58,24 @@ class Batches:
     key: Key
     first: int = 0
 
-    def __getitem__(self, which: int | slice) -> Batches:
-        start = which.start or 0 if isinstance(which, slice) else which
-        return replace(self, rows=self.rows[which], first=self.first + start)
+    def __getitem__(self, steps: int | slice) -> KeyedBatches:
+        start = steps.start or 0 if isinstance(steps, slice) else steps
+        return replace(self, rows=self.rows[steps], first=self.first + start)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def address(self, step: int = 0) -> Key:
-        """Where the augmentation of a step draws."""
+        """Return the key of the augmentation of a step."""
         return self.key.child(self.first + step)
 
 
-class Store:
-    """Inputs as a worker keeps them: images lie channels-last, so that a gathered batch is channels-last for free,
-    unless the model cannot work with it. What is mapped from a file stays there and is converted batch by batch."""
+class SampleStore:
+    """A tensor of samples on a worker's device.
+
+    Images are stored channels-last if the model allows it, so that a gathered batch is channels-last at no cost. A
+    memory-mapped file stays on disk and is converted batch by batch.
+    """
 
     def __init__(self, inputs: Any, dtype: torch.dtype, device: torch.device, channels_last: bool = True) -> None:
         self.dtype, self.device = dtype if inputs.dtype.is_floating_point else inputs.dtype, device
@@ -87,7 +90,7 @@ class Store:
 
     @property
     def logical(self) -> torch.Tensor:
-        """All inputs in the shape the model knows, whatever their order in memory."""
+        """All samples in logical shape, whatever their memory layout."""
         values: torch.Tensor = self.values
         return values.permute(0, 3, 1, 2) if self.image else values
 
@@ -98,41 +101,43 @@ class Store:
         if isinstance(self.values, torch.Tensor):
             batch = self.values.index_select(0, rows)
             return batch.permute(0, 3, 1, 2) if self.image else batch
-        found: torch.Tensor = self.values.gather(rows)
-        return placed(found, self.dtype, self.device, self.image)
+        batch = self.values.gather(rows)
+        return to_device_layout(batch, self.dtype, self.device, self.image)
 
 
-class Held:
-    """Samples that are there as a whole, by row."""
+class TensorSource:
+    """Samples that are in memory or in mapped files."""
 
     def __init__(
         self, inputs: Tree, targets: Tree, dtype: torch.dtype, device: torch.device, channels_last: bool
     ) -> None:
-        leaves, self._form = trees.tree_flatten(inputs)
-        self._stores = [Store(leaf, dtype, device, channels_last) for leaf in leaves]
-        marks, self._target_form = trees.tree_flatten(targets)
-        self._targets = [Store(mark, dtype, device, False) for mark in marks]
-        self.one = self._stores[0] if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) else None
-        """The inputs where they are one tensor in memory, which native code reads directly."""
+        leaves, self._structure = trees.tree_flatten(inputs)
+        self._inputs = [SampleStore(leaf, dtype, device, channels_last) for leaf in leaves]
+        leaves, self._target_structure = trees.tree_flatten(targets)
+        self._targets = [SampleStore(leaf, dtype, device, False) for leaf in leaves]
+        self.native_inputs = (
+            self._inputs[0] if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) else None
+        )
+        """The inputs if inputs and targets are one tensor each, which native code reads directly."""
 
     @property
     def labels(self) -> torch.Tensor:
-        """All targets, where they are one tensor in memory."""
-        found: torch.Tensor = self._targets[0].values
-        return found
+        """All targets, if they are one tensor in memory."""
+        targets: torch.Tensor = self._targets[0].values
+        return targets
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
-        """Some rows."""
-        if self.one is not None:
-            return Batch(self.one[rows], self.labels.index_select(0, rows))
-        inputs = trees.tree_unflatten([store[rows] for store in self._stores], self._form)
-        return Batch(inputs, trees.tree_unflatten([store[rows] for store in self._targets], self._target_form))
+        """Return some rows as a batch."""
+        if self.native_inputs is not None:
+            return Batch(self.native_inputs[rows], self.labels.index_select(0, rows))
+        inputs = trees.tree_unflatten([store[rows] for store in self._inputs], self._structure)
+        return Batch(inputs, trees.tree_unflatten([store[rows] for store in self._targets], self._target_structure))
 
 
-class Asked:
-    """Samples that the data hands out batch by batch."""
+class FetchSource:
+    """Samples that the data loads batch by batch."""
 
-    one: Store | None = None
+    native_inputs: SampleStore | None = None
 
     def __init__(
         self, fetch: Callable[[Any, torch.Tensor], Any], dtype: torch.dtype, device: torch.device, channels_last: bool
@@ -140,86 +145,90 @@ class Asked:
         self._fetch, self._dtype, self._device, self._channels_last = fetch, dtype, device, channels_last
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
-        """Some rows of a client."""
+        """Return some rows of a client as a batch."""
         inputs, targets = self._fetch(client, rows)
-        move = self._leaf
-        return Batch(trees.tree_map(move, inputs), trees.tree_map(lambda leaf: move(leaf, False), targets))
+        convert = self._convert_leaf
+        return Batch(trees.tree_map(convert, inputs), trees.tree_map(lambda leaf: convert(leaf, False), targets))
 
-    def _leaf(self, leaf: Any, is_input: bool = True) -> Any:
+    def _convert_leaf(self, leaf: Any, is_input: bool = True) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         image = is_input and leaf.ndim == 4 and self._channels_last
-        return placed(leaf, self._dtype if leaf.is_floating_point() else leaf.dtype, self._device, image)
+        return to_device_layout(leaf, self._dtype if leaf.is_floating_point() else leaf.dtype, self._device, image)
 
 
-class Through:
-    """Samples of another source, changed on the way."""
+class TransformedSource:
+    """Samples of another source, passed through a function."""
 
-    one: Store | None = None
+    native_inputs: SampleStore | None = None
 
-    def __init__(self, source: Held | Asked, change: Callable[[Batch], Batch]) -> None:
-        self._source, self._change = source, change
+    def __init__(self, source: TensorSource | FetchSource, transform: Callable[[Batch], Batch]) -> None:
+        self._source, self._transform = source, transform
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
-        """Some rows, changed."""
-        return self._change(self._source.batch(client, rows))
+        """Return some rows as a transformed batch."""
+        return self._transform(self._source.batch(client, rows))
 
 
-Source: TypeAlias = Held | Asked | Through
+BatchSource: TypeAlias = TensorSource | FetchSource | TransformedSource
 
 
-def placed(batch: torch.Tensor, dtype: torch.dtype, device: torch.device, image: bool) -> torch.Tensor:
-    """A batch where and as it is needed."""
+def to_device_layout(batch: torch.Tensor, dtype: torch.dtype, device: torch.device, image: bool) -> torch.Tensor:
+    """Return a batch with the given dtype, device and memory layout."""
     batch = batch.to(device=device, dtype=dtype)
     return batch.contiguous(memory_format=torch.channels_last) if image else batch.contiguous()
 
 
-def train_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> Held | Asked:
-    """Where batches to train on come from."""
+def train_source(
+    data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool
+) -> TensorSource | FetchSource:
+    """Return the source of training batches."""
     if hasattr(data, "fetch"):
-        return Asked(data.fetch, dtype, device, channels_last)
-    return Held(data.inputs, data.targets, dtype, device, channels_last)
+        return FetchSource(data.fetch, dtype, device, channels_last)
+    return TensorSource(data.inputs, data.targets, dtype, device, channels_last)
 
 
-def evaluation_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> Held | Asked:
-    """Where test rows come from."""
+def test_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> TensorSource | FetchSource:
+    """Return the source of test rows."""
     if hasattr(data, "fetch_test"):
-        return Asked(lambda _, rows: data.fetch_test(rows), dtype, device, channels_last)
-    return Held(data.test_inputs, data.test_targets, dtype, device, channels_last)
+        return FetchSource(lambda _, rows: data.fetch_test(rows), dtype, device, channels_last)
+    return TensorSource(data.test_inputs, data.test_targets, dtype, device, channels_last)
 
 
-def evaluation_rows(data: Any) -> int:
-    """How many test rows there are."""
+def count_test_rows(data: Any) -> int:
+    """Return the number of test rows."""
     if hasattr(data, "fetch_test"):
         return int(data.test_count)
-    return 0 if data.test_inputs is None or data.test_targets is None else rows_of(data.test_targets)
+    return 0 if data.test_inputs is None or data.test_targets is None else count_rows(data.test_targets)
 
 
-def own_rows(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-    """A contiguous index in int64, and where in it the row numbers of each client are: the data's own where it has one
-    for all, otherwise one made for these clients."""
+def client_row_index(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    """Return a contiguous int64 index and the range of each client's row numbers in it.
+
+    This is the data's own index if it has one, otherwise one built for these clients.
+    """
     index: Any = getattr(data, "index", None)
     offsets: Any = getattr(data, "offsets", None)
-    plain = all(isinstance(one, torch.Tensor) and one.dtype == torch.int64 for one in (index, offsets))
-    if plain and index.is_contiguous() and min(clients) >= 0 and max(clients) < len(offsets) - 1:
-        chosen, ends = np.array(clients), offsets.numpy()
-        return index, list(zip(ends[chosen].tolist(), ends[chosen + 1].tolist(), strict=True))
-    owned = [data.rows(client).to(torch.int64) for client in clients]
-    stops = list(accumulate(map(len, owned)))
-    return torch.cat(owned).contiguous(), list(zip([0, *stops[:-1]], stops, strict=True))
+    usable = all(isinstance(each, torch.Tensor) and each.dtype == torch.int64 for each in (index, offsets))
+    if usable and index.is_contiguous() and min(clients) >= 0 and max(clients) < len(offsets) - 1:
+        numbers, ends = np.array(clients), offsets.numpy()
+        return index, list(zip(ends[numbers].tolist(), ends[numbers + 1].tolist(), strict=True))
+    rows = [data.rows(client).to(torch.int64) for client in clients]
+    stops = list(accumulate(map(len, rows)))
+    return torch.cat(rows).contiguous(), list(zip([0, *stops[:-1]], stops, strict=True))
 
 
-def rows_of(tree: Tree) -> int:
-    """How many rows a tensor, or a tuple or dict of tensors, has.
+def count_rows(tree: Tree) -> int:
+    """Return the number of rows of a tensor, or of a tuple or dict of tensors.
 
-    >>> rows_of({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
+    >>> count_rows({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
     3
     """
     return len(trees.tree_leaves(tree)[0])
 
 
 def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
-    """Some rows of every tensor."""
+    """Return some rows of every tensor."""
 
     def take(leaf: Any) -> Any:
         return leaf[rows] if isinstance(leaf, torch.Tensor) else leaf.gather(rows)
@@ -227,38 +236,40 @@ def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
     return trees.tree_map(take, tree)
 
 
-def some(data: Any, most: int) -> Batch:
-    """A few rows from all over the data, to look at a model with; of data by function, rows of the first client."""
+def example_batch(data: Any, max_rows: int) -> Batch:
+    """Return a few rows spread over the data, or over the first client's rows if data is loaded on demand."""
     if hasattr(data, "fetch"):
-        own = data.rows(0)
-        inputs, targets = data.fetch(0, own[_spread(len(own), most)])
+        rows = data.rows(0)
+        inputs, targets = data.fetch(0, rows[_spread(len(rows), max_rows)])
         return Batch(inputs, targets)
-    rows = _spread(rows_of(data.targets), most)
+    rows = _spread(count_rows(data.targets), max_rows)
     return Batch(take_rows(data.inputs, rows), take_rows(data.targets, rows))
 
 
-def _spread(count: int, most: int) -> torch.Tensor:
-    return torch.linspace(0, count - 1, min(most, count)).long()
+def _spread(count: int, max_rows: int) -> torch.Tensor:
+    return torch.linspace(0, count - 1, min(max_rows, count)).long()
 
 
-def described(tree: Tree) -> str:
-    """Shapes and kinds of numbers, in words.
+def describe_shapes(tree: Tree) -> str:
+    """Format dtypes and shapes for messages.
 
-    >>> described({"ids": torch.zeros(2, 3, dtype=torch.int64), "mask": torch.zeros(2, 3)})
+    >>> describe_shapes({"ids": torch.zeros(2, 3, dtype=torch.int64), "mask": torch.zeros(2, 3)})
     'ids: int64 [2, 3], mask: float32 [2, 3]'
     """
     if isinstance(tree, torch.Tensor):
         return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
     if isinstance(tree, dict):
-        return ", ".join(f"{name}: {described(inner)}" for name, inner in tree.items())
+        return ", ".join(f"{name}: {describe_shapes(inner)}" for name, inner in tree.items())
     if isinstance(tree, (tuple, list)):
-        return f"({', '.join(map(described, tree))})"
+        return f"({', '.join(map(describe_shapes, tree))})"
     return type(tree).__name__
 
 
-def whole_data(data: Any) -> Batch:
-    """All rows that clients hold, client after client."""
+def all_client_rows(data: Any) -> Batch:
+    """Return the rows of all clients, client after client."""
     if hasattr(data, "fetch"):
-        raise HansaError(f"{getattr(data, 'name', 'data')}: is never there as a whole, so nothing is measured over it.")
+        raise HansaError(
+            f"{getattr(data, 'name', 'data')}: is loaded on demand, so nothing can be measured over all of it."
+        )
     rows = torch.cat([data.rows(client) for client in range(data.population)])
     return Batch(take_rows(data.inputs, rows), take_rows(data.targets, rows))

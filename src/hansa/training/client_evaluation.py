@@ -1,4 +1,4 @@
-"""Clients tested one by one on their own test rows: with the model that each has, and after some steps of its own."""
+"""Per-client evaluation: each client's model on its own test rows, optionally after local fine-tuning."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from hansa.core.errors import check_integer, check_non_negative
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.local import Work
-from hansa.local.descent import LocalStep, train
-from hansa.local.solvers import Correction
+from hansa.local.step import LocalStep
+from hansa.local.trainer import ClientJob, train
 
-Marks: TypeAlias = dict[str, float]
-"""What tests of one client came to: test_loss, test_accuracy, personal_loss, ..."""
+ClientMetrics: TypeAlias = dict[str, float]
+"""Metrics of one client: test_loss, test_accuracy, personal_loss, ..."""
 
-_CLIENTS, _ROWS = 64, 4000  # of one exam, at most: results do not depend on how clients are put together
+_MAX_CLIENTS, _MAX_ROWS = 64, 4000  # of one job; results do not depend on them
 
 
 @dataclass(frozen=True, slots=True)
 class personalise:
-    """Before a client is tested, ``steps`` of plain SGD on its own training rows, from the model that it has.
+    """Fine-tune each client's model with plain SGD on its training rows before it is evaluated.
 
-    The run goes on as if they had never been taken. ``batch_size`` None takes all of a client's rows at each step.
+    The run itself is not affected.
+
+    Args:
+        steps: Number of local steps.
+        lr: Learning rate.
+        batch_size: Rows per step; None takes all rows of the client.
 
     >>> personalise(steps=5, lr=0.01).steps
     5
@@ -43,67 +48,67 @@ class personalise:
             check_integer("personalise", "batch_size", self.batch_size, "None takes all of a client's rows.")
 
     def work(self, samples: int) -> Work:
-        """The steps of a client that holds so many rows."""
+        """Return the local work of a client with this many samples."""
         return Work(self.steps, samples if self.batch_size is None else min(self.batch_size, samples))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exam:
-    """Clients to be tested: with the server's vectors after so many rounds, and what each remembers of its own."""
+class EvaluationJob:
+    """Clients to evaluate after a round, with the server's vectors and the clients' memory."""
 
     vectors: Vectors
     clients: tuple[int, ...]
     round: int
     key: Key
-    tuned: personalise | None = None
+    personalisation: personalise | None = None
     memory: Mapping[int, Vectors] = field(default_factory=dict)
 
 
 @runtime_checkable
-class Examinable(Protocol):
-    """A task whose test rows may have owners."""
+class ClientEvaluable(Protocol):
+    """A task whose test rows may belong to clients."""
 
     @property
-    def examinees(self) -> Mapping[int, int]:
-        """How many test rows each client has that owns some."""
+    def client_test_sizes(self) -> Mapping[int, int]:
+        """Number of test rows of each client that has its own."""
         ...
 
-    def examine(self, shell: Any, client: int) -> Marks:
-        """Loss, accuracy and metrics, by name, of the model that the shell holds on a client's own test rows."""
+    def evaluate_client(self, trainer: Any, client: int) -> ClientMetrics:
+        """Return loss, accuracy and metrics of the trainer's model on a client's own test rows."""
         ...
 
 
-def exams(clients: Mapping[int, int], exam: Exam) -> Iterator[Exam]:
-    """An exam of many clients in handy parts, by how many test rows each has."""
-    some: list[int] = []
-    size = 0
-    for client, count in clients.items():
-        if some and (len(some) == _CLIENTS or size + count > _ROWS):
-            yield replace(exam, clients=tuple(some))
-            some, size = [], 0
-        some.append(client)
-        size += count
-    if some:
-        yield replace(exam, clients=tuple(some))
+def split_job(test_sizes: Mapping[int, int], job: EvaluationJob) -> Iterator[EvaluationJob]:
+    """Split the evaluation of many clients into jobs of bounded size, given the clients' numbers of test rows."""
+    clients: list[int] = []
+    rows = 0
+    for client, count in test_sizes.items():
+        if clients and (len(clients) == _MAX_CLIENTS or rows + count > _MAX_ROWS):
+            yield replace(job, clients=tuple(clients))
+            clients, rows = [], 0
+        clients.append(client)
+        rows += count
+    if clients:
+        yield replace(job, clients=tuple(clients))
 
 
-def marks(algorithm: Algorithm, task: Any, shell: Any, exam: Exam) -> list[Marks]:
-    """Every client's marks, in the exam's order. A client's are a function of the vectors, its memory and the key."""
-    found = []
-    for client in exam.clients:
-        model, buffers = own_model(algorithm.local, exam.vectors, exam.memory.get(client, {}))
-        shell.load(model, buffers)
-        tested = {f"test_{name}": value for name, value in task.examine(shell, client).items()}
-        if exam.tuned is not None:
-            _tune(algorithm.local, task, shell, client, model, buffers, exam)
-            tested |= {f"personal_{name}": value for name, value in task.examine(shell, client).items()}
-        found.append(tested)
-    return found
+def run_evaluation(algorithm: Algorithm, task: Any, trainer: Any, job: EvaluationJob) -> list[ClientMetrics]:
+    """Return the metrics of each client of a job; they depend only on the vectors, the client's memory and the key."""
+    results = []
+    for client in job.clients:
+        model, buffers = client_model(algorithm.local, job.vectors, job.memory.get(client, {}))
+        trainer.load(model, buffers)
+        metrics = {f"test_{name}": value for name, value in task.evaluate_client(trainer, client).items()}
+        if job.personalisation is not None:
+            _fine_tune(algorithm.local, task, trainer, client, model, buffers, job)
+            metrics |= {f"personal_{name}": value for name, value in task.evaluate_client(trainer, client).items()}
+        results.append(metrics)
+    return results
 
 
-def own_model(phase: LocalPhase, vectors: Vectors, memory: Mapping[str, Vector]) -> tuple[Vector, Vector | None]:
-    """The model that a client has, and its buffers: its own where clients keep theirs (there is no server), otherwise
-    the server's with the client's private blocks in it."""
+def client_model(phase: LocalPhase, vectors: Vectors, memory: Mapping[str, Vector]) -> tuple[Vector, Vector | None]:
+    """Return a client's model and buffers: its local model if clients keep theirs, otherwise the server's model with
+    the client's private blocks."""
     model, buffers = vectors[MODEL], vectors.get(BUFFERS)
     if phase.mixing is not None and phase.mixing.keep_local_models:
         row = memory.get("local/row")
@@ -114,22 +119,23 @@ def own_model(phase: LocalPhase, vectors: Vectors, memory: Mapping[str, Vector])
     return model, None if buffers is None else phase.client_start(buffers, memory, of_buffers=True)
 
 
-def _tune(
-    phase: LocalPhase, task: Any, shell: Any, client: int, model: Vector, buffers: Vector | None, exam: Exam
+def _fine_tune(
+    phase: LocalPhase, task: Any, trainer: Any, client: int, model: Vector, buffers: Vector | None, job: EvaluationJob
 ) -> None:
-    assert exam.tuned is not None
-    model = model.to(shell.y.device)
-    descent = LocalStep(
-        exam.tuned.lr, model, Correction(), max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks
+    assert job.personalisation is not None
+    model = model.to(trainer.y.device)
+    step = LocalStep(
+        job.personalisation.lr, model, max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks
     )
-    work = exam.tuned.work(task.population.samples[client])
-    train(shell, model, buffers, client, work, descent, exam.key.child("personalise", exam.round, client))
+    work = job.personalisation.work(task.population.samples[client])
+    key = job.key.child("personalise", job.round, client)
+    train(trainer, ClientJob(model, client, work, step, key, buffers))
 
 
-def owned_rows(owners: torch.Tensor | None) -> dict[int, torch.Tensor]:
-    """The test rows of each client that has some.
+def rows_by_owner(owners: torch.Tensor | None) -> dict[int, torch.Tensor]:
+    """Return the rows of each client that has some.
 
-    >>> owned_rows(torch.tensor([2, -1, 0, 2]))
+    >>> rows_by_owner(torch.tensor([2, -1, 0, 2]))
     {0: tensor([2]), 2: tensor([0, 3])}
     """
     if owners is None:

@@ -1,8 +1,8 @@
-"""Loss and gradient of a model by ``torch.compile``: one graph for each form of batch, compared with eager first.
+"""Loss and gradient of a model by ``torch.compile``: one graph per batch signature, compared with eager first.
 
-What is compiled depends on the form of a batch alone (its shapes, types and strides), and whether it is used on rows
-that the task has looked at, never on who trained before: so any number of workers gives the same bits. Forms are not
-merged into graphs of any size, whose code would depend on the size that came first.
+The graph depends only on the signature of a batch (shapes, types and strides), and the comparison only on the task's
+example rows, never on earlier clients: any number of workers gives the same bits. There are no graphs of dynamic shape,
+whose code would depend on the shape that came first.
 """
 
 from __future__ import annotations
@@ -19,164 +19,166 @@ from torch.utils import _pytree as trees
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.core.vectors.layout import converted
+from hansa.core.vectors.layout import convert_module
 from hansa.training import random_state
-from hansa.training.model_call import caller
+from hansa.training.model_probe import model_caller
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
 
 log = logging.getLogger("hansa")
 
-Found: TypeAlias = "tuple[torch.Tensor, tuple[torch.Tensor, ...]]"
-Whole: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
+LossAndGradients: TypeAlias = "tuple[torch.Tensor, tuple[torch.Tensor, ...]]"
+ModelLoss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 BACKEND = "inductor"
 _OPTIONS = {"fallback_random": True, "cpp.threads": 1, "compile_threads": 1}
-"""Random numbers are those of eager torch, one thread is that of workers, and no process is left behind."""
-_FORMS = 1 << 20  # no end to the number of forms: graphs beyond torch's own limit would be eager ones
+"""Random numbers as in eager torch, one thread as in workers, and no background processes."""
+_MAX_GRAPHS = 1 << 20  # beyond torch's own limit graphs would be eager
 _LR = 0.05
 
 
-def why_not() -> str | None:
-    """Why nothing can be compiled here, or None."""
-    from torch._inductor import cpp_builder  # it takes a second
+def missing_compiler() -> str | None:
+    """Return why nothing can be compiled here, or None."""
+    from torch._inductor import cpp_builder  # takes a second
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             cpp_builder.get_cpp_compiler()
     except Exception:
-        return "there is no C++ compiler on the path: install g++ or clang"
+        return "no C++ compiler on the path: install g++ or clang"
     return None
 
 
-def obstacle(task: Task) -> str | None:
-    """Why a task's model cannot be compiled, or None: forward() and loss are traced on some rows, and backwards."""
-    if (why := why_not()) is not None:
-        return why
-    twin = _Twin(task, task.dtype, torch.device("cpu"))
-    return twin.differs(_form(task.example), "aot_eager")
+def compile_obstacle(task: Task) -> str | None:
+    """Return why a task's model cannot be compiled, or None; forward, loss and backward are traced on example rows."""
+    if (reason := missing_compiler()) is not None:
+        return reason
+    return _Comparison(task, task.dtype, torch.device("cpu")).difference(_signature(task.example), "aot_eager")
 
 
-class Compiled:
-    """The compiled loss of a shell's module; each form of batch is compared with eager before it is first used."""
+class CompiledLoss:
+    """The compiled loss of a trainer's module. Each batch signature is compared with eager before its first use."""
 
     def __init__(self, task: Task, module: nn.Module, parameters: list[torch.Tensor]) -> None:
-        if (why := why_not()) is not None:
-            raise HansaError(f"compile: {why}, as there was where the run was made; or set compile: false.")
+        if (reason := missing_compiler()) is not None:
+            raise HansaError(f"compile: {reason}, as on the machine that created the run; or set compile: false.")
         self.task, self._parameters = task, parameters
         self._device, self._dtype = parameters[0].device, parameters[0].dtype
-        self._whole = _compiled(_whole(caller(module, task.example[0]), task.loss), BACKEND)
-        self._fits: dict[Any, bool] = {}
+        self._loss = _compile(_model_loss(model_caller(module, task.example[0]), task.loss), BACKEND)
+        self._agrees: dict[Any, bool] = {}
 
-    def gradient(self, inputs: Any, targets: Any) -> Found | None:
-        """Loss and gradient of a batch, or None where its form stays with eager."""
-        form = _form((inputs, targets))
-        fits = self._fits.get(form)
-        if fits is None:
-            with _compiling():
-                fits = self._fits[form] = self._compare(form)
-                return _gradient(self._whole, self._parameters, inputs, targets) if fits else None
-        return _gradient(self._whole, self._parameters, inputs, targets) if fits else None
+    def gradient(self, inputs: Any, targets: Any) -> LossAndGradients | None:
+        """Return loss and gradient of a batch, or None if batches of its signature stay eager."""
+        signature = _signature((inputs, targets))
+        agrees = self._agrees.get(signature)
+        if agrees is None:
+            with _compilation_settings():
+                agrees = self._agrees[signature] = self._compare(signature)
+                return _gradient(self._loss, self._parameters, inputs, targets) if agrees else None
+        return _gradient(self._loss, self._parameters, inputs, targets) if agrees else None
 
-    def _compare(self, form: Any) -> bool:
-        why = _Twin(self.task, self._dtype, self._device).differs(form, BACKEND)
-        if why is not None:
-            log.warning("%s: trained by eager PyTorch, not compiled: %s", self.task.name, why)
-        return why is None
+    def _compare(self, signature: Any) -> bool:
+        difference = _Comparison(self.task, self._dtype, self._device).difference(signature, BACKEND)
+        if difference is not None:
+            log.warning("%s: trained by eager PyTorch, not compiled: %s", self.task.name, difference)
+        return difference is None
 
 
-class _Twin:
-    """A model of its own, to compare its compiled form with: the one that trains is left alone."""
+class _Comparison:
+    """Compares compiled and eager steps of a separate model; the model in training is not touched."""
 
     def __init__(self, task: Task, dtype: torch.dtype, device: torch.device) -> None:
         self.task = task
-        self.module = converted(task.fresh_model(), dtype, device)
+        self.module = convert_module(task.example_model(), dtype, device)
         self.y = task.layout.pack(self.module, dtype)[0].to(device)
         self.parameters: list[torch.Tensor] = [*task.layout.bind(self.module, self.y)]
-        self.eager = _whole(caller(self.module, task.example[0]), task.loss)
+        self.eager = _model_loss(model_caller(self.module, task.example[0]), task.loss)
 
-    def differs(self, form: Any, backend: str) -> str | None:
-        """Where loss, gradient, buffers or two steps on batches of this form are not those of eager; or None."""
-        with _compiling(), random_state.kept():
+    def difference(self, signature: Any, backend: str) -> str | None:
+        """Return where loss, gradient, model or buffers differ in two steps on such batches, or None."""
+        with _compilation_settings(), random_state.preserve_rng():
             try:
-                ours, theirs = (self._steps(form, whole) for whole in (_compiled(self.eager, backend), self.eager))
-            except Exception as problem:
-                return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
-        for place, ((loss, *found), (wanted, *true)) in enumerate(zip(ours, theirs, strict=True)):
-            if not abs(loss - wanted) <= 1e-4 * (1 + abs(wanted)):
-                return f"its compiled loss is {loss:.6g}, its own {wanted:.6g}"
-            for name, a, b in zip(("gradient", "model", "buffers"), found, true, strict=True):
-                apart = float((a - b).norm() / b.norm().clamp(min=1e-30))
-                if not apart < (1e-3 if place == 0 else 2e-2):
-                    return f"its compiled {name} differs by {apart:.2g} in step {place + 1}"
+                compiled, eager = (self._steps(signature, loss) for loss in (_compile(self.eager, backend), self.eager))
+            except Exception as error:
+                return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        for step, ((loss, *tensors), (eager_loss, *eager_tensors)) in enumerate(zip(compiled, eager, strict=True)):
+            if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
+                return f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}"
+            for name, a, b in zip(("gradient", "model", "buffers"), tensors, eager_tensors, strict=True):
+                distance = float((a - b).norm() / b.norm().clamp(min=1e-30))
+                if not distance < (1e-3 if step == 0 else 2e-2):
+                    return f"the compiled {name} differs by {distance:.2g} in step {step + 1}"
         return None
 
-    def _steps(self, form: Any, whole: Whole) -> list[tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Two steps from the first model; after each the loss, the gradient, how far the model is, and the buffers."""
-        first, buffers = self.y.clone(), [buffer.clone() for buffer in self.module.buffers()]
-        told = []
+    def _steps(self, signature: Any, model_loss: ModelLoss) -> list[tuple[float, *tuple[torch.Tensor, ...]]]:
+        """Take two steps from the initial model; return loss, gradient, change of the model and buffers of each."""
+        start, buffers = self.y.clone(), [buffer.clone() for buffer in self.module.buffers()]
+        results: list[tuple[float, *tuple[torch.Tensor, ...]]] = []
         for step in range(2):
             random_state.seed_all(Key(step), self.y.device)
-            loss, pieces = _gradient(whole, self.parameters, *self._batch(form, step))
+            loss, gradients = _gradient(model_loss, self.parameters, *self._batch(signature, step))
             flat = torch.empty_like(self.y)
-            for entry, piece in zip(self.task.layout.parameters, pieces, strict=True):
-                entry.view(flat).copy_(piece)
+            for entry, gradient in zip(self.task.layout.parameters, gradients, strict=True):
+                entry.view(flat).copy_(gradient)
             self.y.sub_(flat, alpha=_LR)
-            after = [buffer.double().reshape(-1) for buffer in self.module.buffers() if not buffer.is_complex()]
-            held = torch.cat([torch.ones(1, device=self.y.device), *after])
-            told.append((float(loss), flat.double(), (self.y - first).double(), held))
-        self.y.copy_(first)
+            real = [buffer.double().reshape(-1) for buffer in self.module.buffers() if not buffer.is_complex()]
+            flat_buffers = torch.cat([torch.ones(1, device=self.y.device), *real])
+            results.append((float(loss), flat.double(), (self.y - start).double(), flat_buffers))
+        self.y.copy_(start)
         for buffer, before in zip(self.module.buffers(), buffers, strict=True):
             buffer.copy_(before)
-        return told
+        return results
 
-    def _batch(self, form: Any, step: int) -> Any:
-        """Rows of the task's examples in a given form."""
+    def _batch(self, signature: Any, step: int) -> Any:
+        """Return example rows as a batch of the given signature."""
         leaves, spec = trees.tree_flatten(tuple(self.task.example))
-        if spec != form[0]:
-            raise ValueError("its batches are not of one structure")
-        made = []
-        for leaf, (shape, stride, dtype, device) in zip(leaves, form[1], strict=True):
+        if spec != signature[0]:
+            raise ValueError("its batches do not have one structure")
+        tensors = []
+        for leaf, (shape, stride, dtype, device) in zip(leaves, signature[1], strict=True):
             rows = (torch.arange(shape[0]) + step) % len(leaf)
             if tuple(leaf.shape[1:]) != tuple(shape[1:]):
-                raise ValueError("its batches are not of one shape")
-            like = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-            made.append(like.copy_(leaf[rows]))
-        return trees.tree_unflatten(made, spec)
+                raise ValueError("its batches do not have one shape")
+            tensors.append(torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(leaf[rows]))
+        return trees.tree_unflatten(tensors, spec)
 
 
-def _form(batch: Any) -> Any:
-    """Structure, shapes, strides, types and devices of a batch."""
+def _signature(batch: Any) -> Any:
+    """Return structure, shapes, strides, types and devices of a batch."""
     leaves, spec = trees.tree_flatten(tuple(batch))
     return spec, tuple((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
 
 
-def _whole(ask: Callable[[Any], Any], loss: Callable[[Any, Any], torch.Tensor]) -> Whole:
-    def whole(inputs: Any, targets: Any) -> torch.Tensor:
-        return loss(ask(inputs), targets)
+def _model_loss(call: Callable[[Any], Any], loss: Callable[[Any, Any], torch.Tensor]) -> ModelLoss:
+    def model_loss(inputs: Any, targets: Any) -> torch.Tensor:
+        return loss(call(inputs), targets)
 
-    return whole
+    return model_loss
 
 
-def _compiled(whole: Whole, backend: str) -> Whole:
+def _compile(model_loss: ModelLoss, backend: str) -> ModelLoss:
     options = _OPTIONS if backend == "inductor" else None
-    return torch.compile(whole, fullgraph=True, dynamic=False, backend=backend, options=options)  # type: ignore[arg-type]
+    return torch.compile(model_loss, fullgraph=True, dynamic=False, backend=backend, options=options)  # type: ignore[arg-type]
 
 
-def _gradient(whole: Whole, parameters: list[torch.Tensor], inputs: Any, targets: Any) -> Found:
+def _gradient(model_loss: ModelLoss, parameters: list[torch.Tensor], inputs: Any, targets: Any) -> LossAndGradients:
     with torch.enable_grad():
-        loss = whole(inputs, targets)
+        loss = model_loss(inputs, targets)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return loss.detach(), gradients
 
 
 @contextmanager
-def _compiling() -> Iterator[None]:
-    """Any number of forms, each a graph of its own; what torch warns of meanwhile is not the user's doing."""
+def _compilation_settings() -> Iterator[None]:
+    """Allow any number of graphs, each of static shape, and silence torch's warnings."""
     from torch._dynamo import config as tracing
 
-    settings = {"recompile_limit": _FORMS, "accumulated_recompile_limit": _FORMS, "automatic_dynamic_shapes": False}
+    settings = {
+        "recompile_limit": _MAX_GRAPHS,
+        "accumulated_recompile_limit": _MAX_GRAPHS,
+        "automatic_dynamic_shapes": False,
+    }
     with warnings.catch_warnings(), tracing.patch(settings), torch.no_grad():
         warnings.simplefilter("ignore")
         yield

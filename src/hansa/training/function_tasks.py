@@ -1,4 +1,4 @@
-"""Tasks that are functions of a flat vector: the laboratory for exact tests and for the study of optimizers."""
+"""Tasks that are functions of a flat vector, for exact tests and for studies of optimizers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import torch
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
-from hansa.local.descent import LocalStep
 from hansa.local.work import Work
 
 Gradient = Callable[[int, Vector], tuple[torch.Tensor, Vector]]
 
 
-class FunctionShell:
-    """A flat vector and a gradient of it; every gradient is a full one."""
+class FunctionTrainer:
+    """Trains a flat vector with full gradients."""
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device, gradient: Gradient) -> None:
         self.y = torch.zeros(dim, dtype=dtype, device=device)
@@ -32,16 +31,10 @@ class FunctionShell:
     def read_buffers(self) -> Vector | None:
         return None
 
-    def rows(self, client: int, work: Work, key: Key) -> None:
+    def batches(self, client: int, work: Work, key: Key) -> None:
         return None
 
     def seed(self, key: Key) -> None:
-        return None
-
-    def descend(self, rows: torch.Tensor | None, descent: LocalStep, y: Vector | None = None) -> None:
-        return None
-
-    def phase(self, x: Vector, client: int, work: Work, descent: LocalStep, key: Key) -> None:
         return None
 
     def gradient(self, client: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -50,7 +43,7 @@ class FunctionShell:
 
 
 class _FunctionTask:
-    """Shared by the tasks below: a start vector, a population, the mean of the clients' losses as evaluation."""
+    """A start vector, a population, and the mean of the clients' losses as evaluation."""
 
     name: str
     dtype: torch.dtype
@@ -64,25 +57,29 @@ class _FunctionTask:
     def start(self, key: Key, dtype: torch.dtype) -> Vectors:
         return {MODEL: self.x0.to(dtype, copy=True)}
 
-    def shell(self, dtype: torch.dtype, device: torch.device) -> FunctionShell:
-        return FunctionShell(self.x0.numel(), dtype, device, self._gradient(dtype, device))
+    def trainer(self, dtype: torch.dtype, device: torch.device) -> FunctionTrainer:
+        return FunctionTrainer(self.x0.numel(), dtype, device, self._gradient(dtype, device))
 
     def _gradient(self, dtype: torch.dtype, device: torch.device) -> Gradient:
         raise NotImplementedError
 
-    def evaluate(self, shell: Any, vectors: Vectors) -> dict[str, float]:
-        """The global loss: the mean of the clients' own."""
-        shell.load(vectors[MODEL], vectors.get(BUFFERS))
+    def evaluate(self, trainer: Any, vectors: Vectors) -> dict[str, float]:
+        """Return the global loss: the mean of the clients' losses."""
+        trainer.load(vectors[MODEL], vectors.get(BUFFERS))
         with torch.no_grad():
-            losses = [float(shell.gradient(i, None)[0]) for i in range(self.population.count)]
+            losses = [float(trainer.gradient(i, None)[0]) for i in range(self.population.count)]
         return {"loss": math.fsum(losses) / len(losses)}
 
 
 class quadratic(_FunctionTask):
-    """f_i(x) = ||A_i x - b_i||^2 / (2 rows_i) with its full gradient, one client each.
+    """Least squares with full gradients: client i has f_i(x) = ||A_i x - b_i||^2 / (2 rows_i).
 
-    ``A`` is [N, rows, d] or a list of [rows_i, d] with its ``b``; training starts at ``x0``, by default 0. Its dtype
-    is that of A unless the run says otherwise.
+    The dtype is that of A unless the run sets another.
+
+    Args:
+        A: One matrix per client, [N, rows, d] or a list of [rows_i, d].
+        b: One vector per client, [N, rows] or a list of [rows_i].
+        x0: The initial vector, [d]; default 0.
 
     >>> task = quadratic(torch.ones(2, 3, 1), torch.tensor([[1.0] * 3, [3.0] * 3]))
     >>> task.population.samples, round(float(task.optimum()), 9)
@@ -103,7 +100,7 @@ class quadratic(_FunctionTask):
     def _check(self) -> None:
         if not self.A or len(self.A) != len(self.b):
             raise HansaError(
-                f"quadratic: {len(self.A)} matrices A and {len(self.b)} vectors b: expected one each a client."
+                f"quadratic: {len(self.A)} matrices A and {len(self.b)} vectors b: expected one of each per client."
             )
         for i, (a, v) in enumerate(zip(self.A, self.b, strict=True)):
             if a.ndim != 2 or a.shape[1] != self.A[0].shape[-1] or not a.numel():
@@ -127,7 +124,7 @@ class quadratic(_FunctionTask):
         return gradient
 
     def optimum(self) -> Vector:
-        """The minimiser of the uniform mean of the f_i, in float64."""
+        """Return the minimiser of the uniform mean of the f_i, in float64."""
         A = torch.cat([a.double() / math.sqrt(a.shape[0]) for a in self.A])
         b = torch.cat([v.double() / math.sqrt(v.numel()) for v in self.b])
         solution: Vector = torch.linalg.lstsq(A, b[:, None], driver="gelsd").solution[:, 0]
@@ -135,10 +132,16 @@ class quadratic(_FunctionTask):
 
 
 class function(_FunctionTask):
-    """Any differentiable ``loss(client, x) -> scalar``; the gradient is taken by autograd.
+    """Any differentiable function of (client, x), with the gradient by autograd.
+
+    Args:
+        loss: ``loss(client, x)`` returns the scalar loss of a client.
+        clients: Number of clients.
+        x0: The initial vector, 1-D and floating point.
+        samples: Number of samples of each client, for weights; default 1 each.
 
     >>> task = function(lambda client, x: ((x - client) ** 2).sum(), clients=2, x0=torch.zeros(3))
-    >>> task.evaluate(task.shell(torch.float64, torch.device("cpu")), {"model": torch.zeros(3)})
+    >>> task.evaluate(task.trainer(torch.float64, torch.device("cpu")), {"model": torch.zeros(3)})
     {'loss': 1.5}
     """
 
@@ -154,16 +157,18 @@ class function(_FunctionTask):
         if start.ndim != 1 or not start.is_floating_point():
             raise HansaError(f"function(x0): {start.dtype} of shape {tuple(start.shape)}: expected a 1-D float vector.")
         if clients < 1 or (samples is not None and len(samples) != clients):
-            raise HansaError(f"function(clients={clients!r}, samples={samples!r}): expected one sample count a client.")
+            raise HansaError(
+                f"function(clients={clients!r}, samples={samples!r}): expected one sample count per client."
+            )
         super().__init__("function", start, list(samples) if samples is not None else [1] * clients)
         self.loss = loss
 
     def _gradient(self, dtype: torch.dtype, device: torch.device) -> Gradient:
         def gradient(client: int, x: Vector) -> tuple[torch.Tensor, Vector]:
             with torch.enable_grad():
-                at = x.detach().requires_grad_()
-                loss = self.loss(client, at)
-                (found,) = torch.autograd.grad(loss, at)
-            return loss.detach(), found
+                point = x.detach().requires_grad_()
+                loss = self.loss(client, point)
+                (result,) = torch.autograd.grad(loss, point)
+            return loss.detach(), result
 
         return gradient

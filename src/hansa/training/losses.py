@@ -1,10 +1,11 @@
-"""Losses as values: class weights, sample weights and ignored labels, as a weighted mean that adds up over batches.
+"""Losses with class weights, row weights and ignored labels.
 
-Each is L = sum_i w_i l_i / sum_i w_i over the entries of a batch, w_i being the weight of entry i's class times that of
-its row, and 0 where it is ignored. The test loss is that quotient over all test rows, not a mean of batches' means.
+Each is a weighted mean L = sum_i w_i l_i / sum_i w_i over the entries of a batch. The weight w_i is the weight of the
+entry's class times that of its row, and 0 for an ignored label. The test loss is this quotient over all test rows, not
+a mean of the batches' means.
 
 >>> loss = cross_entropy(class_weights=[1.0, 3.0])
->>> float(loss(torch.zeros(2, 2), torch.tensor([0, 1])))  # log 2, whatever the weights
+>>> float(loss(torch.zeros(2, 2), torch.tensor([0, 1])))  # log 2 for any weights
 0.6931471824645996
 """
 
@@ -14,154 +15,182 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from hansa.core.errors import HansaError, check_decay, check_non_negative, check_positive, invalid_argument
 
+LossFunction: TypeAlias = Callable[[Any, Any], torch.Tensor]
+"""A loss of (output, target), as users write it."""
+
 IGNORED = -100
-"""The label that does not count, as torch has it."""
+"""The label that torch ignores by default."""
 
-__all__ = ["Loss", "Weighted", "bce", "cross_entropy", "huber", "l1", "mse", "nll"]
+__all__ = ["Loss", "WeightedTargets", "bce", "cross_entropy", "huber", "l1", "mse", "nll"]
 
 
-class Weighted(NamedTuple):
-    """Targets, and how much each row counts in the loss."""
+class WeightedTargets(NamedTuple):
+    """Targets with a weight per row.
+
+    Args:
+        target: The targets.
+        weight: The weight of each row in the loss, [rows].
+    """
 
     target: Any
     weight: torch.Tensor
 
 
-def unweighted(targets: Any) -> Any:
-    """The targets without the weights of their rows."""
-    return targets.target if isinstance(targets, Weighted) else targets
+def strip_weights(targets: Any) -> Any:
+    """Return the targets without row weights."""
+    return targets.target if isinstance(targets, WeightedTargets) else targets
 
 
 class Loss(Protocol):
-    """A loss that says which terms it is a weighted mean of."""
+    """A loss that is a weighted mean of terms."""
 
     @abstractmethod
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of every entry, rows first, and its weight, of the same shape."""
+        """Return the loss of every entry, rows first, and its weight, in the same shape."""
         ...
 
     def sums(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """sum w_i l_i and sum w_i over a batch, the rows weighted where targets are `Weighted`."""
-        losses, weights = self.terms(output, unweighted(target))
-        if isinstance(target, Weighted):
+        """Return sum w_i l_i and sum w_i over a batch, with row weights if targets are `WeightedTargets`."""
+        losses, weights = self.terms(output, strip_weights(target))
+        if isinstance(target, WeightedTargets):
             weights = weights * target.weight.to(weights).view(-1, *(1,) * (weights.ndim - 1))
         return (losses * weights).sum(), weights.sum()
 
     def __call__(self, output: Any, target: Any) -> torch.Tensor:
         total, weight = self.sums(output, target)
-        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)  # all ignored: no loss
+        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)  # 0 if all are ignored
 
 
-class _Plain(Loss, Protocol):
-    """A loss of numbers, entry by entry."""
+class _Elementwise(Loss, Protocol):
+    """A loss that compares outputs and targets entry by entry."""
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = _logits(output)
         if output.shape != target.shape and output.numel() == target.numel():
-            output = output.reshape(target.shape)  # a column against a vector: one output a row
-        losses = self.each(output, target.to(output.dtype))
+            output = output.reshape(target.shape)  # a column against a vector: one output per row
+        losses = self.entry_losses(output, target.to(output.dtype))
         return losses, torch.ones_like(losses)
 
     @abstractmethod
-    def each(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor: ...
+    def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
-class mse(_Plain):
-    """(output - target)^2."""
+class mse(_Elementwise):
+    """Squared error, (output - target)^2."""
 
-    def each(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target) ** 2
 
 
 @dataclass(frozen=True, slots=True)
-class l1(_Plain):
-    """|output - target|."""
+class l1(_Elementwise):
+    """Absolute error, |output - target|."""
 
-    def each(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).abs()
 
 
 @dataclass(frozen=True, slots=True)
-class huber(_Plain):
-    """d^2 / 2 for |d| <= delta, delta (|d| - delta / 2) beyond."""
+class huber(_Elementwise):
+    """Huber loss of d = output - target: d^2 / 2 for |d| <= delta, otherwise delta (|d| - delta / 2).
+
+    Args:
+        delta: Where the loss changes from quadratic to linear.
+    """
 
     delta: float = 1.0
 
     def __post_init__(self) -> None:
         check_positive("huber", "delta", self.delta)
 
-    def each(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.huber_loss(output, target, reduction="none", delta=self.delta)
 
 
 @dataclass(frozen=True, slots=True)
-class bce(_Plain):
-    """Binary cross-entropy of logits; ``positive_weight`` multiplies the loss of targets that are 1, as in torch."""
+class bce(_Elementwise):
+    """Binary cross-entropy of logits.
 
-    positive_weight: float = 1.0
+    Args:
+        pos_weight: Factor of the loss of targets that are 1, as in torch.
+    """
+
+    pos_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("bce", "positive_weight", self.positive_weight)
+        check_positive("bce", "pos_weight", self.pos_weight)
 
-    def each(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        weight = torch.tensor(self.positive_weight, dtype=output.dtype, device=output.device)
+    def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        weight = torch.tensor(self.pos_weight, dtype=output.dtype, device=output.device)
         return torch.nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weight)
 
 
 @dataclass(frozen=True, slots=True)
 class cross_entropy(Loss):
-    """-log softmax(output)[target], weighted by class; labels equal to ``ignore`` do not count.
+    """Cross-entropy -log softmax(output)[target], weighted by class.
 
-    Outputs are [B, C, ...] with targets [B, ...], as torch has them, or [B, ..., C] as language models give them; where
-    both fit, ``classes="last"`` says that it is the latter. An output with ``logits`` stands for these.
+    An output with an attribute ``logits`` is replaced by it.
+
+    Args:
+        class_weights: One weight per class; default 1.
+        ignore_index: The label that is ignored.
+        label_smoothing: Smoothing as in torch.
+        class_axis: "second" for outputs [B, C, ...] as in torch, "last" for [B, ..., C] as of language models; "auto"
+            decides by the shapes, "second" if both fit. Targets are [B, ...].
     """
 
     class_weights: Sequence[float] | None = None
-    ignore: int = IGNORED
+    ignore_index: int = IGNORED
     label_smoothing: float = 0.0
-    classes: Literal["auto", "second", "last"] = "auto"
+    class_axis: Literal["auto", "second", "last"] = "auto"
 
     def __post_init__(self) -> None:
         _check_weights("cross_entropy", self)
         check_decay("cross_entropy", "label_smoothing", self.label_smoothing)
-        if self.classes not in ("auto", "second", "last"):
-            raise invalid_argument("cross_entropy", "classes", self.classes, "'auto', 'second' or 'last'")
+        if self.class_axis not in ("auto", "second", "last"):
+            raise invalid_argument("cross_entropy", "class_axis", self.class_axis, "'auto', 'second' or 'last'")
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = _classes_second(_logits(output), target, self.classes)
+        scores = _classes_second(_logits(output), target, self.class_axis)
         losses = torch.nn.functional.cross_entropy(
-            scores, target, reduction="none", ignore_index=self.ignore, label_smoothing=self.label_smoothing
+            scores, target, reduction="none", ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
-        return losses, _class_weights(self.class_weights, target, self.ignore, losses)
+        return losses, _class_weights(self.class_weights, target, self.ignore_index, losses)
 
 
 @dataclass(frozen=True, slots=True)
 class nll(Loss):
-    """-output[target] of log-probabilities, weighted by class; otherwise as `cross_entropy`."""
+    """Negative log-likelihood -output[target] of log-probabilities, weighted by class.
+
+    Args:
+        class_weights: One weight per class; default 1.
+        ignore_index: The label that is ignored.
+        class_axis: As in `cross_entropy`.
+    """
 
     class_weights: Sequence[float] | None = None
-    ignore: int = IGNORED
-    classes: Literal["auto", "second", "last"] = "auto"
+    ignore_index: int = IGNORED
+    class_axis: Literal["auto", "second", "last"] = "auto"
 
     def __post_init__(self) -> None:
         _check_weights("nll", self)
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = _classes_second(_logits(output), target, self.classes)
-        losses = torch.nn.functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore)
-        return losses, _class_weights(self.class_weights, target, self.ignore, losses)
+        scores = _classes_second(_logits(output), target, self.class_axis)
+        losses = torch.nn.functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
+        return losses, _class_weights(self.class_weights, target, self.ignore_index, losses)
 
 
 @dataclass(frozen=True, slots=True)
-class by_row(Loss):
-    """A loss of the user's own that gives one value a row."""
+class row_loss(Loss):
+    """A user-defined loss that returns one value per row."""
 
     function: Callable[[Any, Any], torch.Tensor]
 
@@ -171,17 +200,18 @@ class by_row(Loss):
         if losses.ndim < 1 or len(losses) != len(leaf):
             name = getattr(self.function, "__name__", "the loss")
             raise HansaError(
-                f"{name} gave {list(losses.shape)} for {len(leaf)} rows that have weights: expected one value a row "
-                "(reduction='none'), which Hansa weighs."
+                f"{name} returned shape {list(losses.shape)} for {len(leaf)} weighted rows: expected one value per row "
+                "(reduction='none'), which Hansa multiplies by the weights."
             )
         return losses, torch.ones_like(losses)
 
 
-def weighing(loss: Any) -> Loss:
-    """The form of a loss that can weigh rows: ours as it is, torch's in our form, any other must give one value a row.
+def with_row_weights(loss: Any) -> Loss:
+    """Return a loss that takes row weights: Hansa's unchanged, torch's as Hansa's, any other must return one value per
+    row.
 
-    >>> weighing(torch.nn.functional.mse_loss), weighing(torch.nn.CrossEntropyLoss(label_smoothing=0.1)).label_smoothing
-    (mse(), 0.1)
+    >>> with_row_weights(torch.nn.functional.mse_loss)
+    mse()
     """
     if hasattr(loss, "sums"):
         ours: Loss = loss
@@ -199,7 +229,7 @@ def weighing(loss: Any) -> Loss:
             nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
         }[type(loss)]
     if settings.pop("reduction", "mean") != "mean":
-        return by_row(loss)
+        return row_loss(loss)
     if function is functional.cross_entropy:
         weight = settings.get("weight")
         return cross_entropy(
@@ -208,25 +238,25 @@ def weighing(loss: Any) -> Loss:
             settings.get("label_smoothing", 0.0),
             "second",
         )
-    plain: dict[Any, Callable[[], Loss]] = {
+    unweighted: dict[Any, Callable[[], Loss]] = {
         functional.mse_loss: mse,
         functional.l1_loss: l1,
         functional.huber_loss: huber,
         functional.binary_cross_entropy_with_logits: bce,
         functional.nll_loss: nll,
     }
-    return plain[function]() if function in plain and not settings else by_row(loss)
+    return unweighted[function]() if function in unweighted and not settings else row_loss(loss)
 
 
 def _logits(output: Any) -> torch.Tensor:
-    found: torch.Tensor = getattr(output, "logits", output)
-    return found
+    logits: torch.Tensor = getattr(output, "logits", output)
+    return logits
 
 
-def _classes_second(output: torch.Tensor, target: torch.Tensor, classes: str) -> torch.Tensor:
+def _classes_second(output: torch.Tensor, target: torch.Tensor, class_axis: str) -> torch.Tensor:
     second = output.ndim == target.ndim + 1 and output.shape[:1] + output.shape[2:] == target.shape
     last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
-    if last and (classes == "last" or (classes == "auto" and not second)):
+    if last and (class_axis == "last" or (class_axis == "auto" and not second)):
         return output.movedim(-1, 1)
     return output
 
@@ -235,19 +265,19 @@ def _check_weights(part: str, loss: Any) -> None:
     if loss.class_weights is None:
         return
     if isinstance(loss.class_weights, str) or not len(loss.class_weights):
-        raise invalid_argument(part, "class_weights", loss.class_weights, "one number a class")
+        raise invalid_argument(part, "class_weights", loss.class_weights, "one number per class")
     for weight in loss.class_weights:
         check_non_negative(part, "class_weights", weight)
     object.__setattr__(loss, "class_weights", tuple(map(float, loss.class_weights)))
 
 
 def _class_weights(
-    weights: Sequence[float] | None, target: torch.Tensor, ignore: int, losses: torch.Tensor
+    weights: Sequence[float] | None, target: torch.Tensor, ignore_index: int, losses: torch.Tensor
 ) -> torch.Tensor:
-    counted = target != ignore
+    counted = target != ignore_index
     if weights is None:
         return counted.to(losses.dtype)
     table = torch.tensor(weights, dtype=losses.dtype, device=losses.device)
     if bool((target[counted] >= len(table)).any()):
-        raise HansaError(f"class_weights are of {len(table)} classes, there is a target {int(target.max())}.")
+        raise HansaError(f"class_weights has {len(table)} classes, but there is a target {int(target.max())}.")
     return table[target.clamp(min=0)] * counted

@@ -1,4 +1,4 @@
-"""The generators that any code may draw from: seeded from a key before a client's steps, given back after a run."""
+"""The global random generators: seeded from a key before a client's steps, restored after a run."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ import torch
 
 from hansa.core.keys import Key
 
-Own: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState | random.Random"
-KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""Generators that a model may hold as attributes of its own."""
+AnyGenerator: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState | random.Random"
+GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""Generators that may be attributes of a model."""
 
 LOCK = threading.RLock()
-"""Held while a model is made from a seed, and to seed or give back: the three are the process's, of all its threads."""
+"""Held while the global generators, which all threads share, are seeded, used to build a model, or restored."""
 
 
 def seed_all(key: Key, device: torch.device) -> None:
     """Seed Python's, NumPy's and torch's generators, and that of the device.
 
-    `torch.manual_seed` would also note a traceback for every kind of device that is not there, at 0.3 ms and some
-    memory a call.
+    `torch.manual_seed` would also record a traceback for every absent kind of device: 0.3 ms and some memory per call.
     """
-    seed = _number(key)
+    seed = _seed_number(key)
     with LOCK:
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - what a model draws from, not what we do
+        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - models draw from it, Hansa does not
         if device.type != "cpu":
             _seed_device(device, seed)
 
 
 def _seed_device(device: torch.device, seed: int) -> None:
     module: Any = torch.get_device_module(device)
-    each = getattr(module, "default_generators", ())
-    if each:
-        each[module.current_device() if device.index is None else device.index].manual_seed(seed)
+    generators = getattr(module, "default_generators", ())
+    if generators:
+        generators[module.current_device() if device.index is None else device.index].manual_seed(seed)
     else:
         module.manual_seed(seed)
 
 
-def seed_own(generator: Any, key: Key) -> None:
-    """Seed a generator in place, whoever else holds it."""
-    seed = _number(key)
+def seed_generator(generator: Any, key: Key) -> None:
+    """Seed a generator in place."""
+    seed = _seed_number(key)
     if isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
     elif isinstance(generator, np.random.Generator):
@@ -60,11 +59,11 @@ def seed_own(generator: Any, key: Key) -> None:
 
 
 @contextmanager
-def kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Python's, NumPy's and torch's generators, those of the devices too, are afterwards what they were before.
+def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the state of Python's, NumPy's, torch's and the devices' generators on exit.
 
     >>> random.seed(1)
-    >>> with kept():
+    >>> with preserve_rng():
     ...     seed_all(Key(0), torch.device("cpu"))
     >>> random.random() == random.Random(1).random()
     True
@@ -75,8 +74,8 @@ def kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for kind in {device.type for device in devices} - {"cpu"}:
-            places = [device.index or 0 for device in devices if device.type == kind]
-            stack.enter_context(torch.random.fork_rng(devices=places, device_type=kind))
+            indices = [device.index or 0 for device in devices if device.type == kind]
+            stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
     try:
         yield
     finally:
@@ -84,43 +83,45 @@ def kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
             stack.close()
 
 
-def drawn(before: tuple[Any, ...], device: torch.device | None = None) -> bool:
-    """Whether any of them has been drawn from since `state` was taken."""
-    pairs = zip(before, state(device), strict=True)
+def rng_changed(before: tuple[Any, ...], device: torch.device | None = None) -> bool:
+    """Return whether any generator was used since `rng_state` returned ``before``."""
+    pairs = zip(before, rng_state(device), strict=True)
     return not all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
 
-def state(device: torch.device | None = None) -> tuple[Any, ...]:
-    """The states of the three, and of a device's own generator, to be compared by `drawn`."""
-    _, words, place, *_ = np.random.get_state()  # noqa: NPY002
-    known = random.getstate(), words, place, torch.get_rng_state().numpy().copy()
+def rng_state(device: torch.device | None = None) -> tuple[Any, ...]:
+    """Return the states of all generators, to be compared by `rng_changed`."""
+    _, numpy_words, position, *_ = np.random.get_state()  # noqa: NPY002
+    states = random.getstate(), numpy_words, position, torch.get_rng_state().numpy().copy()
     if device is None or device.type == "cpu":
-        return known
+        return states
     module: Any = torch.get_device_module(device)
-    return *known, (module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)).numpy().copy()
+    return *states, (module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)).numpy().copy()
 
 
-def _number(key: Key) -> int:
+def _seed_number(key: Key) -> int:
     return int.from_bytes(key.digest(8), "little") >> 1
 
 
 @contextmanager
-def exact_arithmetic(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """One intra-op thread, since their number changes the last bits, and on GPUs convolutions that repeat themselves;
-    torch's, NumPy's and Python's generators are left as they were."""
+def deterministic_arithmetic(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Use one intra-op thread, as their number changes the last bits, and deterministic convolutions on GPUs.
+
+    The global generators are restored on exit.
+    """
     threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     torch.set_num_threads(1)
-    repeatable(devices)
+    use_deterministic_cudnn(devices)
     try:
-        with kept(devices):
+        with preserve_rng(devices):
             yield
     finally:
         torch.set_num_threads(threads)
         cudnn.deterministic, cudnn.benchmark = before
 
 
-def repeatable(devices: Sequence[torch.device]) -> None:
-    """Have cuDNN choose algorithms that give the same bits each time, wherever a GPU is in use."""
+def use_deterministic_cudnn(devices: Sequence[torch.device]) -> None:
+    """Make cuDNN choose deterministic algorithms, if a GPU is in use."""
     if any(device.type == "cuda" for device in devices):
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

@@ -1,4 +1,4 @@
-"""How good a model is on the test rows: losses and hits that are right however they are added up."""
+"""Scores of test rows: losses and metrics that do not depend on how the rows are divided into batches."""
 
 from __future__ import annotations
 
@@ -13,258 +13,268 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.utils import _pytree as trees
 
 from hansa.core.errors import HansaError, short_repr
-from hansa.training.batch_sources import rows_of
-from hansa.training.losses import unweighted
-from hansa.training.model_probe import Seen, of_rows
+from hansa.training.batch_sources import count_rows
+from hansa.training.losses import LossFunction, strip_weights
+from hansa.training.model_probe import ProbeResult, select_output_rows
 
-Loss: TypeAlias = Callable[[Any, torch.Tensor], torch.Tensor]
 Metric: TypeAlias = Callable[[Any, torch.Tensor], Any]
 
 
-class Hits(NamedTuple):
-    """A metric over a range of rows: its values added up, its values times their rows, and which of the two it is."""
+class UserMetricSums(NamedTuple):
+    """Sums of a user's metric over batches: of its values, and of values times rows; and which of the two applies."""
 
-    added: float
-    averaged: float
-    adds: bool
-    averages: bool
+    value_sum: float
+    weighted_sum: float
+    is_sum: bool
+    is_mean: bool
 
 
-class Score(NamedTuple):
-    """What one range of the test rows came to: ``hits`` among the ``counted`` labels that are not ignored.
-    ``outputs`` are there where a metric asks for all rows at once."""
+class PartialScore(NamedTuple):
+    """Sums over a range of test rows: the loss and its weight, and the ``correct`` among the ``labels`` not ignored.
 
-    loss: float
+    ``outputs`` are kept if there are metrics that need all rows at once.
+    """
+
+    loss_sum: float
     weight: float
-    hits: float | None = None
-    own: Hits | None = None
-    counted: float = 0.0
+    correct: float | None = None
+    user_metric: UserMetricSums | None = None
+    labels: float = 0.0
     outputs: tuple[tuple[Any, torch.Tensor], ...] = ()
 
 
-def together(scores: Sequence[Score]) -> Score:
-    """The scores of a range's batches as that of the range."""
-    own = [score.own for score in scores if score.own is not None]
-    hits = [score.hits for score in scores if score.hits is not None]
-    return Score(
-        math.fsum(score.loss for score in scores),
+def merge_scores(scores: Sequence[PartialScore]) -> PartialScore:
+    """Add the scores of several batches."""
+    user = [score.user_metric for score in scores if score.user_metric is not None]
+    correct = [score.correct for score in scores if score.correct is not None]
+    return PartialScore(
+        math.fsum(score.loss_sum for score in scores),
         math.fsum(score.weight for score in scores),
-        math.fsum(hits) if hits else None,
-        Hits(
-            math.fsum(part.added for part in own),
-            math.fsum(part.averaged for part in own),
-            all(part.adds for part in own),
-            all(part.averages for part in own),
+        math.fsum(correct) if correct else None,
+        UserMetricSums(
+            math.fsum(sums.value_sum for sums in user),
+            math.fsum(sums.weighted_sum for sums in user),
+            all(sums.is_sum for sums in user),
+            all(sums.is_mean for sums in user),
         )
-        if own
+        if user
         else None,
-        math.fsum(score.counted for score in scores),
-        tuple(piece for score in scores for piece in score.outputs),
+        math.fsum(score.labels for score in scores),
+        tuple(outputs for score in scores for outputs in score.outputs),
     )
 
 
-def total(scores: Sequence[Score], rows: int, metric: Metric | None, metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Loss, accuracy and further metrics of all test rows, from one score a piece in the pieces' order."""
-    weight = math.fsum(score.weight for score in scores)
-    found = {"test_loss": math.fsum(score.loss for score in scores) / weight if weight else math.nan}
-    hits = [score.hits for score in scores if score.hits is not None]
-    own = [score.own for score in scores if score.own is not None]
-    if hits:
-        found["test_accuracy"] = math.fsum(hits) / max(1.0, math.fsum(score.counted for score in scores))
-    elif own and all(part.adds for part in own):
-        found["test_accuracy"] = math.fsum(part.added for part in own) / rows
-    elif own and all(part.averages for part in own):
-        found["test_accuracy"] = math.fsum(part.averaged for part in own) / rows
-    elif own:
+def compute_metrics(
+    scores: Sequence[PartialScore], rows: int, metric: Metric | None, metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """Return loss, accuracy and further metrics of all test rows from one score per chunk, in order."""
+    score = merge_scores(scores)
+    results = {"test_loss": score.loss_sum / score.weight if score.weight else math.nan}
+    user = score.user_metric
+    if score.correct is not None:
+        results["test_accuracy"] = score.correct / max(1.0, score.labels)
+    elif user is not None and user.is_sum:
+        results["test_accuracy"] = user.value_sum / rows
+    elif user is not None and user.is_mean:
+        results["test_accuracy"] = user.weighted_sum / rows
+    elif user is not None:
         name = getattr(metric, "__name__", "metric")
         raise HansaError(
-            f"Task(metric={name}): its value for a batch is neither the sum nor the mean of those for halves of it, so "
-            f"it is no count of hits. Give Task(metrics={{{name.strip('<>')!r}: ...}}), which is computed of all test "
-            "rows at once."
+            f"Task(metric={name}): its value for a batch is neither the sum nor the mean of its values for halves of "
+            f"it. Use Task(metrics={{{name.strip('<>')!r}: ...}}), which is computed from all test rows at once."
         )
-    return {**found, **_of_all_rows(scores, metrics)}
+    return {**results, **_compute_on_all_rows(score, metrics)}
 
 
-def of_one_client(score: Score, rows: int, metric: Metric | None, metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Loss, accuracy and further metrics of one client's test rows, each of all of them at once. A metric that these
-    rows do not allow (ValueError: an AUC where there is one class alone) is NaN."""
-    found = {name.removeprefix("test_"): value for name, value in total([score], rows, metric, {}).items()}
+def compute_client_metrics(
+    score: PartialScore, rows: int, metric: Metric | None, metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """Return loss, accuracy and further metrics of one client's test rows.
+
+    A metric that raises ValueError for these rows, such as an AUC of a single class, is NaN.
+    """
+    results = {name.removeprefix("test_"): value for name, value in compute_metrics([score], rows, metric, {}).items()}
     for name, function in metrics.items():
         try:
-            found[name] = _of_all_rows([score], {name: function})[f"test_{name}"]
+            results[name] = _compute_on_all_rows(score, {name: function})[f"test_{name}"]
         except HansaError:
             raise
         except ValueError:
-            found[name] = math.nan
-    return found
+            results[name] = math.nan
+    return results
 
 
-def _of_all_rows(scores: Sequence[Score], metrics: Mapping[str, Metric]) -> dict[str, float]:
+def _compute_on_all_rows(score: PartialScore, metrics: Mapping[str, Metric]) -> dict[str, float]:
     if not metrics:
         return {}
-    pieces = [piece for score in scores for piece in score.outputs]
-    output, target = joined([piece for piece, _ in pieces]), torch.cat([piece for _, piece in pieces])
-    found = {}
+    output = concatenate_outputs([output for output, _ in score.outputs])
+    target = torch.cat([target for _, target in score.outputs])
+    results = {}
     for name, function in metrics.items():
         value = function(output, target)
         try:
-            found[f"test_{name}"] = float(value)
+            results[f"test_{name}"] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise HansaError(f"Task(metrics): {name} gave {short_repr(value)}: expected one number.") from error
-    return found
+            raise HansaError(f"Task(metrics): {name} returned {short_repr(value)}: expected one number.") from error
+    return results
 
 
-def joined(outputs: Sequence[Any]) -> Any:
-    """Outputs of batches as that of all their rows; they are tensors, or tuples and dicts of tensors."""
+def concatenate_outputs(outputs: Sequence[Any]) -> Any:
+    """Concatenate the outputs of batches: tensors, or tuples and dicts of tensors."""
     flat = [trees.tree_flatten(output) for output in outputs]
     for leaves, _ in flat:
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 raise HansaError(
-                    f"Task(metrics): the model answers with {short_repr(type(leaf))}, which has no rows. Answer with a "
-                    "tensor, or with tuples or dicts of tensors."
+                    f"Task(metrics): the model returns {short_repr(type(leaf))}, which has no rows. Return a tensor, "
+                    "or tuples or dicts of tensors."
                 )
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     return trees.tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
 
 
-def on_the_cpu(output: Any) -> Any:
-    """An output where workers can hand it over."""
+def move_to_cpu(output: Any) -> Any:
+    """Move an output to the CPU, so that workers can send it."""
     return trees.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, output)
 
 
-def check_names(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Refuse metrics that would write over the loss or the accuracy, or cannot be called."""
+def check_metric_names(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Raise if a metric is not callable or its name is taken."""
     for name, function in metrics.items():
-        fine = isinstance(name, str) and name.isidentifier() and name not in ("loss", "accuracy")
-        if not fine or not callable(function):
+        valid = isinstance(name, str) and name.isidentifier() and name not in ("loss", "accuracy")
+        if not valid or not callable(function):
             raise HansaError(
-                f"Task(metrics={{{short_repr(name)}: {short_repr(function)}}}): expected a name of letters other than loss and "
-                "accuracy, and a function of (outputs, targets)."
+                f"Task(metrics={{{short_repr(name)}: {short_repr(function)}}}): expected an identifier other than loss "
+                "and accuracy, and a function of (outputs, targets)."
             )
     return dict(metrics)
 
 
-def own_hits(metric: Metric, output: Any, target: torch.Tensor, again: Callable[[torch.Tensor], Any]) -> Hits:
-    """The value of a user's metric for a batch, and whether it adds up or averages over halves of the batch.
+def score_user_metric(
+    metric: Metric, output: Any, target: torch.Tensor, recompute: Callable[[torch.Tensor], Any]
+) -> UserMetricSums:
+    """Return the value of a user's metric for a batch, and whether it is a sum or a mean over halves of the batch.
 
-    One value a row is added up. ``again`` gives the model's answer for some of the rows.
+    One value per row is summed. ``recompute`` returns the model's output for some of the rows.
     """
     rows = len(target)
-    value = _number(metric, metric(output, target), rows)
+    value = _as_number(metric, metric(output, target), rows)
     if rows < 2:
-        return Hits(value, value, True, True)
+        return UserMetricSums(value, value, True, True)
     parts = []
     for half in (torch.arange(0, rows, 2, device=target.device), torch.arange(1, rows, 2, device=target.device)):
-        some = of_rows(output, half, rows, partial(again, half))
-        parts.append((len(half), _number(metric, metric(some, target[half]), len(half))))
-    near = 1e-5 * (abs(value) + sum(abs(part) for _, part in parts))
-    adds = abs(value - sum(part for _, part in parts)) <= near
-    averages = abs(value - sum(count * part for count, part in parts) / rows) <= near
-    return Hits(value, value * rows, adds, averages)
+        selected = select_output_rows(output, half, rows, partial(recompute, half))
+        parts.append((len(half), _as_number(metric, metric(selected, target[half]), len(half))))
+    tolerance = 1e-5 * (abs(value) + sum(abs(part) for _, part in parts))
+    is_sum = abs(value - sum(part for _, part in parts)) <= tolerance
+    is_mean = abs(value - sum(count * part for count, part in parts) / rows) <= tolerance
+    return UserMetricSums(value, value * rows, is_sum, is_mean)
 
 
-def _number(metric: Metric, value: Any, rows: int) -> float:
+def _as_number(metric: Metric, value: Any, rows: int) -> float:
     if isinstance(value, torch.Tensor) and value.shape == (rows,) and rows > 1:
         value = value.double().sum()
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise HansaError(
-            f"Task(metric={getattr(metric, '__name__', 'metric')}): gave {short_repr(value)}: expected the number of hits, "
-            "or one value a row."
+            f"Task(metric={getattr(metric, '__name__', 'metric')}): returned {short_repr(value)}: expected the number "
+            "of correct rows, or one value per row."
         ) from error
 
 
-def default_metric(loss: Loss, seen: Seen | None, targets: Any) -> Metric | None:
-    """Hits where targets are class numbers: of the largest output, or of the side of a threshold that one output is on.
+def default_metric(loss: LossFunction, probe: ProbeResult | None, targets: Any) -> Metric | None:
+    """Return the accuracy for targets that are class numbers: by the largest output, or for one output by a threshold.
 
-    Nothing for other targets, nor where the outputs do not say which axis has the classes.
+    None for other targets, and if the shape of the outputs does not determine the axis of the classes.
     """
-    targets = unweighted(targets)
+    targets = strip_weights(targets)
     if not hasattr(targets, "is_floating_point") or targets.is_floating_point():
         return None
-    if seen is None:
-        return accuracy_hits
-    output, target = getattr(seen.output, "logits", seen.output), unweighted(seen.target)
+    if probe is None:
+        return count_correct
+    output, target = getattr(probe.output, "logits", probe.output), strip_weights(probe.target)
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
         return None
     if output.shape in (target.shape, (*target.shape, 1)):
-        return _threshold(loss, output, targets) if target.ndim == 1 else None
+        return _threshold_metric(loss, output, targets) if target.ndim == 1 else None
+    axis = getattr(loss, "class_axis", "")
     second = output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]
     last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
-    if second and (not last or output.ndim == 2 or plain(loss) is not None or _second(loss)):
-        return accuracy_hits
-    return accuracy_hits_last if last and (not second or getattr(loss, "classes", "") == "last") else None
+    if second and (not last or output.ndim == 2 or torch_class_loss(loss) is not None or axis in ("auto", "second")):
+        return count_correct
+    return count_correct_last_axis if last and (not second or axis == "last") else None
 
 
-def check_classes(seen: Seen | None, loss: Loss, targets: Any) -> None:
-    """Refuse class numbers that the model has no output for, where the loss is cross-entropy as torch has it."""
-    targets = unweighted(targets)
-    if seen is None or plain(loss) is None or not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+def check_classes(probe: ProbeResult | None, loss: LossFunction, targets: Any) -> None:
+    """Raise for class numbers without an output of the model, if the loss is torch's cross-entropy."""
+    targets = strip_weights(targets)
+    if probe is None or torch_class_loss(loss) is None:
         return
-    if not isinstance(seen.output, torch.Tensor) or seen.output.ndim < 2:
+    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
         return
-    outputs, most = seen.output.shape[1], int(targets.max())
-    if most >= outputs:
+    if not isinstance(probe.output, torch.Tensor) or probe.output.ndim < 2:
+        return
+    outputs, largest = probe.output.shape[1], int(targets.max())
+    if largest >= outputs:
         raise HansaError(
-            f"targets go up to {most}, the model has {outputs} outputs: give it {most + 1}, or number classes from 0."
+            f"targets go up to {largest}, the model has {outputs} outputs: give it {largest + 1}, or number classes "
+            "from 0."
         )
 
 
-def _second(loss: Loss) -> bool:
-    return getattr(loss, "classes", "") in ("auto", "second")
+def _threshold_metric(loss: LossFunction, output: torch.Tensor, targets: torch.Tensor) -> Metric | None:
+    """Return the accuracy of one output for targets 0 and 1; None for other targets.
 
-
-def _threshold(loss: Loss, output: torch.Tensor, targets: torch.Tensor) -> Metric | None:
-    """Above 1/2 is class 1 where the loss of 1/2 is the same for both classes (probabilities, squared error); above 0
-    otherwise (logits). Nothing where targets are other numbers than 0 and 1."""
+    The threshold is 1/2 if the loss of 1/2 is equal for both classes (probabilities, squared error), otherwise 0
+    (logits).
+    """
     if int(targets.min()) < 0 or int(targets.max()) > 1:
         return None
     half, zeros = torch.full_like(output[:4], 0.5), torch.zeros_like(targets[:4])
     try:
-        apart = abs(float(loss(half, zeros)) - float(loss(half, torch.ones_like(zeros))))
-    except Exception:  # a loss that only takes what a model gives
-        apart = 1.0
-    return probability_hits if apart < 1e-6 else logit_hits
+        difference = abs(float(loss(half, zeros)) - float(loss(half, torch.ones_like(zeros))))
+    except Exception:  # a loss that takes only real outputs
+        difference = 1.0
+    return count_correct_probabilities if difference < 1e-6 else count_correct_logits
 
 
-def accuracy_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """How many rows have their target as the largest output; for targets with more axes, how many places."""
-    return _rows_hit(getattr(output, "logits", output).argmax(dim=1), target)
+def count_correct(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Count the targets that are the largest output, with classes on the second axis; ignored labels do not count."""
+    return _count_equal(getattr(output, "logits", output).argmax(dim=1), target)
 
 
-def accuracy_hits_last(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """The same with the classes on the last axis, as language models have them."""
-    return _rows_hit(getattr(output, "logits", output).argmax(dim=-1), target)
+def count_correct_last_axis(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Count the targets that are the largest output, with classes on the last axis."""
+    return _count_equal(getattr(output, "logits", output).argmax(dim=-1), target)
 
 
-def logit_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Rows whose one output is above 0 where the target is 1, and not where it is 0."""
-    hit: torch.Tensor = (output.reshape(target.shape) > 0) == (target > 0)
-    return hit.double().sum()
+def count_correct_logits(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Count the rows whose single output is above 0 exactly if the target is 1."""
+    correct: torch.Tensor = (output.reshape(target.shape) > 0) == (target > 0)
+    return correct.double().sum()
 
 
-def probability_hits(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """The same with a threshold of 1/2."""
-    hit: torch.Tensor = (output.reshape(target.shape) > 0.5) == (target > 0)
-    return hit.double().sum()
+def count_correct_probabilities(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Count the rows whose single output is above 1/2 exactly if the target is 1."""
+    correct: torch.Tensor = (output.reshape(target.shape) > 0.5) == (target > 0)
+    return correct.double().sum()
 
 
-BUILT_IN = (accuracy_hits, accuracy_hits_last, logit_hits, probability_hits)
+BUILT_IN_METRICS = (count_correct, count_correct_last_axis, count_correct_logits, count_correct_probabilities)
 
 
-def counted(target: torch.Tensor) -> float:
-    """How many rows, or places of rows, have a label that is not ignored."""
+def count_labels(target: torch.Tensor) -> float:
+    """Count the labels that are not ignored."""
     return float((target >= 0).sum())
 
 
-def _rows_hit(guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return ((guess == target) & (target >= 0)).double().sum()  # what is ignored is neither hit nor missed
+def _count_equal(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((prediction == target) & (target >= 0)).double().sum()
 
 
-def plain(loss: Loss) -> tuple[Callable[..., torch.Tensor], dict[str, Any]] | None:
-    """The function and the settings of a loss that is cross-entropy or negative log-likelihood of class numbers."""
+def torch_class_loss(loss: LossFunction) -> tuple[Callable[..., torch.Tensor], dict[str, Any]] | None:
+    """Return function and settings of a loss that is torch's cross-entropy or negative log-likelihood, or None."""
     if loss in (cross_entropy, nll_loss):
         return loss, {}
     if isinstance(loss, partial) and loss.func in (cross_entropy, nll_loss) and not loss.args:
@@ -276,38 +286,38 @@ def plain(loss: Loss) -> tuple[Callable[..., torch.Tensor], dict[str, Any]] | No
     return None
 
 
-def summed(loss: Loss, reduction: str) -> Callable[[Any, torch.Tensor], tuple[float, float]]:
-    """A loss as a sum and the weight that it is to be divided by, for one batch.
+def loss_sums(loss: LossFunction, reduction: str) -> Callable[[Any, torch.Tensor], tuple[float, float]]:
+    """Return a function that computes, for one batch, a sum of losses and the weight to divide it by.
 
-    A mean of n rows counts n times; a sum is divided by the rows too, so that test losses compare. Cross-entropy with
-    class weights or ignored labels is sum w_i l_i / sum w_i over all test rows, as torch has it for one batch, and so
-    are the losses of `hansa.losses`. Any
-    other loss that is neither a mean nor a sum over rows counts by the rows of each batch of 500.
+    A mean over n rows has weight n. A sum is divided by the number of rows too, so that test losses are comparable.
+    Cross-entropy with class weights or ignored labels is sum w_i l_i / sum w_i over all test rows, as torch computes it
+    for one batch, and so are the losses of `hansa.losses`. Any other loss is averaged over batches of 500 rows,
+    weighted by their rows.
     """
     if hasattr(loss, "sums"):
-        return partial(_of_sums, loss.sums)
-    known = plain(loss)
-    if known is None or known[1].get("reduction", "mean") != "mean":
-        return partial(_scaled, loss, reduction == "sum")
-    function, settings = known
+        return partial(_weighted_loss_sums, loss.sums)
+    class_loss = torch_class_loss(loss)
+    if class_loss is None or class_loss[1].get("reduction", "mean") != "mean":
+        return partial(_row_sums, loss, reduction == "sum")
+    function, settings = class_loss
     settings = {name: value for name, value in settings.items() if name != "reduction"}
     if settings.get("weight") is None:
-        return partial(_counted, loss, function, settings, int(settings.get("ignore_index", -100)))
-    return partial(_weighted, function, settings, int(settings.get("ignore_index", -100)))
+        return partial(_label_sums, loss, function, settings, int(settings.get("ignore_index", -100)))
+    return partial(_class_weighted_sums, function, settings, int(settings.get("ignore_index", -100)))
 
 
-def _of_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
+def _weighted_loss_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
     total, weight = sums(output, target)
     return float(total), float(weight)
 
 
-def _scaled(loss: Loss, is_sum: bool, output: Any, target: Any) -> tuple[float, float]:
-    value, rows = float(loss(output, target)), rows_of(target)
+def _row_sums(loss: LossFunction, is_sum: bool, output: Any, target: Any) -> tuple[float, float]:
+    value, rows = float(loss(output, target)), count_rows(target)
     return (value if is_sum else value * rows), float(rows)
 
 
-def _counted(
-    loss: Loss,
+def _label_sums(
+    loss: LossFunction,
     function: Callable[..., torch.Tensor],
     settings: Mapping[str, Any],
     ignored: int,
@@ -315,19 +325,20 @@ def _counted(
     target: torch.Tensor,
 ) -> tuple[float, float]:
     if target.is_floating_point():
-        return _scaled(loss, False, output, target)
+        return _row_sums(loss, False, output, target)
     labels = int((target != ignored).sum())
     if labels == target.numel():
-        return _scaled(loss, False, output, target)
-    each = target.numel() / len(target)
-    return float(function(output, target, reduction="sum", **settings)) / each, labels / each
+        return _row_sums(loss, False, output, target)
+    labels_per_row = target.numel() / len(target)
+    total = float(function(output, target, reduction="sum", **settings))
+    return total / labels_per_row, labels / labels_per_row
 
 
-def _weighted(
+def _class_weighted_sums(
     function: Callable[..., torch.Tensor], settings: Mapping[str, Any], ignored: int, output: Any, target: torch.Tensor
 ) -> tuple[float, float]:
-    if target.is_floating_point():  # shares of classes: torch divides by the rows
-        return _scaled(partial(function, **settings), False, output, target)
+    if target.is_floating_point():  # class probabilities: torch divides by the rows
+        return _row_sums(partial(function, **settings), False, output, target)
     weights = settings["weight"].to(output.device)
-    counted = target[target != ignored]
-    return float(function(output, target, reduction="sum", **settings)), float(weights[counted].double().sum())
+    labels = target[target != ignored]
+    return float(function(output, target, reduction="sum", **settings)), float(weights[labels].double().sum())

@@ -13,7 +13,7 @@ RUN = native.instruction_sets()
 
 def each_set() -> list[Any]:
     """A parameter for every instruction set; those this machine cannot run are skipped, which `pytest -ra` prints."""
-    why = native.why_not() or "this machine does not run it"
+    why = native.unavailable_reason() or "this machine does not run it"
     return [
         pytest.param(name, marks=() if name in RUN else pytest.mark.skip(reason=f"kernels for {name}: {why}"))
         for name in native.NAMES

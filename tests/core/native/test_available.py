@@ -18,7 +18,7 @@ from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
-from hansa.core.native.network import compile_stack
+from hansa.core.native.network import compile_network
 from hansa.core.vectors import kernels
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def linear() -> nn.Module:
 def test_where_a_compiler_is_found_the_kernels_are_there() -> None:
     if os.environ.get("HANSA_NATIVE") == "off":
         pytest.skip("HANSA_NATIVE=off")
-    assert native.why_not() is None, f"{COMPILER} is on the path, but: {native.why_not()}. Install again."
+    assert native.unavailable_reason() is None, f"{COMPILER} is on the path, but: {native.unavailable_reason()}. Install again."
     assert native.instruction_set() in native.instruction_sets()
     assert "base" in native.instruction_sets()
 
@@ -42,8 +42,8 @@ def test_hidden_kernels_say_why_and_everything_asks_first(monkeypatch: pytest.Mo
     monkeypatch.setenv("HANSA_NATIVE", "off")
     assert not native.available()
     assert native.instruction_set() is None
-    assert "HANSA_NATIVE=off" in str(native.why_not())
-    assert compile_stack(linear(), (4,)) is None
+    assert "HANSA_NATIVE=off" in str(native.unavailable_reason())
+    assert compile_network(linear(), (4,)) is None
     with pytest.raises(HansaError, match="HANSA_NATIVE=off"):
         kernels.squared_norm(torch.ones(3))
 
@@ -51,33 +51,33 @@ def test_hidden_kernels_say_why_and_everything_asks_first(monkeypatch: pytest.Mo
 def test_a_folder_without_the_library_gives_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
     assert not native.available()
-    assert "C compiler" in str(native.why_not())
+    assert "C compiler" in str(native.unavailable_reason())
     assert native.instruction_sets() == ()
-    assert compile_stack(linear(), (4,)) is None
+    assert compile_network(linear(), (4,)) is None
 
 
 def test_a_library_that_does_not_load_is_a_reason_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for suffix in native.EXTENSION_SUFFIXES:
         (tmp_path / f"_kernels{suffix}").write_bytes(b"not a library")
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
-    assert "does not load" in str(native.why_not())
+    assert "does not load" in str(native.unavailable_reason())
 
 
-@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 def test_an_unknown_instruction_set_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HansaError, match="'neon9'"):
         native.load("neon9")
     monkeypatch.setenv("HANSA_NATIVE", "neon9")
-    assert "this machine runs" in str(native.why_not())
+    assert "this machine runs" in str(native.unavailable_reason())
 
 
-@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 def test_the_instruction_set_can_be_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANSA_NATIVE", "base")
     assert native.instruction_set() == "base"
 
 
-@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 def test_structures_of_another_size_are_refused_before_any_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +101,7 @@ def test_structures_of_another_size_are_refused_before_any_call(
         shutil.copy(built, folder)
         monkeypatch.setattr(abi, "STRUCTURES", structures)
         monkeypatch.setattr(native, "__file__", str(folder / "__init__.py"))
-        told = native.why_not()
+        told = native.unavailable_reason()
         assert told is None if complaint is None else complaint in str(told)
         assert told is None or "Install again" in told
 

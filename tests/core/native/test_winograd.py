@@ -9,14 +9,14 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from core.native.models import distance, parameters_of
 from core.native.sets import each_set
-from hansa.core.native.network import Stack, compile_stack
+from hansa.core.native.network import Network, compile_network
 
 SHAPES = [(3, 16, 32, 14, 14), (5, 16, 32, 14, 14), (5, 9, 20, 11, 17), (3, 40, 7, 9, 8), (5, 64, 5, 36, 33)]
 
 
 def pooled(
     kernel: int, channels: int, out: int, height: int, width: int, isa: str, relu: bool = True
-) -> tuple[Stack, nn.Conv2d, Tensor]:
+) -> tuple[Network, nn.Conv2d, Tensor]:
     """A stack whose logits are the pooled outputs of one convolution, and its parameters."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -25,7 +25,7 @@ def pooled(
         last = nn.Linear(features, features, bias=False)
     nn.init.eye_(last.weight)
     module = nn.Sequential(conv, *[nn.ReLU()] * relu, nn.MaxPool2d(2), nn.Flatten(), last)
-    stack = compile_stack(module, (channels, height, width), isa)
+    stack = compile_network(module, (channels, height, width), isa)
     assert stack is not None
     return stack, conv, parameters_of(module)
 

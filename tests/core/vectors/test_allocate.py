@@ -33,20 +33,20 @@ LONG = torch.zeros(1000)
     ],
 )
 def test_memory_is_not_lent_again_while_anything_looks_at_it(look):
-    spare = Allocator(least=0)
-    x = spare.like(LONG)
+    spare = Allocator(min_bytes=0)
+    x = spare.empty_like(LONG)
     address, seen = x.data_ptr(), look(x)
     del x
     gc.collect()
-    assert spare.like(LONG).data_ptr() != address
+    assert spare.empty_like(LONG).data_ptr() != address
     del seen
     gc.collect()
-    assert address in {one.data_ptr() for one in [spare.like(LONG) for _ in range(3)]}
+    assert address in {one.data_ptr() for one in [spare.empty_like(LONG) for _ in range(3)]}
 
 
 def test_vectors_alive_at_once_are_apart_and_aligned():
-    spare = Allocator(least=0)
-    held = [spare.like(LONG).fill_(i) for i in range(50)]
+    spare = Allocator(min_bytes=0)
+    held = [spare.empty_like(LONG).fill_(i) for i in range(50)]
     for i, vector in enumerate(held):
         assert vector.data_ptr() % 64 == 0
         assert vector.dtype == torch.float32
@@ -58,8 +58,8 @@ def test_vectors_alive_at_once_are_apart_and_aligned():
 
 
 def test_no_more_lies_idle_than_allowed():
-    spare = Allocator(least=0, most=10_000)
-    held = [spare.like(LONG) for _ in range(5)]
+    spare = Allocator(min_bytes=0, max_idle_bytes=10_000)
+    held = [spare.empty_like(LONG) for _ in range(5)]
     held.clear()
     gc.collect()
     assert spare._bytes == 8_000
@@ -67,19 +67,19 @@ def test_no_more_lies_idle_than_allowed():
 
 
 def test_small_strided_and_other_vectors_are_torchs_own():
-    assert allocator.like(torch.zeros(10)).shape == (10,)
-    assert allocator.like(torch.zeros(2, 3)).shape == (2, 3)
+    assert allocator.empty_like(torch.zeros(10)).shape == (10,)
+    assert allocator.empty_like(torch.zeros(2, 3)).shape == (2, 3)
     assert allocator.empty(1 << 20, torch.bfloat16).dtype == torch.bfloat16
-    assert allocator.like(torch.zeros(2_000_000)[::2]).is_contiguous()
+    assert allocator.empty_like(torch.zeros(2_000_000)[::2]).is_contiguous()
     assert allocator.empty(0, torch.float32).numel() == 0
 
 
 def test_threads_never_share_memory_by_mistake():
-    spare, wrong = Allocator(least=0), []
+    spare, wrong = Allocator(min_bytes=0), []
 
     def work(number: int) -> None:
         for turn in range(300):
-            held = [spare.like(LONG).fill_(number * 1000 + turn) for _ in range(4)]
+            held = [spare.empty_like(LONG).fill_(number * 1000 + turn) for _ in range(4)]
             if not all(bool((vector == number * 1000 + turn).all()) for vector in held):
                 wrong.append((number, turn))
 
@@ -92,8 +92,8 @@ def test_threads_never_share_memory_by_mistake():
 
 
 def test_a_lent_vector_is_an_ordinary_tensor():
-    spare = Allocator(least=0)
-    x = spare.like(LONG).copy_(torch.arange(1000.0))
+    spare = Allocator(min_bytes=0)
+    x = spare.empty_like(LONG).copy_(torch.arange(1000.0))
     assert type(x) is torch.Tensor
     assert torch.equal(x.clone(), torch.arange(1000.0))
     assert float(x @ x) == pytest.approx(float(np.sum(np.arange(1000.0) ** 2)), rel=1e-6)
@@ -104,10 +104,10 @@ def test_a_lent_vector_is_an_ordinary_tensor():
 
 def test_memory_may_come_back_while_the_same_thread_is_taking_or_giving():
     """Garbage is collected wherever Python allocates, so also inside the room: that must not wait for itself."""
-    spare = Allocator(least=0)
+    spare = Allocator(min_bytes=0)
 
     def work() -> None:
-        vector = spare.like(LONG)
+        vector = spare.empty_like(LONG)
         with spare._lock:
             del vector
 
@@ -119,8 +119,8 @@ def test_memory_may_come_back_while_the_same_thread_is_taking_or_giving():
 
 
 def test_vectors_larger_than_all_that_usually_lies_idle_are_kept_all_the_same(monkeypatch):
-    monkeypatch.setattr(allocator, "MOST", 1000)
-    memory = Allocator(least=0)
+    monkeypatch.setattr(allocator, "MAX_IDLE_BYTES", 1000)
+    memory = Allocator(min_bytes=0)
     lent = [memory.empty(5000, torch.float32) for _ in range(10)]
     places = {vector.data_ptr() for vector in lent}
     del lent

@@ -18,7 +18,7 @@ from hansa.core.types import Population, RoundContext
 from hansa.core.vectors import arithmetic, kernels
 
 CTX = RoundContext(0, Population((1,)), (0,))
-needs_native = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+needs_native = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -27,7 +27,7 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "torch":
         monkeypatch.setenv("HANSA_NATIVE", "off")
     elif not native.available():
-        pytest.skip(f"no native kernels: {native.why_not()}")
+        pytest.skip(f"no native kernels: {native.unavailable_reason()}")
     return str(request.param)
 
 
@@ -117,7 +117,7 @@ def test_packets_do_not_tell_who_wrote_or_read_them(part: Any, size: int, monkey
 def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass goes through native code where that can be: counted, so that a lost shortcut is noticed."""
     if not native.available():
-        pytest.skip(f"no native kernels: {native.why_not()}")
+        pytest.skip(f"no native kernels: {native.unavailable_reason()}")
     asked: list[str] = []
     for name in ("squared_norm", "weighted_sum", "server_step", "sign_pack", "sign_put", "reaching"):
         real = getattr(kernels, name)
@@ -134,7 +134,7 @@ def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -
 def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch) -> None:
     rows, vectors = torch.randn(13, 4001), torch.randn(3, 4001)
     one = arithmetic.inner_products(rows, vectors)
-    monkeypatch.setattr(arithmetic, "PAYS", 1)
+    monkeypatch.setattr(arithmetic, "PARALLEL_PRODUCTS", 1)
     monkeypatch.setattr(arithmetic, "cores", lambda: 2)
     assert torch.equal(arithmetic.inner_products(rows, vectors), one)
     monkeypatch.setenv("HANSA_NATIVE", "off")
@@ -150,9 +150,9 @@ def test_sums_divided_by_coordinates_have_the_bits_of_the_undivided(dtype: torch
     weights = [0.1, 0.7, -1.3, 3.0, 1e-3]
     alone = arithmetic.weighted_sum(rows, weights)
     for threads in (1, 2, 3, 7):
-        division = arithmetic.split_among(threads)
+        division = arithmetic.parallel_sums(threads)
         try:
             assert torch.equal(arithmetic.weighted_sum(rows, weights), alone)
         finally:
             division.close()
-    assert not arithmetic._divisions
+    assert not arithmetic._active_pools

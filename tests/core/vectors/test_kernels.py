@@ -21,10 +21,10 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.types import Population, RoundContext
 from hansa.core.vectors import kernels
-from hansa.core.vectors.inner_products import InnerProducts, ShortRow
+from hansa.core.vectors.inner_products import StreamedInnerProducts, ShortRowError
 from hansa.core.vectors.kernels import ServerStep
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.why_not()}")
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
 SIZES = (1, 15, 16, 31, 1000, 5003)
 Array = np.ndarray[Any, Any]
@@ -155,9 +155,9 @@ def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: st
         total.add_(row, alpha=weight)
     tight = 4 * torch.finfo(dtype).eps
     for given_rows in (rows, list(rows.clone())):
-        torch.testing.assert_close(kernels.weighted_sum(given_rows, weights, isa=isa), total, rtol=tight, atol=tight)
+        torch.testing.assert_close(kernels.native_weighted_sum(given_rows, weights, isa=isa), total, rtol=tight, atol=tight)
     true = (rows.double() * torch.tensor(weights, dtype=torch.float64)[:, None]).sum(0)
-    torch.testing.assert_close(kernels.weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight)
+    torch.testing.assert_close(kernels.native_weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight)
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -197,7 +197,7 @@ def test_signs_are_numpys_packed_bits_and_decode_to_the_scale(isa: str, values: 
     assert bits.tobytes() == np.packbits(x >= 0, bitorder="little").tobytes()
     assert norm == pytest.approx(math.fsum(abs(float(v)) for v in x), rel=1e-14)
     out = np.full(x.size, 7, np.float32)
-    kernels.sign_put(bits, 0.75, out, isa=isa)
+    kernels.sign_write(bits, 0.75, out, isa=isa)
     assert np.array_equal(out, np.where(x >= 0, np.float32(0.75), np.float32(-0.75)))
 
 
@@ -234,7 +234,7 @@ def test_entries_that_reach_a_threshold_are_all_found_in_order(size: int, room: 
     x = draw(size).astype(np.float32)
     x[size // 3] = math.nan
     threshold = np.float32(abs(x[0]) if size > 1 else 1.0)  # an entry that just reaches it
-    index, value = kernels.reaching(x, float(threshold), room, isa=isa)
+    index, value = kernels.indices_reaching(x, float(threshold), room, isa=isa)
     wanted = np.flatnonzero(~(np.abs(x) < threshold))
     assert np.array_equal(index, wanted)
     assert np.array_equal(value, x[wanted], equal_nan=True)
@@ -257,11 +257,11 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(HansaError, match="m is float64"):
         kernels.server_step("momentum", ones, zeros.double(), b1=0.9)
     with pytest.raises(HansaError, match="row 1 is"):
-        kernels.weighted_sum([ones, torch.zeros(8)[::2]], [1.0, 1.0])
+        kernels.native_weighted_sum([ones, torch.zeros(8)[::2]], [1.0, 1.0])
     with pytest.raises(HansaError, match="out is one of the rows"):
-        kernels.weighted_sum([ones, zeros], [1.0, 1.0], out=zeros)
+        kernels.native_weighted_sum([ones, zeros], [1.0, 1.0], out=zeros)
     with pytest.raises(HansaError, match="2 rows and 1 weights"):
-        kernels.weighted_sum([ones, zeros], [1.0])
+        kernels.native_weighted_sum([ones, zeros], [1.0])
     with pytest.raises(HansaError, match="packet 0 is uint8"):
         kernels.sign_add([np.zeros(2, np.uint8)], [1.0], ones)
     with pytest.raises(HansaError, match="x is int64"):
@@ -278,51 +278,51 @@ def test_mixing_by_links_is_the_product_with_the_matrix(n, dim, dtype, isa):
     matrix = scipy.sparse.random_array((n, n), density=0.4, rng=draw, format="csr")
     rows = torch.from_numpy(draw.normal(size=(n, dim))).to(dtype)
     out = torch.full_like(rows, 7.0)
-    kernels.mix(rows, kernels.Links.of(matrix), out, isa)
+    kernels.mix(rows, kernels.CsrWeights.of(matrix), out, isa)
     wanted = torch.from_numpy(matrix.toarray() @ rows.double().numpy())
     assert torch.allclose(out.double(), wanted, atol=1e-5 if dtype == torch.float32 else 1e-13)
 
 
 def test_mixing_refuses_what_does_not_fit():
-    links = kernels.Links.of(scipy.sparse.csr_array(np.eye(3)))
+    links = kernels.CsrWeights.of(scipy.sparse.csr_array(np.eye(3)))
     rows = torch.ones(3, 4)
     with pytest.raises(HansaError, match=r"expected \[3, d\]"):
         kernels.mix(torch.ones(2, 4), links, torch.ones(2, 4))
     with pytest.raises(HansaError, match="apart"):
         kernels.mix(rows, links, rows)
     with pytest.raises(HansaError, match="square"):
-        kernels.Links.of(scipy.sparse.csr_array(np.ones((2, 3))))
+        kernels.CsrWeights.of(scipy.sparse.csr_array(np.ones((2, 3))))
     bad = scipy.sparse.csr_array(np.eye(3))
     bad.indices[1] = 9
     with pytest.raises(HansaError, match=r"to 9, expected 0\.\.2"):
-        kernels.Links.of(bad)
+        kernels.CsrWeights.of(bad)
 
 
 def test_inner_products_are_those_of_the_two_vectors_alone_on_every_instruction_set() -> None:
     for d in (1, 8, 9, 1023, 1025, 5003):
         rows = torch.from_numpy(draw(9 * d, d).astype(np.float32)).view(9, d)
         vectors = torch.from_numpy(draw(7 * d, d + 1).astype(np.float32)).view(7, d)
-        found = [kernels.inner_products(rows, vectors, isa) for isa in RUN]
+        found = [kernels.native_inner_products(rows, vectors, isa) for isa in RUN]
         assert all(torch.equal(found[0], other) for other in found)
         assert torch.allclose(found[0], rows.double() @ vectors.double().T, rtol=1e-12, atol=1e-12)
-        alone = kernels.inner_products(rows[4:5], vectors[6:7])
+        alone = kernels.native_inner_products(rows[4:5], vectors[6:7])
         assert torch.equal(alone[0, 0], found[0][4, 6])
-        assert torch.equal(kernels.inner_products(vectors, rows), found[0].T)
+        assert torch.equal(kernels.native_inner_products(vectors, rows), found[0].T)
 
 
 def test_inner_products_keep_what_float32_sums_lose() -> None:
     rows = torch.tensor([[1e8, 1.0, -1e8]] * 3)
-    assert kernels.inner_products(rows, torch.ones(2, 3)).tolist() == [[1.0, 1.0]] * 3
+    assert kernels.native_inner_products(rows, torch.ones(2, 3)).tolist() == [[1.0, 1.0]] * 3
 
 
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("piece", [8, 1000, 1 << 15])
 def test_inner_products_of_pieces_are_those_of_the_whole_rows(isa: str, piece: int) -> None:
     rows, vectors = (torch.from_numpy(draw(n * 4003, n).astype(np.float32)).view(n, 4003) for n in (9, 7))
-    products = InnerProducts(9, vectors, isa)
+    products = StreamedInnerProducts(9, vectors, isa)
     for start in range(0, 4003, piece):
         products.add(rows[:, start : start + piece])
-    assert torch.equal(products.total(), kernels.inner_products(rows, vectors, isa))
+    assert torch.equal(products.total(), kernels.native_inner_products(rows, vectors, isa))
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -331,7 +331,7 @@ def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(isa: str, 
     rows, vectors = (torch.from_numpy(draw(n * d, n).astype(np.float32)).view(n, d) for n in (6, 7))
     path, order = tmp_path / "rows", [4, 0, 5]
     path.write_bytes(b"before" + rows.numpy().tobytes())
-    products = InnerProducts(len(order), vectors, isa)
+    products = StreamedInnerProducts(len(order), vectors, isa)
     if not products.reads:
         pytest.skip(f"{isa} does not read files")
     with path.open("rb") as file:
@@ -339,23 +339,23 @@ def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(isa: str, 
         for count in (40, 1 << 15, 963):
             offsets = [6 + 4 * (client * d + done) for client in order]
             crcs, done = products.add_from(file.fileno(), offsets, count, crcs), done + count
-        assert torch.equal(products.total(), kernels.inner_products(rows[order], vectors, isa))
+        assert torch.equal(products.total(), kernels.native_inner_products(rows[order], vectors, isa))
         assert crcs == [zlib.crc32(rows[client].numpy()) for client in order]
-        with pytest.raises(ShortRow) as told:
-            InnerProducts(2, vectors, isa).add_from(file.fileno(), [6, 6 + 4 * (5 * d + 10)], d, [0, 0])
+        with pytest.raises(ShortRowError) as told:
+            StreamedInnerProducts(2, vectors, isa).add_from(file.fileno(), [6, 6 + 4 * (5 * d + 10)], d, [0, 0])
         assert (told.value.place, told.value.found) == (1, 4 * (d - 10))
     with pytest.raises(OSError, match="Bad file descriptor"):
-        InnerProducts(1, vectors, isa).add_from(-1, [0], d, [0])
+        StreamedInnerProducts(1, vectors, isa).add_from(-1, [0], d, [0])
 
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
-    products = InnerProducts(2, torch.ones(3, 20))
+    products = StreamedInnerProducts(2, torch.ones(3, 20))
     products.add(torch.ones(2, 12))
     with pytest.raises(HansaError, match="after 12 entries of 20"):
         products.add(torch.ones(2, 8))
     with pytest.raises(HansaError, match="12 of 20 entries"):
         products.total()
     with pytest.raises(HansaError, match="expected float32 pieces of 2 rows"):
-        InnerProducts(2, torch.ones(3, 20)).add(torch.ones(2, 8, dtype=torch.float64))
+        StreamedInnerProducts(2, torch.ones(3, 20)).add(torch.ones(2, 8, dtype=torch.float64))
     with pytest.raises(HansaError, match="3 rows"):
-        InnerProducts(2, torch.ones(3, 20)).add_from(0, [0, 0, 0], 8, [0, 0, 0])
+        StreamedInnerProducts(2, torch.ones(3, 20)).add_from(0, [0, 0, 0], 8, [0, 0, 0])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hansa import HansaError, Layout
-from hansa.core.vectors.layout import converted, widened
+from hansa.core.vectors.layout import convert_module, widen_module
 
 
 def net():
@@ -37,7 +37,7 @@ def test_pack_and_named_are_inverse_for_parameters_and_buffers():
     module[1].num_batches_tracked.fill_(9)
     layout = Layout.of(module)
     flat, rest = layout.pack(module, torch.float64)
-    named = layout.named(flat, rest)
+    named = layout.unpack(flat, rest)
     assert set(named) == set(module.state_dict()) - {"1.num_batches_tracked"}
     for name, tensor in named.items():
         assert torch.equal(tensor.to(torch.float32), module.state_dict()[name]), name
@@ -79,11 +79,11 @@ def test_buffers_can_be_left_out():
 
 
 def test_converting_keeps_imaginary_parts_and_whole_numbers():
-    module = converted(Odd(), torch.float64)
+    module = convert_module(Odd(), torch.float64)
     assert (module.wave.dtype, module.wave.tolist()) == (torch.complex128, [1 + 2j])
     assert (module.count.dtype, module.count.tolist()) == (torch.int64, [16777217])
     assert (module.layer.weight.dtype, module.mask.dtype) == (torch.float64, torch.float64)
-    widened(module, torch.float32)
+    widen_module(module, torch.float32)
     assert module.layer.weight.dtype == torch.float64
 
 

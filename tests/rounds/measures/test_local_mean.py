@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.engine.loopback import Loopback
+from hansa.engine import Loopback
 from hansa.rounds.measures import local_mean_loss
 
 SIZES = [3, 9, 4, 6, 2]
@@ -55,7 +55,7 @@ def test_by_hand():
 @pytest.mark.parametrize("lazily", [False, True])
 def test_clients_that_gossip_but_do_not_report_count_too(lazily, monkeypatch):
     """X <- W X keeps the mean, so w' follows from the steps alone: two steps, by hand."""
-    import hansa.rounds.cohort as loop
+    import hansa.local.cohort as loop
 
     monkeypatch.setattr(loop, "lazy_pays", lambda *a: lazily)
     method = hansa.presets.ha_fed(clusters=CLUSTERS, reporters=1, local_lr=0.5, steps=2)
@@ -97,7 +97,7 @@ def test_a_module_with_buffers_and_unequal_clients():
 @pytest.mark.parametrize("method", ["fedavg", "ha_fed", "dsgd"])
 def test_the_same_on_every_engine_and_the_training_is_not_changed(method):
     words = {"ha_fed": {"clusters": CLUSTERS, "reporters": 1}}.get(method, {})
-    made = hansa.presets.named(method, steps=2, local_lr=0.1, batch_size=2, **words)
+    made = hansa.presets.get(method, steps=2, local_lr=0.1, batch_size=2, **words)
     task = module_task()
     serial = hansa.run(made, task, rounds=2, workers=1, measures=[local_mean_loss(task)])
     wired = hansa.runs.driver.Run(made, task, measures=[local_mean_loss(task)], engine=Loopback).advance(2)
@@ -120,7 +120,7 @@ def test_every_so_often_and_in_a_file(tmp_path):
     with pytest.raises(hansa.HansaError, match="every=0"):
         local_mean_loss(task, every=0)
 
-    from hansa.config import from_text
+    from hansa.config import from_yaml
     from hansa.runs.experiment import Experiment
 
     said = """
@@ -132,8 +132,8 @@ def test_every_so_often_and_in_a_file(tmp_path):
     local: {steps: 1, batch_size: 8}
     evaluate: {every: 2, local_mean: true, train: true}
     """
-    made = Experiment.new(from_text(said), tmp_path / "run")
-    made.go()
+    made = Experiment.new(from_yaml(said), tmp_path / "run")
+    made.execute()
     assert ["local_mean_loss" in record for record in made.run.history] == [False, True]
     # one step each from the same model: the mean of the local models is the server's next one
     last = made.run.history[-1]

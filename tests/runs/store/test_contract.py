@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 
 @pytest.fixture(params=ALL_STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClientStore]:
-    with io.using(Hasty()):
+    with io.use_disk(Hasty()):
         made = ALL_STORES[request.param](tmp_path / "store")
         yield made
         made.close()
@@ -145,7 +145,7 @@ def test_rows_of_unequal_length_make_no_matrix(store: ClientStore) -> None:
 
 
 def test_ram_and_disk_agree_to_the_last_bit(tmp_path: Path) -> None:
-    with io.using(Hasty()), DiskStore(tmp_path / "store") as disk:
+    with io.use_disk(Hasty()), DiskStore(tmp_path / "store") as disk:
         ram = RamStore()
         for round in range(6):
             rows = {

@@ -10,13 +10,13 @@ import torch
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.runs.store import Damaged, DiskStore, RamStore, io
+from hansa.runs.store import DamagedFileError, DiskStore, RamStore, io
 from torture.disks import Counting, Failing, Hasty, Stingy
 
 
 @pytest.fixture(autouse=True)
 def _hasty() -> Iterator[None]:
-    with io.using(Hasty()):
+    with io.use_disk(Hasty()):
         yield
 
 
@@ -41,7 +41,7 @@ def test_only_rows_that_changed_are_written(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         store.commit(0, {client: {"a": row(client)} for client in range(10)})
         size = rows_size(tmp_path)
-        with io.using(Counting()) as disk:
+        with io.use_disk(Counting()) as disk:
             store.commit(1, {client: {"a": row(client)} for client in range(10)})
         assert rows_size(tmp_path) == size
         assert disk.calls.count("write") == 2  # type: ignore[attr-defined]  # the seal and the body of the round's file
@@ -122,7 +122,7 @@ def test_opening_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
 def test_after_a_failed_write_the_store_must_be_opened_again(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         store.commit(0, {0: {"a": row(0)}})
-        with io.using(Failing(0, "ENOSPC")), pytest.raises(OSError, match=r"\.rows") as caught:
+        with io.use_disk(Failing(0, "ENOSPC")), pytest.raises(OSError, match=r"\.rows") as caught:
             store.commit(1, {0: {"a": row(1)}})
         assert caught.value.errno == errno.ENOSPC
         assert torch.equal(store.read(0)["a"], row(0))
@@ -133,7 +133,7 @@ def test_after_a_failed_write_the_store_must_be_opened_again(tmp_path: Path) -> 
 
 
 def test_short_writes_are_finished(tmp_path: Path) -> None:
-    with io.using(Stingy()), DiskStore(tmp_path) as store:
+    with io.use_disk(Stingy()), DiskStore(tmp_path) as store:
         store.commit(0, {0: {"a": row(0)}})
         assert torch.equal(store.read(0)["a"], row(0))
 
@@ -148,7 +148,7 @@ def test_damage_after_a_first_good_read_is_noticed_too(tmp_path: Path, read: str
         data = bytearray(path.read_bytes())
         data[1600 + 100] ^= 16
         path.write_bytes(data)
-        with pytest.raises(Damaged, match=r"client 1, row 'a' of round 0 is damaged: its CRC-32"):
+        with pytest.raises(DamagedFileError, match=r"client 1, row 'a' of round 0 is damaged: its CRC-32"):
             getattr(store, read)([0, 1, 2], "a", *arguments)
 
 
@@ -170,13 +170,13 @@ def test_streamed_rows_are_checked_whoever_reads_them(
         path = next((tmp_path / "rows").iterdir())
         data = path.read_bytes()
         path.write_bytes(data[:-9000])
-        with pytest.raises(Damaged, match=r"client 69, row 'a' of round 0 is damaged: the file ends after \d+ of 160"):
+        with pytest.raises(DamagedFileError, match=r"client 69, row 'a' of round 0 is damaged: the file ends after \d+ of 160"):
             store.dot(clients, "a", vectors)
         stride = -(-4 * d // 4096) * 4096
         hurt = bytearray(data)
         hurt[41 * stride + 160_005] ^= 1
         path.write_bytes(hurt)
-        with pytest.raises(Damaged, match=r"client 41, row 'a' of round 0 is damaged: its CRC-32") as told:
+        with pytest.raises(DamagedFileError, match=r"client 41, row 'a' of round 0 is damaged: its CRC-32") as told:
             store.dot(clients, "a", vectors)
         assert f"bytes {41 * stride} to {41 * stride + 4 * d}" in str(told.value)
         path.write_bytes(data)
@@ -188,7 +188,7 @@ def test_a_lost_index_is_not_taken_for_a_new_store(tmp_path: Path) -> None:
         store.commit(0, {0: {"a": row(0)}})
     for path in (tmp_path / "index").iterdir():
         path.unlink()
-    with pytest.raises(Damaged, match="lost its base"):
+    with pytest.raises(DamagedFileError, match="has no base file"):
         DiskStore(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_a_damaged_newest_round_does_not_bar_the_way_to_an_older_checkpoint(tmp_
             if round == 1:
                 store.retain([2])
     (tmp_path / "index" / "round-000000004.json").write_bytes(b"nonsense")
-    with pytest.raises(Damaged, match="round-000000004"):
+    with pytest.raises(DamagedFileError, match="round-000000004"):
         DiskStore(tmp_path)
     with DiskStore(tmp_path, at_round=2) as store:
         assert torch.equal(store.read(0)["a"], row(1))
@@ -212,7 +212,7 @@ def test_a_round_of_another_history_is_noticed(tmp_path: Path) -> None:
                 store.commit(round, {0: {"a": row(seed, round)}})
     name = "index/round-000000002.json"
     (tmp_path / "one" / name).write_bytes((tmp_path / "two" / name).read_bytes())
-    with pytest.raises(Damaged, match=r"round-000000002\.json belongs to another history"):
+    with pytest.raises(DamagedFileError, match=r"round-000000002\.json does not follow the round before it"):
         DiskStore(tmp_path / "one")
 
 
@@ -220,5 +220,5 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     DiskStore(tmp_path).close()
     path = tmp_path / "index" / "base-000000000.json"
     io.write_sealed(path, {**io.read_sealed(path), "format": 99})
-    with pytest.raises(HansaError, match="format 99; this hansa reads format 1"):
+    with pytest.raises(HansaError, match="format 99; this Hansa reads format 1"):
         DiskStore(tmp_path)

@@ -49,7 +49,7 @@ class History(RuleBasedStateMachine):
         self.open()
 
     def open(self, at_round: int | None = None) -> None:
-        with io.using(Hasty()):
+        with io.use_disk(Hasty()):
             self.store = DiskStore(self.folder, at_round=at_round)
 
     def after(self, rows: Model) -> Model:
@@ -66,7 +66,7 @@ class History(RuleBasedStateMachine):
     @rule(numbers=ROWS)
     def commit(self, numbers: dict[int, dict[str, int]]) -> None:
         rows = {client: {name: value(name, n) for name, n in named.items()} for client, named in numbers.items()}
-        with io.using(Hasty()):
+        with io.use_disk(Hasty()):
             self.store.commit(len(self.past) - 1, rows)
         self.wrote(rows)
 
@@ -75,7 +75,7 @@ class History(RuleBasedStateMachine):
         rows = {client: {name: value(name, n) for name, n in named.items()} for client, named in numbers.items()}
         disk = PowerCut(at, Key(seed).numpy())
         finished = True
-        with io.using(disk):
+        with io.use_disk(disk):
             try:
                 self.store.commit(len(self.past) - 1, rows)
             except Dead:

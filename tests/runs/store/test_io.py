@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from hansa.runs.store import Damaged, io
+from hansa.runs.store import DamagedFileError, io
 from torture.disks import Counting, Failing, Stingy
 
 
 def test_a_file_is_replaced_by_write_sync_rename_and_sync_of_the_folder(tmp_path: Path) -> None:
-    with io.using(Counting()) as disk:
+    with io.use_disk(Counting()) as disk:
         io.write_file(tmp_path / "a", b"one", b"", b"two")
     assert (tmp_path / "a").read_bytes() == b"onetwo"
     assert disk.calls == ["open", "write", "write", "sync", "rename", "sync_folder"]  # type: ignore[attr-defined]
@@ -19,7 +19,7 @@ def test_a_file_is_replaced_by_write_sync_rename_and_sync_of_the_folder(tmp_path
 @pytest.mark.parametrize("at", range(4))
 def test_a_failed_replacement_leaves_the_old_file_and_names_it(tmp_path: Path, at: int, fault: str) -> None:
     io.write_file(tmp_path / "a", b"old")
-    with io.using(Failing(at, fault)), pytest.raises(OSError, match=str(tmp_path / "a")):
+    with io.use_disk(Failing(at, fault)), pytest.raises(OSError, match=str(tmp_path / "a")):
         io.write_file(tmp_path / "a", b"new and longer")
     assert (tmp_path / "a").read_bytes() == b"old"
     io.write_file(tmp_path / "a", b"new")
@@ -27,7 +27,7 @@ def test_a_failed_replacement_leaves_the_old_file_and_names_it(tmp_path: Path, a
 
 
 def test_writes_that_take_a_few_bytes_at_a_time_are_finished(tmp_path: Path) -> None:
-    with io.using(Stingy()):
+    with io.use_disk(Stingy()):
         io.write_file(tmp_path / "a", bytes(range(256)))
         io.append(tmp_path / "a", b"and more than seven")
     assert (tmp_path / "a").read_bytes() == bytes(range(256)) + b"and more than seven"
@@ -38,7 +38,7 @@ def test_a_disk_that_takes_nothing_is_an_error_not_a_loop(tmp_path: Path) -> Non
         def write(self, file: int, offset: int, data: io.Bytes) -> int:
             return 0
 
-    with io.using(Full()), pytest.raises(OSError, match="nothing was written"):
+    with io.use_disk(Full()), pytest.raises(OSError, match="nothing was written"):
         io.write_file(tmp_path / "a", b"x")
 
 
@@ -50,15 +50,15 @@ def test_a_sealed_file_proves_itself(tmp_path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Damaged, match=r"facts\.json is damaged"):
+    with pytest.raises(DamagedFileError, match=r"facts\.json is damaged"):
         io.read_sealed(path)
     path.unlink()
-    with pytest.raises(Damaged, match=r"facts\.json is missing"):
+    with pytest.raises(DamagedFileError, match=r"facts\.json is missing"):
         io.read_sealed(path)
 
 
 def test_the_real_disk_comes_back_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError), io.using(Failing(0, "EIO")):
+    with pytest.raises(OSError), io.use_disk(Failing(0, "EIO")):
         io.write_file(tmp_path / "a", b"x")
     io.write_file(tmp_path / "a", b"x")
 

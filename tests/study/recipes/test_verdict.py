@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hansa.study.recipes.recipe import Measure, Recipe
-from hansa.study.recipes.verdict import compare, reading
+from hansa.study.recipes.recipe import Recipe, RecipeMeasure
+from hansa.study.recipes.verdict import compare_with_paper, read_measure
 
 
 def history(*accuracies: float) -> list[dict[str, Any]]:
@@ -17,16 +17,18 @@ def history(*accuracies: float) -> list[dict[str, Any]]:
     ]
 
 
-def recipe(published: dict[str, Any], judged: str = "numbers", **more: Any) -> Recipe:
+def recipe(published: dict[str, Any], compares: str = "numbers", **more: Any) -> Recipe:
     rows = {name: {"published": {"": {"accuracy": value}}} for name, value in published.items()}
-    body = {"name": "x", "paper": "p", "where": "Table 1", "says": "s", "rows": rows, "settings": {}}
-    measures = {"accuracy": {"read": "last", "within": 1.0}}
-    return Recipe.model_validate({**body, "measures": measures, "scales": {"cpu": {"judged": judged}}, **more})
+    body = {"name": "x", "paper": "p", "reference": "Table 1", "summary": "s", "rows": rows, "settings": {}}
+    measures = {"accuracy": {"statistic": "last", "tolerance": 1.0}}
+    return Recipe.model_validate({**body, "measures": measures, "scales": {"cpu": {"compares": compares}}, **more})
 
 
 def verdicts(asked: Recipe, ours: dict[str, list[float]]) -> dict[str, str]:
-    found, _ = compare(asked, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()})
-    return {one.cell.row: one.verdict for one in found}
+    comparisons, _ = compare_with_paper(
+        asked, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
+    )
+    return {one.cell.row: one.verdict for one in comparisons}
 
 
 def test_numbers_within_the_rule_agree_and_others_keep_their_order_or_not() -> None:
@@ -49,7 +51,7 @@ def test_spread_widens_the_rule() -> None:
 def test_an_order_within_the_spread_is_no_other_order() -> None:
     asked = recipe({"a": 80.0, "b": 70.0})
     assert verdicts(asked, {"a": [0.49, 0.51], "b": [0.50, 0.52]}) == {"a": "same order", "b": "same order"}
-    close = recipe({"a": [80.0, 6.0], "b": [79.0, 6.0]}, judged="order")
+    close = recipe({"a": [80.0, 6.0], "b": [79.0, 6.0]}, compares="order")
     assert verdicts(close, {"a": [0.3], "b": [0.4]}) == {"a": "not comparable", "b": "not comparable"}
 
 
@@ -65,7 +67,9 @@ def test_what_a_scale_cannot_judge() -> None:
 def test_not_reached_agrees_with_not_reached() -> None:
     asked = recipe(
         {"a": "500+", "b": 100},
-        measures={"accuracy": {"read": "rounds_to", "target": 0.5, "times": 1, "within": 0.2, "relative": True}},
+        measures={
+            "accuracy": {"statistic": "rounds_to", "target": 0.5, "factor": 1, "tolerance": 0.2, "relative": True}
+        },
     )
     assert verdicts(asked, {"a": [0.4], "b": [0.4]}) == {"a": "agrees", "b": "not comparable"}
 
@@ -73,37 +77,39 @@ def test_not_reached_agrees_with_not_reached() -> None:
 @pytest.mark.parametrize(
     ("measure", "expected"),
     [
-        ({"read": "best"}, 40.0),
-        ({"read": "last"}, 30.0),
-        ({"read": "last5"}, 25.0),
-        ({"read": "mean", "times": 1}, 0.25),
-        ({"read": "best", "smaller": True}, 10.0),
-        ({"read": "rounds_to", "target": 0.2, "times": 1}, 2.0),
-        ({"read": "rounds_to", "target": 0.9, "times": 1}, None),
-        ({"read": "hours_to", "target": 0.4, "times": 1}, 0.3),
-        ({"read": "per_round", "metric": "server_bits", "times": 500}, 500 * 320.0),
+        ({"statistic": "best"}, 40.0),
+        ({"statistic": "last"}, 30.0),
+        ({"statistic": "last5"}, 25.0),
+        ({"statistic": "mean", "factor": 1}, 0.25),
+        ({"statistic": "best", "smaller_is_better": True}, 10.0),
+        ({"statistic": "rounds_to", "target": 0.2, "factor": 1}, 2.0),
+        ({"statistic": "rounds_to", "target": 0.9, "factor": 1}, None),
+        ({"statistic": "hours_to", "target": 0.4, "factor": 1}, 0.3),
+        ({"statistic": "per_round", "metric": "server_bits", "factor": 500}, 500 * 320.0),
     ],
 )
 def test_readings(measure: dict[str, Any], expected: float | None) -> None:
-    assert reading(history(0.1, 0.2, 0.4, 0.3), Measure(**measure)) == pytest.approx(expected)
+    assert read_measure(history(0.1, 0.2, 0.4, 0.3), RecipeMeasure(**measure)) == pytest.approx(expected)
 
 
 def test_a_round_is_told_by_the_last_since_the_first_may_send_less() -> None:
     rounds = [{"round": 1, "up_bytes": 10, "down_bytes": 0}, {"round": 2, "up_bytes": 10, "down_bytes": 10}]
-    measure = Measure(read="per_round", metric="server_bits", times=500)
-    assert reading(rounds, measure) == 500 * 160
-    assert reading(rounds[:1], measure) == 500 * 80
-    assert reading([], measure) is None
+    measure = RecipeMeasure(statistic="per_round", metric="server_bits", factor=500)
+    assert read_measure(rounds, measure) == 500 * 160
+    assert read_measure(rounds[:1], measure) == 500 * 80
+    assert read_measure([], measure) is None
 
 
 def test_claims_hold_fail_or_are_undecided() -> None:
     claims = [
-        {"says": "a first", "measure": "accuracy", "order": ["a", "b"]},
-        {"says": "b first", "measure": "accuracy", "order": ["b", "a"]},
-        {"says": "b before c", "measure": "accuracy", "order": ["c", "b"]},
-        {"says": "alike", "measure": "accuracy", "near": ["b", "c"], "within": 2.0},
+        {"statement": "a first", "measure": "accuracy", "order": ["a", "b"]},
+        {"statement": "b first", "measure": "accuracy", "order": ["b", "a"]},
+        {"statement": "b before c", "measure": "accuracy", "order": ["c", "b"]},
+        {"statement": "alike", "measure": "accuracy", "similar": ["b", "c"], "tolerance": 2.0},
     ]
     asked = recipe({"a": 1, "b": 1, "c": 1}, claims=claims)
     ours = {"a": [0.8, 0.8], "b": [0.50, 0.54], "c": [0.49, 0.53]}
-    _, held = compare(asked, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()})
-    assert [one.holds for one in held] == [True, False, None, True]
+    _, checks = compare_with_paper(
+        asked, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
+    )
+    assert [one.holds for one in checks] == [True, False, None, True]

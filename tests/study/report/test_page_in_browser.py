@@ -1,4 +1,4 @@
-"""The page as people have it: opened in a browser, looked at, pointed at, typed at."""
+"""The report page in a browser: drawing, pointer, keyboard, legend, zoom, downloads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import pytest
 
 from hansa.study import report
+from hansa.study.report import ReportEntry
 
 from .browser import Browser
-from .test_report import history
+from .test_page import history
 
 CURVES = "document.querySelectorAll('[data-name=main] path.line').length"
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"
@@ -17,25 +18,28 @@ NASTY = "</script><img src=x onerror=alert(1)>&<b>"
 
 @pytest.fixture(scope="module")
 def browser():
-    made = Browser()
-    yield made
-    made.close()
+    opened = Browser()
+    yield opened
+    opened.close()
 
 
 def entries():
     rising = [0.2 + 0.01 * t for t in range(40)]
     group = [
-        report.Entry("group", history([a + d for a in rising], simulated=2.0), seed=s) for s, d in ((0, 0), (1, 0.1))
+        ReportEntry("group", history([a + d for a in rising], simulated=2.0), seed=s) for s, d in ((0, 0), (1, 0.1))
     ]
     lone = history([0.9 * a for a in rising], up=10, simulated=1.0)
     for record in lone:
         record.update(diversity=1.5, gamma=0.25, q=0.5, consensus=0.1, aggregate_norm=2.0, update_norm=1.0)
-    return [report.Entry.of_seeds("group", group), report.Entry(NASTY, lone, f"name: {json.dumps(NASTY)}\n")]
+    return [
+        ReportEntry.from_seeds("group", group),
+        ReportEntry(NASTY, lone, f"name: {json.dumps(NASTY)}\n"),
+    ]
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    return report.write(
+    return report.write_page(
         tmp_path_factory.mktemp("page") / "report.html", entries(), title=NASTY, lead=NASTY, facts=[NASTY]
     )
 
@@ -117,7 +121,7 @@ def test_a_drag_zooms_and_a_double_click_shows_all(browser, page):
 def test_axes_and_metrics_are_chosen(browser, page):
     browser.open(page)
     names = browser.run("[...document.querySelectorAll('#axis button')].map((b) => b.textContent)")
-    assert names == ["rounds", "uplink bits", "server bits", "all bits", "simulated time", "wall time"]
+    assert names == ["rounds", "sent up", "server bits", "all bits", "simulated time", "wall time"]
     browser.run("document.querySelectorAll('#axis button')[1].click()")
     assert "bits sent up" in browser.run("document.querySelector('[data-name=main]').textContent")
     browser.run("[...document.querySelectorAll('#metric button')].find((b) => b.textContent === 'diversity').click()")

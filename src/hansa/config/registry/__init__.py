@@ -1,8 +1,8 @@
-"""The registry of parts: kinds, what each has by name, and how a file's words become a part.
+"""The registry of components: their kinds, the components of each kind by name, and how a file builds one.
 
->>> from hansa.config.registry import slot
+>>> from hansa.config.registry import component_field
 >>> from hansa.compress import Uplink
->>> slot(Uplink).build({"kind": "error_feedback", "compressor": {"kind": "top_k", "ratio": "1/64"}})
+>>> component_field(Uplink).build({"kind": "error_feedback", "compressor": {"kind": "top_k", "ratio": "1/64"}})
 error_feedback(compressor=top_k(ratio=0.015625, values='float32'))
 """
 
@@ -11,52 +11,50 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
-    from hansa.config.registry.components import KINDS, Factory, Keys, Kind, Misfit, add, strays
-    from hansa.config.registry.fields import Slot, signature_of, slot, slot_of
-    from hansa.config.registry.plugins import Plugin, plain
-    from hansa.config.registry.python_expression import Expression, Writer, expression
-    from hansa.config.registry.signatures import Argument, Signature
+    from hansa.config.registry.components import (
+        KINDS,
+        ConfigValueError,
+        Factory,
+        Keys,
+        Kind,
+        register_kind,
+        unknown_plugins,
+    )
+    from hansa.config.registry.fields import ComponentField, component_field, field_for_argument
+    from hansa.config.registry.plugins import Plugin, normalize_name
+    from hansa.config.registry.python_expression import PythonExpression, PythonWriter, to_python
+    from hansa.config.registry.signatures import Argument, Signature, signature_of
 
 __all__ = [
     "KINDS",
     "Argument",
-    "Expression",
+    "ComponentField",
+    "ConfigValueError",
     "Factory",
     "Keys",
     "Kind",
-    "Misfit",
     "Plugin",
+    "PythonExpression",
+    "PythonWriter",
     "Signature",
-    "Slot",
-    "Writer",
-    "add",
-    "expression",
-    "plain",
+    "component_field",
+    "field_for_argument",
+    "normalize_name",
+    "register_kind",
     "signature_of",
-    "slot",
-    "slot_of",
-    "strays",
+    "to_python",
+    "unknown_plugins",
 ]
 
 HOMES = {
-    "Argument": "hansa.config.registry.signatures",
-    "Expression": "hansa.config.registry.python_expression",
-    "Factory": "hansa.config.registry.components",
-    "KINDS": "hansa.config.registry.components",
-    "Keys": "hansa.config.registry.components",
-    "Kind": "hansa.config.registry.components",
-    "Misfit": "hansa.config.registry.components",
-    "Plugin": "hansa.config.registry.plugins",
-    "Signature": "hansa.config.registry.signatures",
-    "Slot": "hansa.config.registry.fields",
-    "Writer": "hansa.config.registry.python_expression",
-    "add": "hansa.config.registry.components",
-    "expression": "hansa.config.registry.python_expression",
-    "plain": "hansa.config.registry.plugins",
-    "signature_of": "hansa.config.registry.fields",
-    "slot": "hansa.config.registry.fields",
-    "slot_of": "hansa.config.registry.fields",
-    "strays": "hansa.config.registry.components",
+    **dict.fromkeys(
+        ("ConfigValueError", "Factory", "KINDS", "Keys", "Kind", "register_kind", "unknown_plugins"),
+        "hansa.config.registry.components",
+    ),
+    **dict.fromkeys(("ComponentField", "component_field", "field_for_argument"), "hansa.config.registry.fields"),
+    **dict.fromkeys(("Plugin", "normalize_name"), "hansa.config.registry.plugins"),
+    **dict.fromkeys(("PythonExpression", "PythonWriter", "to_python"), "hansa.config.registry.python_expression"),
+    **dict.fromkeys(("Argument", "Signature", "signature_of"), "hansa.config.registry.signatures"),
 }
 
 if not TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""Parts that other packages bring: the entry points of the group ``hansa.parts``, named KIND.NAME.
+"""Components of other packages: entry points of the group ``hansa.parts``, named KIND.NAME.
 
-A package says in its pyproject.toml, ``compressor.ternary`` being the kind of part and the name it goes by::
+A package declares them in its pyproject.toml; here ``compressor`` is the kind and ``ternary`` the name::
 
     [project.entry-points."hansa.parts"]
     "compressor.ternary" = "hansa_ternary:ternary"
 
-Only names are read until a part is asked for; a package that is broken is told by its name and breaks nothing else.
+Only names are read until a component is used. A broken package is reported by name and breaks nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("hansa")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One part of an installed package, not imported yet."""
+    """A component of an installed package, not imported yet."""
 
     kind: str
     name: str
@@ -32,12 +32,12 @@ class Plugin:
     entry: EntryPoint
 
     def load(self) -> Any:
-        """The part's class or function; importing it runs the package's code."""
+        """Import the class or function; this runs the package's code."""
         try:
             return self.entry.load()
-        except (Exception, SystemExit) as error:  # whatever a strange package does when it is imported
+        except (Exception, SystemExit) as error:  # importing runs foreign code
             raise HansaError(
-                f"{self}: cannot be loaded ({type(error).__name__}: {error}). Mend or uninstall that package."
+                f"{self}: cannot be loaded ({type(error).__name__}: {error}). Fix or uninstall that package."
             ) from error
 
     def __str__(self) -> str:
@@ -45,31 +45,31 @@ class Plugin:
 
 
 @cache
-def installed() -> tuple[Plugin, ...]:
-    """All plug-ins there are, by kind, name and package."""
-    found = []
+def installed_plugins() -> tuple[Plugin, ...]:
+    """Return all plug-ins, sorted by kind, name and package."""
+    plugins = []
     for entry in entry_points(group=GROUP):
         kind, _, name = entry.name.partition(".")
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
-        found.append(Plugin(kind, plain(name), package, entry))
-    return tuple(sorted(found, key=lambda plugin: (plugin.kind, plugin.name, plugin.package)))
+        plugins.append(Plugin(kind, normalize_name(name), package, entry))
+    return tuple(sorted(plugins, key=lambda plugin: (plugin.kind, plugin.name, plugin.package)))
 
 
-def of_kind(kind: str) -> dict[str, Plugin]:
-    """The plug-ins of a kind by name; of two packages with one name the first in the alphabet has it."""
-    found: dict[str, Plugin] = {}
-    for plugin in installed():
+def plugins_of_kind(kind: str) -> dict[str, Plugin]:
+    """Return the plug-ins of a kind by name; the first package in alphabetical order wins."""
+    by_name: dict[str, Plugin] = {}
+    for plugin in installed_plugins():
         if plugin.kind == kind and plugin.name:
-            if plugin.name in found:
-                warn_once(f"{plugin}: {found[plugin.name].package} has a part of that name, which counts.")
-            found.setdefault(plugin.name, plugin)
-    return found
+            if plugin.name in by_name:
+                warn_once(f"{plugin}: {by_name[plugin.name].package} has a component of that name, which is used.")
+            by_name.setdefault(plugin.name, plugin)
+    return by_name
 
 
-def plain(name: str) -> str:
-    """A name as it is looked up: capitals, dashes and spaces do not matter, nor does the plus of FedMGDA+.
+def normalize_name(name: str) -> str:
+    """Return a name as it is looked up: without capitals, dashes, spaces and the plus of FedMGDA+.
 
-    >>> plain("Erdos-Renyi"), plain("FedMGDA+")
+    >>> normalize_name("Erdos-Renyi"), normalize_name("FedMGDA+")
     ('erdos_renyi', 'fedmgda')
     """
     return name.strip().lower().replace("+", "").replace("-", "_").replace(" ", "_")
@@ -77,11 +77,11 @@ def plain(name: str) -> str:
 
 @cache
 def warn_once(message: str) -> None:
-    """A warning about an installed package: once a process is enough."""
+    """Warn about an installed package, once per process."""
     log.warning("plug-in %s", message)
 
 
-def forget() -> None:
-    """Look again at what is installed, for programs that change it while they run."""
-    installed.cache_clear()
+def clear_cache() -> None:
+    """Forget what is installed, for programs that change it while they run."""
+    installed_plugins.cache_clear()
     warn_once.cache_clear()

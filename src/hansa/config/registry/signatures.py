@@ -1,4 +1,4 @@
-"""What a class or function may be told: its arguments, with types and defaults where its signature tells them."""
+"""The arguments of a class or function, with their types and defaults."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 EMPTY: Any = inspect.Parameter.empty
-WELL_KNOWN: dict[str, Any] = {}
-"""Names that an annotation may use even where they were imported for type checkers only: the protocols of parts."""
+PROTOCOLS: dict[str, Any] = {}
+"""Protocols of components, which an annotation may name even if they were imported for type checkers only."""
 
 
 class Argument(NamedTuple):
-    """One argument: its type (`EMPTY` where nothing is said) and default; ``starred`` takes a list as ``*name``."""
+    """One argument: its type (`EMPTY` without annotation) and default; ``starred`` takes a list as ``*name``."""
 
     name: str
     hint: Any = EMPTY
@@ -24,53 +25,58 @@ class Argument(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Whether it must be given."""
+        """Whether a value must be passed."""
         return self.default is EMPTY and not self.optional
 
 
 class Signature(NamedTuple):
-    """The arguments by name; ``open`` if it takes others besides."""
+    """The arguments by name; ``accepts_any`` if it also takes arguments of other names."""
 
     arguments: dict[str, Argument]
-    open: bool = False
+    accepts_any: bool = False
 
 
-def signature(factory: Callable[..., Any]) -> Signature:
-    """The arguments of a class or function; those of ``**words: Unpack[Common]`` are the words of `Common`.
+@lru_cache(maxsize=1024)
+def signature_of(factory: Callable[..., Any]) -> Signature:
+    """Return the arguments of a class or function; ``**options: Unpack[Options]`` stands for the keys of `Options`.
 
     >>> def mine(lr: float, *, b1=0.9): ...
-    >>> [(one.name, one.required) for one in signature(mine).arguments.values()]
+    >>> [(one.name, one.required) for one in signature_of(mine).arguments.values()]
     [('lr', True), ('b1', False)]
     """
-    found: dict[str, Argument] = {}
-    known, further = hints(factory), False
+    arguments: dict[str, Argument] = {}
+    hints, accepts_any = type_hints(factory), False
     for name, parameter in inspect.signature(factory).parameters.items():
-        hint = known.get(name, EMPTY)
+        hint = hints.get(name, EMPTY if isinstance(parameter.annotation, str) else parameter.annotation)
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            vocabularies = [given for given in typing.get_args(hint) if typing.is_typeddict(given)]
-            for vocabulary in vocabularies:
-                words = typing.get_type_hints(vocabulary)
-                found.update({word: Argument(word, said, optional=True) for word, said in words.items()})
-            further = not vocabularies
+            typed_dicts = [option for option in typing.get_args(hint) if typing.is_typeddict(option)]
+            for typed_dict in typed_dicts:
+                keys = typing.get_type_hints(typed_dict)
+                arguments.update({key: Argument(key, key_hint, optional=True) for key, key_hint in keys.items()})
+            accepts_any = not typed_dicts
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            found[name] = Argument(name, hint, starred=True, optional=True)
+            arguments[name] = Argument(name, hint, starred=True, optional=True)
         else:
-            found[name] = Argument(name, hint, parameter.default)
-    return Signature(found, further)
+            arguments[name] = Argument(name, hint, parameter.default)
+    return Signature(arguments, accepts_any)
 
 
-def hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Its type hints, of a class with those of its ``__init__``; one that cannot be read is left out."""
+def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type hints that can be evaluated, for a class with those of its ``__init__``."""
     if isinstance(factory, type):
         return {**_hints(factory), **_hints(factory.__init__)}  # type: ignore[misc]
     return _hints(factory)
 
 
-def returned(function: Callable[..., Any]) -> Any:
-    """What a function says that it returns, or None; the rest of its hints is left alone, and torch with it."""
-    said = getattr(function, "__annotations__", {}).get("return")
+def return_type(function: Callable[..., Any]) -> Any:
+    """Return the evaluated return annotation, or None; torch is not imported for it."""
+    annotation = getattr(function, "__annotations__", {}).get("return")
     try:
-        return eval(said, {**WELL_KNOWN, **function.__globals__, "torch": None}) if isinstance(said, str) else said
+        return (
+            eval(annotation, {**PROTOCOLS, **function.__globals__, "torch": None})
+            if isinstance(annotation, str)
+            else annotation
+        )
     except Exception:
         return None
 
@@ -79,23 +85,23 @@ def _hints(owner: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(owner)
     except (NameError, TypeError, AttributeError, SyntaxError):
-        space = {**WELL_KNOWN, **vars(sys.modules.get(getattr(owner, "__module__", ""), typing))}
-        found = {}
+        namespace = {**PROTOCOLS, **vars(sys.modules.get(getattr(owner, "__module__", ""), typing))}
+        hints = {}
         for name, text in _annotations(owner).items():
             try:
-                found[name] = eval(text, space) if isinstance(text, str) else text
+                hints[name] = eval(text, namespace) if isinstance(text, str) else text
             except Exception:
                 continue
-        return found
+        return hints
 
 
 def _annotations(owner: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     for each in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
-        found.update(getattr(each, "__annotations__", {}))
-    return found
+        annotations.update(getattr(each, "__annotations__", {}))
+    return annotations
 
 
-def first_line(made: Any) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return " ".join((inspect.getdoc(made) or "").split("\n\n")[0].split())
+def summary_line(documented: Any) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())

@@ -17,42 +17,42 @@ from typing import Any
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
 
-__all__ = ["available", "instruction_set", "instruction_sets", "load", "why_not"]
+__all__ = ["available", "instruction_set", "instruction_sets", "load", "unavailable_reason"]
 
 NAMES = ("avx512", "avx2", "base")
 
 
 def available() -> bool:
-    """Whether the kernels can be used here; ``why_not`` says why they cannot."""
-    return why_not() is None
+    """Whether the kernels can be used here; ``unavailable_reason`` says why they cannot."""
+    return unavailable_reason() is None
 
 
-def why_not() -> str | None:
+def unavailable_reason() -> str | None:
     """The reason why the native kernels are not available, or None."""
-    return _reason(__file__, _wish())
+    return _reason(__file__, _requested_set())
 
 
 def instruction_sets() -> tuple[str, ...]:
     """The instruction sets that the library was built for and this machine runs, best first."""
-    library = _library(__file__)
+    library = _load_library(__file__)
     return () if isinstance(library, str) else tuple(name for name in NAMES if library.hansa_kernels_for(name.encode()))
 
 
 def instruction_set() -> str | None:
     """The instruction set in use, or None where the kernels are not available."""
-    return None if why_not() else str(load().name.decode())
+    return None if unavailable_reason() else str(load().name.decode())
 
 
 def load(isa: str = "") -> Any:
     """The table of kernels (``hansa.core.native.abi.Kernels``) of one instruction set, by default the best."""
-    wish = _wish()
+    wish = _requested_set()
     reason = _reason(__file__, wish)
     if reason is not None:
         raise HansaError(f"native kernels: {reason}.")
-    return _table(__file__, isa or wish)
+    return _load_table(__file__, isa or wish)
 
 
-def _wish() -> str:
+def _requested_set() -> str:
     return os.environ.get("HANSA_NATIVE", "")
 
 
@@ -60,7 +60,7 @@ def _wish() -> str:
 def _reason(file: str, wish: str) -> str | None:
     if wish == "off":
         return "HANSA_NATIVE=off hides the native kernels"
-    library = _library(file)
+    library = _load_library(file)
     if isinstance(library, str):
         return library
     if wish and wish not in instruction_sets():
@@ -69,14 +69,14 @@ def _reason(file: str, wish: str) -> str | None:
 
 
 @cache
-def _table(file: str, isa: str) -> Any:
-    found = _library(file).hansa_kernels_for(isa.encode())
+def _load_table(file: str, isa: str) -> Any:
+    found = _load_library(file).hansa_kernels_for(isa.encode())
     if not found:
         raise HansaError(f"native kernels for {isa!r}: this machine runs {', '.join(instruction_sets())}.")
     return found.contents
 
 
-def _misfits(library: Any) -> str:
+def _size_mismatches(library: Any) -> str:
     """The structures that the library and `abi` do not agree on; a call with one would read beyond its end."""
     try:
         library.hansa_size.argtypes, library.hansa_size.restype = [ctypes.c_int64], ctypes.c_int64
@@ -91,7 +91,7 @@ def _misfits(library: Any) -> str:
 
 
 @cache
-def _library(file: str) -> Any:
+def _load_library(file: str) -> Any:
     """The library loaded from beside a file, or the reason why there is none."""
     built = [Path(file).parent / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
@@ -105,7 +105,7 @@ def _library(file: str) -> Any:
         return f"{path.name} does not load: {error}"
     if version != abi.ABI:
         return f"{path.name} is of another version ({version}, expected {abi.ABI}): install again"
-    if told := _misfits(library):
+    if told := _size_mismatches(library):
         return f"{path.name} was built from other sources: {told}. Install again"
     library.hansa_kernels_for.argtypes = [ctypes.c_char_p]
     library.hansa_kernels_for.restype = ctypes.POINTER(abi.Kernels)

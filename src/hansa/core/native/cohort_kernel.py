@@ -1,8 +1,13 @@
-"""A cohort's steps and gossip natively: many turns in one call, each client's model in its own row, nothing copied."""
+"""A gossiping cohort natively: many turns (a client's step, or an exchange of all rows) in one call.
+
+`CohortKernel` keeps every client's model as a row and changes it in place. `LazyCohortKernel` keeps the changes made so
+far, and makes models only for clients that step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ctypes import byref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,159 +17,281 @@ from torch import Tensor
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
-from hansa.core.native.client_kernel import Settings, Solo
-from hansa.core.native.network import SLICE
+from hansa.core.native.client_kernel import ClientKernel
+from hansa.core.native.network import SLICE, AffineStep
 
-TURN = np.dtype([("row", np.int64), ("batch", np.int64), ("index", np.uint64)])
+Array = np.ndarray[Any, Any]
+TURN = abi.record(abi.Turn)
 """A turn: the step of a row on ``batch`` examples whose numbers lie at the address ``index``; or, with a row below 0,
 something that all rows do (`hansa.core.native.abi`: MIX, AVERAGE, SETTLE, PULL, SIGNS)."""
+GROUP = 16  # models that are made together, at most
 
 
-class Links(NamedTuple):
-    """W over ``rows`` rows by its links, looked at once: as native code reads them, and where that is."""
+class MixingLinks(NamedTuple):
+    """The nonzero entries of W over ``rows`` rows, checked once: as native code reads them, and their addresses."""
 
     rows: int
-    arrays: tuple[np.ndarray[Any, Any], ...]
-    places: tuple[int, ...]
+    arrays: tuple[Array, ...]
+    addresses: tuple[int, ...]
 
     @classmethod
-    def of(cls, rows: int, starts: Any, links: Any, weights: Any) -> Links:
+    def of(cls, rows: int, starts: Any, links: Any, weights: Any) -> MixingLinks:
         count = len(links)
         fits = starts.shape == (rows + 1,) and starts[0] == 0 and starts[-1] == count == len(weights)
         if not fits or np.any(np.diff(starts) < 0) or (count and not 0 <= links.min() <= links.max() < rows):
-            raise HansaError(f"Together.weigh: links that are not those of {rows} rows.")
+            raise HansaError(f"MixingLinks.of: links that are not those of {rows} rows.")
         arrays = (starts.astype(np.int64), links.astype(np.int64), weights.astype(np.float64))
         return cls(rows, arrays, tuple(array.ctypes.data for array in arrays))
 
 
-class Together:
+class CohortKernel:
     """The rows [n, d] of a cohort, changed in place, for one thread.
 
-    ``later`` says that steps are made apart, and moved into the rows by the next turn of all (combine-then-adapt). With
-    ``start`` all rows, and their public copies, become that once they are needed: anything may be in them until a run.
+    With ``after_exchange`` steps are made apart, and added to the rows by the next exchange (combine-then-adapt). With
+    ``start`` all rows, and their public copies, become that once they are needed: their contents are undefined before.
     """
 
     def __init__(
         self,
-        solo: Solo,
+        clients: ClientKernel,
         rows: Tensor,
-        settings: Settings,
-        anchor: Tensor,
+        step: AffineStep,
         *,
-        later: bool = False,
+        after_exchange: bool = False,
         start: Tensor | None = None,
     ) -> None:
-        stack = solo.stack
-        if stack.keeps:
-            raise HansaError("Together: the stack drops out, and turns draw nothing: step row by row.")
+        network = clients.network
+        if network.dropout_numbers:
+            raise HansaError("CohortKernel: the network has dropout, and turns draw nothing. Step row by row.")
         if rows.ndim != 2 or not rows.is_contiguous():
-            raise HansaError(f"Together: rows are {list(rows.shape)}, expected contiguous [clients, {stack.dim}].")
-        stack.expect("a row", rows[0])
-        self._solo, self._settings, self._anchor = solo, settings, anchor
-        n, bits = len(rows), -(-stack.dim // 512) * 64
-        self._cohort = abi.Cohort(rows=n, seconds=SLICE, rate=1.0)
+            raise HansaError(
+                f"CohortKernel: rows are {list(rows.shape)}, expected contiguous [clients, {network.dim}]."
+            )
+        network.check_vector("a row", rows[0])
+        self._clients, self._step = clients, step
+        n, bits = len(rows), -(-network.dim // 512) * 64
+        self._cohort = abi.DenseCohort(rows=n, seconds=SLICE, rate=1.0)
         self._scratch = torch.empty(n * abi.CUT + n + n * bits // 4)
         self._cohort.scratch = self._scratch.data_ptr()
-        self._later = torch.empty_like(rows) if later else None
+        self._later = torch.empty_like(rows) if after_exchange else None
         self._stepped = np.zeros(n, np.int64)
         self._cohort.stepped = self._stepped.ctypes.data
         self._reach = np.empty(n)
         self._cohort.reach = self._reach.ctypes.data
         if self._later is not None:
             self._cohort.later = self._later.data_ptr()
-        self._kept: dict[str, Any] = {}
+        self._owners: dict[str, Any] = {}
         if start is not None:
-            stack.expect("start", start)
+            network.check_vector("start", start)
             begun = np.zeros(n, np.int64)
-            self._kept["start"] = (start, begun)
+            self._owners["start"] = (start, begun)
             self._cohort.start, self._cohort.begun = start.data_ptr(), begun.ctypes.data
         self.rows = rows
-        self.lost: int | None = None
-        """The row whose last step left the numbers, where one did: the call ended there."""
+        self.dropped: int | None = None
+        """The row whose last step became non-finite, where one did: the call ended there."""
 
-    def weigh(self, starts: Any, links: Any, weights: Any) -> None:
-        """W by its links; a row without any is left alone."""
-        self.link(Links.of(len(self.rows), starts, links, weights))
-
-    def link(self, links: Links) -> None:
-        """The same, looked at before."""
+    def set_links(self, links: MixingLinks) -> None:
+        """Set W; a row without links is left alone."""
         if links.rows != len(self.rows):
-            raise HansaError(f"Together.link: links of {links.rows} rows for {len(self.rows)}.")
-        self._kept["links"] = links
-        self._cohort.starts, self._cohort.links, self._cohort.weights = links.places
+            raise HansaError(f"CohortKernel.set_links: links of {links.rows} rows for {len(self.rows)}.")
+        self._owners["links"] = links
+        self._cohort.starts, self._cohort.links, self._cohort.weights = links.addresses
 
-    def publish(self, copies: Tensor, rate: float) -> None:
-        """The public copies of compressed gossip, X <- X + rate (W - I) copies."""
+    def set_public_copies(self, copies: Tensor, rate: float) -> None:
+        """Set the public copies of compressed gossip, X <- X + rate (W - I) copies."""
         if copies.shape != self.rows.shape or not copies.is_contiguous() or copies.dtype != torch.float32:
-            raise HansaError(f"Together.publish: copies are {list(copies.shape)}, expected {list(self.rows.shape)}.")
-        self._kept["open"] = copies
-        self._cohort.open, self._cohort.rate = copies.data_ptr(), rate
+            raise HansaError(
+                f"CohortKernel.set_public_copies: copies are {list(copies.shape)}, expected {list(self.rows.shape)}."
+            )
+        self._owners["public"] = copies
+        self._cohort.public_copies, self._cohort.rate = copies.data_ptr(), rate
 
-    def remember(self, velocities: Mapping[int, Tensor]) -> None:
-        """The velocity of each row that steps, under momentum; they are changed in place."""
-        for vector in velocities.values():
-            self._solo.stack.expect("velocity", vector)
-        held = [velocities[row].data_ptr() if row in velocities else 0 for row in range(len(self.rows))]
-        pointers = np.array(held, np.uint64)
-        self._kept["momenta"] = (pointers, dict(velocities))
-        self._cohort.momenta = pointers.ctypes.data if velocities else None
+    def set_velocities(self, velocities: Mapping[int, Tensor]) -> None:
+        """Set the velocity of each row that steps, under momentum; they are changed in place."""
+        pointers = _addresses(self._clients, velocities, len(self.rows))
+        self._owners["velocities"] = (pointers, dict(velocities))
+        self._cohort.velocities = pointers.ctypes.data if velocities else None
 
-    def run(self, turns: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
-        """The turns one after the other, up to a step that left the numbers: the loss of each, and how many were made;
-        `lost` then says whose step that was."""
-        solo, cohort = self._solo, self._cohort
+    def run(self, turns: Array) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
+        """Run the turns up to a step that became non-finite: returns the loss of each, and how many were done;
+        ``dropped`` then says whose step that was."""
+        clients, cohort = self._clients, self._cohort
         if turns.dtype != TURN or (cohort.starts is None and np.any(turns["row"] < 0)):
-            raise HansaError("Together.run: turns of all rows need the links of weigh().")
-        space = solo.space(int(turns["batch"].max(initial=1)))
-        solo.settle(self._settings, self._anchor)
+            raise HansaError("CohortKernel.run: turns of all rows need set_links().")
+        workspace = clients.workspace(int(turns["batch"].max(initial=1)))
+        clients.use_step(self._step)
         losses = np.zeros(len(turns), np.float32)
         self._reach.fill(-1)
         if self._later is None:
             self._stepped.fill(0)
         cohort.x, cohort.turns, cohort.losses = self.rows.data_ptr(), turns.ctypes.data, losses.ctypes.data
-        cohort.count, cohort.done, cohort.lost = len(turns), 0, -1
+        cohort.count, cohort.done, cohort.dropped = len(turns), 0, -1
         while True:
-            code = space.kernels.cohort(space.handle, solo.data, solo.update, cohort)
+            code = workspace.kernels.run_cohort(
+                workspace.handle, byref(clients.data), byref(clients.update), byref(cohort)
+            )
             if code == abi.BAD_SUM:
                 raise HansaError(
-                    f"sign.encode: cannot send the difference of row {cohort.lost} to its public copy: it overflows. "
-                    "The sender diverged; lower its learning rate."
+                    f"sign.encode: cannot send the difference of row {cohort.dropped} to its public copy: it "
+                    "overflows. The sender diverged; lower its learning rate."
                 )
             if code:
-                raise HansaError(f"Together.run: {abi.REFUSALS[code]}.")
-            if solo.stop:
-                raise HansaError("Together.run: stopped.")
-            if cohort.done >= cohort.count or cohort.lost >= 0:
+                raise HansaError(f"CohortKernel.run: {abi.REFUSALS[code]}.")
+            if clients.stop:
+                raise HansaError("CohortKernel.run: stopped.")
+            if cohort.done >= cohort.count or cohort.dropped >= 0:
                 break
-        self.lost = None if cohort.lost < 0 else int(cohort.lost)
+        self.dropped = None if cohort.dropped < 0 else int(cohort.dropped)
         return losses, int(cohort.done)
 
 
-def spread(
+class ChangeSums(NamedTuple):
+    """Sums of changes: the i-th has the ``weights`` times the changes at ``places``, from starts[i] to starts[i+1].
+
+    >>> ChangeSums.of([np.array([[0.5, 0.0], [0.0, 0.25]])]).places.tolist()
+    [0, 1]
+    """
+
+    starts: Array
+    places: Array
+    weights: Array
+
+    @classmethod
+    def of(cls, coefficients: list[Array]) -> ChangeSums:
+        """Read matrices [sums, changes], zeros left out; a matrix may have fewer changes than the next."""
+        counts: list[Array] = [np.zeros(1, np.int64)]
+        places: list[Array] = [np.empty(0, np.int64)]
+        weights: list[Array] = [np.empty(0)]
+        for matrix in coefficients:
+            rows, columns = matrix.nonzero()
+            counts.append(np.bincount(rows, minlength=len(matrix)))
+            places.append(columns)
+            weights.append(matrix[rows, columns])
+        return cls(
+            np.cumsum(np.concatenate(counts)), np.concatenate(places), np.concatenate(weights).astype(np.float32)
+        )
+
+
+class LazyCohortKernel:
+    """Changes [capacity, d] that steps add to, each from a model start + a sum of earlier changes, for one thread."""
+
+    def __init__(self, clients: ClientKernel, start: Tensor, step: AffineStep) -> None:
+        if clients.network.dropout_numbers:
+            raise HansaError("LazyCohortKernel: the network has dropout, and turns draw nothing. Step row by row.")
+        clients.network.check_vector("start", start)
+        self._clients, self._step, self._start = clients, step, start
+        self._models = start.new_empty(0)
+        self.dropped: int | None = None
+        """The row whose last step became non-finite, where one did: the call ended there."""
+
+    def run(
+        self, changes: Tensor, made: int, turns: Array, sums: ChangeSums, velocities: Mapping[int, Tensor] | None = None
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
+        """Run groups of turns: one with the row GATHER and how many follow, at most GROUP, and those; ``sums`` are the
+        models of each. ``made`` changes exist. Returns the loss of each turn, and how many were done: up to a step that
+        became non-finite, whose change is not kept."""
+        clients, dim = self._clients, self._clients.network.dim
+        gathers = turns["row"] == abi.GATHER
+        most = int(turns["batch"][gathers].max(initial=0))
+        fits = turns.dtype == TURN and len(sums.starts) == len(turns) + 1 and bool(gathers[:1].all())
+        if not fits or most > GROUP or (len(sums.places) and sums.places.max() >= made + int((~gathers).sum())):
+            raise HansaError(f"LazyCohortKernel.run: sums or groups that are not those of {len(turns)} turns.")
+        if changes.ndim != 2 or changes.shape[1] != dim or not changes.is_contiguous():
+            raise HansaError(
+                f"LazyCohortKernel.run: changes are {list(changes.shape)}, expected contiguous [capacity, {dim}]."
+            )
+        if self._models.numel() < most * dim:
+            self._models = self._start.new_empty(most * dim)
+        velocities = velocities or {}
+        pointers = _addresses(clients, velocities, max(velocities, default=-1) + 1)
+        losses = np.zeros(len(turns), np.float32)
+        workspace = clients.workspace(int(turns["batch"][~gathers].max(initial=1)))
+        clients.use_step(self._step)
+        arrays = (sums.starts.astype(np.int64), sums.places.astype(np.int64), sums.weights.astype(np.float32))
+        cohort = abi.LazyCohort(
+            self._start.data_ptr(), self._models.data_ptr(), changes.data_ptr(), len(changes), made, turns.ctypes.data,
+            *(array.ctypes.data for array in arrays), len(turns), 0, -1, losses.ctypes.data,
+            pointers.ctypes.data if velocities else None, SLICE,
+        )  # fmt: skip
+        while cohort.done < cohort.count and cohort.dropped < 0:
+            code = workspace.kernels.run_lazy_cohort(
+                workspace.handle, byref(clients.data), byref(clients.update), byref(cohort)
+            )
+            if code:
+                raise HansaError(f"LazyCohortKernel.run: {abi.REFUSALS[code]}.")
+            if clients.stop:
+                raise HansaError("LazyCohortKernel.run: stopped.")
+        self.dropped = None if cohort.dropped < 0 else int(cohort.dropped)
+        return losses, int(cohort.done)
+
+
+def _addresses(clients: ClientKernel, velocities: Mapping[int, Tensor], rows: int) -> Array:
+    """Return the address of each row's velocity, 0 where it has none."""
+    for vector in velocities.values():
+        clients.network.check_vector("velocity", vector)
+    return np.array([velocities[row].data_ptr() if row in velocities else 0 for row in range(rows)], np.uint64)
+
+
+def squared_spread(
     rows: Tensor,
     chosen: Sequence[int],
     dim: int,
     isa: str = "",
     *,
     start: Tensor | None = None,
-    moved: Mapping[int, Tensor] | None = None,
+    deltas: Mapping[int, Tensor] | None = None,
 ) -> float:
     """sum_i ||x_i - mean||^2 over the first ``dim`` entries of the chosen rows: of up to 16 rows to about seven digits,
-    in float64 throughout of more. ``moved`` has vectors that become x_i - start in the same pass, by row.
+    in float64 throughout of more. ``deltas`` has vectors, by row, that become x_i - start in
+    the same pass.
 
-    >>> spread(torch.tensor([[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]), [0, 1], 2)
+    >>> squared_spread(torch.tensor([[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]), [0, 1], 2)
     2.0
     """
     if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous() or rows.device.type != "cpu":
-        raise HansaError(f"spread: rows are {rows.dtype} {list(rows.shape)}, expected contiguous float32 [n, d].")
-    places, moved = np.array(chosen, np.int64), moved or {}
+        raise HansaError(
+            f"squared_spread: rows are {rows.dtype} {list(rows.shape)}, expected contiguous float32 [n, d]."
+        )
+    places, deltas = np.array(chosen, np.int64), deltas or {}
     if not len(places) or places.min() < 0 or places.max() >= len(rows) or not 0 <= dim <= rows.shape[1]:
-        raise HansaError(f"spread: {len(places)} rows and {dim} entries of {list(rows.shape)}.")
-    vectors = [] if start is None else [start, *moved.values()]
+        raise HansaError(f"squared_spread: {len(places)} rows and {dim} entries of {list(rows.shape)}.")
+    vectors = [] if start is None else [start, *deltas.values()]
     fine = all(x.dtype == rows.dtype and x.shape == rows.shape[1:] and x.is_contiguous() for x in vectors)
-    if not fine or not set(moved) <= set(chosen) or (moved and start is None):
-        raise HansaError(f"spread: rows {sorted(moved)} move from a start, each into a vector of {rows.shape[1]}.")
-    held = np.array([moved[row].data_ptr() if row in moved else 0 for row in chosen], np.uint64)
-    given = (start.data_ptr(), held.ctypes.data) if start is not None and moved else (None, None)
-    call = native.load(isa).spread
-    return float(call(rows.data_ptr(), places.ctypes.data, len(places), dim, rows.shape[1], *given))
+    if not fine or not set(deltas) <= set(chosen) or (deltas and start is None):
+        raise HansaError(
+            f"squared_spread: rows {sorted(deltas)} move from a start, each into a vector of {rows.shape[1]}."
+        )
+    pointers = np.array([deltas[row].data_ptr() if row in deltas else 0 for row in chosen], np.uint64)
+    outputs = (start.data_ptr(), pointers.ctypes.data) if start is not None and deltas else (None, None)
+    call = native.load(isa).squared_spread
+    return float(call(rows.data_ptr(), places.ctypes.data, len(places), dim, rows.shape[1], *outputs))
+
+
+def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: str = "") -> Tensor:
+    """start + coefficients changes, [rows, d], zeros left out.
+
+    >>> combine_changes(torch.ones(2), torch.tensor([[1.0, 2.0], [9.0, 9.0]]), np.array([[0.5, 0.0]])).tolist()
+    [[1.5, 2.0]]
+    """
+    fine = changes.ndim == 2 and changes.shape[1] == start.numel() and coefficients.shape[1] <= len(changes)
+    if not fine or any(t.dtype != torch.float32 or not t.is_contiguous() or t.is_cuda for t in (start, changes)):
+        raise HansaError(f"combine_changes: {list(coefficients.shape)} times {list(changes.shape)}, expected float32.")
+    terms, out = ChangeSums.of([coefficients]), start.new_empty(len(coefficients), start.numel())
+    native.load(isa).combine_changes(
+        start.data_ptr(), changes.data_ptr(), terms.starts.ctypes.data, terms.places.ctypes.data,
+        terms.weights.ctypes.data, len(coefficients), start.numel(), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def gram(rows: Tensor, dim: int, isa: str = "") -> Array:
+    """The products of all pairs of rows over their first ``dim`` entries.
+
+    >>> gram(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), 2).tolist()
+    [[5.0, 3.0], [3.0, 9.0]]
+    """
+    if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous() or not 0 <= dim <= rows.shape[1]:
+        raise HansaError(f"gram: {dim} entries of {rows.dtype} {list(rows.shape)}, expected contiguous float32 rows.")
+    out = np.empty((len(rows), len(rows)))
+    native.load(isa).gram(rows.data_ptr(), len(rows), dim, rows.shape[1], out.ctypes.data)
+    return out

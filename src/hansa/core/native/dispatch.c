@@ -39,7 +39,7 @@ HANSA_EXPORT int64_t hansa_abi(void) { return HANSA_ABI; }
 HANSA_EXPORT int64_t hansa_size(int64_t which) {
     static const int64_t sizes[] = {
         sizeof(hansa_stage), sizeof(hansa_data), sizeof(hansa_batches), sizeof(hansa_update),
-        sizeof(hansa_client), sizeof(hansa_turn), sizeof(hansa_cohort), sizeof(hansa_trail),
+        sizeof(hansa_client), sizeof(hansa_turn), sizeof(hansa_cohort), sizeof(hansa_lazy_cohort),
         sizeof(hansa_score), sizeof(hansa_rule), sizeof(hansa_kernels),
     };
     return which >= 0 && which < (int64_t)(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;

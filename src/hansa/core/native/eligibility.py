@@ -12,28 +12,28 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 
-class Unfit(Exception):
+class NotEligible(Exception):
     """Why a module has no native form."""
 
 
-def places_of(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
+def parameter_offsets(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
     """Each parameter with its place in the flat vector, by identity."""
     if any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
-        raise Unfit("there are hooks for all modules")
+        raise NotEligible("there are hooks for all modules")
     for part in module.modules():
         if any(getattr(part, name, None) for name in _HOOKS):
-            raise Unfit(f"{type(part).__name__} has a hook")
+            raise NotEligible(f"{type(part).__name__} has a hook")
     if any(True for _ in module.buffers()):
-        raise Unfit("it has buffers")
+        raise NotEligible("it has buffers")
     places: dict[int, tuple[Tensor, int]] = {}
     offset = 0
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
-            raise Unfit(f"{name} is frozen")
+            raise NotEligible(f"{name} is frozen")
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise Unfit(f"{name} is {parameter.dtype} on {parameter.device}")
+            raise NotEligible(f"{name} is {parameter.dtype} on {parameter.device}")
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise Unfit(f"{name} has a hook")
+            raise NotEligible(f"{name} has a hook")
         places[id(parameter)] = (parameter, offset)
         offset += parameter.numel()
     return places
@@ -44,7 +44,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
+def check_pure(module: nn.Module) -> Iterator[None]:
     """Refuses a forward() that writes to its module or draws random numbers: native code would do neither."""
     before = [(part, {name: (value, _size(value)) for name, value in vars(part).items()}) for part in module.modules()]
     drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - it is only looked at
@@ -53,11 +53,11 @@ def unchanged(module: nn.Module) -> Iterator[None]:
         now = {name: value for name, value in vars(part).items() if name != "training"}
         for name, value in now.items():
             if name not in had or value is not had[name][0] or _size(value) != had[name][1]:
-                raise Unfit(f"its forward() writes to {type(part).__name__}.{name}")
+                raise NotEligible(f"its forward() writes to {type(part).__name__}.{name}")
     same = torch.equal(drawn[0], torch.get_rng_state()) and drawn[1] == random.getstate()
     state, after = drawn[2], np.random.get_state()  # noqa: NPY002
     if not same or any(not np.array_equal(a, b) for a, b in zip(state, after, strict=True)):
-        raise Unfit("its forward() draws random numbers")
+        raise NotEligible("its forward() draws random numbers")
 
 
 def _size(value: object) -> int | None:

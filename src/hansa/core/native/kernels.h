@@ -2,24 +2,24 @@
 #include "crc.h"
 #include "digest.h"
 #include "gram.h"
-#include "planes.h"
+#include "bit_planes.h"
 #include "rows.h"
 #include "spread.h"
-#include "stack.h"
+#include "network.h"
 #include "wire.h"
-#include "together.h"
-#include "trail.h"
+#include "cohort.h"
+#include "lazy_cohort.h"
 
 const hansa_kernels HANSA_KERNELS = {
     .name = HANSA_NAME,
-    .stack_new = stack_new,
-    .stack_free = stack_free,
+    .network_new = network_new,
+    .network_free = network_free,
     .train = train,
-    .clients = clients,
-    .cohort = cohort,
-    .trail = trail,
-    .carried = carried,
-    .spread = spread,
+    .train_clients = train_clients,
+    .run_cohort = run_cohort,
+    .run_lazy_cohort = run_lazy_cohort,
+    .combine_changes = combine_changes,
+    .squared_spread = squared_spread,
     .choose = choose,
     .draw = draw_batches,
     .gradient = gradient,

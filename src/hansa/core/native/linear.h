@@ -8,31 +8,31 @@
 
 #include "vector.h"
 
-/* y <- y - lr (g + decay y + pull (y - anchor) + shift), through the momentum buffer if there is one:
- * b <- mu b + (...), y <- y - lr b. All pointers are to whole flat vectors; those not used are null. With `change` y stays
+/* y <- y - lr (g + weight_decay y + prox_weight (y - anchor) + shift), through the velocity if there is one:
+ * v <- momentum v + (...), y <- y - lr v. All pointers are to whole flat vectors; those not used are null. With `change` y stays
  * as it is, and what would be added to it goes there; with `to` y stays too, and what it would become, less `minus` where
  * that is given, goes there. Every parameter is written once a step. */
 typedef struct {
-    float *y, *momentum;
+    float *y, *velocity;
     const float *anchor, *shift;
-    float lr, pull, decay, mu;
+    float lr, prox_weight, weight_decay, momentum;
     float *change, *to;
     const float *minus;
 } step_t;
 
-INLINE int plain(const step_t *step) { return !step->momentum && !step->shift && step->pull == 0 && step->decay == 0; }
+INLINE int plain(const step_t *step) { return !step->velocity && !step->shift && step->prox_weight == 0 && step->weight_decay == 0; }
 
 /* Where the result of a step goes, and what it is: y or the change, by a total of g. */
 INLINE float *target(const step_t *step) { return step->change ? step->change : step->to ? step->to : step->y; }
 
 INLINE vf stepped(const step_t *step, ptrdiff_t at, ptrdiff_t count, vf g) {
     vf y = load_part(step->y + at, count);
-    if (step->decay != 0) g = madd(splat(step->decay), y, g);
-    if (step->pull != 0) g = madd(splat(step->pull), y - load_part(step->anchor + at, count), g);
+    if (step->weight_decay != 0) g = madd(splat(step->weight_decay), y, g);
+    if (step->prox_weight != 0) g = madd(splat(step->prox_weight), y - load_part(step->anchor + at, count), g);
     if (step->shift) g = g + load_part(step->shift + at, count);
-    if (step->momentum) {
-        g = madd(splat(step->mu), load_part(step->momentum + at, count), g);
-        store_part(step->momentum + at, g, count);
+    if (step->velocity) {
+        g = madd(splat(step->momentum), load_part(step->velocity + at, count), g);
+        store_part(step->velocity + at, g, count);
     }
     if (step->change) return splat(-step->lr) * g;
     y = madd(splat(-step->lr), g, y);

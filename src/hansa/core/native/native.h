@@ -1,4 +1,5 @@
-/* What the Python side and the three instruction sets agree on. */
+/* What the Python side and the three instruction sets agree on. abi.py reads its structures and constants from here:
+ * keep to plain declarations. */
 #ifndef HANSA_NATIVE_H
 #define HANSA_NATIVE_H
 
@@ -10,7 +11,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 11
+#define HANSA_ABI 12
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -45,23 +46,24 @@ typedef struct {
     const float *keep;
 } hansa_batches;
 
-/* y <- y - lr (clipped g + decay y + pull (y - anchor) + shift), through momentum if that is not null. */
+/* The local step y <- y - lr d, d = clipped g + weight_decay y + prox_weight (y - anchor) + shift; with a velocity that is
+ * not null, velocity <- momentum velocity + d is subtracted. max_grad_norm is infinity where nothing is clipped. */
 typedef struct {
-    float *momentum;
+    float *velocity;
     const float *anchor, *shift;
-    double lr, pull, decay, mu, clip; /* clip: the greatest norm of g, infinity for none */
+    double lr, prox_weight, weight_decay, momentum, max_grad_norm;
 } hansa_update;
 
 /* One client's round: from x, `steps` steps on batches of its own rows, drawn by NumPy's Philox with the given key;
- * `change` becomes y - x, and y is what the steps came to if it is to be kept. */
+ * `delta` becomes y - x, and y the trained model if keep_model says so. */
 typedef struct {
     const float *x;
-    float *y, *change;
+    float *y, *delta;
     const int64_t *own;
     int64_t samples, steps, batch;
     uint64_t key[2];
     float *losses;
-    int64_t done, finite, keep;
+    int64_t done, finite, keep_model;
 } hansa_client;
 
 /* What a cohort of clients that gossip does, one thing after the other: the step of a row on `batch` examples, or one of
@@ -74,23 +76,23 @@ typedef struct {
 } hansa_turn;
 
 /* A cohort: its models are the rows of x. W is given by its links; a row without any is left alone. Steps are made in
- * `later` where that is not null: the next thing with all rows then moves x by the change. `open` are the public copies
- * of compressed gossip, X <- X + rate (W - I) open. A call ends after `seconds`, or after a step that left the numbers,
- * with the row in `lost`; it is called again until `done` is `count`. */
+ * `later` where that is not null: the next thing with all rows then moves x by the change. `public_copies` are those
+ * of compressed gossip, X <- X + rate (W - I) public_copies. A call ends after `seconds`, or after a step that became non-finite,
+ * with the row in `dropped`; it is called again until `done` is `count`. */
 typedef struct {
-    float *x, *later, *open;
+    float *x, *later, *public_copies;
     int64_t *stepped; /* a flag for each row: it has moved in `later`, or its signs are known */
     int64_t rows;
     const hansa_turn *turns;
-    int64_t count, done, lost;
+    int64_t count, done, dropped;
     float *losses; /* of each turn */
-    float *const *momenta; /* of each row, or null */
+    float *const *velocities; /* of each row, or null */
     const int64_t *starts, *links;
     const double *weights;
     double *reach;  /* a bound on the entries of each row, below 0 where none is known */
     float *scratch; /* of HANSA_CUT entries a row, and a row's bits and one scale a row behind them */
     double rate, seconds;
-    const float *start; /* what rows (and open) begin as, or null: they are there */
+    const float *start; /* what rows (and public copies) begin as, or null: they are there */
     int64_t *begun;     /* a flag for each row: it is there */
 } hansa_cohort;
 
@@ -111,11 +113,11 @@ typedef struct {
     const hansa_turn *turns; /* row: whose velocity */
     const int64_t *starts, *places;
     const float *weights;
-    int64_t count, done, lost;
+    int64_t count, done, dropped;
     float *losses;
-    float *const *momenta;
+    float *const *velocities;
     double seconds;
-} hansa_trail;
+} hansa_lazy_cohort;
 
 typedef struct {
     double loss;
@@ -132,30 +134,30 @@ typedef struct {
     double beta1, beta2, eps, rate, correct1, correct2;
 } hansa_rule;
 
-typedef struct hansa_stack hansa_stack;
+typedef struct hansa_network hansa_network;
 
 /* The kernels of one instruction set. */
 typedef struct {
     const char *name;
-    hansa_stack *(*stack_new)(const hansa_stage *, int64_t stages, int64_t batch);
-    void (*stack_free)(hansa_stack *);
-    int64_t (*train)(hansa_stack *, float *y, const hansa_data *, const hansa_batches *, const hansa_update *,
+    hansa_network *(*network_new)(const hansa_stage *, int64_t stages, int64_t batch);
+    void (*network_free)(hansa_network *);
+    int64_t (*train)(hansa_network *, float *y, const hansa_data *, const hansa_batches *, const hansa_update *,
                      float *losses, int64_t *done, double seconds);
-    int64_t (*clients)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_client *, int64_t count,
+    int64_t (*train_clients)(hansa_network *, const hansa_data *, const hansa_update *, hansa_client *, int64_t count,
                        int64_t *at, double seconds);
-    int64_t (*cohort)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_cohort *);
-    int64_t (*trail)(hansa_stack *, const hansa_data *, const hansa_update *, hansa_trail *);
-    void (*carried)(const float *start, const float *changes, const int64_t *starts, const int64_t *places,
+    int64_t (*run_cohort)(hansa_network *, const hansa_data *, const hansa_update *, hansa_cohort *);
+    int64_t (*run_lazy_cohort)(hansa_network *, const hansa_data *, const hansa_update *, hansa_lazy_cohort *);
+    void (*combine_changes)(const float *start, const float *changes, const int64_t *starts, const int64_t *places,
                     const float *weights, int64_t count, int64_t d, float *out);
-    double (*spread)(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride,
+    double (*squared_spread)(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride,
                      const float *start, float *const *moved);
     void (*choose)(const char *key, int64_t many, int64_t some, int64_t *out);
     void (*draw)(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
                  int64_t *out);
-    int64_t (*gradient)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *g,
+    int64_t (*gradient)(hansa_network *, const float *y, const hansa_data *, const hansa_batches *, float *g,
                         float *loss);
-    int64_t (*evaluate)(hansa_stack *, const float *y, const hansa_data *, int64_t from, int64_t to, hansa_score *);
-    int64_t (*logits)(hansa_stack *, const float *y, const hansa_data *, const hansa_batches *, float *out);
+    int64_t (*evaluate)(hansa_network *, const float *y, const hansa_data *, int64_t from, int64_t to, hansa_score *);
+    int64_t (*logits)(hansa_network *, const float *y, const hansa_data *, const hansa_batches *, float *out);
     void (*server32)(const hansa_rule *, int64_t n, const float *delta, const float *m, const float *v,
                      const float *vhat, float *step, float *m_out, float *v_out, float *vhat_out, float *x);
     void (*server64)(const hansa_rule *, int64_t n, const double *delta, const double *m, const double *v,

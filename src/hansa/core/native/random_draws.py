@@ -8,37 +8,37 @@ import numpy as np
 
 from hansa.core import native
 
-MOST = 64  # numbers drawn natively; NumPy goes another way beyond 10,000 to draw from
-MANY = 10_000
+MAX_DRAWN = 64  # numbers drawn natively; NumPy goes another way beyond 10,000 to draw from
+MAX_POPULATION = 10_000
 
 
-def chosen(key: bytes, many: int, some: int) -> list[int]:
+def draw_without_replacement(key: bytes, many: int, some: int) -> list[int]:
     """``some`` of the numbers below ``many``, as Generator.choice without replacement or shuffle gives them with the
     Philox of this key of 16 bytes.
 
     >>> chosen(bytes(16), 3, 3)
     [0, 1, 2]
     """
-    if native.available() and some <= min(MOST, many) and many <= MANY and chooses_like_numpy():
-        return _chosen(key, many, some)
-    return _numpy(key, many, some)
+    if native.available() and some <= min(MAX_DRAWN, many) and many <= MAX_POPULATION and draws_like_numpy():
+        return _draw_natively(key, many, some)
+    return _draw_with_numpy(key, many, some)
 
 
-def _chosen(key: bytes, many: int, some: int) -> list[int]:
+def _draw_natively(key: bytes, many: int, some: int) -> list[int]:
     out = np.empty(some, np.int64)
     native.load().choose(key, many, some, out.ctypes.data)
     return out.tolist()
 
 
-def _numpy(key: bytes, many: int, some: int) -> list[int]:
+def _draw_with_numpy(key: bytes, many: int, some: int) -> list[int]:
     generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
     found: list[int] = generator.choice(many, some, replace=False, shuffle=False).tolist()
     return found
 
 
 @cache
-def chooses_like_numpy() -> bool:
+def draws_like_numpy() -> bool:
     """Whether this NumPy chooses as the native code does, which follows NumPy 1.17 to 2.x."""
     cases = [(many, some) for many in (1, 2, 5, 20, 999) for some in (1, 2, 5, 60) if some <= many]
     key = bytes(range(16))
-    return all(_chosen(key, many, some) == _numpy(key, many, some) for many, some in cases)
+    return all(_draw_natively(key, many, some) == _draw_with_numpy(key, many, some) for many, some in cases)

@@ -73,7 +73,7 @@ INLINE void spread_tile(const int N, const int PART, const float *const *rows, i
 /* The same of up to SPREAD_ROWS rows to seven digits or so: differences from the first of them, and sums over a cut, in
  * float32, sums over all cuts in float64. Where float32 is too narrow for their squares, float64 throughout. `moved` (may
  * be null) has for each chosen row where all of its x - start goes, or null. */
-static double spread(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride, const float *start,
+static double squared_spread(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride, const float *start,
                      float *const *moved) {
     const float *rows[SPREAD_ROWS];
     const int few = count <= SPREAD_ROWS;

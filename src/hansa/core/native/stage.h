@@ -1,8 +1,8 @@
-/* A stage of a stack: its shapes, its buffers, and forward and backward of a convolution stage for one image. */
+/* A stage of a network: its shapes, its buffers, and forward and backward of a convolution stage for one image. */
 #ifndef HANSA_STAGE_H
 #define HANSA_STAGE_H
 
-#include "few.h"
+#include "few_channels.h"
 #include "linear.h"
 #include "native.h"
 #include "pool.h"

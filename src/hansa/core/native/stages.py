@@ -23,7 +23,7 @@ class Pool:
     size: tuple[int, int]
     step: tuple[int, int]
 
-    def of(self, image: tuple[int, int]) -> tuple[int, int]:
+    def output_sides(self, image: tuple[int, int]) -> tuple[int, int]:
         """The sides that an image has after it."""
         high, wide = ((side - w) // s + 1 for side, w, s in zip(image, self.size, self.step, strict=True))
         return high, wide
@@ -38,7 +38,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LayerStage:
     """One convolution or linear layer with what follows it. ``shape`` is its input as (channels, height, width),
     ``weight`` and ``bias`` are where its parameters begin in the flat vector; -1 is no bias. ``late`` says that ReLU
     follows a mean over windows, ``planar`` that images and the weights of a convolution lie as torch has them,
@@ -55,7 +55,7 @@ class Stage:
     bias: int = -1
     planar: bool = False
     stride: int = 1
-    late: bool = False
+    relu_after_pool: bool = False
     drop: Drop | None = None
 
     @property
@@ -63,7 +63,7 @@ class Stage:
         if self.kind == abi.LINEAR:
             return self.out, 1, 1
         high, wide = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in self.shape[1:])
-        return self.out, *((high, wide) if self.pool is None else self.pool.of((high, wide)))
+        return self.out, *((high, wide) if self.pool is None else self.pool.output_sides((high, wide)))
 
     @property
     def dim(self) -> int:
@@ -71,17 +71,17 @@ class Stage:
         return self.out * (inputs + (self.bias >= 0))
 
     @property
-    def keeps(self) -> int:
+    def dropout_numbers(self) -> int:
         """How many numbers its dropout draws for a row."""
         if self.drop is None:
             return 0
         return self.out if self.drop.kind == abi.DROP_CHANNELS else math.prod(self.out_shape)
 
-    def fill(self, place: abi.Stage) -> None:
+    def write_to(self, place: abi.Stage) -> None:
         """The same for C."""
         place.kind, place.out, place.kernel, place.padding = self.kind, self.out, self.kernel, self.padding
         place.channels, place.height, place.width = self.shape
-        place.relu, place.planar, place.stride = self.relu + (self.relu and self.late), self.planar, self.stride
+        place.relu, place.planar, place.stride = self.relu + (self.relu and self.relu_after_pool), self.planar, self.stride
         place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
         if self.pool is not None:
             place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size

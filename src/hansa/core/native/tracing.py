@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.core.native import abi
-from hansa.core.native.eligibility import Unfit, places_of, unchanged
-from hansa.core.native.stages import Drop, Pool, Stage
+from hansa.core.native.eligibility import NotEligible, parameter_offsets, check_pure
+from hansa.core.native.stages import Drop, Pool, LayerStage
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
@@ -28,31 +28,31 @@ def stages_of(
     input_shape: Sequence[int],
     loss: Loss = cross_entropy,
     channels_last: bool = True,
-) -> tuple[Stage, ...]:
+) -> tuple[LayerStage, ...]:
     """The module as stages, or `Unfit` with the first thing that is not one.
 
     >>> [stage.out for stage in stages_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))]
     [3, 2]
     """
     if len(input_shape) not in (1, 2, 3):
-        raise Unfit(f"its inputs have {len(input_shape)} axes")
-    places = places_of(module)
+        raise NotEligible(f"its inputs have {len(input_shape)} axes")
+    places = parameter_offsets(module)
     found = []
     was = module.training
-    with unchanged(module):
+    with check_pure(module):
         for training, batch in ((True, 2), (True, 3), (False, 2)):
             module.train(training)
             watch = _Watch(places, tuple(input_shape), not channels_last)
             found.append(watch.run(module, loss, batch))
     module.train(was)
     if found[0] != found[1]:
-        raise Unfit("its forward() depends on the size of the batch")
+        raise NotEligible("its forward() depends on the size of the batch")
     if any(stage.drop is not None for stage in found[2]):
-        raise Unfit("it drops out in evaluation too")
+        raise NotEligible("it drops out in evaluation too")
     if tuple(replace(stage, drop=None) for stage in found[0]) != found[2]:
-        raise Unfit("its forward() is another one in training")
+        raise NotEligible("its forward() is another one in training")
     if sum(stage.dim for stage in found[0]) != sum(p.numel() for p in module.parameters()):
-        raise Unfit("it has parameters that its forward() does not use")
+        raise NotEligible("it has parameters that its forward() does not use")
     return found[0]
 
 
@@ -60,7 +60,7 @@ class _Batch(int):
     """The size of the batch: it may say how many rows there are, but nothing may depend on it."""
 
     def _refuse(self, *_: object) -> Any:
-        raise Unfit("its forward() looks at the size of the batch")
+        raise NotEligible("its forward() looks at the size of the batch")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __mod__ = __floordiv__ = __truediv__ = __bool__ = _refuse
@@ -73,24 +73,24 @@ class _Watch(TorchFunctionMode):
     def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
         super().__init__()
         self.places, self.input_shape, self.planar = places, input_shape, planar
-        self.stages: list[Stage] = []
+        self.stages: list[LayerStage] = []
         self.used: set[int] = set()
         self.now, self.target, self.done = torch.empty(0), torch.empty(0), False
         self.shape: tuple[int, ...] = input_shape
         self.ended = False  # in log_softmax
 
-    def run(self, module: nn.Module, loss: Loss, batch: int) -> tuple[Stage, ...]:
+    def run(self, module: nn.Module, loss: Loss, batch: int) -> tuple[LayerStage, ...]:
         self.now = inputs = torch.zeros(batch, *self.input_shape)
         self.target = torch.zeros(batch, dtype=torch.int64)
         try:
             with torch.enable_grad(), self:
                 found = loss(module(inputs), self.target)
-        except Unfit:
+        except NotEligible:
             raise
         except Exception as error:
-            raise Unfit(f"its forward() fails on a small batch: {error}") from error
+            raise NotEligible(f"its forward() fails on a small batch: {error}") from error
         if not self.done or found is not self.now:
-            raise Unfit("its loss is not plain cross-entropy")
+            raise NotEligible("its loss is not plain cross-entropy")
         return tuple(self.stages)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,12 +101,12 @@ class _Watch(TorchFunctionMode):
             return self._fact(short, func(*args, **kwargs), args)
         rule = _RULES.get(short)
         if rule is None:
-            raise Unfit(f"it calls {name}, which is not a native stage")
+            raise NotEligible(f"it calls {name}, which is not a native stage")
         if not args or args[0] is not self.now or self.done:
-            raise Unfit(f"{name} takes something else than what the layer before gave")
+            raise NotEligible(f"{name} takes something else than what the layer before gave")
         out = self._call(short, func, args, kwargs)
         if not isinstance(out, Tensor) or out.dtype != torch.float32:
-            raise Unfit(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
+            raise NotEligible(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
         rule(self, name, out, args[1:], kwargs)
         self.now = out
         return out
@@ -127,24 +127,24 @@ class _Watch(TorchFunctionMode):
 
     def _parameter(self, name: str, value: Any) -> int:
         if id(value) not in self.places:
-            raise Unfit(f"{name} has weights that are not a parameter of the module")
+            raise NotEligible(f"{name} has weights that are not a parameter of the module")
         if id(value) in self.used:
-            raise Unfit("a layer or a weight is used twice")
+            raise NotEligible("a layer or a weight is used twice")
         self.used.add(id(value))
         return self.places[id(value)][1]
 
     def _layer(self, name: str, out: Tensor, weight: Any, bias: Any) -> tuple[int, int]:
         if self.ended or not out.requires_grad:
-            raise Unfit(f"{name} runs without gradients, or after the end")
+            raise NotEligible(f"{name} runs without gradients, or after the end")
         return self._parameter(name, weight), -1 if bias is None else self._parameter(name, bias)
 
     def linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         weight, bias = _given(args, kwargs, weight=None, bias=None)
         if len(self.shape) != 1 or self.now.ndim != 2:
-            raise Unfit("a linear layer takes inputs that are not flat")
+            raise NotEligible("a linear layer takes inputs that are not flat")
         at = self._layer(name, out, weight, bias)
         shape = self.stages[-1].out_shape if self.stages else self._image()
-        self.stages.append(Stage(abi.LINEAR, shape, out.shape[1], weight=at[0], bias=at[1]))
+        self.stages.append(LayerStage(abi.LINEAR, shape, out.shape[1], weight=at[0], bias=at[1]))
         self.shape = (out.shape[1],)
 
     def conv2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -152,21 +152,21 @@ class _Watch(TorchFunctionMode):
             args, kwargs, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1
         )
         if len(self.shape) != 3 or self.now.ndim != 4 or (self.stages and self.stages[-1].kind == abi.LINEAR):
-            raise Unfit("a convolution takes inputs that are not images")
+            raise NotEligible("a convolution takes inputs that are not images")
         at = self._layer(name, out, weight, bias)
         kernel = weight.shape[2]
         if isinstance(padding, str) and (padding == "valid" or kernel % 2):
             padding = kernel // 2 if padding == "same" else 0
         if weight.shape[3] != kernel or not _both(padding) or not 0 <= _both(padding)[0] < kernel:
-            raise Unfit(f"a convolution has kernel {tuple(weight.shape[2:])} and padding {padding}")
+            raise NotEligible(f"a convolution has kernel {tuple(weight.shape[2:])} and padding {padding}")
         steps = _both(stride)
         if not steps or steps[0] > abi.MOST_STRIDE or _both(dilation) != (1, 1) or groups != 1:
-            raise Unfit(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
+            raise NotEligible(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
         if not self.stages:
             self._image()
         shape = (self.shape[0], self.shape[1], self.shape[2])
         kind, pad = (abi.CONV, shape, out.shape[1], kernel), _both(padding)[0]
-        self.stages.append(Stage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, stride=steps[0]))
+        self.stages.append(LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, stride=steps[0]))
         self.shape = self.stages[-1].out_shape
 
     def _image(self) -> tuple[int, int, int]:
@@ -174,7 +174,7 @@ class _Watch(TorchFunctionMode):
         if len(self.input_shape) == 3:
             channels, height, width = self.input_shape
             if self.shape not in (self.input_shape, (math.prod(self.input_shape),)):
-                raise Unfit("it takes images in another shape")
+                raise NotEligible("it takes images in another shape")
             return channels, height, width
         if len(self.shape) == 3:
             channels, height, width = self.shape
@@ -183,17 +183,17 @@ class _Watch(TorchFunctionMode):
 
     def relu(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         if not self.stages or self.ended:
-            raise Unfit("ReLU comes before a layer")
+            raise NotEligible("ReLU comes before a layer")
         last = self.stages[-1]
         mean = last.pool is not None and last.pool.kind == abi.MEAN
-        self.stages[-1] = last if last.relu else replace(last, relu=True, late=mean)
+        self.stages[-1] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
 
     def max_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         size, stride, padding, dilation, up, indices = _given(
             args, kwargs, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
         )
         if _both(padding) != (0, 0) or _both(dilation) != (1, 1) or up or indices:
-            raise Unfit(f"{name} has padding {padding}, dilation {dilation}, ceil_mode {up} or gives its choices")
+            raise NotEligible(f"{name} has padding {padding}, dilation {dilation}, ceil_mode {up} or gives its choices")
         self._pool(Pool(abi.MAX, _two(size), _two(stride or size)))
 
     def avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -208,13 +208,13 @@ class _Watch(TorchFunctionMode):
             divisor_override=None,
         )
         if _both(padding) != (0, 0) or up or divisor is not None:
-            raise Unfit(f"{name} has padding {padding}, ceil_mode {up}, divisor {divisor}")
+            raise NotEligible(f"{name} has padding {padding}, ceil_mode {up}, divisor {divisor}")
         self._pool(Pool(abi.MEAN, _two(size), _two(stride or size)))
 
     def adaptive_avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         sides, wanted = self.shape[1:], tuple(out.shape[2:])
         if len(sides) != 2 or len(wanted) != 2 or any(side % want for side, want in zip(sides, wanted, strict=True)):
-            raise Unfit(f"{name} takes {sides} to {wanted}, whose windows are not all of one size")
+            raise NotEligible(f"{name} takes {sides} to {wanted}, whose windows are not all of one size")
         size = sides[0] // wanted[0], sides[1] // wanted[1]
         self._pool(Pool(abi.MEAN, size, size))
 
@@ -222,7 +222,7 @@ class _Watch(TorchFunctionMode):
         dim, _keep, _dtype = _given(args, kwargs, dim=None, keepdim=False, dtype=None)
         axes = sorted(axis % 4 for axis in dim) if isinstance(dim, (tuple, list)) and self.now.ndim == 4 else []
         if axes != [2, 3]:
-            raise Unfit(f"it calls {name}, which is not one over the sides of images")
+            raise NotEligible(f"it calls {name}, which is not one over the sides of images")
         size = self.now.shape[2], self.now.shape[3]
         self._pool(Pool(abi.MEAN, size, size))
         self.shape = tuple(out.shape[1:])
@@ -230,24 +230,24 @@ class _Watch(TorchFunctionMode):
     def _pool(self, pool: Pool) -> None:
         last = self.stages[-1] if self.stages else None
         if last is None or last.kind != abi.CONV or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
-            raise Unfit("a pool does not follow a convolution")
+            raise NotEligible("a pool does not follow a convolution")
         if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
-            raise Unfit("a pool follows dropout")
+            raise NotEligible("a pool follows dropout")
         self.stages[-1] = replace(last, pool=pool)
         self.shape = self.stages[-1].out_shape
 
     def reshape(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         """Any form of reshape that keeps each row's entries in their order."""
         if out.ndim < 1 or out.shape[0] != self.now.shape[0] or out.numel() != self.now.numel() or self.ended:
-            raise Unfit(f"{name} mixes the rows of the batch")
+            raise NotEligible(f"{name} mixes the rows of the batch")
         shape = tuple(out.shape[1:])
         if self.stages and shape not in (self.shape, (math.prod(self.shape),)):
-            raise Unfit(f"{name} gives {shape}, which is not what a layer gave")
+            raise NotEligible(f"{name} gives {shape}, which is not what a layer gave")
         self.shape = shape
 
     def same(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         if out.shape != self.now.shape or out.device != self.now.device:
-            raise Unfit(f"{name} changes its tensor")
+            raise NotEligible(f"{name} changes its tensor")
 
     def dropout(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         p, training, _inplace = _dropout_of(args, kwargs)
@@ -255,18 +255,18 @@ class _Watch(TorchFunctionMode):
             return
         last = self.stages[-1] if self.stages else None
         if last is None or last.drop is not None or self.ended or p >= 1:
-            raise Unfit(f"it drops out (p={p}) before a layer, twice or after the end")
+            raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
         kind = abi.DROP_FLAT if len(self.shape) == 1 and last.kind == abi.CONV else abi.DROP
         if not name.endswith(".dropout"):
             if len(self.shape) != 3 or self.now.ndim != 4:
-                raise Unfit(f"{name} is of something else than images")
+                raise NotEligible(f"{name} is of something else than images")
             kind = abi.DROP_CHANNELS
         self.stages[-1] = replace(last, drop=Drop(kind, float(p)))
 
     def log_softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         dim, _level, _dtype = _given(args, kwargs, dim=None, _stacklevel=3, dtype=None)
         if not self.stages or self.stages[-1].kind != abi.LINEAR or dim not in (1, -1):
-            raise Unfit(f"{name} does not end a stack of layers")
+            raise NotEligible(f"{name} does not end a stack of layers")
         self.ended = True
 
     def loss(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -282,11 +282,11 @@ class _Watch(TorchFunctionMode):
             label_smoothing=0.0,
         )
         if target is not self.target or options != [None, None, -100, None, "mean", 0.0]:
-            raise Unfit("its loss is cross-entropy with options, or of other targets")
+            raise NotEligible("its loss is cross-entropy with options, or of other targets")
         if name.endswith("nll_loss") and not self.ended:
-            raise Unfit("its loss is nll_loss, but the model does not end in log_softmax")
+            raise NotEligible("its loss is nll_loss, but the model does not end in log_softmax")
         if not self.stages or self.stages[-1].kind != abi.LINEAR:
-            raise Unfit("it does not end in a linear layer")
+            raise NotEligible("it does not end in a linear layer")
         self.done = True
 
 
@@ -303,7 +303,7 @@ def _given(args: Any, kwargs: Any, **defaults: Any) -> list[Any]:
     """The arguments of a call after its first, by place or by name."""
     unknown = set(kwargs) - set(defaults)
     if unknown or len(args) > len(defaults):
-        raise Unfit(f"a call with {', '.join(sorted(unknown)) or 'more arguments'}")
+        raise NotEligible(f"a call with {', '.join(sorted(unknown)) or 'more arguments'}")
     return list({**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}.values())
 
 

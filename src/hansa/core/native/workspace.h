@@ -1,4 +1,4 @@
-/* A stack's workspace: the shapes of its stages and every buffer they need for up to `batch` examples. */
+/* A network's workspace: the shapes of its stages and every buffer they need for up to `batch` examples. */
 #ifndef HANSA_WORKSPACE_H
 #define HANSA_WORKSPACE_H
 
@@ -6,7 +6,7 @@
 
 #include "stage.h"
 
-struct hansa_stack {
+struct hansa_network {
     const hansa_kernels *kernels; /* first, so that dispatch.c can find its way back */
     ptrdiff_t stages, batch, classes, parameters, logits_row;
     ptrdiff_t keeps;   /* numbers that dropout has for a row, in all */
@@ -22,26 +22,26 @@ struct hansa_stack {
 };
 
 /* Zeroed, aligned, and with a vector of slack. */
-static void *take(hansa_stack *stack, ptrdiff_t count) {
+static void *take(hansa_network *network, ptrdiff_t count) {
     size_t bytes = (size_t)round_up(4 * count, 64) + 128;
     void *block = NULL;
-    void **blocks = realloc(stack->blocks, sizeof(void *) * (size_t)(stack->block_count + 1));
-    if (blocks) stack->blocks = blocks;
+    void **blocks = realloc(network->blocks, sizeof(void *) * (size_t)(network->block_count + 1));
+    if (blocks) network->blocks = blocks;
     if (!blocks || posix_memalign(&block, 64, bytes)) {
-        stack->failed = 1;
+        network->failed = 1;
         return NULL;
     }
-    stack->blocks[stack->block_count++] = block;
+    network->blocks[network->block_count++] = block;
     return memset(block, 0, bytes);
 }
 
-static void stack_free(hansa_stack *stack) {
-    if (!stack) return;
-    for (ptrdiff_t i = 0; i < stack->block_count; i++) free(stack->blocks[i]);
-    free(stack->blocks);
-    free(stack->drawn);
-    free(stack->stage);
-    free(stack);
+static void network_free(hansa_network *network) {
+    if (!network) return;
+    for (ptrdiff_t i = 0; i < network->block_count; i++) free(network->blocks[i]);
+    free(network->blocks);
+    free(network->drawn);
+    free(network->stage);
+    free(network);
 }
 
 /* Shapes first, then buffers. */
@@ -95,10 +95,10 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     s->minimal = s->plan == SPARSE && is->channels >= 8;
 }
 
-static void winograd_buffers(hansa_stack *stack, stage_t *s) {
+static void winograd_buffers(hansa_network *network, stage_t *s) {
     ptrdiff_t points = s->is.kernel + 1, band = at_most(at_least(1, WINOGRAD_TILES / s->out_w), s->out_h);
     ptrdiff_t windows = band * s->out_w;
-    s->points = take(stack, points * points * s->is.channels * s->out_step);
+    s->points = take(network, points * points * s->is.channels * s->out_step);
     s->winograd = (winograd_t){
         .band = band,
         .in_step = s->in_step,
@@ -106,27 +106,27 @@ static void winograd_buffers(hansa_stack *stack, stage_t *s) {
         .out_h = s->out_h,
         .out_w = s->out_w,
         .filters = {{1, s->forward.window.row, 1, 0, s->is.channels}, s->in_step, s->out_step, s->points,
-                    take(stack, s->out_step)},
-        .columns = take(stack, points * s->padded_w * s->in_step),
-        .inputs = take(stack, points * points * windows * s->in_step),
-        .products = take(stack, points * windows * s->out_step),
-        .halves = take(stack, 2 * points * windows * s->out_step),
-        .doubt = take(stack, s->out_step),
-        .again = take(stack, 4 * s->out_step),
+                    take(network, s->out_step)},
+        .columns = take(network, points * s->padded_w * s->in_step),
+        .inputs = take(network, points * points * windows * s->in_step),
+        .products = take(network, points * windows * s->out_step),
+        .halves = take(network, 2 * points * windows * s->out_step),
+        .doubt = take(network, s->out_step),
+        .again = take(network, 4 * s->out_step),
     };
 }
 
-static void conv_buffers(hansa_stack *stack, stage_t *s) {
+static void conv_buffers(hansa_network *network, stage_t *s) {
     const hansa_stage *is = &s->is;
     ptrdiff_t cells = is->kernel * is->kernel, wide_in = round_up(is->channels, VL);
-    s->in = take(stack, stack->batch * image(s));
-    s->in_gradient = take(stack, image(s));
-    s->forward_weight = take(stack, taps(s) * s->out_step);
-    s->backward_weight = take(stack, cells * wide_in * is->out);
-    s->padded_bias = take(stack, s->out_step);
+    s->in = take(network, network->batch * image(s));
+    s->in_gradient = take(network, image(s));
+    s->forward_weight = take(network, taps(s) * s->out_step);
+    s->backward_weight = take(network, cells * wide_in * is->out);
+    s->padded_bias = take(network, s->out_step);
     s->forward.weight = s->forward_weight;
     s->forward.bias = s->padded_bias;
-    const float *none = take(stack, s->in_step);
+    const float *none = take(network, s->in_step);
     for (ptrdiff_t phase = 0, at = 0; s->backward_weight && phase < is->stride * is->stride; phase++) {
         s->backward[phase].weight = s->backward_weight + at;
         s->backward[phase].bias = none;
@@ -134,29 +134,29 @@ static void conv_buffers(hansa_stack *stack, stage_t *s) {
         at += taps_of(is->kernel, is->stride, phase / is->stride) * taps_of(is->kernel, is->stride, phase % is->stride) *
               is->out * wide_in;
     }
-    if (s->minimal) winograd_buffers(stack, s);
-    s->dw = take(stack, gradient_sums(s));
-    s->db = take(stack, s->out_step);
+    if (s->minimal) winograd_buffers(network, s);
+    s->dw = take(network, gradient_sums(s));
+    s->db = take(network, s->out_step);
     if (is->pool && !quartered(is)) {
         s->whole_image = relu_inside(is) ? s->conv_h * s->conv_w * s->out_step : 0;
-        s->whole = take(stack, (relu_inside(is) ? stack->batch : 1) * s->conv_h * s->conv_w * s->out_step);
+        s->whole = take(network, (relu_inside(is) ? network->batch : 1) * s->conv_h * s->conv_w * s->out_step);
     }
     if (is->pool != HANSA_MAX) return;
-    s->which = take(stack, stack->batch * positions(s) * s->out_step);
-    s->base = take(stack, round_up(positions(s), VL));
+    s->which = take(network, network->batch * positions(s) * s->out_step);
+    s->base = take(network, round_up(positions(s), VL));
     if (!s->base) return;
     for (ptrdiff_t p = 0; p < positions(s); p++)
         s->base[p] = (int32_t)((2 * (p / s->out_w) * s->padded_w + 2 * (p % s->out_w)) * s->in_step);
 }
 
-static void shared_buffers(hansa_stack *stack) {
+static void shared_buffers(hansa_network *network) {
     ptrdiff_t rows = 0, masked = 0, turned = 0, dense = 0, weights = 0, starts = 0, listed = 0;
 #define GROW(size, need) size = (size) > (need) ? (size) : (need)
-    for (ptrdiff_t i = 0; i < stack->stages; i++) {
-        const stage_t *s = stack->stage + i;
+    for (ptrdiff_t i = 0; i < network->stages; i++) {
+        const stage_t *s = network->stage + i;
         GROW(starts, s->is.out + 1);
-        GROW(listed, s->is.kind == HANSA_LINEAR && s->is.relu ? stack->batch * s->is.out + VL : 0);
-        GROW(turned, s->is.kind == HANSA_LINEAR && s->is.relu ? round_up(stack->batch, VL) * VL : 0);
+        GROW(listed, s->is.kind == HANSA_LINEAR && s->is.relu ? network->batch * s->is.out + VL : 0);
+        GROW(turned, s->is.kind == HANSA_LINEAR && s->is.relu ? round_up(network->batch, VL) * VL : 0);
         if (s->is.kind != HANSA_CONV) continue;
         GROW(rows, 4 * (s->out_w + 1) * s->out_step);
         GROW(rows, s->is.width * s->in_step);
@@ -168,52 +168,52 @@ static void shared_buffers(hansa_stack *stack) {
         GROW(listed, masked + VL);
     }
 #undef GROW
-    scratch_t *scratch = &stack->scratch;
-    scratch->rows = take(stack, rows);
-    scratch->masked = take(stack, masked);
-    scratch->turned = take(stack, turned);
-    scratch->turned_which = take(stack, turned);
-    scratch->dense = take(stack, dense);
-    scratch->weights = take(stack, weights);
-    scratch->ordered = take(stack, weights);
-    scratch->list.value = take(stack, listed);
-    scratch->list.place = take(stack, listed);
-    scratch->list.start = take(stack, starts);
+    scratch_t *scratch = &network->scratch;
+    scratch->rows = take(network, rows);
+    scratch->masked = take(network, masked);
+    scratch->turned = take(network, turned);
+    scratch->turned_which = take(network, turned);
+    scratch->dense = take(network, dense);
+    scratch->weights = take(network, weights);
+    scratch->ordered = take(network, weights);
+    scratch->list.value = take(network, listed);
+    scratch->list.place = take(network, listed);
+    scratch->list.start = take(network, starts);
 }
 
-static hansa_stack *stack_new(const hansa_stage *spec, int64_t stages, int64_t batch) {
-    hansa_stack *stack = calloc(1, sizeof *stack);
-    if (!stack) return NULL;
-    stack->kernels = &HANSA_KERNELS;
-    stack->stages = stages;
-    stack->batch = batch;
-    stack->stage = calloc((size_t)stages, sizeof(stage_t));
-    if (!stack->stage) {
-        stack_free(stack);
+static hansa_network *network_new(const hansa_stage *spec, int64_t stages, int64_t batch) {
+    hansa_network *network = calloc(1, sizeof *network);
+    if (!network) return NULL;
+    network->kernels = &HANSA_KERNELS;
+    network->stages = stages;
+    network->batch = batch;
+    network->stage = calloc((size_t)stages, sizeof(stage_t));
+    if (!network->stage) {
+        network_free(network);
         return NULL;
     }
     for (ptrdiff_t i = 0; i < stages; i++) {
-        stage_t *s = stack->stage + i;
-        shape_stage(s, spec + i, i == 0, &stack->parameters);
-        s->keep_at = stack->keeps;
-        stack->keeps += s->keeps;
+        stage_t *s = network->stage + i;
+        shape_stage(s, spec + i, i == 0, &network->parameters);
+        s->keep_at = network->keeps;
+        network->keeps += s->keeps;
         if (s->is.kind == HANSA_CONV) {
-            conv_buffers(stack, s);
+            conv_buffers(network, s);
         } else {
-            s->in = take(stack, batch * s->in_step);
-            s->in_gradient = take(stack, batch * s->in_step);
-            s->out_gradient = take(stack, batch * s->out_step);
+            s->in = take(network, batch * s->in_step);
+            s->in_gradient = take(network, batch * s->in_step);
+            s->out_gradient = take(network, batch * s->out_step);
         }
     }
-    stack->classes = spec[stages - 1].out;
-    stack->logits_row = round_up(stack->classes, VL);
-    stack->logits = take(stack, batch * stack->logits_row);
-    stack->gradient = take(stack, stack->parameters);
+    network->classes = spec[stages - 1].out;
+    network->logits_row = round_up(network->classes, VL);
+    network->logits = take(network, batch * network->logits_row);
+    network->gradient = take(network, network->parameters);
     for (ptrdiff_t i = 0; i < stages; i++) {
-        stage_t *s = stack->stage + i, *next = i + 1 < stages ? s + 1 : NULL;
+        stage_t *s = network->stage + i, *next = i + 1 < stages ? s + 1 : NULL;
         if (s->is.kind == HANSA_LINEAR) {
-            s->out = next ? next->in : stack->logits;
-            s->out_row = next ? next->in_step : stack->logits_row;
+            s->out = next ? next->in : network->logits;
+            s->out_row = next ? next->in_step : network->logits_row;
         } else if (next->is.kind == HANSA_CONV) {
             s->out = next->in;
             s->out_image = image(next);
@@ -222,15 +222,15 @@ static hansa_stack *stack_new(const hansa_stage *spec, int64_t stages, int64_t b
         } else {
             s->out_row = s->out_w * s->out_step;
             s->out_image = s->out_h * s->out_row;
-            s->out = take(stack, batch * s->out_image);
+            s->out = take(network, batch * s->out_image);
         }
     }
-    shared_buffers(stack);
-    if (stack->failed) {
-        stack_free(stack);
+    shared_buffers(network);
+    if (network->failed) {
+        network_free(network);
         return NULL;
     }
-    return stack;
+    return network;
 }
 
 #endif

@@ -16,32 +16,32 @@ import torch
 
 from hansa.core.types import Vector
 
-LEAST = 1 << 16  # bytes; smaller vectors the allocator keeps at hand itself
-MOST = 1 << 29  # bytes that may lie idle, or eight vectors of the largest kind
+MIN_BYTES = 1 << 16  # bytes; smaller vectors the allocator keeps at hand itself
+MAX_IDLE_BYTES = 1 << 29  # bytes that may lie idle, or eight vectors of the largest kind
 _ALIGN = 64
 
 
 class Allocator:
     """Hands out uninitialised vectors. The memory of one comes back when the last tensor that looks at it is gone.
 
-    >>> memory = Allocator(least=0)
-    >>> x = memory.like(torch.ones(1000))
+    >>> memory = Allocator(min_bytes=0)
+    >>> x = memory.empty_like(torch.ones(1000))
     >>> address, view = x.data_ptr(), x[10:20]
     >>> del x
-    >>> memory.like(torch.ones(1000)).data_ptr() == address  # the view still looks at it
+    >>> memory.empty_like(torch.ones(1000)).data_ptr() == address  # the view still looks at it
     False
     >>> del view
-    >>> memory.like(torch.ones(1000)).data_ptr() == address
+    >>> memory.empty_like(torch.ones(1000)).data_ptr() == address
     True
     """
 
-    def __init__(self, least: int = LEAST, most: int | None = None) -> None:
-        self._least, self._most = least, most
+    def __init__(self, min_bytes: int = MIN_BYTES, max_idle_bytes: int | None = None) -> None:
+        self._least, self._most = min_bytes, max_idle_bytes
         self._idle: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._bytes = 0
         self._lock = RLock()  # a collection of garbage may give memory back in the midst of taking some
 
-    def like(self, x: Vector) -> Vector:
+    def empty_like(self, x: Vector) -> Vector:
         """A vector of the same length, dtype and device, with anything in it."""
         if x.device.type != "cpu" or x.ndim != 1:
             return torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -50,21 +50,21 @@ class Allocator:
     def empty(self, entries: int, dtype: torch.dtype) -> Vector:
         """A vector on the CPU, with anything in it."""
         size = entries * dtype.itemsize
-        if size < max(1, self._least) or dtype not in _kinds():
+        if size < max(1, self._least) or dtype not in _numpy_dtypes():
             return torch.empty(entries, dtype=dtype)
-        lent = self._take(size).view(_lent())
+        lent = self._acquire(size).view(_borrowed_class())
         lent.owner = self
-        return torch.from_numpy(lent.view(_kinds()[dtype]))  # torch holds that view, which holds what was lent
+        return torch.from_numpy(lent.view(_numpy_dtypes()[dtype]))  # torch holds that view, which holds what was lent
 
-    def give(self, memory: np.ndarray[Any, Any]) -> None:
+    def release(self, memory: np.ndarray[Any, Any]) -> None:
         """Memory that nobody looks at any more."""
         with self._lock:
-            most = max(MOST, 8 * memory.size) if self._most is None else self._most
+            most = max(MAX_IDLE_BYTES, 8 * memory.size) if self._most is None else self._most
             if self._bytes + memory.size <= most:
                 self._idle.setdefault(memory.size, []).append(memory)
                 self._bytes += memory.size
 
-    def _take(self, size: int) -> np.ndarray[Any, Any]:
+    def _acquire(self, size: int) -> np.ndarray[Any, Any]:
         with self._lock:
             idle = self._idle.get(size)
             if idle:
@@ -76,7 +76,7 @@ class Allocator:
 
 
 @cache
-def _lent() -> type[Any]:
+def _borrowed_class() -> type[Any]:
     """A look at an allocator's memory; torch holds it for as long as any tensor needs it."""
 
     class Lent(np.ndarray[Any, Any]):
@@ -86,13 +86,13 @@ def _lent() -> type[Any]:
             if np is None:  # the interpreter ends, and has taken its modules apart
                 return
             if self.owner is not None and isinstance(self.base, np.ndarray):
-                self.owner.give(self.base)
+                self.owner.release(self.base)
 
     return Lent
 
 
 @cache
-def _kinds() -> dict[torch.dtype, Any]:
+def _numpy_dtypes() -> dict[torch.dtype, Any]:
     return {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -112,4 +112,4 @@ def _malloc_trim() -> Any:
 
 
 SHARED = Allocator()
-like, empty = SHARED.like, SHARED.empty
+empty_like, empty = SHARED.empty_like, SHARED.empty

@@ -18,10 +18,10 @@ from hansa.core.types import Vector
 from hansa.core.vectors import allocator, kernels
 
 SPAN = 1 << 14  # coordinates turned to float64 at a time
-PAYS = 1 << 24  # products that are worth a thread of their own
+PARALLEL_PRODUCTS = 1 << 24  # products that are worth a thread of their own
 
 
-def fits(*vectors: Vector) -> bool:
+def native_fits(*vectors: Vector) -> bool:
     """Whether native kernels can take these vectors: alike, dense and on the CPU."""
     dtype = vectors[0].dtype
     if dtype != torch.float32 and dtype != torch.float64:
@@ -38,7 +38,7 @@ def norm(x: Vector) -> float:
     >>> norm(torch.tensor([3.0, 4.0]))
     5.0
     """
-    if fits(x):
+    if native_fits(x):
         return math.sqrt(kernels.squared_norm(x)[0])
     return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
@@ -49,7 +49,7 @@ def all_finite(x: Vector) -> bool:
     >>> all_finite(torch.tensor([1.0, 3e38])), all_finite(torch.tensor([1.0, math.nan]))
     (True, False)
     """
-    if fits(x):
+    if native_fits(x):
         return kernels.squared_norm(x)[1]
     return math.isfinite(float(torch.linalg.vector_norm(x))) or bool(torch.isfinite(x).all())
 
@@ -61,13 +61,13 @@ def inner_products(rows: Vector, vectors: Vector) -> Vector:
     >>> inner_products(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor([[11.,  2.]], dtype=torch.float64)
     """
-    if rows.dtype == torch.float32 and fits(rows, vectors):
+    if rows.dtype == torch.float32 and native_fits(rows, vectors):
         half = len(rows) // 2
-        if half * rows.shape[1] * len(vectors) < PAYS or cores() < 2:
-            return kernels.inner_products(rows, vectors)
+        if half * rows.shape[1] * len(vectors) < PARALLEL_PRODUCTS or cores() < 2:
+            return kernels.native_inner_products(rows, vectors)
         with ThreadPoolExecutor(1) as other:
-            job = other.submit(kernels.inner_products, rows[half:], vectors)
-            first = kernels.inner_products(rows[:half], vectors)
+            job = other.submit(kernels.native_inner_products, rows[half:], vectors)
+            first = kernels.native_inner_products(rows[:half], vectors)
             return torch.cat([first, job.result()])
     total = torch.zeros(len(rows), len(vectors), dtype=torch.float64)
     for start in range(0, rows.shape[1], SPAN):
@@ -85,7 +85,7 @@ _LARGE = 1 << 20  # entries from which a sum is worth dividing
 _ALIGNED = 64  # entries: ranges begin where vector instructions do
 
 
-class Division:
+class ParallelSums:
     """Sums of large vectors are divided by coordinates among so many threads, until it is closed. Each entry is summed
     over all rows in their order, whoever does it: the bits do not depend on the number."""
 
@@ -98,30 +98,31 @@ class Division:
 
     def sum(self, rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
         assert self._pool is not None
-        out = allocator.like(rows[0])
+        out = allocator.empty_like(rows[0])
         size = -(-len(out) // self.threads // _ALIGNED) * _ALIGNED + _ALIGNED
         parts = [slice(start, min(start + size, len(out))) for start in range(0, len(out), size)]
         done = [
-            self._pool.submit(kernels.weighted_sum, [row[part] for row in rows], weights, out[part]) for part in parts
+            self._pool.submit(kernels.native_weighted_sum, [row[part] for row in rows], weights, out[part])
+            for part in parts
         ]
         for part in done:
             part.result()
         return out
 
     def close(self) -> None:
-        if self in _divisions:
-            _divisions.remove(self)
+        if self in _active_pools:
+            _active_pools.remove(self)
         if self._pool is not None:
             self._pool.shutdown()
 
 
-_divisions: list[Division] = []
+_active_pools: list[ParallelSums] = []
 
 
-def split_among(threads: int) -> Division:
+def parallel_sums(threads: int) -> ParallelSums:
     """Have large sums done by so many threads, for a run whose other work is elsewhere."""
-    _divisions.append(Division(threads))
-    return _divisions[-1]
+    _active_pools.append(ParallelSums(threads))
+    return _active_pools[-1]
 
 
 def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
@@ -130,10 +131,10 @@ def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
     >>> weighted_sum([torch.tensor([1.0]), torch.tensor([3.0])], [0.5, 0.5])
     tensor([2.])
     """
-    if fits(*rows):
-        if _divisions and _divisions[-1].threads > 1 and rows[0].ndim == 1 and len(rows[0]) >= _LARGE:
-            return _divisions[-1].sum(rows, weights)
-        return kernels.weighted_sum(rows, weights)
+    if native_fits(*rows):
+        if _active_pools and _active_pools[-1].threads > 1 and rows[0].ndim == 1 and len(rows[0]) >= _LARGE:
+            return _active_pools[-1].sum(rows, weights)
+        return kernels.native_weighted_sum(rows, weights)
     total = rows[0] * weights[0]
     for row, weight in zip(rows[1:], weights[1:], strict=True):
         total.add_(row, alpha=weight)

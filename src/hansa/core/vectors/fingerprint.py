@@ -34,7 +34,7 @@ def fingerprint(vector: Vector, isa: str = "") -> bytes:
     False
     """
     words = np.ascontiguousarray(vector.detach().cpu().numpy()).reshape(-1).view(np.uint32)
-    sums = _native(words, isa) if native.available() else _plain(words)
+    sums = _native_sums(words, isa) if native.available() else _numpy_sums(words)
     state = hashlib.blake2b(len(words).to_bytes(8, "little"), digest_size=16)
     state.update(sums.astype("<u8").data)
     return state.digest()
@@ -54,24 +54,26 @@ def _keys() -> Words:
     return np.random.Philox(key=0).random_raw((_BLOCK + _SHIFT) // 2).astype("<u8").view("<u4").astype(np.uint32)
 
 
-def _native(words: Words, isa: str) -> Sums:
+def _native_sums(words: Words, isa: str) -> Sums:
     sums = np.empty((-(-len(words) // _BLOCK), 2), np.uint64)
     native.load(isa).digest(words.ctypes.data, len(words), _keys().ctypes.data, sums.ctypes.data)
     return sums
 
 
-def _plain(words: Words) -> Sums:
+def _numpy_sums(words: Words) -> Sums:
     sums = np.empty((-(-len(words) // _BLOCK), 2), np.uint64)
     full = len(words) // _BLOCK
     for place in range(0, full, _AT_ONCE):
         end = min(place + _AT_ONCE, full)
-        _add_up(words[place * _BLOCK : end * _BLOCK].reshape(-1, _BLOCK), sums[place:end])
+        _add_blocks(words[place * _BLOCK : end * _BLOCK].reshape(-1, _BLOCK), sums[place:end])
     if rest := len(words) % _BLOCK:
-        _add_up(np.pad(words[-rest:], (0, rest % 2))[None], sums[full:])  # a last word alone has a neighbour of zero
+        _add_blocks(
+            np.pad(words[-rest:], (0, rest % 2))[None], sums[full:]
+        )  # a last word alone has a neighbour of zero
     return sums
 
 
-def _add_up(blocks: Words, sums: Sums) -> None:
+def _add_blocks(blocks: Words, sums: Sums) -> None:
     for which, shift in enumerate((0, _SHIFT)):
         keyed = blocks + _keys()[shift : shift + blocks.shape[1]]
         np.einsum("bi,bi->b", keyed[:, ::2], keyed[:, 1::2], dtype=np.uint64, casting="safe", out=sums[:, which])

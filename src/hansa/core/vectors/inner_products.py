@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ShortRow(Exception):
+class ShortRowError(Exception):
     """A file ends within a row: its place among those asked for, and the bytes that were there."""
 
     def __init__(self, place: int, found: int) -> None:
@@ -28,20 +28,20 @@ class ShortRow(Exception):
         self.place, self.found = place, found
 
 
-class InnerProducts:
+class StreamedInnerProducts:
     """`inner_products` of ``count`` float32 rows that come piece by piece, in the same bits.
 
-    >>> from hansa.core.vectors.kernels import inner_products
+    >>> from hansa.core.vectors.kernels import native_inner_products
     >>> rows, vectors = torch.rand(2, 20), torch.rand(3, 20)
-    >>> products = InnerProducts(2, vectors)
+    >>> products = StreamedInnerProducts(2, vectors)
     >>> products.add(rows[:, :16])
     >>> products.add(rows[:, 16:])
-    >>> torch.equal(products.total(), inner_products(rows, vectors))
+    >>> torch.equal(products.total(), native_inner_products(rows, vectors))
     True
     """
 
     def __init__(self, count: int, vectors: Tensor, isa: str = "") -> None:
-        self._first = address_of("InnerProducts", "vectors", vectors, torch.float32)
+        self._first = address_of("StreamedInnerProducts", "vectors", vectors, torch.float32)
         self._count, self._vectors, self._table, self._done = count, vectors, native.load(isa), 0
         self._lanes = torch.zeros(count, len(vectors) + abi.GRAM_SPARE, abi.GRAM_LANES, dtype=torch.float64)
 
@@ -51,7 +51,7 @@ class InnerProducts:
         fits = rows.dtype == torch.float32 and rows.device.type == "cpu" and (rows.stride(1) == 1 or n == 1)
         if not fits or count != self._count or self._done + n > d or self._done % abi.GRAM_LANES:
             raise HansaError(
-                f"InnerProducts.add: {rows.dtype} {[count, n]} after {self._done} entries of {d}: expected float32 "
+                f"StreamedInnerProducts.add: {rows.dtype} {[count, n]} after {self._done} entries of {d}: expected float32 "
                 f"pieces of {self._count} rows, a multiple of {abi.GRAM_LANES} long all but the last."
             )
         there = self._first + self._done * rows.element_size()
@@ -68,10 +68,12 @@ class InnerProducts:
     def add_from(self, file: int, offsets: Sequence[int], entries: int, crcs: Sequence[int]) -> list[int]:
         """`add` of the next entries of rows at byte offsets of an open file; returns their CRC-32 after ``crcs``.
 
-        Raises `ShortRow` where the file ends before."""
+        Raises `ShortRowError` where the file ends before."""
         many, d = self._vectors.shape
         if len(offsets) != self._count or self._done + entries > d or self._done % abi.GRAM_LANES:
-            raise HansaError(f"InnerProducts.add_from: {len(offsets)} rows, {self._done} + {entries} entries of {d}.")
+            raise HansaError(
+                f"StreamedInnerProducts.add_from: {len(offsets)} rows, {self._done} + {entries} entries of {d}."
+            )
         checks, told = (ctypes.c_uint32 * self._count)(*crcs), (c_int64 * 2)()
         there = self._first + self._done * self._vectors.element_size()
         places = (c_int64 * self._count)(*offsets)
@@ -81,7 +83,7 @@ class InnerProducts:
         if result == abi.BAD_ROW and told[1] < 0:
             raise OSError(-told[1], os.strerror(-told[1]))
         if result == abi.BAD_ROW:
-            raise ShortRow(told[0], told[1])
+            raise ShortRowError(told[0], told[1])
         if result != abi.OK:
             raise MemoryError("inner_products: no memory for the sums")
         self._done += entries
@@ -91,7 +93,7 @@ class InnerProducts:
         """<row_i, vector_j>, once all entries were added."""
         many, d = self._vectors.shape
         if self._done != d:
-            raise HansaError(f"InnerProducts.total: {self._done} of {d} entries were added.")
+            raise HansaError(f"StreamedInnerProducts.total: {self._done} of {d} entries were added.")
         out = torch.empty(self._count, many, dtype=torch.float64)
         self._table.gram32_sum(self._lanes.data_ptr(), self._count, many, out.data_ptr())
         return out

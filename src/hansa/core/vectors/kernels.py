@@ -67,8 +67,8 @@ def server_step(
     if (v is None) == moments or (vhat is None) == maximum:
         raise HansaError(f"server_step({kind!r}): v goes with all rules but momentum, vhat with amsgrad and ams only.")
     if out is None:
-        fresh = [allocator.like(given) if given is not None else None for given in (v, vhat)]
-        out = ServerStep(allocator.like(delta), allocator.like(m), *fresh)
+        fresh = [allocator.empty_like(given) if given is not None else None for given in (v, vhat)]
+        out = ServerStep(allocator.empty_like(delta), allocator.empty_like(m), *fresh)
     if (out.v is None) == moments or (out.vhat is None) == maximum:
         raise HansaError(f"server_step({kind!r}): out must hold the same moments as the input.")
     named = {"delta": delta, "m": m, "v": v, "vhat": vhat}
@@ -87,24 +87,26 @@ def server_step(
         1 / (1 - b2**t) if corrected and kind != "adagrad" else 1.0,
     )
     table = native.load(isa)
-    (table.server64 if dtype == torch.float64 else table.server32)(rule, delta.numel(), *pointers)
+    (table.server64 if dtype == torch.float64 else table.server32)(ctypes.byref(rule), delta.numel(), *pointers)
     return out
 
 
-def weighted_sum(
+def native_weighted_sum(
     rows: Tensor | Sequence[Tensor], weights: Sequence[float], out: Tensor | None = None, isa: str = ""
 ) -> Tensor:
     """sum_i w_i row_i, folded left to right entry by entry: w_0 row_0 rounded once, then one multiply-add a row (fused
     where the machine fuses). Rows are those of a matrix or separate vectors, float32 or float64."""
     if not len(rows) or len(rows) != len(weights):
-        raise HansaError(f"weighted_sum: {len(rows)} rows and {len(weights)} weights, expected as many, at least one.")
+        raise HansaError(
+            f"native_weighted_sum: {len(rows)} rows and {len(weights)} weights, expected as many, at least one."
+        )
     first = rows[0]
-    out = allocator.like(first) if out is None else out
+    out = allocator.empty_like(first) if out is None else out
     dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    pointers = [address_of("weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
-    target = address_of("weighted_sum", "out", out, dtype, first.numel())
+    pointers = [address_of("native_weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
+    target = address_of("native_weighted_sum", "out", out, dtype, first.numel())
     if target in pointers:
-        raise HansaError("weighted_sum: out is one of the rows; it must be apart from them.")
+        raise HansaError("native_weighted_sum: out is one of the rows; it must be apart from them.")
     table = native.load(isa)
     (table.mean64 if dtype == torch.float64 else table.mean32)(
         (ctypes.c_void_p * len(pointers))(*pointers),
@@ -116,15 +118,15 @@ def weighted_sum(
     return out
 
 
-class Links(NamedTuple):
+class CsrWeights(NamedTuple):
     """A sparse square matrix by rows: row i has the entries ``starts[i]`` to ``starts[i + 1]`` of links and weights."""
 
     starts: np.ndarray[Any, np.dtype[np.int64]]
-    links: np.ndarray[Any, np.dtype[np.int64]]
+    columns: np.ndarray[Any, np.dtype[np.int64]]
     weights: np.ndarray[Any, np.dtype[np.float64]]
 
     @classmethod
-    def of(cls, matrix: Any) -> Links:
+    def of(cls, matrix: Any) -> CsrWeights:
         """Of a SciPy matrix in CSR form."""
         links = cls(
             np.ascontiguousarray(matrix.indptr, np.int64),
@@ -132,15 +134,15 @@ class Links(NamedTuple):
             np.ascontiguousarray(matrix.data, np.float64),
         )
         n = len(links.starts) - 1
-        if matrix.shape != (n, n) or len(links.links) != len(links.weights) or links.starts[-1] != len(links.links):
-            raise HansaError(f"Links.of: a matrix of shape {matrix.shape}: expected a square one in CSR form.")
-        low, high = links.links.min(initial=0), links.links.max(initial=-1)
+        if matrix.shape != (n, n) or len(links.columns) != len(links.weights) or links.starts[-1] != len(links.columns):
+            raise HansaError(f"CsrWeights.of: a matrix of shape {matrix.shape}: expected a square one in CSR form.")
+        low, high = links.columns.min(initial=0), links.columns.max(initial=-1)
         if low < 0 or high >= n:
-            raise HansaError(f"Links.of: links run from {low} to {high}, expected 0..{n - 1}.")
+            raise HansaError(f"CsrWeights.of: links run from {low} to {high}, expected 0..{n - 1}.")
         return links
 
 
-def mix(rows: Tensor, weights: Links, out: Tensor, isa: str = "") -> None:
+def mix(rows: Tensor, weights: CsrWeights, out: Tensor, isa: str = "") -> None:
     """out = W rows, [n, d] in float32 or float64, each entry folded over the row's links in their order."""
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     n = len(weights.starts) - 1
@@ -159,11 +161,11 @@ def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
     double = x.dtype in (torch.float64, np.float64)
     pointer = address_of("squared_norm", "x", x, torch.float64 if double else torch.float32)
     finite, table = c_int64(), native.load(isa)
-    total = (table.squares64 if double else table.squares32)(pointer, _size(x), ctypes.byref(finite))
+    total = (table.squares64 if double else table.squares32)(pointer, _length(x), ctypes.byref(finite))
     return float(total), bool(finite.value)
 
 
-def inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tensor:
+def native_inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tensor:
     """<row_i, vector_j> in float64, [n, m], of float32 [n, d] and [m, d].
 
     Every product is exact; entry k joins lane k mod 8 of its pair's sum, in order, and the lanes are added in pairs. So
@@ -171,10 +173,10 @@ def inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tensor:
     """
     count, many, d = len(rows), len(vectors), rows.shape[1]
     out = torch.empty(count, many, dtype=torch.float64)
-    first = address_of("inner_products", "rows", rows, torch.float32)
-    second = address_of("inner_products", "vectors", vectors, torch.float32, many * d)
+    first = address_of("native_inner_products", "rows", rows, torch.float32)
+    second = address_of("native_inner_products", "vectors", vectors, torch.float32, many * d)
     if native.load(isa).gram32(first, count, second, many, d, out.data_ptr()) != abi.OK:
-        raise MemoryError("inner_products: no memory for the sums")
+        raise MemoryError("native_inner_products: no memory for the sums")
     return out
 
 
@@ -184,15 +186,15 @@ def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint
     The sum runs in float64 in 1024 lanes, entry i in lane i mod 1024, and the lanes are then added exactly; it is NaN
     where an entry is not finite.
     """
-    pointer, size = address_of("sign_pack", "x", x, torch.float32), _size(x)
+    pointer, size = address_of("sign_pack", "x", x, torch.float32), _length(x)
     bits, lanes = np.empty(-(-size // 8), np.uint8), np.empty(abi.SUM_LANES)
     native.load(isa).sign_pack(pointer, size, bits.ctypes.data, lanes.ctypes.data)
     return bits, math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
 
 
-def sign_put(bits: Array, scale: float, out: Array, isa: str = "") -> None:
+def sign_write(bits: Array, scale: float, out: Array, isa: str = "") -> None:
     """out = scale * sign, from the bits of ``sign_pack``."""
-    _signs("sign_put", [bits], [scale], out, True, isa)
+    _signs("sign_write", [bits], [scale], out, True, isa)
 
 
 def sign_add(bits: Sequence[Array], scales: Sequence[float], out: Array, isa: str = "") -> None:
@@ -200,22 +202,22 @@ def sign_add(bits: Sequence[Array], scales: Sequence[float], out: Array, isa: st
     _signs("sign_add", bits, scales, out, False, isa)
 
 
-def reaching(
-    x: Array, threshold: float, room: int | None = None, isa: str = ""
+def indices_reaching(
+    x: Array, threshold: float, capacity: int | None = None, isa: str = ""
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float32]]]:
     """The entries whose magnitude is not below the threshold (so NaN is among them): rising indices, and values.
 
     ``room`` is a guess of how many there are; a low one costs a second pass.
     """
-    pointer, size = address_of("reaching", "x", x, torch.float32), _size(x)
-    room = min(size, size // 32 + 1024 if room is None else room)
+    pointer, size = address_of("indices_reaching", "x", x, torch.float32), _length(x)
+    capacity = min(size, size // 32 + 1024 if capacity is None else capacity)
     kernel = native.load(isa).reaching
     while True:
-        index, value = np.empty(room, np.int64), np.empty(room, np.float32)
-        found = kernel(pointer, size, threshold, room, index.ctypes.data, value.ctypes.data)
-        if found <= room:
+        index, value = np.empty(capacity, np.int64), np.empty(capacity, np.float32)
+        found = kernel(pointer, size, threshold, capacity, index.ctypes.data, value.ctypes.data)
+        if found <= capacity:
             return index[:found], value[:found]
-        room = found
+        capacity = found
 
 
 def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
@@ -227,28 +229,28 @@ def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
     return zlib.crc32(data[whole:].data, kernel(address_of("crc32", "data", data, torch.uint8), whole, crc))
 
 
-def highest(x: Array, isa: str = "") -> float:
+def max_magnitude(x: Array, isa: str = "") -> float:
     """The largest magnitude of a float32 vector; NaN or infinite where an entry is."""
-    return float(native.load(isa).highest32(address_of("highest", "x", x, torch.float32), _size(x)))
+    return float(native.load(isa).highest32(address_of("max_magnitude", "x", x, torch.float32), _length(x)))
 
 
 def half_pack(x: Array, exponent: int, most: float, brain: bool = False, isa: str = "") -> Bytes:
     """Float32 entries x / 2^exponent, at most ``most`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
-    pointer, size = address_of("half_pack", "x", x, torch.float32), _size(x)
+    pointer, size = address_of("half_pack", "x", x, torch.float32), _length(x)
     out = allocator.empty(-(-size // 2), torch.float32).numpy().view(np.uint8)[: 2 * size]
-    native.load(isa).half_pack(pointer, size, _scale(exponent), most, int(brain), out.ctypes.data)
+    native.load(isa).half_pack(pointer, size, _power_of_two(exponent), most, int(brain), out.ctypes.data)
     return out
 
 
-def levels_pack(
+def quantize_pack(
     x: Array, bucket: int, levels: int, width: int, key: bytes | None, isa: str = ""
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], Bytes] | None:
     """What `hansa.compress.quantize` sends of a float32 vector: the largest magnitude of each bucket, and a code of
     ``width`` bits an entry; rounded by the Philox numbers of a 16-byte key, to nearest without one. None where an entry
     is not finite."""
-    pointer, size = address_of("levels_pack", "x", x, torch.float32), _size(x)
+    pointer, size = address_of("quantize_pack", "x", x, torch.float32), _length(x)
     if not 1 <= levels <= 127 or width != (2 * levels).bit_length() or bucket % 8 or bucket < 8:
-        raise HansaError(f"levels_pack: {levels} levels of {width} bits in buckets of {bucket}.")
+        raise HansaError(f"quantize_pack: {levels} levels of {width} bits in buckets of {bucket}.")
     norms = np.empty(-(-size // bucket), np.float32)
     length = -(-size * width // 8)
     out = allocator.empty(-(-(length + 8) // 4), torch.float32).numpy().view(np.uint8)
@@ -257,20 +259,20 @@ def levels_pack(
     return (norms, out[:length]) if native.load(isa).levels_pack(*args) else None
 
 
-def planes_pack(x: Array, room: int, exponent: int = 0, most: int = 1 << 24, isa: str = "") -> Bytes:
+def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 << 24, isa: str = "") -> Bytes:
     """What `hansa.compress.entropy_coding` makes of whole numbers (int32), or of rint(x / 2^exponent) (float32), at most
     ``most`` <= 2^24 in magnitude; ``room`` bytes are enough for them."""
     numbers = x.dtype in (torch.int32, np.int32)
-    pointer = address_of("planes_pack", "x", x, torch.int32 if numbers else torch.float32)
-    out = np.empty(room + 8, np.uint8)
+    pointer = address_of("bit_planes_pack", "x", x, torch.int32 if numbers else torch.float32)
+    out = np.empty(capacity + 8, np.uint8)
     given = (None, pointer) if numbers else (pointer, None)
-    length = native.load(isa).planes_pack(*given, _size(x), _scale(exponent), most, out.ctypes.data)
+    length = native.load(isa).planes_pack(*given, _length(x), _power_of_two(exponent), most, out.ctypes.data)
     if length < 0:
-        raise MemoryError("planes_pack: no memory for a block")
+        raise MemoryError("bit_planes_pack: no memory for a block")
     return out[:length]
 
 
-def _scale(exponent: int) -> Any:
+def _power_of_two(exponent: int) -> Any:
     """2^-exponent as two factors of float32, so that a product with both is rounded once."""
     parts = (exponent, 0) if abs(exponent) <= 126 else (exponent // 2, exponent - exponent // 2)
     return (ctypes.c_float * 2)(*(math.ldexp(1.0, -part) for part in parts))
@@ -279,7 +281,7 @@ def _scale(exponent: int) -> Any:
 def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Array, fresh: bool, isa: str) -> None:
     if len(bits) != len(scales):
         raise HansaError(f"{where}: {len(bits)} packets and {len(scales)} scales, expected as many.")
-    target, size = address_of(where, "out", out, torch.float32), _size(out)
+    target, size = address_of(where, "out", out, torch.float32), _length(out)
     pointers = [address_of(where, f"packet {i}", one, torch.uint8, -(-size // 8)) for i, one in enumerate(bits)]
     native.load(isa).sign_add(
         (ctypes.c_void_p * len(pointers))(*pointers),
@@ -291,7 +293,7 @@ def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Arra
     )
 
 
-def _size(x: Array) -> int:
+def _length(x: Array) -> int:
     return x.numel() if isinstance(x, torch.Tensor) else x.size
 
 
@@ -304,7 +306,7 @@ def address_of(where: str, name: str, x: Array, dtype: torch.dtype, size: int | 
     wanted = str(dtype).removeprefix("torch.")
     if not isinstance(x, torch.Tensor):
         fits, address = x.dtype == np.dtype(wanted) and x.flags.c_contiguous, x.ctypes.data
-    if not fits or (size is not None and _size(x) != size):
+    if not fits or (size is not None and _length(x) != size):
         place = x.device if isinstance(x, torch.Tensor) else "cpu"
         entries = "" if size is None else f" of {size} entries"
         raise HansaError(

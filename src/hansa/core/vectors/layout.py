@@ -27,7 +27,7 @@ Module = TypeVar("Module", bound="nn.Module")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a module: where it lies in the flat vector."""
 
     name: str
@@ -51,10 +51,10 @@ class Entry:
         return piece.view(self.shape)
 
 
-def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = True) -> tuple[Entry, ...]:
+def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = True) -> tuple[TensorEntry, ...]:
     entries, offset = [], 0
     for name, tensor in named:
-        entries.append(Entry(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, channels_last))
+        entries.append(TensorEntry(name, tuple(tensor.shape), offset, tensor.numel(), tensor.dtype, channels_last))
         offset += tensor.numel()
     return tuple(entries)
 
@@ -68,8 +68,8 @@ class Layout:
     (8, 0, ['weight', 'bias'])
     """
 
-    parameters: tuple[Entry, ...]
-    buffers: tuple[Entry, ...]
+    parameters: tuple[TensorEntry, ...]
+    buffers: tuple[TensorEntry, ...]
     channels_last: bool = True
 
     @classmethod
@@ -111,7 +111,7 @@ class Layout:
         with torch.no_grad():
             flat, rest = torch.empty(self.dim, dtype=dtype), torch.empty(self.buffer_dim, dtype=dtype)
             for vector, entries in ((flat, self.parameters), (rest, self.buffers)):
-                tensors = _tensors(module)
+                tensors = _named_tensors(module)
                 for entry in entries:
                     entry.view(vector).copy_(tensors[entry.name])
         return flat, rest
@@ -127,20 +127,20 @@ class Layout:
     def write_buffers(self, module: nn.Module, rest: Vector) -> None:
         """Copy a flat vector into the module's buffers."""
         self._check(rest, self.buffer_dim, "buffers")
-        tensors = _tensors(module)
+        tensors = _named_tensors(module)
         with torch.no_grad():
             for entry in self.buffers:
                 tensors[entry.name].copy_(entry.view(rest))
 
     def read_buffers(self, module: nn.Module, rest: Vector) -> Vector:
         """Copy the module's buffers into a flat vector."""
-        tensors = _tensors(module)
+        tensors = _named_tensors(module)
         with torch.no_grad():
             for entry in self.buffers:
                 entry.view(rest).copy_(tensors[entry.name])
         return rest
 
-    def named(self, flat: Vector, rest: Vector | None = None) -> dict[str, torch.Tensor]:
+    def unpack(self, flat: Vector, rest: Vector | None = None) -> dict[str, torch.Tensor]:
         """The vectors as named tensors, in the shapes of the module's ``state_dict``, without what never travels."""
         self._check(flat, self.dim, "parameters")
         out = {entry.name: entry.view(flat) for entry in self.parameters}
@@ -154,11 +154,11 @@ class Layout:
             raise HansaError(f"a vector of shape {tuple(flat.shape)} for {what}: expected ({dim},).")
 
 
-def _tensors(module: nn.Module) -> dict[str, Any]:
+def _named_tensors(module: nn.Module) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def converted(module: Module, dtype: torch.dtype, device: torch.device | None = None) -> Module:
+def convert_module(module: Module, dtype: torch.dtype, device: torch.device | None = None) -> Module:
     """The module with its real numbers in ``dtype`` and its complex ones in the complex form of it, in place.
 
     ``module.to(dtype)`` would drop the imaginary parts.
@@ -173,7 +173,7 @@ def converted(module: Module, dtype: torch.dtype, device: torch.device | None = 
     return module
 
 
-def widened(module: Module, dtype: torch.dtype) -> Module:
+def widen_module(module: Module, dtype: torch.dtype) -> Module:
     """The module with numbers at least as wide as ``dtype``, in place: none loses a bit."""
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Readers for the official on-disk layouts. Each checks what it reads and executes nothing of it."""
+"""Readers for the official file formats. They check what they read and never execute it."""

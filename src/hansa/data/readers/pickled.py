@@ -1,12 +1,12 @@
-"""Reads the pickles of the CIFAR files without executing them.
+"""Read the pickles of the CIFAR files without executing them.
 
-A pickle is a program for a small stack machine, and its power to harm lies in two instructions: GLOBAL, which may name
-any callable, and REDUCE, which calls it. This machine knows the instructions that the official files use and no other.
-It can build dicts, lists, tuples, strings and whole numbers; of GLOBAL it admits the three names by which NumPy writes
-an array of bytes, which it recognises as words and rebuilds itself. Nothing is ever imported or called.
+A pickle is a program for a stack machine. Two of its instructions are dangerous: GLOBAL, which can name any callable,
+and REDUCE, which calls it. This machine implements only the instructions of the official files. It builds dicts, lists,
+tuples, strings and integers. Of GLOBAL it accepts the three names with which NumPy writes an array of bytes; it treats
+them as strings and builds the array itself. Nothing is imported or called.
 
-Values are as flat as those of the files: a dict of names, lists of strings and numbers, tuples of tuples and no deeper,
-each array filled once. So no program takes more than memory and time in proportion to its length.
+Values are as flat as in the files: a dict with string keys, lists of strings and numbers, tuples of tuples and no
+deeper, and each array is filled once. Memory and time are therefore linear in the length of the file.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hansa.data.errors import damaged
+from hansa.data.files import invalid_file
 
-_LARGEST = 1 << 29  # bytes of a file; the largest official one has a third of it
-_WORDS = {opcode.code: opcode.name for opcode in pickletools.opcodes}
+_MAX_BYTES = 1 << 29  # three times the largest official file
+_OPCODE_NAMES = {opcode.code: opcode.name for opcode in pickletools.opcodes}
 
 
-class _Refused(Exception):
-    """An instruction or a value that these files do not hold."""
+class _UnsupportedPickleError(Exception):
+    """An instruction or a value that the official files do not have."""
 
 
 class _Mark:
-    """Where a list of arguments begins."""
+    """Begin of a list of arguments."""
 
 
 class _Name(str):
-    """A global of the pickle: a word, not the thing it names."""
+    """A global of the pickle, as a string."""
 
 
 class _Array:
@@ -47,7 +47,7 @@ class _Array:
 
 
 class _Bytes:
-    """The dtype of unsigned bytes, whose remaining state says nothing."""
+    """The dtype of unsigned bytes."""
 
 
 _LONGEST = 16  # values of a tuple; the files have eight
@@ -57,21 +57,21 @@ _NDARRAY, _DTYPE = "numpy ndarray", "numpy dtype"
 
 
 def read_pickled(path: Path) -> dict[str, Any]:
-    """The dict in a pickled CIFAR file; its strings are read as Latin-1. Anything else is refused by name."""
+    """Return the dict in a pickled CIFAR file, with strings read as Latin-1; raise for anything else."""
     size = path.stat().st_size
-    if size > _LARGEST:
-        raise damaged(path, f"at most {_LARGEST} bytes", f"{size}")
+    if size > _MAX_BYTES:
+        raise invalid_file(path, f"at most {_MAX_BYTES} bytes", f"{size}")
     try:
-        found = _Machine(path.read_bytes()).run()
-    except _Refused as problem:
-        raise damaged(
-            path, "only the dicts, lists, strings, numbers and byte arrays of a CIFAR batch", problem
+        content = _Machine(path.read_bytes()).run()
+    except _UnsupportedPickleError as error:
+        raise invalid_file(
+            path, "only the dicts, lists, strings, numbers and byte arrays of a CIFAR batch", error
         ) from None
-    except (ValueError, IndexError, KeyError, TypeError, RecursionError) as problem:
-        raise damaged(path, "a whole pickled CIFAR batch", f"one that breaks off or is garbled ({problem})") from None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise damaged(path, "a dict with names", f"a {type(found).__name__}")
-    return {key: value.value if isinstance(value, _Array) else value for key, value in found.items()}
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
+        raise invalid_file(path, "a whole pickled CIFAR batch", f"one that is truncated or corrupt ({error})") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise invalid_file(path, "a dict with string keys", f"a {type(content).__name__}")
+    return {key: value.value if isinstance(value, _Array) else value for key, value in content.items()}
 
 
 class _Machine:
@@ -79,51 +79,53 @@ class _Machine:
 
     def __init__(self, program: bytes) -> None:
         self.program = program
-        self.place = 0
+        self.position = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.unpacked = 0
 
     def run(self) -> Any:
         while (code := self.take(1)) != b".":
-            step = _STEPS.get(code)
-            if step is None:
-                word = _WORDS.get(code.decode("latin-1"), repr(code))
-                raise _Refused(f"the instruction {word} at byte {self.place - 1}")
-            step(self)
+            instruction = _INSTRUCTIONS.get(code)
+            if instruction is None:
+                opcode = _OPCODE_NAMES.get(code.decode("latin-1"), repr(code))
+                raise _UnsupportedPickleError(f"the instruction {opcode} at byte {self.position - 1}")
+            instruction(self)
         if len(self.stack) != 1:
-            raise _Refused(f"{len(self.stack)} values at the end")
+            raise _UnsupportedPickleError(f"{len(self.stack)} values at the end")
         return self.stack[0]
 
     def take(self, count: int) -> bytes:
-        """The next bytes of the program."""
-        found = self.program[self.place : self.place + count]
-        if count < 0 or len(found) != count:
+        """Return the next bytes of the program."""
+        taken = self.program[self.position : self.position + count]
+        if count < 0 or len(taken) != count:
             raise ValueError(f"it ends at byte {len(self.program)}")
-        self.place += count
-        return found
+        self.position += count
+        return taken
 
     def number(self, form: str) -> int:
-        """The next number of the program, in the words of ``struct``."""
+        """Return the next number of the program, in a format of ``struct``."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 
     def line(self) -> str:
-        """The next line of the program."""
-        end = self.program.find(b"\n", self.place)
+        """Return the next line of the program."""
+        end = self.program.find(b"\n", self.position)
         if end < 0:
             raise ValueError("a name without end")
-        return self.take(end + 1 - self.place)[:-1].decode("latin-1")
+        return self.take(end + 1 - self.position)[:-1].decode("latin-1")
 
     def since_mark(self) -> list[Any]:
-        for place in range(len(self.stack) - 1, -1, -1):
-            if isinstance(self.stack[place], _Mark):
-                values = self.stack[place + 1 :]
-                del self.stack[place:]
+        """Pop the values after the last mark."""
+        for position in range(len(self.stack) - 1, -1, -1):
+            if isinstance(self.stack[position], _Mark):
+                values = self.stack[position + 1 :]
+                del self.stack[position:]
                 return values
         raise ValueError("no mark")
 
     def last(self, count: int) -> list[Any]:
+        """Pop the last values."""
         if len(self.stack) < count:
             raise ValueError("an empty stack")
         values = self.stack[-count:]
@@ -133,13 +135,13 @@ class _Machine:
     def protocol(self) -> None:
         version = self.number("<B")
         if version != 2:
-            raise _Refused(f"pickle protocol {version}")
+            raise _UnsupportedPickleError(f"pickle protocol {version}")
 
     def name(self) -> None:
-        words = f"{self.line()} {self.line()}"
-        if words not in _RECONSTRUCT and words not in (_NDARRAY, _DTYPE):
-            raise _Refused(f"the global {words.replace(' ', '.')}")
-        self.stack.append(_Name(words))
+        name = f"{self.line()} {self.line()}"
+        if name not in _RECONSTRUCT and name not in (_NDARRAY, _DTYPE):
+            raise _UnsupportedPickleError(f"the global {name.replace(' ', '.')}")
+        self.stack.append(_Name(name))
 
     def call(self) -> None:
         function, arguments = self.last(2)
@@ -148,7 +150,7 @@ class _Machine:
         elif function == _DTYPE and isinstance(function, _Name) and arguments[:1] in (("u1",), ("|u1",)):
             self.stack.append(_Bytes())
         else:
-            raise _Refused(f"a call of {_shown(function)} with {_shown(arguments)}")
+            raise _UnsupportedPickleError(f"a call of {_short(function)} with {_short(arguments)}")
 
     def build(self) -> None:
         target, state = self.last(2)
@@ -156,19 +158,24 @@ class _Machine:
         if isinstance(target, _Bytes):
             return
         if not isinstance(target, _Array) or not isinstance(state, tuple) or len(state) != 5:
-            raise _Refused(f"a state for a {type(target).__name__}")
+            raise _UnsupportedPickleError(f"a state for a {type(target).__name__}")
         _, shape, dtype, fortran, content = state
         if target.value is not None:
-            raise _Refused("an array that is filled twice")
-        whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
-        if not whole or not isinstance(dtype, _Bytes) or not isinstance(content, str) or type(fortran) is not bool:
-            raise _Refused(f"an array of shape {_shown(shape)} that is not one of bytes")
+            raise _UnsupportedPickleError("an array that is filled twice")
+        valid_shape = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+        if (
+            not valid_shape
+            or not isinstance(dtype, _Bytes)
+            or not isinstance(content, str)
+            or type(fortran) is not bool
+        ):
+            raise _UnsupportedPickleError(f"an array of shape {_short(shape)} that does not consist of bytes")
         self.unpacked += len(content)
         if self.unpacked > len(self.program):
-            raise _Refused(f"arrays of {self.unpacked} bytes in a file of {len(self.program)}")
+            raise _UnsupportedPickleError(f"arrays of {self.unpacked} bytes in a file of {len(self.program)}")
         data = np.frombuffer(content.encode("latin-1"), np.uint8)
         if data.size != math.prod(shape):
-            raise _Refused(f"an array of shape {_shown(shape)} with {data.size} bytes")
+            raise _UnsupportedPickleError(f"an array of shape {_short(shape)} with {data.size} bytes")
         target.value = data.reshape(shape, order="F" if fortran else "C")
 
     def append(self, values: list[Any]) -> None:
@@ -176,7 +183,7 @@ class _Machine:
             raise ValueError("no list to append to")
         for value in values:
             if not isinstance(value, _PLAIN):
-                raise _Refused(f"a {type(value).__name__} in a list")
+                raise _UnsupportedPickleError(f"a {type(value).__name__} in a list")
         self.stack[-1].extend(values)
 
     def set_items(self, values: list[Any]) -> None:
@@ -184,47 +191,47 @@ class _Machine:
             raise ValueError("no dict to set items of")
         for name, value in zip(values[::2], values[1::2], strict=True):
             if type(name) is not str or not isinstance(value, (*_PLAIN, list, _Array)):
-                raise _Refused(f"an entry of {type(name).__name__} and {type(value).__name__}")
+                raise _UnsupportedPickleError(f"an entry of {type(name).__name__} and {type(value).__name__}")
             self.stack[-1][name] = value
 
     def tuple_of(self, values: list[Any]) -> None:
         if len(values) > _LONGEST:
-            raise _Refused(f"a tuple of {len(values)} values")
+            raise _UnsupportedPickleError(f"a tuple of {len(values)} values")
         if any(type(inner) is tuple for value in values if type(value) is tuple for inner in value):
-            raise _Refused("a tuple of tuples of tuples")
+            raise _UnsupportedPickleError("a tuple of tuples of tuples")
         self.stack.append(tuple(values))
 
-    def remember(self, place: int) -> None:
+    def memoize(self, number: int) -> None:
         if not self.stack:
-            raise ValueError("nothing to remember")
-        self.memo[place] = self.stack[-1]
+            raise ValueError("nothing to memoize")
+        self.memo[number] = self.stack[-1]
 
 
-def _shown(value: object) -> str:
+def _short(value: object) -> str:
     return reprlib.repr(value)[:80]
 
 
-def _pushing(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
+def _push(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
     return lambda machine: machine.stack.append(value(machine))
 
 
-_STEPS: dict[bytes, Callable[[_Machine], None]] = {
+_INSTRUCTIONS: dict[bytes, Callable[[_Machine], None]] = {
     b"\x80": _Machine.protocol,
     b"c": _Machine.name,
     b"R": _Machine.call,
     b"b": _Machine.build,
-    b"(": _pushing(lambda machine: _Mark()),
-    b"}": _pushing(lambda machine: {}),
-    b"]": _pushing(lambda machine: []),
-    b")": _pushing(lambda machine: ()),
-    b"N": _pushing(lambda machine: None),
-    b"\x88": _pushing(lambda machine: True),
-    b"\x89": _pushing(lambda machine: False),
-    b"J": _pushing(lambda machine: machine.number("<i")),
-    b"K": _pushing(lambda machine: machine.number("<B")),
-    b"M": _pushing(lambda machine: machine.number("<H")),
-    b"U": _pushing(lambda machine: machine.take(machine.number("<B")).decode("latin-1")),
-    b"T": _pushing(lambda machine: machine.take(machine.number("<i")).decode("latin-1")),
+    b"(": _push(lambda machine: _Mark()),
+    b"}": _push(lambda machine: {}),
+    b"]": _push(lambda machine: []),
+    b")": _push(lambda machine: ()),
+    b"N": _push(lambda machine: None),
+    b"\x88": _push(lambda machine: True),
+    b"\x89": _push(lambda machine: False),
+    b"J": _push(lambda machine: machine.number("<i")),
+    b"K": _push(lambda machine: machine.number("<B")),
+    b"M": _push(lambda machine: machine.number("<H")),
+    b"U": _push(lambda machine: machine.take(machine.number("<B")).decode("latin-1")),
+    b"T": _push(lambda machine: machine.take(machine.number("<i")).decode("latin-1")),
     b"t": lambda machine: machine.tuple_of(machine.since_mark()),
     b"\x85": lambda machine: machine.tuple_of(machine.last(1)),
     b"\x86": lambda machine: machine.tuple_of(machine.last(2)),
@@ -233,8 +240,8 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"e": lambda machine: machine.append(machine.since_mark()),
     b"s": lambda machine: machine.set_items(machine.last(2)),
     b"u": lambda machine: machine.set_items(machine.since_mark()),
-    b"q": lambda machine: machine.remember(machine.number("<B")),
-    b"r": lambda machine: machine.remember(machine.number("<I")),
-    b"h": _pushing(lambda machine: machine.memo[machine.number("<B")]),
-    b"j": _pushing(lambda machine: machine.memo[machine.number("<I")]),
+    b"q": lambda machine: machine.memoize(machine.number("<B")),
+    b"r": lambda machine: machine.memoize(machine.number("<I")),
+    b"h": _push(lambda machine: machine.memo[machine.number("<B")]),
+    b"j": _push(lambda machine: machine.memo[machine.number("<I")]),
 }

@@ -1,4 +1,4 @@
-"""What Flower runs for Hansa: an app that only hands bytes on. Nothing in here imports torch, or anything of Hansa."""
+"""The app that Flower runs for Hansa: it only relays bytes. Nothing in here imports torch or the rest of Hansa."""
 
 from pathlib import Path
 

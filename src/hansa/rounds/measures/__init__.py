@@ -2,7 +2,7 @@
 ``hansa.run(..., measures=[hansa.measures.compression])`` or as a callback."""
 
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
-from hansa.rounds.measures.base import Measure, Probe, measured, want_mean
+from hansa.rounds.measures.base import Measure, Probe, take_measures, wants_mean
 from hansa.rounds.measures.compression import compression, gamma, q
 from hansa.rounds.measures.heterogeneity import Heterogeneity, heterogeneity, track_heterogeneity
 from hansa.rounds.measures.local_mean import local_mean_loss
@@ -17,9 +17,9 @@ __all__ = [
     "gamma",
     "heterogeneity",
     "local_mean_loss",
-    "measured",
+    "take_measures",
     "q",
     "surrogate_diversity",
     "track_heterogeneity",
-    "want_mean",
+    "wants_mean",
 ]

@@ -38,7 +38,7 @@ class Probe:
 Measure: TypeAlias = Callable[[Probe], dict[str, float]]
 
 
-def want_mean(measures: Sequence[Measure], round: int) -> bool:
+def wants_mean(measures: Sequence[Measure], round: int) -> bool:
     """Whether any of the measures looks at the mean of all local models in a round.
 
     >>> want_mean([], round=1)
@@ -47,7 +47,7 @@ def want_mean(measures: Sequence[Measure], round: int) -> bool:
     return any(measure.wants_mean(round) for measure in measures if hasattr(measure, "wants_mean"))
 
 
-def measured(measures: Sequence[Measure], probe: Probe) -> dict[str, float]:
+def take_measures(measures: Sequence[Measure], probe: Probe) -> dict[str, float]:
     """All measures of a round in one record.
 
     >>> measured([lambda probe: {"answer": 42.0}], None)

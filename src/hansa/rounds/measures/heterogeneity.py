@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import torch
 
-from hansa.aggregate import diversity, shares
-from hansa.aggregate.base import Aggregator, Weights, check_weights
+from hansa.aggregate import BaseAggregator, diversity, client_weights
+from hansa.aggregate.base import Weights, check_weights
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import declared
+from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
-from hansa.local.descent import Trainer
+from hansa.local.trainer import Trainer
 from hansa.local.work import Work
 
 PIECE = 500  # samples whose mean gradient is taken at a time
@@ -30,7 +30,7 @@ class Trainable(Protocol):
     @property
     def population(self) -> Population: ...
     def start(self, key: Key, dtype: torch.dtype) -> Vectors: ...
-    def shell(self, dtype: torch.dtype, device: torch.device) -> Trainer: ...
+    def trainer(self, dtype: torch.dtype, device: torch.device) -> Trainer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def heterogeneity(
     groups = _groups(clusters, task.population.count)
     key = Key(seed)
     measuring = _Gradients(task, at, key, task.dtype if dtype is None else dtype)
-    lam = shares(weights, range(task.population.count), task.population.samples)
+    lam = client_weights(weights, range(task.population.count), task.population.samples)
 
     noise = []
     total = torch.zeros(measuring.dim, dtype=torch.float64)
@@ -150,9 +150,9 @@ def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[s
         if record["round"] % every:
             return
         mixing = run.algorithm.local.mixing
-        weights = declared(run.algorithm.channels[MODEL].aggregate, Aggregator, "weights")
+        weights = with_defaults(run.algorithm.channels[MODEL].aggregate, BaseAggregator).weights
         said = {
-            "clusters": None if mixing is None else mixing.resolved(),
+            "clusters": None if mixing is None else mixing.cluster_lists(),
             "weights": "uniform" if weights == "clusters" else weights,
             "seed": run.key.seed,
             "dtype": run.dtype,
@@ -174,7 +174,7 @@ class _Gradients:
             raise HansaError(
                 f"heterogeneity(at): a vector of shape {tuple(vectors[MODEL].shape)}, the model has ({self.dim},)."
             )
-        self.shell = task.shell(dtype, torch.device("cpu"))
+        self.shell = task.trainer(dtype, torch.device("cpu"))
         self.samples, self.key = task.population.samples, key
         self.shell.load(vectors[MODEL].to(dtype), vectors.get(BUFFERS))
         if hasattr(self.shell, "module"):
@@ -217,7 +217,7 @@ class _Gradients:
 
     def rows(self, client: int) -> torch.Tensor | None:
         """All rows of a client, in their order."""
-        found: Any = self.shell.rows(client, Work(1, self.samples[client]), self.key.child("heterogeneity", "rows"))
+        found: Any = self.shell.batches(client, Work(1, self.samples[client]), self.key.child("heterogeneity", "rows"))
         return None if found is None else getattr(found, "rows", found)[0].sort().values
 
     def flat(self, client: int, rows: torch.Tensor | None) -> Vector:

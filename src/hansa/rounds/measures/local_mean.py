@@ -40,6 +40,6 @@ class local_mean_loss:
             return {}
         like = probe.mean[MODEL]
         if self._shell is None:
-            self._shell = self._task.shell(like.dtype, like.device)
+            self._shell = self._task.trainer(like.dtype, like.device)
         found = self._task.evaluate(self._shell, probe.mean)
         return {"local_mean_loss": found["test_loss"] if "test_loss" in found else found["loss"]}

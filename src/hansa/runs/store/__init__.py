@@ -7,14 +7,14 @@ from hansa.core.lazy_imports import lazy_attributes
 if TYPE_CHECKING:
     from hansa.runs.store.base import SERVER, ClientStore, Rows
     from hansa.runs.store.disk import DiskStore
-    from hansa.runs.store.io import Damaged
+    from hansa.runs.store.io import DamagedFileError
     from hansa.runs.store.ram import RamStore
 
-__all__ = ["SERVER", "ClientStore", "Damaged", "DiskStore", "RamStore", "Rows"]
+__all__ = ["SERVER", "ClientStore", "DamagedFileError", "DiskStore", "RamStore", "Rows"]
 
 HOMES = {
     "ClientStore": "hansa.runs.store.base",
-    "Damaged": "hansa.runs.store.io",
+    "DamagedFileError": "hansa.runs.store.io",
     "DiskStore": "hansa.runs.store.disk",
     "RamStore": "hansa.runs.store.ram",
     "Rows": "hansa.runs.store.base",

@@ -1,4 +1,4 @@
-"""What a store of per-client rows promises, and the arithmetic over rows that every store shares."""
+"""The protocol of stores of client rows, and the arithmetic over rows that all stores share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 Rows: TypeAlias = Mapping[int, Mapping[str, Tensor]]
 
 SERVER = "server/"
-"""Rows under this name are the server's own, kept per client (FedAWARE's momentum): ``read`` leaves them out."""
+"""Prefix of rows that the server keeps per client (FedAWARE's momentum); ``read`` leaves them out."""
 
 DTYPES = {
     "float32": torch.float32,
@@ -33,7 +33,7 @@ SPAN = 1 << 14  # coordinates turned to float64 at a time, in a buffer that stay
 
 
 class ClientStore(Protocol):
-    """Rows of every client: transactional, one commit a closed round.
+    """Rows of every client: transactional, one commit per closed round.
 
     ``generation`` counts the rounds closed: 0 when new, r + 1 after ``commit(r, ...)``, so it equals
     ``ServerState.round``. A commit adds and replaces the rows it names and leaves all others as they are.
@@ -43,64 +43,64 @@ class ClientStore(Protocol):
     def generation(self) -> int: ...
 
     def read(self, client: int) -> dict[str, Tensor]:
-        """The client's own rows, as copies; empty if it was never written."""
+        """Return copies of the client's rows; empty if none were written."""
         ...
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
-        """One row of several clients as [k, d]; an error if a client has none."""
+        """Return one row of several clients as [k, d]; an error if a client has none."""
         ...
 
     def dot(self, clients: Sequence[int], name: str, vectors: Tensor) -> Tensor:
-        """<row_i, vector_j> in float64, [k, v]; rows are streamed, never all in memory."""
+        """Return <row_i, vector_j> in float64, [k, v]; rows are streamed, never all in memory."""
         ...
 
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
-        """sum w_i row_i in float64, folded in the order given; rows are streamed."""
+        """Return sum w_i row_i in float64, added in the given order; rows are streamed."""
         ...
 
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
-        """Take rows that the next commit will make count; until then everybody reads the old ones."""
+        """Write rows for the next commit; until then reads return the old ones."""
         ...
 
     def discard(self) -> None:
-        """Forget what was staged."""
+        """Discard staged rows."""
         ...
 
     def commit(self, round: int, rows: Rows) -> None:
-        """Close a round: all that was staged and all of these rows, or after a crash none of them."""
+        """Close a round: the staged rows and these, all of them or after a crash none."""
         ...
 
     def retain(self, rounds: Iterable[int]) -> None:
-        """Keep what is needed to go back to these generations; give up the others at the next commit."""
+        """Keep what is needed to open these generations; others are removed at the next commit."""
         ...
 
     def clients(self, name: str | None = None) -> list[int]:
-        """The clients with any row, or with this one, in order."""
+        """Return the clients with any row, or with this one, in order."""
         ...
 
     def digest(self) -> str:
-        """One SHA-256 over every row of every client: equal for equal contents, in RAM or on disk."""
+        """Return one SHA-256 over every row of every client: equal for equal contents, in RAM or on disk."""
         ...
 
     def close(self) -> None: ...
 
 
-def raw(row: Tensor) -> memoryview:
-    """The bytes of a row."""
+def row_bytes(row: Tensor) -> memoryview:
+    """Return the bytes of a row."""
     return row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def identity(row: Tensor) -> str:
-    """The SHA-256 of a row's dtype, shape and bytes."""
-    return seal(dtype_name(row.dtype), tuple(row.shape), raw(row))
+def row_digest(row: Tensor) -> str:
+    """Return the SHA-256 of a row's dtype, shape and bytes."""
+    return hash_row(dtype_name(row.dtype), tuple(row.shape), row_bytes(row))
 
 
-def seal(dtype: str, shape: Sequence[int], data: memoryview) -> str:
-    return sha256(seal_header(dtype, shape), data)
+def hash_row(dtype: str, shape: Sequence[int], data: memoryview) -> str:
+    return sha256(hash_header(dtype, shape), data)
 
 
-def seal_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """What a row's SHA-256 covers before its bytes."""
+def hash_header(dtype: str, shape: Sequence[int]) -> bytes:
+    """Return what a row's SHA-256 covers before its bytes."""
     return f"{dtype}{list(shape)}".encode()
 
 
@@ -108,13 +108,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def digest_of(rows: Iterable[tuple[int, str, str]]) -> str:
-    """The digest of a store from its (client, name, identity) in order."""
+def store_digest(rows: Iterable[tuple[int, str, str]]) -> str:
+    """Return the digest of a store from (client, name, row digest) in order."""
     return sha256(*(f"{client}:{len(name)}:{name}:{row}\n".encode() for client, name, row in rows))
 
 
 def check_commit(round: int, generation: int, rows: Rows) -> None:
-    """Refuse a commit that would tear the history or hold something that is not a row."""
+    """Refuse a commit of another round, or of something that is not a row."""
     if round != generation:
         raise HansaError(
             f"commit(round={round}): the store is at round {generation}. Rounds close one after another; "
@@ -124,13 +124,13 @@ def check_commit(round: int, generation: int, rows: Rows) -> None:
 
 
 def check_rows(rows: Rows) -> None:
-    """Refuse what is not a row."""
+    """Refuse values that are not rows."""
     for client, named in rows.items():
         if isinstance(client, bool) or not isinstance(client, int) or client < 0:
             raise invalid_argument("commit", "client", client, "a whole number >= 0")
         for name, row in named.items():
             if not isinstance(name, str) or not name:
-                raise invalid_argument("commit", "name", name, "a word")
+                raise invalid_argument("commit", "name", name, "a string")
             if not isinstance(row, Tensor):
                 raise HansaError(f"commit: client {client}, row {name!r}: expected a tensor, got {type(row).__name__}.")
             if dtype_name(row.dtype) not in DTYPES:
@@ -138,7 +138,7 @@ def check_rows(rows: Rows) -> None:
                 raise HansaError(f"commit: client {client}, row {name!r} has dtype {row.dtype}. Known: {known}.")
 
 
-def no_row(client: int, name: str, known: Iterable[str]) -> HansaError:
+def missing_row_error(client: int, name: str, known: Iterable[str]) -> HansaError:
     names = list(known)
     return HansaError(
         f"client {client} has no row {name!r}. {suggestion(name, names) if names else 'It was never written.'}"
@@ -146,15 +146,15 @@ def no_row(client: int, name: str, known: Iterable[str]) -> HansaError:
 
 
 def check_matrix(name: str, kinds: set[tuple[str, int]]) -> None:
-    """Rows stand in a matrix only if there are any, of one dtype and length."""
+    """Refuse to stack no rows, or rows of different dtypes or lengths."""
     if not kinds:
         raise HansaError(f"rows {name!r}: no clients given.")
     if len(kinds) > 1:
-        raise HansaError(f"rows {name!r} differ in dtype or length, {sorted(kinds)}: only equal ones make a matrix.")
+        raise HansaError(f"rows {name!r} differ in dtype or length, {sorted(kinds)}: they cannot be stacked.")
 
 
 def check_vectors(vectors: Tensor, length: int | None = None) -> None:
-    """Only a matrix is multiplied with rows, and only vectors as long as they are."""
+    """Refuse vectors that are not a matrix, or not as long as the rows."""
     if vectors.ndim != 2:
         raise invalid_argument("dot", "vectors", tuple(vectors.shape), "a matrix, one vector a row")
     if length is not None and length != vectors.shape[1]:
@@ -162,13 +162,13 @@ def check_vectors(vectors: Tensor, length: int | None = None) -> None:
 
 
 def blocks(many: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The fixed cut of many rows into blocks, the same for every store so that sums agree to the last bit."""
+    """Yield blocks of rows, the same for every store so that sums agree to the last bit."""
     for start in range(0, len(many), BLOCK):
         yield many[start : start + BLOCK]
 
 
 def dot_blocks(streamed: Iterable[Tensor], count: int, vectors: Tensor) -> Tensor:
-    """<row_i, vector_j> over streamed blocks of rows, in float64."""
+    """Return <row_i, vector_j> over streamed blocks of rows, in float64."""
     check_vectors(vectors)
     total = torch.zeros(count, len(vectors), dtype=torch.float64)
     at = 0
@@ -180,7 +180,7 @@ def dot_blocks(streamed: Iterable[Tensor], count: int, vectors: Tensor) -> Tenso
 
 
 def combine_blocks(streamed: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """sum w_i row_i over streamed blocks of rows."""
+    """Return sum w_i row_i over streamed blocks of rows."""
     total: Tensor | None = None
     at = 0
     for rows in streamed:

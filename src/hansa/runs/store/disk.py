@@ -1,4 +1,4 @@
-"""Rows on disk: what does not fit in memory, and what must outlive the process."""
+"""Client rows on disk, for rows that do not fit in memory or must outlive the process."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from hansa.runs.store.base import (
     check_rows,
     check_vectors,
     combine_blocks,
-    digest_of,
     dot_blocks,
-    identity,
-    no_row,
+    missing_row_error,
+    row_digest,
+    store_digest,
 )
 from hansa.runs.store.index import Index
-from hansa.runs.store.lock import Lock
-from hansa.runs.store.row_file import Entry, RowFile
+from hansa.runs.store.lock import FileLock
+from hansa.runs.store.row_file import RowEntry, RowFile
 
 FEW = 4  # rows in memory at a time where they are added one after another
 
 
 class DiskStore:
-    """A `ClientStore` in a folder. After a crash it is exactly at a closed round; ``at_round`` opens it at an older
-    generation that was kept with `retain`, and gives up what came after.
+    """A `ClientStore` in a folder. After a crash it is exactly at a closed round.
+
+    ``at_round`` opens it at an older generation that was kept with `retain`, and removes what came after.
 
     Every row carries a SHA-256: ``read`` always checks it; ``read_many``, ``dot`` and ``combine`` check it the first
     time they meet a row, and its CRC-32 after that. A damaged row is an error naming its client, its name and its file.
@@ -52,22 +53,22 @@ class DiskStore:
         self.folder = Path(folder)
         for below in ("index", "rows"):
             io.make_folder(self.folder / below)
-        self._lock = Lock(self.folder / "lock")
-        self._usable, self._staged = True, list[Entry]()
+        self._lock = FileLock(self.folder / "lock")
+        self._usable, self._staged = True, list[RowEntry]()
         try:
             self._index = Index(self.folder / "index", at_round)
         except BaseException:
             self._lock.close()
             raise
         self._slots = RowFile(self.folder / "rows")
-        self._slots.take(self._index.entries())
+        self._slots.reserve(self._index.entries())
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="rows")
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, at_round: int | None = None) -> DiskStore:
-        """A store that must be there already."""
+        """Open a store that must exist."""
         if not (Path(folder) / "index").is_dir():
-            raise invalid_argument("DiskStore.open", "folder", str(folder), "a folder with a store in it")
+            raise invalid_argument("DiskStore.open", "folder", str(folder), "a folder with a store")
         return cls(folder, at_round=at_round)
 
     @property
@@ -85,15 +86,15 @@ class DiskStore:
         check_vectors(vectors)
         entries = self._alike(clients, name)
         check_vectors(vectors, entries[0].count)
-        if entries[0].dtype != "float32" or vectors.dtype != torch.float32 or not arithmetic.fits(vectors):
+        if entries[0].dtype != "float32" or vectors.dtype != torch.float32 or not arithmetic.native_fits(vectors):
             return dot_blocks(self._stream(entries, name, BLOCK), len(entries), vectors)
-        # a block is read, checked and multiplied by one reader, piece by piece
+        # a block is read, checked and multiplied by one thread, piece by piece
         stop = Event()
         jobs = [self._readers.submit(self._slots.dot, some, vectors, stop) for some in blocks(entries)]
         try:
             return torch.cat([job.result() for job in jobs])
         finally:
-            stop.set()  # after an error or an interruption nobody waits for the others
+            stop.set()  # after an error or an interruption the other threads end early
 
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
         return combine_blocks(self._stream(self._alike(clients, name), name, FEW), weights)
@@ -115,40 +116,40 @@ class DiskStore:
             self._slots.sync()
             for entry in self._index.commit(fresh):
                 self._slots.free(entry)
-            self._index.fold()
+            self._index.compact()
             self._staged = []
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Whether a failed write reached the disk only the disk knows: the next opening decides, not this object."""
+        """Make the store unusable if a write fails: only reopening can tell what reached the disk."""
         if not self._usable:
             raise HansaError(f"{self.folder}: an earlier write failed or the store was closed. Open it again.")
         self._usable = False
         yield
         self._usable = True
 
-    def _put(self, rows: Rows) -> list[Entry]:
-        """Write the rows that are new, where nobody looks yet."""
+    def _put(self, rows: Rows) -> list[RowEntry]:
+        """Write the rows that are new into free slots."""
         fresh = []
         for client in sorted(rows):
             for name, row in sorted(rows[client].items()):
-                sha = identity(row)
+                sha = row_digest(row)
                 known = self._index.rows.get(client, {}).get(name)
                 if known is None or known.sha != sha:
                     fresh.append(self._slots.put(client, name, self.generation + 1, row, sha))
         return fresh
 
     def retain(self, rounds: Iterable[int]) -> None:
-        """Keep what is needed to open the store at these generations; others are given up at the next commit.
+        """Keep what is needed to open the store at these generations; others are removed at the next commit.
 
-        Call it after a checkpoint is written, with the rounds of all checkpoints that remain. A generation can be
-        named while the store is at it and as long as it is named; one that is not held is left out.
+        Call it after a checkpoint is written, with the rounds of all remaining checkpoints. Only the present generation
+        and those already retained can be retained; others are ignored.
         """
         self._index.kept = set(rounds) & (self._index.kept | {self.generation})
 
     @property
     def retained(self) -> list[int]:
-        """The older generations this store can be opened at."""
+        """The older generations at which this store can be opened."""
         return sorted(self._index.kept)
 
     def clients(self, name: str | None = None) -> list[int]:
@@ -156,7 +157,7 @@ class DiskStore:
 
     def digest(self) -> str:
         rows = self._index.rows
-        return digest_of(
+        return store_digest(
             (client, name, rows[client][name].sha) for client in sorted(rows) for name in sorted(rows[client])
         )
 
@@ -179,14 +180,14 @@ class DiskStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _entry(self, client: int, name: str) -> Entry:
+    def _entry(self, client: int, name: str) -> RowEntry:
         try:
             return self._index.rows[client][name]
         except KeyError:
-            raise no_row(client, name, self._index.rows.get(client, {})) from None
+            raise missing_row_error(client, name, self._index.rows.get(client, {})) from None
 
     def _matrix(
-        self, entries: Sequence[Entry], name: str, into: Tensor | None = None, *, quick: bool = False
+        self, entries: Sequence[RowEntry], name: str, into: Tensor | None = None, *, quick: bool = False
     ) -> Tensor:
         check_matrix(name, {(entry.dtype, entry.count) for entry in entries})
         first = entries[0]
@@ -202,13 +203,13 @@ class DiskStore:
             job.result()
         return rows
 
-    def _alike(self, clients: Sequence[int], name: str) -> list[Entry]:
+    def _alike(self, clients: Sequence[int], name: str) -> list[RowEntry]:
         """The rows of a matrix."""
         entries = [self._entry(client, name) for client in clients]
         check_matrix(name, {(entry.dtype, entry.count) for entry in entries})
         return entries
 
-    def _stream(self, entries: Sequence[Entry], name: str, block: int) -> Iterator[Tensor]:
+    def _stream(self, entries: Sequence[RowEntry], name: str, block: int) -> Iterator[Tensor]:
         """Blocks of rows, the next being read while one is used, in two buffers."""
         shape = (min(block, len(entries)), entries[0].count)
         buffers = [torch.empty(shape, dtype=DTYPES[entries[0].dtype]) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The history of a store: a base and one sealed file a closed round, each naming the one before it."""
+"""The index of a store: a base file and one sealed file per closed round, chained by hashes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from hansa.core.errors import HansaError
 from hansa.runs.store import io
-from hansa.runs.store.io import Damaged
-from hansa.runs.store.row_file import Entry
+from hansa.runs.store.io import DamagedFileError
+from hansa.runs.store.row_file import RowEntry
 
 FORMAT = 1
 LOG = 32  # rounds of log before the oldest kept generation that are worth folding into a new base
@@ -18,35 +18,36 @@ LOG = 32  # rounds of log before the oldest kept generation that are worth foldi
 class Index:
     """Which rows exist at which generation.
 
-    On disk: ``base-<g>.json`` holds every row at generation g, ``round-<g>.json`` the rows that made generation g from
-    g - 1. Renaming the newest into place is the commit. A row is *retired* once replaced, and kept while a kept
-    generation lies between its birth and its replacement.
+    On disk, ``base-<g>.json`` has every row at generation g, and ``round-<g>.json`` the rows that generation g changed.
+    Renaming the newest file into place is the commit. A replaced row is *retired*, and kept while a kept generation
+    uses it. SQLite is no replacement: tests could not fail its writes one by one, and it does not detect a damaged or
+    swapped file by a checksum.
     """
 
     def __init__(self, folder: Path, at: int | None) -> None:
         self.folder = folder
         self.generation = 0
         self.kept: set[int] = set()
-        self.rows: dict[int, dict[str, Entry]] = {}
-        self.retired: list[tuple[Entry, int]] = []
+        self.rows: dict[int, dict[str, RowEntry]] = {}
+        self.retired: list[tuple[RowEntry, int]] = []
         self._base = 0
         self._stamps: dict[int, str] = {}
         self._load(at)
 
-    def entries(self) -> list[Entry]:
-        """Every row whose slot is taken."""
+    def entries(self) -> list[RowEntry]:
+        """Return every row whose slot is in use."""
         return [entry for named in self.rows.values() for entry in named.values()] + [e for e, _ in self.retired]
 
-    def commit(self, fresh: list[Entry]) -> list[Entry]:
-        """Close a round with these rows, durably; returns the rows that nobody needs any more."""
+    def commit(self, fresh: list[RowEntry]) -> list[RowEntry]:
+        """Close a round with these rows, durably, and return the rows that are no longer needed."""
         generation = self.generation + 1
         stamp = self._stamp(self._stamps[self.generation], generation, fresh)
         self._write("round", generation, stamp, self.kept, fresh)
         self._apply(generation, stamp, fresh)
         return self._forget()
 
-    def fold(self) -> None:
-        """Once enough rounds of log lie before all that is kept, write a new base and remove them."""
+    def compact(self) -> None:
+        """Write a new base and remove older round files, once there are enough of them."""
         oldest = min(self.kept, default=self.generation)
         if oldest - self._base < LOG:
             return
@@ -83,8 +84,8 @@ class Index:
             fresh = self._entries(body)
             stamp = self._stamp(self._stamps[generation - 1], generation, fresh)
             if body["stamp"] != stamp:
-                raise Damaged(
-                    f"{self._path('round', generation)} belongs to another history than the round before it. "
+                raise DamagedFileError(
+                    f"{self._path('round', generation)} does not follow the round before it. "
                     "Restore it, or start from another checkpoint."
                 )
             self._apply(generation, stamp, fresh)
@@ -95,31 +96,31 @@ class Index:
         self._sweep()
 
     def _held(self, head: int, goal: int) -> set[int]:
-        """The older generations that the newest round says are kept. If that file is damaged, one that the caller asks
-        for by number is believed in: its rows prove themselves, or fail to, as they are read."""
+        """Return the older generations that are kept, according to the newest file. If that is damaged, the requested
+        generation is assumed to be kept: its rows are checked as they are read."""
         try:
             newest = self._read("round" if head > self._base else "base", head)
-        except Damaged:
+        except DamagedFileError:
             if not self._base <= goal < head:
                 raise
             return {goal}
         return {generation for generation in newest["kept"] if self._base <= generation <= head}
 
     def _begin(self, rounds: list[int]) -> None:
-        """A new history; but where rounds or rows lie about, the base was lost and nothing may be guessed."""
+        """Start a new index; if there are rounds or rows already, the base file was lost, which is an error."""
         if rounds or any((self.folder.parent / "rows").glob("*.rows")):
-            raise Damaged(f"{self.folder} has lost its base. Restore it, or start from another checkpoint.")
+            raise DamagedFileError(f"{self.folder} has no base file. Restore it, or start from another checkpoint.")
         self._write("base", 0, self._stamp("", 0, []), set(), [])
 
     def _roll_back(self, head: int, body: dict[str, Any]) -> None:
-        """Remove the newer rounds, newest first and each durably, so that a crash leaves a shorter history, not a torn
-        one. What is kept now is said first: it may be less than what this round once said."""
+        """Remove the newer rounds, newest first and each durably: a crash leaves a shorter, consistent index. The kept
+        generations are written first: they may be fewer than before."""
         kind = "round" if self.generation > self._base else "base"
         self._write(kind, self.generation, body["stamp"], self.kept, self._entries(body))
         for generation in range(head, self.generation, -1):
             io.remove(self._path("round", generation), sync=True)
 
-    def _apply(self, generation: int, stamp: str, fresh: Iterable[Entry]) -> None:
+    def _apply(self, generation: int, stamp: str, fresh: Iterable[RowEntry]) -> None:
         for entry in fresh:
             named = self.rows.setdefault(entry.client, {})
             if entry.name in named:
@@ -128,7 +129,7 @@ class Index:
         self._stamps[generation] = stamp
         self.generation = generation
 
-    def _forget(self) -> list[Entry]:
+    def _forget(self) -> list[RowEntry]:
         needed, gone = [], []
         for entry, died in self.retired:
             if any(entry.born <= generation < died for generation in self.kept):
@@ -139,14 +140,14 @@ class Index:
         return gone
 
     def _sweep(self) -> None:
-        """Remove what an earlier crash or a new base has left behind."""
+        """Remove files that a crash or a new base left behind."""
         for generation in self._numbers("base"):
             if generation < self._base:
                 io.remove(self._path("base", generation))
         for generation in self._numbers("round"):
             if generation <= self._base:
                 io.remove(self._path("round", generation))
-        for path in self.folder.glob(f"*{io.ASIDE}"):
+        for path in self.folder.glob(f"*{io.TEMPORARY_SUFFIX}"):
             io.remove(path)
 
     def _numbers(self, kind: str) -> list[int]:
@@ -157,17 +158,17 @@ class Index:
         return self.folder / f"{kind}-{generation:09d}.json"
 
     @staticmethod
-    def _stamp(before: str, generation: int, fresh: Iterable[Entry]) -> str:
-        """What a generation is: all that was ever written up to it, in one hash."""
+    def _stamp(before: str, generation: int, fresh: Iterable[RowEntry]) -> str:
+        """Return the hash of everything written up to a generation."""
         return io.sha256(
             before.encode(), str(generation).encode(), *(repr(entry.to_json()).encode() for entry in fresh)
         )
 
     @staticmethod
-    def _entries(body: dict[str, Any]) -> list[Entry]:
-        return [Entry.from_json(fields) for fields in body["rows"]]
+    def _entries(body: dict[str, Any]) -> list[RowEntry]:
+        return [RowEntry.from_json(fields) for fields in body["rows"]]
 
-    def _write(self, kind: str, generation: int, stamp: str, kept: set[int], entries: Iterable[Entry]) -> None:
+    def _write(self, kind: str, generation: int, stamp: str, kept: set[int], entries: Iterable[RowEntry]) -> None:
         body = {
             "format": FORMAT,
             "kind": kind,
@@ -182,10 +183,10 @@ class Index:
         path = self._path(kind, generation)
         body = io.read_sealed(path)
         if body["format"] != FORMAT:
-            raise HansaError(f"{path} is of store format {body['format']}; this hansa reads format {FORMAT}.")
+            raise HansaError(f"{path} has store format {body['format']}; this Hansa reads format {FORMAT}.")
         if (body["kind"], body["generation"]) != (kind, generation):
-            raise Damaged(
-                f"{path} holds {body['kind']} {body['generation']}: files were swapped or an old one put back. "
+            raise DamagedFileError(
+                f"{path} holds {body['kind']} {body['generation']}: files were swapped. "
                 "Restore it, or start from another checkpoint."
             )
         return body

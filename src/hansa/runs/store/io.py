@@ -1,7 +1,7 @@
-"""The one door to the disk: every durable write passes through here, so that a test can make any of them fail.
+"""Durable file operations. Every write to disk goes through this module, so that tests can make any of them fail.
 
-A file appears whole or not at all: written aside, synced, renamed, its folder synced. What is read back is checked
-against a SHA-256 that was kept elsewhere or leads the file.
+A file appears complete or not at all: it is written under a temporary name, synced and renamed, and its folder synced.
+What is read is checked against a SHA-256 stored elsewhere or at the start of the file.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from hansa.core.errors import HansaError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
-ASIDE = ".part"
+TEMPORARY_SUFFIX = ".part"
 
 
-class Damaged(HansaError):
-    """A file is not what was written. The message names the file and whose row it was; nothing is guessed."""
+class DamagedFileError(HansaError):
+    """A file does not have the content that was written. The message names the file, and the row if there is one."""
 
 
 class Disk:
-    """The system calls that change a disk, a method each. Tests put another in its place with `using`."""
+    """The system calls that change a disk. Tests replace it with `use_disk`."""
 
     def open(self, path: Path, fresh: bool = False) -> int:
-        """A descriptor for reading and writing; the file is made if absent, emptied if ``fresh``."""
+        """Return a descriptor for reading and writing; the file is created if absent, truncated if ``fresh``."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         return os.open(path, flags | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else flags, 0o666)
 
     def write(self, file: int, offset: int, data: Bytes) -> int:
-        """Write at an offset; as the system call, it may write less than all."""
+        """Write at an offset; like the system call, it may write only a part."""
         if hasattr(os, "pwrite"):
             return os.pwrite(file, data, offset)
         with _seeking:  # Windows
@@ -53,7 +53,7 @@ class Disk:
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, a link (never what it leads to) or an empty folder."""
+        """Remove a file, a link (not its target) or an empty folder."""
         path.rmdir() if is_folder(path) else path.unlink()
 
     def make_folder(self, path: Path) -> None:
@@ -75,8 +75,8 @@ _seeking = Lock()
 
 
 @contextmanager
-def using(disk: Disk) -> Iterator[Disk]:
-    """Put another disk in place of the real one."""
+def use_disk(disk: Disk) -> Iterator[Disk]:
+    """Use another disk instead of the real one."""
     global _disk
     before, _disk = _disk, disk
     try:
@@ -135,14 +135,14 @@ class File:
 
 def write_file(path: Path, *chunks: Bytes) -> None:
     """Replace a file by ``chunks``, whole or not at all, durable on return."""
-    aside = path.with_name(path.name + ASIDE)
+    aside = path.with_name(path.name + TEMPORARY_SUFFIX)
     write_new(aside, *chunks)
     rename(aside, path)
 
 
 def write_new(path: Path, *chunks: Bytes) -> None:
     """Write and sync a file inside a folder that is itself aside; the caller renames that folder."""
-    if path.is_symlink():  # what it leads to is somebody's
+    if path.is_symlink():  # its target is not ours
         remove(path)
     file = File(path, fresh=True)
     try:
@@ -193,16 +193,16 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, durable on return."""
+    """Create a folder and its parents, durable on return."""
     if path.is_dir():
         return
     make_folder(path.parent)
-    if not take_folder(path) and not path.is_dir():
+    if not create_folder(path) and not path.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def take_folder(path: Path) -> bool:
-    """Make a folder inside one that is there, durable on return; False if the name is taken, by whomever."""
+def create_folder(path: Path) -> bool:
+    """Create a folder in an existing one, durable on return; return False if the name is taken."""
     with _named(path):
         try:
             _disk.make_folder(path)
@@ -213,7 +213,7 @@ def take_folder(path: Path) -> bool:
 
 
 def remove(path: Path, *, sync: bool = False) -> None:
-    """Remove a file, or a folder and all in it; nothing happens if it is absent. Links are removed, never followed."""
+    """Remove a file or a folder with its content, if it exists. Links are removed, not followed."""
     if not os.path.lexists(path):
         return
     with _named(path):
@@ -226,12 +226,12 @@ def remove(path: Path, *, sync: bool = False) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder, and not a link to one, lies there."""
+    """Return whether the path is a folder, not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def sha256(*chunks: Bytes) -> str:
-    """The SHA-256 of chunks, one after another.
+    """Return the SHA-256 of concatenated chunks.
 
     >>> sha256(b"ab", b"c") == sha256(b"abc")
     True
@@ -243,19 +243,21 @@ def sha256(*chunks: Bytes) -> str:
 
 
 def write_sealed(path: Path, body: dict[str, Any], *, aside: bool = True) -> None:
-    """Write JSON led by its own SHA-256, so that the file proves itself."""
+    """Write JSON after a line with its SHA-256."""
     data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     (write_file if aside else write_new)(path, sha256(data).encode() + b"\n", data)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read what `write_sealed` wrote, or say that the file is damaged."""
+    """Read what `write_sealed` wrote, or raise `DamagedFileError`."""
     try:
         seal, _, data = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
-        raise Damaged(f"{path} is missing. Restore it, or start from another checkpoint.") from None
+        raise DamagedFileError(f"{path} is missing. Restore it, or start from another checkpoint.") from None
     if seal.decode("ascii", "replace") != sha256(data):
-        raise Damaged(f"{path} is damaged: its SHA-256 does not match. Restore it, or start from another checkpoint.")
+        raise DamagedFileError(
+            f"{path} is damaged: its SHA-256 does not match. Restore it, or start from another checkpoint."
+        )
     body: dict[str, Any] = json.loads(data)
     return body
 
@@ -272,7 +274,7 @@ def _read(file: int, into: memoryview, offset: int) -> int:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error of the system that forgot which file it was about is told."""
+    """Add the path to system errors that lack it."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One holder at a time: a file that the system locks for a process and lets go of when the process dies.
+"""File locks: held by one process at a time, and released by the system when the process ends.
 
 POSIX systems have ``flock``, Windows ``msvcrt.locking``; neither module exists on the other, so each is imported where
 it is used.
@@ -16,17 +16,18 @@ from pathlib import Path
 from hansa.core.errors import HansaError
 
 _BYTE = 1 << 30
-"""Windows locks bytes: one that lies far behind what the file says of its holder."""
+"""The byte that is locked on Windows, far behind the content of the file."""
 
 
-class InUse(HansaError):
-    """Another process holds it."""
+class InUseError(HansaError):
+    """Another process holds the lock."""
 
 
-class Lock:
-    """Held from here until `close`, the end of the process, or the end of this object; `InUse` names who has it.
+class FileLock:
+    """A lock that is held until `close`, the end of the process, or the deletion of this object.
 
-    The file stays when the lock is gone: to remove it would let two processes hold two files of one name.
+    If another process holds it, `InUseError` names that process. The file stays after release: removing it would let
+    two processes lock two files of one name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,30 +36,30 @@ class Lock:
         try:
             _take(file)
         except OSError:
-            who = holder(path)
+            who = describe_holder(path)
             os.close(file)
-            raise InUse(f"{path.parent} is in use by {who}. Wait for it, or choose another folder.") from None
+            raise InUseError(f"{path.parent} is in use by {who}. Wait for it, or choose another folder.") from None
         self._file = file
         self._sign()
 
     def _sign(self) -> None:
-        """Say who holds it; that is a help to the reader and proves nothing."""
+        """Write the holder into the file, for messages only."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        said = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}) + "\n"
+        content = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}) + "\n"
         with suppress(OSError):
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
-            os.write(self._file, said.encode())
+            os.write(self._file, content.encode())
 
-    def guards(self, path: Path) -> bool:
-        """Whether the file of this name is the one that is held, not another that was put in its place."""
+    def is_lock_of(self, path: Path) -> bool:
+        """Return whether the file of this name is the locked one, not one that replaced it."""
         try:
             return os.path.samestat(os.fstat(self._file), os.stat(path))
         except OSError:
             return False
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
@@ -67,11 +68,11 @@ class Lock:
         self.close()
 
 
-def holder(path: Path) -> str:
-    """Who said that they hold a lock, in words."""
+def describe_holder(path: Path) -> str:
+    """Return a description of the holder that is written in a lock file."""
     try:
-        said = json.loads(path.read_bytes()[:1000])
-        return f"process {int(said['process'])} on {str(said['host'])[:100]} since {str(said['since'])[:40]}"
+        content = json.loads(path.read_bytes()[:1000])
+        return f"process {int(content['process'])} on {str(content['host'])[:100]} since {str(content['since'])[:40]}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another run"
 

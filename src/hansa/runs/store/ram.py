@@ -1,4 +1,4 @@
-"""Rows in memory: for runs that fit and need not outlive the process."""
+"""Client rows in memory, for runs that fit and need not outlive the process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hansa.runs.store.base import (
     check_matrix,
     check_rows,
     combine_blocks,
-    digest_of,
     dot_blocks,
     dtype_name,
-    identity,
-    no_row,
+    missing_row_error,
+    row_digest,
+    store_digest,
 )
 
 
@@ -59,39 +59,39 @@ class RamStore:
 
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
         check_rows({client: rows})
-        self._staged.setdefault(client, {}).update(_copied(rows))
+        self._staged.setdefault(client, {}).update(_copy_rows(rows))
 
     def discard(self) -> None:
         self._staged = {}
 
     def commit(self, round: int, rows: Rows) -> None:
         check_commit(round, self._generation, rows)
-        for client, named in (*self._staged.items(), *((client, _copied(rows[client])) for client in rows)):
+        for client, named in (*self._staged.items(), *((client, _copy_rows(rows[client])) for client in rows)):
             if named:
                 self._rows[client] = {**self._rows.get(client, {}), **named}
         self._staged, self._generation = {}, round + 1
 
     def retain(self, rounds: Iterable[int]) -> None:
-        """Nothing to keep: memory has no past."""
+        """Do nothing: older generations are not kept in memory."""
 
     def clients(self, name: str | None = None) -> list[int]:
         return sorted(client for client, rows in self._rows.items() if name is None or name in rows)
 
     def digest(self) -> str:
-        ordered = ((c, n, identity(self._rows[c][n])) for c in sorted(self._rows) for n in sorted(self._rows[c]))
-        return digest_of(ordered)
+        ordered = ((c, n, row_digest(self._rows[c][n])) for c in sorted(self._rows) for n in sorted(self._rows[c]))
+        return store_digest(ordered)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
     def tree(self) -> dict[str, Any]:
-        """The whole store as a plain tree, for a checkpoint."""
+        """Return the store as a plain tree, for a checkpoint."""
         rows = {str(client): dict(named) for client, named in sorted(self._rows.items())}
         return {"generation": self._generation, "rows": rows}
 
     @classmethod
     def restore(cls, tree: Mapping[str, Any]) -> RamStore:
-        """The store that `tree` described."""
+        """Return the store of a `tree`."""
         store = cls()
         store._rows = {int(client): dict(named) for client, named in tree["rows"].items()}
         store._generation = tree["generation"]
@@ -101,12 +101,12 @@ class RamStore:
         try:
             return self._rows[client][name]
         except KeyError:
-            raise no_row(client, name, self._rows.get(client, {})) from None
+            raise missing_row_error(client, name, self._rows.get(client, {})) from None
 
     def _stream(self, clients: Sequence[int], name: str) -> Iterator[Tensor]:
         for some in blocks(clients):
             yield self.read_many(some, name)
 
 
-def _copied(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_rows(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: row.detach().to("cpu", copy=True).contiguous() for name, row in rows.items()}

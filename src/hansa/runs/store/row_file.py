@@ -1,4 +1,4 @@
-"""Row data on disk: files of equal slots. A row never overwrites one that any kept generation still needs."""
+"""Row data on disk, in files of equal slots. A row never overwrites one that a kept generation needs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from hansa.core.vectors import allocator
 from hansa.core.vectors.fingerprint import checksum
-from hansa.core.vectors.inner_products import InnerProducts, ShortRow
+from hansa.core.vectors.inner_products import StreamedInnerProducts, ShortRowError
 from hansa.runs.store import io
-from hansa.runs.store.base import DTYPES, dtype_name, raw, seal_header
-from hansa.runs.store.io import Damaged
+from hansa.runs.store.base import DTYPES, dtype_name, hash_header, row_bytes
+from hansa.runs.store.io import DamagedFileError
 
-PIECE = 1 << 17  # bytes read at a time: what was read is checked and multiplied while it is in cache
-SPAN = 1 << 20  # entries of a row between two looks at whether to stop
+PIECE = 1 << 17  # bytes read at a time, checked and multiplied while in cache
+SPAN = 1 << 20  # entries of a row between two checks of ``stop``
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Where a row lies and what it must be: ``born`` is the generation that wrote it."""
+class RowEntry:
+    """The slot of a row and its checksums; ``born`` is the generation that wrote it."""
 
     client: int
     name: str
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def stride(self) -> int:
-        """The size of the slots it lies in: a few size classes, so that equal models share one file."""
+        """The size of its slot, one of a few size classes, so that equal models share one file."""
         unit = 64 if self.nbytes <= 4096 else 4096
         return max(1, -(-self.nbytes // unit)) * unit
 
@@ -55,7 +55,7 @@ class Entry:
         return [self.client, self.name, self.born, self.dtype, list(self.shape), self.slot, self.sha, self.crc]
 
     @classmethod
-    def from_json(cls, fields: list[object]) -> Entry:
+    def from_json(cls, fields: list[object]) -> RowEntry:
         client, name, born, dtype, shape, slot, sha, crc = fields
         return cls(client, name, born, dtype, tuple(shape), slot, sha, crc)  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ class Entry:
 
 
 class RowFile:
-    """The slot files of a store. Knows which slots are taken, not why."""
+    """The slot files of a store, with their used and free slots."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,11 +72,11 @@ class RowFile:
         self._free: dict[int, list[int]] = {}
         self._next: dict[int, int] = {}
         self._touched: set[int] = set()
-        self._proven: set[Entry] = set()
+        self._proven: set[RowEntry] = set()
         self._opening = Lock()
 
-    def take(self, entries: list[Entry]) -> None:
-        """Count these slots as taken and every other slot below the highest as free."""
+    def reserve(self, entries: list[RowEntry]) -> None:
+        """Mark these slots as used and every other slot below the highest as free."""
         taken: dict[int, set[int]] = {}
         for entry in entries:
             taken.setdefault(entry.stride, set()).add(entry.slot)
@@ -86,10 +86,10 @@ class RowFile:
             stride: [slot for slot in range(self._next[stride]) if slot not in slots] for stride, slots in taken.items()
         }
 
-    def put(self, client: int, name: str, born: int, row: Tensor, sha: str) -> Entry:
+    def put(self, client: int, name: str, born: int, row: Tensor, sha: str) -> RowEntry:
         """Write a row into the lowest free slot."""
-        data = raw(row)
-        entry = Entry(client, name, born, dtype_name(row.dtype), tuple(row.shape), 0, sha, checksum(data))
+        data = row_bytes(row)
+        entry = RowEntry(client, name, born, dtype_name(row.dtype), tuple(row.shape), 0, sha, checksum(data))
         stride = entry.stride
         free = self._free.setdefault(stride, [])
         if free:
@@ -99,33 +99,33 @@ class RowFile:
             self._next[stride] = slot + 1
         self._file(stride, make=True).write(slot * stride, data)
         self._touched.add(stride)
-        return Entry(client, name, born, entry.dtype, entry.shape, slot, sha, entry.crc)
+        return RowEntry(client, name, born, entry.dtype, entry.shape, slot, sha, entry.crc)
 
-    def free(self, entry: Entry) -> None:
-        """Give a slot up to later rows."""
+    def free(self, entry: RowEntry) -> None:
+        """Release a slot for later rows."""
         heapq.heappush(self._free.setdefault(entry.stride, []), entry.slot)
         self._proven.discard(entry)
 
     def sync(self) -> None:
-        """Make every row put since the last sync durable."""
+        """Make every row written since the last sync durable."""
         for stride in sorted(self._touched):
             self._files[stride].sync()
         self._touched.clear()
 
-    def get(self, entry: Entry, into: Tensor | None = None, *, quick: bool = False) -> Tensor:
-        """Read a row, checked by SHA-256; ``quick`` lets CRC-32 do where SHA-256 has passed before."""
+    def get(self, entry: RowEntry, into: Tensor | None = None, *, quick: bool = False) -> Tensor:
+        """Read a row, checked by SHA-256; with ``quick`` by CRC-32 if its SHA-256 has been checked before."""
         flat = torch.empty(entry.count, dtype=DTYPES[entry.dtype]) if into is None else into
-        view, row = raw(flat), _Reading(self, entry, quick)
+        view, row = row_bytes(flat), _RowReader(self, entry, quick)
         for start in range(0, entry.nbytes, PIECE):
             row.read(view[start : start + PIECE])
         row.close()
         return flat if into is not None else flat.reshape(entry.shape)
 
-    def dot(self, entries: Sequence[Entry], vectors: Tensor, stop: Event) -> Tensor:
-        """<row_i, vector_j> of float32 rows of one length, as `kernels.inner_products` has it; checked as quick `get`
-        does. A piece of every row is in memory at a time; given up soon after ``stop`` is set."""
-        rows = [_Reading(self, entry, quick=True) for entry in entries]
-        products = InnerProducts(len(entries), vectors)
+    def dot(self, entries: Sequence[RowEntry], vectors: Tensor, stop: Event) -> Tensor:
+        """Return <row_i, vector_j> of float32 rows of one length, as `kernels.inner_products`, checked as by `get`. A
+        piece of every row is in memory at a time. Raises `CancelledError` soon after ``stop`` is set."""
+        rows = [_RowReader(self, entry, quick=True) for entry in entries]
+        products = StreamedInnerProducts(len(entries), vectors)
         natively = products.reads and all(row.natively for row in rows)
         for start in range(0, vectors.shape[1], SPAN):
             if stop.is_set():
@@ -141,18 +141,20 @@ class RowFile:
             file.close()
         self._files.clear()
 
-    def proven(self, entry: Entry) -> bool:
-        """Whether the row's SHA-256 was right when it was last met."""
+    def is_verified(self, entry: RowEntry) -> bool:
+        """Return whether the row's SHA-256 has been checked."""
         return entry in self._proven
 
-    def prove(self, entry: Entry) -> None:
+    def mark_verified(self, entry: RowEntry) -> None:
         self._proven.add(entry)
 
-    def file_of(self, entry: Entry) -> io.File:
-        """The open file with a row in it."""
+    def file_of(self, entry: RowEntry) -> io.File:
+        """Return the open file of a row."""
         path = self._path(entry.stride)
         if not path.exists():
-            raise Damaged(f"{entry}: its file {path} is missing. Restore it, or start from another checkpoint.")
+            raise DamagedFileError(
+                f"{entry}: its file {path} is missing. Restore it, or start from another checkpoint."
+            )
         return self._file(entry.stride)
 
     def _path(self, stride: int) -> Path:
@@ -169,23 +171,23 @@ class RowFile:
             return self._files[stride]
 
 
-class _Reading:
-    """A row read piece after piece and checked at its end: by SHA-256, or ``quick`` by CRC-32 where that has passed."""
+class _RowReader:
+    """Reads a row in pieces and checks it at the end, by SHA-256, or with ``quick`` by CRC-32 if that has passed."""
 
-    def __init__(self, rows: RowFile, entry: Entry, quick: bool) -> None:
+    def __init__(self, rows: RowFile, entry: RowEntry, quick: bool) -> None:
         self.file = rows.file_of(entry)
         self.offset = entry.slot * entry.stride  # of the next byte
         self.crc = 0
         self._rows, self._entry = rows, entry
-        self._sha = None if quick and rows.proven(entry) else hashlib.sha256(seal_header(entry.dtype, entry.shape))
+        self._sha = None if quick and rows.is_verified(entry) else hashlib.sha256(hash_header(entry.dtype, entry.shape))
 
     @property
     def natively(self) -> bool:
-        """Whether it may be read by native code, which knows CRC-32 only."""
+        """Whether native code can read it, which computes CRC-32 only."""
         return self._sha is None
 
     def read(self, into: memoryview) -> None:
-        """The next bytes."""
+        """Read the next bytes."""
         found = self.file.read_into(self.offset, into)
         if found < len(into):
             raise self.short(found)
@@ -196,31 +198,31 @@ class _Reading:
             self.crc = checksum(into, self.crc)
 
     def close(self) -> None:
-        """The end of the row: what was read is what was written, or this is an error."""
+        """Check the row that was read."""
         if self._sha is not None and self._sha.hexdigest() != self._entry.sha:
             raise self._damaged("its SHA-256 does not match")
         if self._sha is None and self.crc != self._entry.crc:
             raise self._damaged("its CRC-32 does not match")
-        self._rows.prove(self._entry)
+        self._rows.mark_verified(self._entry)
 
-    def short(self, found: int) -> Damaged:
-        """The error for a file that has only so many bytes more."""
+    def short(self, found: int) -> DamagedFileError:
+        """Return the error for a file that ends early."""
         done = self.offset - self._entry.slot * self._entry.stride + found
         return self._damaged(f"the file ends after {done} of {self._entry.nbytes} bytes")
 
-    def _damaged(self, why: str) -> Damaged:
+    def _damaged(self, why: str) -> DamagedFileError:
         start = self._entry.slot * self._entry.stride
-        return Damaged(
+        return DamagedFileError(
             f"{self._entry} is damaged: {why} ({self.file.path}, bytes {start} to {start + self._entry.nbytes}). "
             "Restore the file, or start from another checkpoint."
         )
 
 
-def _read_in_pieces(rows: Sequence[_Reading], products: InnerProducts, count: int) -> None:
+def _read_in_pieces(rows: Sequence[_RowReader], products: StreamedInnerProducts, count: int) -> None:
     """Multiply the next entries of all rows."""
     room = PIECE // 4
     pieces = allocator.empty(len(rows) * room, torch.float32).view(-1, room)
-    views = [raw(piece) for piece in pieces]
+    views = [row_bytes(piece) for piece in pieces]
     for start in range(0, count, room):
         some = min(room, count - start)
         for row, view in zip(rows, views, strict=True):
@@ -228,12 +230,12 @@ def _read_in_pieces(rows: Sequence[_Reading], products: InnerProducts, count: in
         products.add(pieces[:, :some])
 
 
-def _read_natively(rows: Sequence[_Reading], products: InnerProducts, count: int) -> None:
-    """The same in one call, whose threads need not wait for each other."""
+def _read_natively(rows: Sequence[_RowReader], products: StreamedInnerProducts, count: int) -> None:
+    """Multiply the next entries in one native call, whose threads do not wait for each other."""
     try:
         with rows[0].file.descriptor() as file:
             crcs = products.add_from(file, [row.offset for row in rows], count, [row.crc for row in rows])
-    except ShortRow as short:
+    except ShortRowError as short:
         raise rows[short.place].short(short.found) from None
     for row, crc in zip(rows, crcs, strict=True):
         row.offset, row.crc = row.offset + 4 * count, crc

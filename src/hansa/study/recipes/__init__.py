@@ -1,22 +1,33 @@
 """Published tables and figures as data, and how our numbers are compared with theirs."""
 
-from hansa.study.recipes.recipe import SCALES, Cell, Claim, Measure, Published, Recipe, library, named, published, read
-from hansa.study.recipes.verdict import Compared, Held, compare, reading, rule
+from hansa.study.recipes.recipe import (
+    SCALES,
+    PaperClaim,
+    PublishedValue,
+    Recipe,
+    RecipeCell,
+    RecipeMeasure,
+    find_recipes,
+    library,
+    parse_published,
+    read_recipes,
+)
+from hansa.study.recipes.verdict import CellComparison, ClaimCheck, agreement_rule, compare_with_paper, read_measure
 
 __all__ = [
     "SCALES",
-    "Cell",
-    "Claim",
-    "Compared",
-    "Held",
-    "Measure",
-    "Published",
+    "CellComparison",
+    "ClaimCheck",
+    "PaperClaim",
+    "PublishedValue",
     "Recipe",
-    "compare",
+    "RecipeCell",
+    "RecipeMeasure",
+    "agreement_rule",
+    "compare_with_paper",
+    "find_recipes",
     "library",
-    "named",
-    "published",
-    "read",
-    "reading",
-    "rule",
+    "parse_published",
+    "read_measure",
+    "read_recipes",
 ]

@@ -1,4 +1,4 @@
-"""A recipe's result as files to keep and to cite: text with tables, numbers, curves, figures, configurations."""
+"""The result of a recipe as files to keep and to cite: text with tables, numbers, curves, figures, configurations."""
 
 from __future__ import annotations
 
@@ -14,127 +14,119 @@ from typing import NamedTuple
 
 import yaml
 
-from hansa.config import Config, to_text
+from hansa.config import Config, to_yaml
 from hansa.core.errors import HansaError
+from hansa.runs.columns import CHARTED
 from hansa.runs.folder import slug
 from hansa.runs.store.io import make_folder, write_file
-from hansa.study.recipes.outcome import HEADINGS, Result, claim_word, tables
-from hansa.study.recipes.recipe import Cell
-from hansa.study.recipes.verdict import rule
-from hansa.study.report import Entry
-from hansa.study.report.entries import DRAWN
-from hansa.study.report.figure import draw
+from hansa.study.recipes.outcome import HEADINGS, RecipeResult, claim_status, result_tables
+from hansa.study.recipes.recipe import RecipeCell
+from hansa.study.report import ReportEntry
+from hansa.study.report.figure import draw_curves
 
 
-class Trained(NamedTuple):
-    """One row in one column, as it was run."""
+class CellRun(NamedTuple):
+    """One row in one column, with its configuration and its runs."""
 
-    cell: Cell
+    cell: RecipeCell
     config: Config
-    entry: Entry
+    entry: ReportEntry
 
 
-def publish(result: Result, runs: Sequence[Trained], folder: Path) -> Path:
-    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures into a folder; the first is returned.
+def export_result(result: RecipeResult, runs: Sequence[CellRun], folder: Path) -> Path:
+    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures to a folder; return the path of NAME.md.
 
-    The CSV file has a line a round of every seed, as far as the recipe's metrics were measured in it; the YAML file has
-    the whole configuration of every row and column.
+    The CSV file has one line for each round of every seed in which a metric of the recipe was measured. The YAML file
+    has the full configuration of every row and column.
     """
     make_folder(folder.absolute())
     name = result.recipe.name
-    figures = _figures(result, runs, folder)
+    configs = {run.cell.label: yaml.safe_load(to_yaml(run.config)) for run in runs}
     files = {
-        ".md": text(result, runs, figures),
+        ".md": result_markdown(result, runs, _draw_figures(result, runs, folder)),
         ".json": json.dumps(result.record, indent=1, ensure_ascii=False) + "\n",
-        ".csv": curves(result, runs),
-        ".yaml": _configs(runs),
+        ".csv": curves_csv(result, runs),
+        ".yaml": yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120),
     }
-    for ending, content in files.items():
-        write_file(folder / f"{name}{ending}", content.encode())
+    for suffix, content in files.items():
+        write_file(folder / f"{name}{suffix}", content.encode())
     return folder / f"{name}.md"
 
 
-def text(result: Result, runs: Sequence[Trained], figures: Sequence[str] = ()) -> str:
-    """The result in Markdown: what was asked, what was left out, every number beside the published one, every claim."""
+def result_markdown(result: RecipeResult, runs: Sequence[CellRun], figures: Sequence[str] = ()) -> str:
+    """Return the result as Markdown: the setting, its reduction, every number, every claim."""
     recipe = result.recipe
-    lines = [f"# {recipe.name}", "", f"{recipe.where}. {recipe.says}", ""]
-    lines += [f"Scale `{result.scale}`: {recipe.at(result.scale).reduces or 'nothing is reduced.'}", ""]
-    lines += [f"**{result.verdict or 'nothing to compare'}**", ""]
-    for title, rows in tables(result):
+    lines = [f"# {recipe.name}", "", f"{recipe.reference}. {recipe.summary}", ""]
+    lines += [f"Scale `{result.scale}`: {recipe.at(result.scale).reduction or 'nothing is reduced.'}", ""]
+    lines += [f"**{result.verdict}**", ""]
+    for title, rows in result_tables(result):
         lines += ["| " + " | ".join(map(_cell, (title, *HEADINGS[1:]))) + " |", "|---|---:|---:|---:|---|"]
         lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
         lines.append("")
-    if result.held:
+    if result.claims:
         lines += ["Claims:", ""]
-        for one in result.held:
-            where = f" ({one.column})" if one.column else ""
-            lines.append(f"- **{claim_word(one.holds)}**: {one.claim.says}{where}; {one.because}")
+        for one in result.claims:
+            column = f" ({one.column})" if one.column else ""
+            lines.append(f"- **{claim_status(one.holds)}**: {one.claim.statement}{column}; {one.evidence}")
         lines.append("")
     lines += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
-    told = dict.fromkeys(rule(recipe.measures[one.measure]) for one in result.compared if one.published is not None)
-    lines += [f"- {line}" for line in (*told, *recipe.knows)]
-    lines += ["", f"Made by `hansa reproduce {recipe.name} --scale {result.scale}`; {_made_with(runs)}"]
-    kept = ", ".join(
-        f"[{what}]({recipe.name}.{ending})" for what, ending in (("configurations", "yaml"), ("curves", "csv"))
+    lines += [f"- {line}" for line in (*result.rules, *recipe.known_differences)]
+    lines += ["", f"Made by `hansa reproduce {recipe.name} --scale {result.scale}`; {_environments(runs)}"]
+    links = (
+        (f"{recipe.name}.yaml", "configurations"),
+        (f"{recipe.name}.csv", "curves"),
+        (f"{recipe.name}.json", "JSON"),
     )
-    lines += [f"Beside this: {kept}, [the same as JSON]({recipe.name}.json)."]
+    lines += [f"Files: {', '.join(f'[{title}]({file})' for file, title in links)}."]
     return "\n".join(lines) + "\n"
 
 
-def curves(result: Result, runs: Sequence[Trained]) -> str:
-    """A line a round of every run in which one of the recipe's metrics was measured."""
-    wanted = list(dict.fromkeys(measure.metric for measure in result.recipe.measures.values()))
-    held = StringIO()
-    writer = csv.writer(held, lineterminator="\n")
-    writer.writerow(["row", "column", "seed", "round", *wanted])
+def curves_csv(result: RecipeResult, runs: Sequence[CellRun]) -> str:
+    """Return one line for each round of every run in which one of the recipe's metrics was measured."""
+    metrics = list(dict.fromkeys(measure.metric for measure in result.recipe.measures.values()))
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "seed", "round", *metrics])
     for cell, _, entry in runs:
-        for member in entry.members or (entry,):
+        for member in entry.runs:
             for table in member.curves(most=sys.maxsize):
                 for place, number in enumerate(table["round"]):
-                    values = [table[name][place] if name in table else None for name in wanted]
+                    values = [table[name][place] if name in table else None for name in metrics]
                     if any(value is not None for value in values):
-                        told = ["" if value is None else f"{value:.6g}" for value in values]
-                        writer.writerow([cell.row, cell.column, member.seed, int(number or 0), *told])
-    return held.getvalue()
+                        texts = ["" if value is None else f"{value:.6g}" for value in values]
+                        writer.writerow([cell.row, cell.column, member.seed, int(number or 0), *texts])
+    return text.getvalue()
 
 
-def _figures(result: Result, runs: Sequence[Trained], folder: Path) -> list[str]:
-    """Mean and band of each metric that can be drawn, a figure a column; without matplotlib none."""
+def _draw_figures(result: RecipeResult, runs: Sequence[CellRun], folder: Path) -> list[str]:
+    """Draw each charted metric, one figure for each column; nothing without matplotlib."""
     try:
         matplotlib = import_module("matplotlib")
     except ImportError:
         return []
-    made = []
+    names = []
     metrics = dict.fromkeys(measure.metric for measure in result.recipe.measures.values())
-    for metric in (name for name in metrics if name in DRAWN):
-        for column in dict.fromkeys(one.cell.column for one in runs):
-            entries = [replace(one.entry, name=one.cell.row) for one in runs if one.cell.column == column]
+    for metric in (name for name in metrics if name in CHARTED):
+        for column in dict.fromkeys(run.cell.column for run in runs):
+            entries = [replace(run.entry, name=run.cell.row) for run in runs if run.cell.column == column]
             name = "-".join(slug(part) for part in (result.recipe.name, column, metric) if part) + ".svg"
             try:
                 with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hansa"}):
-                    draw(entries, folder / name, metric)
+                    draw_curves(entries, folder / name, metric)
             except HansaError:  # not measured in these runs
                 continue
-            made.append(name)
-    return made
+            names.append(name)
+    return names
 
 
-def _configs(runs: Sequence[Trained]) -> str:
-    return yaml.safe_dump(
-        {one.cell.label: yaml.safe_load(to_text(one.config)) for one in runs}, sort_keys=False,
-        allow_unicode=True, width=120,
-    )  # fmt: skip
-
-
-def _made_with(runs: Sequence[Trained]) -> str:
+def _environments(runs: Sequence[CellRun]) -> str:
     """The machines and versions of the runs."""
-    found: dict[str, None] = {}
-    for one in runs:
-        for member in one.entry.members or (one.entry,):
-            packages = member.environment.get("packages", {})
-            system = f"{member.environment.get('system', '?')}, kernels {member.environment.get('native kernels', '?')}"
-            found[f"hansa {packages.get('hansa', '?')}, torch {packages.get('torch', '?')}, {system}"] = None
-    return "; ".join(found) + "."
+    texts: dict[str, None] = {}
+    for environment in (member.environment for run in runs for member in run.entry.runs):
+        packages = environment.get("packages", {})
+        system = f"{environment.get('system', '?')}, kernels {environment.get('native kernels', '?')}"
+        texts[f"hansa {packages.get('hansa', '?')}, torch {packages.get('torch', '?')}, {system}"] = None
+    return "; ".join(texts) + "."
 
 
 def _cell(text: str) -> str:

@@ -1,31 +1,32 @@
-"""Reports: a self-contained page of curves, tables and configurations; tables for the terminal."""
+"""Reports: a self-contained page of curves, tables and configurations; results in Python; tables for the terminal."""
 
 from typing import TYPE_CHECKING
 
 from hansa.core.lazy_imports import lazy_attributes
-from hansa.study.report.entries import Entry, Standing, by_seeds, common_target, rank
-from hansa.study.report.page import page, write
-from hansa.study.report.sections import Grid, Holdings, Section
+from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, group_by_seed, rank
+from hansa.study.report.page import render_page, write_page
+from hansa.study.report.partition import LabelCounts
+from hansa.study.report.sections import PageSection, ReportTable
 
 if TYPE_CHECKING:
     from hansa.study.report.results import Comparison, Runs
 
 __all__ = [
     "Comparison",
-    "Entry",
-    "Grid",
-    "Holdings",
+    "LabelCounts",
+    "PageSection",
+    "RankedEntry",
+    "ReportEntry",
+    "ReportTable",
     "Runs",
-    "Section",
-    "Standing",
-    "by_seeds",
     "common_target",
-    "page",
+    "group_by_seed",
     "rank",
-    "write",
+    "render_page",
+    "write_page",
 ]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_attributes(
-        __name__, {"Comparison": "hansa.study.report.results", "Runs": "hansa.study.report.results"}
+        __name__, dict.fromkeys(("Comparison", "Runs"), "hansa.study.report.results")
     )

@@ -1,4 +1,4 @@
-"""Who is served how: the clients of each method from worst to best, and the worst of them beside what they hold."""
+"""The metrics of single clients: ordered from worst to best, with the labels that the worst of them hold."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import HansaError
-from hansa.data.split import label_facts
-from hansa.runs.client_columns import ClientColumns, spread
+from hansa.data.split import read_label_counts
+from hansa.runs.client_columns import ClientColumns, summarize_clients
 from hansa.runs.client_record import read_by_client
+from hansa.runs.columns import lower_is_better
 from hansa.runs.folder_lock import PARTITION, RECORD
-from hansa.runs.metrics import smaller_is_better
 from hansa.study.report import formats
-from hansa.study.report.entries import Entry, Standing
-from hansa.study.report.partition_summary import label_names
+from hansa.study.report.entries import RankedEntry, ReportEntry
+from hansa.study.report.partition import label_names
 
 log = logging.getLogger("hansa")
 
-_SHORT = 1 << 22  # bytes of a record that is read again at every change
+_SMALL_RECORD = 1 << 22  # bytes; smaller records are read again at every change
 
-RANKED_BY = ("test_accuracy", "test_loss", "loss")
-"""What clients are put in order by, the first that there is."""
-
-BARS, ROWS = 300, 10
-"""More clients than bars are put together, and so many of the worst are told one by one."""
+METRICS = ("test_accuracy", "test_loss", "loss")
+"""Clients are ordered by the first of these that was measured."""
+MAX_BARS, MAX_ROWS = 300, 10
+"""More clients are binned to this many bars; this many of the worst have a table row."""
 
 STYLE = (
     "<style>.served{width:100%;height:90px;display:block;margin:6px 0 2px}.served .rest{fill:var(--c);opacity:.35}"
@@ -40,46 +39,49 @@ STYLE = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """A method's clients, one row each, and, where that is known, how many samples of each label they hold."""
+class MethodClients:
+    """The clients of a method, one row each, and the samples of each label that they hold if that is known."""
 
     name: str
     colour: str
-    by: ClientColumns
-    holds: Sequence[Sequence[int]] = ()
-    labels: Sequence[str] = ()
+    columns: ClientColumns
+    label_counts: Sequence[Sequence[int]] = ()
+    label_names: Sequence[str] = ()
     note: str = ""
 
 
-def served(standings: Sequence[Standing]) -> list[Served]:
-    """The clients of methods, of several seeds those of the first."""
-    found = []
-    for standing in standings:
-        first = standing.entry.runs[0]
-        if first.clients is None and first.folder:
-            first = _read(first)
-        if first.clients is not None:
-            note = f"seed {first.seed}, the first of {len(standing.entry.runs)}" if standing.entry.members else ""
-            found.append(Served(standing.entry.name, standing.colour, first.clients, first.holds, first.labels, note))
-    return found
+def method_clients(ranking: Sequence[RankedEntry]) -> list[MethodClients]:
+    """Return the clients of each method that has a record of them; with several seeds, those of the first."""
+    methods = []
+    for ranked in ranking:
+        entry = ranked.entry
+        run = entry.runs[0]
+        if run.clients is None and run.folder:
+            run = _read_clients(run)
+        if run.clients is not None:
+            note = f"seed {run.seed}, the first of {len(entry.runs)}" if entry.members else ""
+            methods.append(
+                MethodClients(entry.name, ranked.colour, run.clients, run.label_counts, run.label_names, note)
+            )
+    return methods
 
 
-def _read(entry: Entry) -> Entry:
-    """The entry with what its folder says of clients; a warning tells of a record that is damaged."""
+def _read_clients(entry: ReportEntry) -> ReportEntry:
+    """Add what the entry's folder has on clients; a damaged record is skipped with a warning."""
     path = Path(entry.folder) / RECORD
     try:
         size = path.stat().st_size
-        # a long record that grows, as of a run that is watched, is read again when it has grown by a twentieth
-        clients = _by_client(path, size if size < _SHORT else -int(math.log(size) / math.log(1.05)))
+        # a large record that grows, as during `hansa watch`, is read again when it has grown by 5%
+        clients = _by_client(path, size if size < _SMALL_RECORD else -int(math.log(size) / math.log(1.05)))
     except OSError:
         return entry
     except HansaError as damage:
         log.warning("%s", damage)
         return entry
-    facts = label_facts(path.with_name(PARTITION))
-    holds = [] if facts is None else facts[1]
-    names = label_names(entry.config, len(holds[0])) if holds else []
-    return replace(entry, clients=clients if clients.rows else None, holds=holds, labels=names)
+    facts = read_label_counts(path.with_name(PARTITION))
+    counts = [] if facts is None else facts[1]
+    names = label_names(entry.config, len(counts[0])) if counts else []
+    return replace(entry, clients=clients if clients.rows else None, label_counts=counts, label_names=names)
 
 
 @lru_cache(maxsize=64)
@@ -87,64 +89,71 @@ def _by_client(path: Path, size: int) -> ClientColumns:
     return read_by_client(path)
 
 
-def client_view(methods: Sequence[Served]) -> str:
-    """The part of the page that is about clients; nothing where no method has a record of them."""
-    known = [method for method in methods if _metric(method.by) is not None]
+def worst_first(columns: Mapping[str, Any], metric: str) -> list[int]:
+    """Return the rows of clients from worst to best; those without a value come last."""
+    sign = -1.0 if lower_is_better(metric) else 1.0
+    values = [float(value) for value in columns[metric]]
+    return sorted(range(len(values)), key=lambda row: (values[row] != values[row], sign * values[row], row))
+
+
+def format_client_cell(name: str, value: Any) -> str:
+    """Format one value of a client column."""
+    exact = value.dtype.kind != "f" and not name.endswith("_bytes")
+    return str(int(value)) if exact else formats.formatter_of(name)(float(value))
+
+
+def describe_spread(columns: Mapping[str, Any], name: str) -> str:
+    """Return mean, deviation and worst tenth of a column over clients."""
+    write = formats.formatter_of(name)
+    mean, deviation, worst = summarize_clients(columns[name].tolist(), lower_is_better(name))
+    return f"mean {write(mean)}, deviation {write(deviation)}, worst tenth {write(worst)}"
+
+
+def clients_section(methods: Sequence[MethodClients]) -> str:
+    """Return the section on clients as HTML; "" if no method has a record of them."""
+    known = [(method, metric) for method in methods if (metric := _metric(method.columns)) is not None]
     if not known:
         return ""
-    tested = any(_metric(method.by) != "loss" for method in known)
-    told = "on test rows of their own" if tested else "by their last training loss: test rows have no owners"
-    parts = "".join(_method(method, len(known) == 1) for method in known)
+    tested = any(metric != "loss" for _, metric in known)
+    by = "on their own test rows" if tested else "by their last training loss; the test rows have no owners"
+    parts = "".join(_method_html(method, metric, len(known) == 1) for method, metric in known)
     return (
-        f'{STYLE}<section class="card" id="clients"><div class="head"><h2>Client by client</h2>'
-        f'<span class="note">from worst to best, {told}; strong: the worst tenth</span></div>{parts}</section>'
+        f'{STYLE}<section class="card" id="clients"><div class="head"><h2>Clients</h2>'
+        f'<span class="note">from worst to best, {by}; dark: the worst tenth</span></div>{parts}</section>'
     )
 
 
-def _metric(by: Mapping[str, Any]) -> str | None:
-    return next((name for name in RANKED_BY if name in by and any(map(math.isfinite, by[name].tolist()))), None)
+def _metric(columns: Mapping[str, Any]) -> str | None:
+    return next((n for n in METRICS if n in columns and any(map(math.isfinite, columns[n].tolist()))), None)
 
 
-def _method(method: Served, unfolded: bool) -> str:
-    metric = _metric(method.by)
-    assert metric is not None
-    values = method.by[metric].tolist()
-    falls = smaller_is_better(metric)
-    order = sorted(
-        (row for row, value in enumerate(values) if math.isfinite(value)),
-        key=lambda row: (-values[row] if falls else values[row], row),
-    )
-    words = " · ".join(_words(method.by, name) for name in (metric, f"personal_{metric.removeprefix('test_')}"))
-    note = f" · {escape(method.note)}" if method.note else ""
+def _method_html(method: MethodClients, metric: str, unfolded: bool) -> str:
+    columns = method.columns
+    values = columns[metric].tolist()
+    order = [row for row in worst_first(columns, metric) if math.isfinite(values[row])]
+    shown = [name for name in (metric, f"personal_{metric.removeprefix('test_')}") if name in columns]
+    notes = [f"{len(values)} clients", *(f"{n.replace('_', ' ')}: {describe_spread(columns, n)}" for n in shown)]
+    notes += [method.note] if method.note else []
     return (
         f'<details style="--c:{escape(method.colour)}"{" open" if unfolded else ""}><summary><i class="swatch"></i>'
-        f'{escape(method.name)} <span class="note">{len(values)} clients · {words.strip(" ·")}{note}</span></summary>'
+        f'{escape(method.name)} <span class="note">{escape(" · ".join(notes))}</span></summary>'
         f"{_bars([values[row] for row in order], metric)}{_table(method, order)}</details>"
     )
 
 
-def _words(by: Mapping[str, Any], name: str) -> str:
-    if name not in by:
-        return ""
-    mean, deviation, worst = spread(by[name].tolist(), smaller_is_better(name))
-    write = _writer(name)
-    title = escape(name.replace("_", " "))
-    return f"{title} {write(mean)} on average, deviation {write(deviation)}, worst tenth {write(worst)}"
-
-
 def _bars(values: Sequence[float], metric: str) -> str:
-    """Clients in order as bars of two strengths, drawn as two paths: small, however many."""
-    drawn = _binned(values, BARS)
+    """Clients in order as bars, drawn as two paths to keep the page small."""
+    drawn = _binned(values, MAX_BARS)
     top = 1.0 if metric.endswith("accuracy") else max(drawn, default=0.0) or 1.0
-    wide = 1000 / len(drawn)
-    gap = 0.15 * wide
+    width = 1000 / len(drawn)
+    gap = 0.15 * width
     worst = -(-len(drawn) // 10)
     paths = []
     for kind, first, last in (("worst", 0, worst), ("rest", worst, len(drawn))):
         steps = []
         for place in range(first, last):
             high = max(0.5, 100 * min(max(drawn[place], 0.0) / top, 1.0))
-            steps.append(f"M{place * wide:.1f} 100v-{high:.1f}h{wide - gap:.1f}v{high:.1f}z")
+            steps.append(f"M{place * width:.1f} 100v-{high:.1f}h{width - gap:.1f}v{high:.1f}z")
         paths.append(f'<path class="{kind}" d="{"".join(steps)}"/>')
     title = f"{metric.replace('_', ' ')} of {len(values)} clients, from worst to best"
     return (
@@ -154,7 +163,7 @@ def _bars(values: Sequence[float], metric: str) -> str:
 
 
 def _binned(values: Sequence[float], most: int) -> list[float]:
-    """At most so many values: means of neighbours where there are more.
+    """At most ``most`` values: means of neighbours if there are more.
 
     >>> _binned([1.0, 3.0, 5.0, 7.0], 2)
     [2.0, 6.0]
@@ -165,52 +174,43 @@ def _binned(values: Sequence[float], most: int) -> list[float]:
     return [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
 
 
-def _table(method: Served, order: Sequence[int]) -> str:
-    by = method.by
-    shown = [*order[:ROWS], *(order[-1:] if len(order) > ROWS else ())]
-    names = [name for name in (*by.tests, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
-             if name in by and (name != "peer_bytes" or by[name].any())]  # fmt: skip
-    mixed = len(method.holds) > 0
+def _table(method: MethodClients, order: Sequence[int]) -> str:
+    columns = method.columns
+    shown = [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]
+    names = [
+        name
+        for name in (*columns.evaluated, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
+        if name in columns and (name != "peer_bytes" or columns[name].any())
+    ]
+    with_labels = len(method.label_counts) > 0
     head = "".join(f"<th>{escape(name.replace('_bytes', '').replace('_', ' '))}</th>" for name in names)
     rows = []
     for place, row in enumerate(shown):
-        client = int(by["client"][row])
-        cells = "".join(f"<td>{escape(_writer(name)(float(by[name][row])))}</td>" for name in names)
-        holds = f'<td class="left">{_mix(method, client)}</td>' if mixed else ""
-        best = " (best)" if place == ROWS else ""
-        rows.append(f'<tr><td class="left">client {client}{best}</td>{holds}{cells}</tr>')
-    holds = '<th class="left">labels held</th>' if mixed else ""
+        client = int(columns["client"][row])
+        cells = "".join(f"<td>{escape(format_client_cell(name, columns[name][row]))}</td>" for name in names)
+        labels = f'<td class="left">{_label_bar(method, client)}</td>' if with_labels else ""
+        best = " (best)" if place == MAX_ROWS else ""
+        rows.append(f'<tr><td class="left">client {client}{best}</td>{labels}{cells}</tr>')
+    labels = '<th class="left">labels held</th>' if with_labels else ""
     return (
-        f'<div style="overflow-x:auto"><table class="clients"><thead><tr><th class="left">worst served</th>{holds}'
+        f'<div style="overflow-x:auto"><table class="clients"><thead><tr><th class="left">worst clients</th>{labels}'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
-def _mix(method: Served, client: int) -> str:
+def _label_bar(method: MethodClients, client: int) -> str:
     """The labels that a client holds, as one bar."""
-    counts = method.holds[client] if client < len(method.holds) else ()
+    counts = method.label_counts[client] if client < len(method.label_counts) else ()
     total = sum(counts)
     if not total:
         return ""
-    names = method.labels if len(method.labels) == len(counts) else [str(label) for label in range(len(counts))]
-    told = ", ".join(f"{count} of {name}" for count, name in zip(counts, names, strict=True) if count)
+    names = method.label_names if len(method.label_names) == len(counts) else list(map(str, range(len(counts))))
+    title = ", ".join(f"{count} of {name}" for count, name in zip(counts, names, strict=True) if count)
     at, bars = 0.0, []
     for place, count in enumerate(counts):
         if count:
             share = 90 * count / total
-            strength = 0.2 + 0.8 * place / max(1, len(counts) - 1)
-            bars.append(
-                f'<rect x="{at:.1f}" width="{max(share - 0.6, 0.4):.1f}" height="12" opacity="{strength:.2f}"/>'
-            )
+            opacity = 0.2 + 0.8 * place / max(1, len(counts) - 1)
+            bars.append(f'<rect x="{at:.1f}" width="{max(share - 0.6, 0.4):.1f}" height="12" opacity="{opacity:.2f}"/>')
             at += share
-    return f'<svg class="mix" viewBox="0 0 90 12" role="img"><title>{escape(told)}</title>{"".join(bars)}</svg>'
-
-
-def _writer(name: str) -> Any:
-    if name.endswith("accuracy"):
-        return formats.percent
-    if name.endswith("_bytes"):
-        return lambda value: formats.bits(8 * value)
-    if name == "participations":
-        return lambda value: str(int(value))
-    return formats.number
+    return f'<svg class="mix" viewBox="0 0 90 12" role="img"><title>{escape(title)}</title>{"".join(bars)}</svg>'

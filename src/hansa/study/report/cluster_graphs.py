@@ -1,4 +1,4 @@
-"""The graphs over which clients gossip, with how fast they average."""
+"""The gossip graphs of a report, with how fast they average."""
 
 from __future__ import annotations
 
@@ -8,73 +8,68 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from hansa.study.report.entries import Standing
-from hansa.study.report.ranking import named
-from hansa.study.report.sections import Section
+from hansa.study.report.entries import RankedEntry
+from hansa.study.report.ranking import method_label
+from hansa.study.report.sections import PageSection
 
 if TYPE_CHECKING:
     from hansa.local.mixing import Mixing
 
-MOST = 6
-LARGEST = 2048
-"""Clients beyond which a graph is not built for a page."""
+MAX_GRAPHS = 6
+MAX_CLIENTS = 2048
+"""Graphs with more clients are not built for a page."""
 
 
-def graphs_section(standings: Sequence[Standing], populations: Sequence[int | None]) -> Section:
-    """A picture for each method that gossips: a cluster's graph, its rho, how many clusters there are.
+def graphs_section(ranking: Sequence[RankedEntry], populations: Sequence[int | None]) -> PageSection:
+    """Draw the gossip graph of a cluster of each method that gossips.
 
-    ``populations`` are how many clients each has, None where that is not known. A method that names code of
-    somebody's own is left out: looking at a run does not run it.
+    ``populations`` is the number of clients of each method, None if it is not known. Methods whose configuration names
+    user code are left out: looking at a run must not execute it.
     """
-    found: list[str] = []
-    for standing, population in zip(standings, populations, strict=True):
-        mixing = _mixing(standing.entry.config)
-        if mixing is not None and population is not None and len(found) < MOST:
-            drawn = _drawn(mixing, population)
+    figures: list[str] = []
+    for ranked, population in zip(ranking, populations, strict=True):
+        mixing = _mixing(ranked.entry.config)
+        if mixing is not None and population is not None and len(figures) < MAX_GRAPHS:
+            drawn = _draw_cluster(mixing, population)
             if drawn:
-                found.append(f'<figure class="graph"><figcaption>{named(standing)}</figcaption>{drawn}</figure>')
-    text = f'<div class="graphs">{"".join(found)}</div>' if found else ""
-    note = "\u03c1: by how much a gossip step brings neighbours closer to their mean, 0 at once, 1 never"
-    return Section("Who talks to whom", text, note, "graphs")
+                figures.append(f'<figure class="graph"><figcaption>{method_label(ranked)}</figcaption>{drawn}</figure>')
+    html = f'<div class="graphs">{"".join(figures)}</div>' if figures else ""
+    note = "\u03c1: the factor by which a gossip step shrinks the distance to the mean; 0 averages at once, 1 never"
+    return PageSection("Gossip graphs", html, note, "graphs")
 
 
 def _mixing(config: str) -> Mixing | None:
-    from hansa.config import algorithm, from_text, parse
+    from hansa.config import build_algorithm, from_yaml, parse_document
     from hansa.config.registry.import_path import unknown_code
     from hansa.core.errors import HansaError
 
     if not config:
         return None
     try:
-        if unknown_code(parse(config).data):
+        if unknown_code(parse_document(config).data):
             return None
-        read = from_text(config)
-        return None if read.python is not None else algorithm(read).local.mixing
+        read = from_yaml(config)
+        return None if read.python is not None else build_algorithm(read).local.mixing
     except HansaError:
         return None
 
 
-def _drawn(mixing: Mixing, population: int) -> str:
+def _draw_cluster(mixing: Mixing, population: int) -> str:
     from hansa import gossip
     from hansa.core.errors import HansaError
     from hansa.core.keys import Key
 
     try:
-        groups = gossip.resolve(mixing.clusters, population, Key(0).child("clusters"))
-        sizes = Counter(len(group) for group in groups)
-        size = max(sizes)
-        if size > LARGEST:
+        clusters = gossip.resolve(mixing.clusters, population, Key(0).child("clusters"))
+        sizes = Counter(len(cluster) for cluster in clusters)
+        if max(sizes) > MAX_CLIENTS:
             return ""
-        graph = mixing.topology.sparse(size)
+        graph = mixing.topology.sparse(max(sizes))
         rho = gossip.rho_max(mixing.topology, list(sizes))
-    except HansaError:  # clusters by labels, or a graph that this many clients have not
+    except HansaError:  # clusters by labels, or a topology that does not exist for this many clients
         return ""
-    told = ", ".join(f"{count} cluster{'s' if count > 1 else ''} of {each}" for each, count in sorted(sizes.items()))
-    words = f"{mixing.topology!r}, {told}, \u03c1 = {rho:.3g}"
-    return f'{_themed(gossip.svg(graph, 240))}<p class="note">{escape(words)}</p>'
-
-
-def _themed(svg: str) -> str:
-    """The picture in the page's own colours, light or dark."""
-    svg = svg.replace('stroke="#64748b"', 'class="edges"').replace('<g fill="#0f766e"', '<g class="nodes"')
-    return re.sub(r' width="\d+"', "", svg, count=1)
+    counts = ", ".join(f"{count} cluster{'s' if count > 1 else ''} of {size}" for size, count in sorted(sizes.items()))
+    caption = f"{mixing.topology!r}, {counts}, \u03c1 = {rho:.3g}"
+    svg = gossip.svg(graph, 240).replace('stroke="#64748b"', 'class="edges"')  # in the page's colours, light or dark
+    svg = re.sub(r' width="\d+"', "", svg.replace('<g fill="#0f766e"', '<g class="nodes"'), count=1)
+    return f'{svg}<p class="note">{escape(caption)}</p>'

@@ -1,30 +1,46 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people: percentages, bits, durations, and means with deviations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
+
+from hansa.runs.columns import column_of
+
+Formatter: TypeAlias = Callable[[float | None], str]
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """
-    >>> percent(0.8123), percent(None)
+    >>> format_percent(0.8123), format_percent(None)
     ('81.2%', '–')
     """
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 
-def bits(value: float | None) -> str:
+def format_bits(value: float | None) -> str:
     """
-    >>> bits(0), bits(1_234_567), bits(3.58e11)
+    >>> format_bits(0), format_bits(1_234_567), format_bits(3.58e11)
     ('0 bit', '1.23 Mbit', '358 Gbit')
     """
-    return "–" if value is None else _scaled(float(value), ("bit", "kbit", "Mbit", "Gbit", "Tbit", "Pbit"))
+    if value is None:
+        return "–"
+    for unit in ("bit", "kbit", "Mbit", "Gbit", "Tbit"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} Pbit"
 
 
-def duration(seconds: float | None) -> str:
+def format_bytes(value: float | None) -> str:
+    """A number of bytes in bits, which networks are measured in."""
+    return "–" if value is None else format_bits(8 * value)
+
+
+def format_duration(seconds: float | None) -> str:
     """
-    >>> duration(0.25), duration(75), duration(600), duration(9000)
+    >>> format_duration(0.25), format_duration(75), format_duration(600), format_duration(9000)
     ('250 ms', '75 s', '10 min', '2.5 h')
     """
     if seconds is None or not math.isfinite(seconds):
@@ -37,36 +53,46 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86_400:.3g} d"
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """
-    >>> number(0.123456), number(None), number(1_234_567)
+    >>> format_number(0.123456), format_number(None), format_number(1_234_567)
     ('0.123', '–', '1.23e+06')
     """
     return "–" if value is None or not math.isfinite(value) else f"{value:.3g}"
 
 
-def count(value: float | None) -> str:
+def format_count(value: float | None) -> str:
     """
-    >>> count(12), count(12.333), count(None)
+    >>> format_count(12), format_count(12.333), format_count(None)
     ('12', '12.3', 'never')
     """
     return "never" if value is None else str(value) if isinstance(value, int) else f"{value:.1f}"
 
 
-def give_or_take(write: Callable[[float | None], str], mean: float | None, deviation: float | None) -> str:
+_FORMATTERS: dict[str, Formatter] = {
+    "fraction": format_percent,
+    "bits": format_bits,
+    "bytes": format_bytes,
+    "seconds": format_duration,
+    "count": format_count,
+}
+
+
+def formatter_of(column: str) -> Formatter:
+    """Return how the values of a column of a history or a summary are formatted.
+
+    >>> formatter_of("last5_test_accuracy")(0.5), formatter_of("up_bits")(8000)
+    ('50.0%', '8 kbit')
+    """
+    return _FORMATTERS.get(column_of(column).unit, format_number)
+
+
+def format_mean_std(write: Formatter, mean: float | None, deviation: float | None) -> str:
     """A mean over seeds with its deviation, in one unit.
 
-    >>> give_or_take(percent, 0.8123, 0.0041), give_or_take(number, 1.5, None)
+    >>> format_mean_std(format_percent, 0.8123, 0.0041), format_mean_std(format_number, 1.5, None)
     ('81.2 ± 0.4%', '1.5')
     """
     if mean is None or deviation is None:
         return write(mean)
     return f"{write(mean).removesuffix('%')} ± {write(deviation)}"
-
-
-def _scaled(value: float, units: tuple[str, ...]) -> str:
-    place = 0
-    while value >= 999.5 and place < len(units) - 1:
-        value /= 1000
-        place += 1
-    return f"{value:.3g} {units[place]}"

@@ -1,4 +1,4 @@
-"""The page while runs go on: a server on this machine alone, whose address holds a secret."""
+"""The live report page: an HTTP server on the loopback interface, protected by a token in its address."""
 
 from __future__ import annotations
 
@@ -15,184 +15,177 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from hansa import __version__
 from hansa.core.errors import HansaError
 from hansa.study.report import run_discovery
-from hansa.study.report.entries import Entry
-from hansa.study.report.page import MARK, SCRIPTS, rendered, template
-from hansa.study.report.payload import written
-from hansa.study.report.sections import notices
+from hansa.study.report.entries import ReportEntry
+from hansa.study.report.page import SCRIPTS, chart_content, fill_template, render_parts
+from hansa.study.report.sections import notice_list
 
-LOOK = 0.4
-"""Seconds between two looks at the folders; after a slow one, twice what it took."""
-HOLD = 4.0
-"""Seconds that a viewer's question may wait for something new."""
+POLL_SECONDS = 0.4
+"""Seconds between two looks at the folders; after a slow one, twice its duration."""
+HOLD_SECONDS = 4.0
+"""Seconds that a request may wait for something new."""
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-_EMPTY: dict[str, Any] = {"target": None, "stride": 1, "runs": []}
 _PARTS = (
     "notices", "tiles", "ranked_by", "table", "published", "targets", "sections", "graphs", "partition", "configs",
     "environment",
 )  # fmt: skip
 
 
-class Watch:
-    """What there is to see in some folders, and below them, followed by a thread of its own."""
+class RunWatcher:
+    """Follows the runs in some folders and below them in a thread of its own, and renders their page."""
 
-    def __init__(self, places: Sequence[Path], title: str = "Federated runs, live") -> None:
-        self.places, self.title = list(places), title
-        self.version, self.parts, self.content, self.told = "", dict.fromkeys(_PARTS, ""), _EMPTY, "looking"
-        self._known: dict[Path, tuple[object, list[Entry], list[str]]] = {}
+    def __init__(self, folders: Sequence[Path], title: str = "Federated runs, live") -> None:
+        self.folders, self.title = list(folders), title
+        self.version, self.status = "", "starting"
+        self.parts, self.content = dict.fromkeys(_PARTS, ""), chart_content(())
+        self._entries: dict[Path, tuple[object, list[ReportEntry], list[str]]] = {}
         self._seen: dict[Path, None] = {}
-        self._shown: object = None
-        self._news = threading.Condition()
+        self._stamp: object = None
+        self._changed = threading.Condition()
         self._end = threading.Event()
         self._start = secrets.token_hex(4)
         self._count = 0
         self._thread = threading.Thread(target=self._follow, name="hansa watch", daemon=True)
 
     def start(self) -> None:
-        """Look once, and go on looking."""
-        self.look()
+        """Read the folders once, then follow them."""
+        self.refresh()
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop following."""
         self._end.set()
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
 
-    def newer_than(self, version: str, seconds: float = HOLD) -> dict[str, Any]:
-        """What a viewer of that version is told: all of it once there is something newer, which is waited for."""
-        with self._news:
-            self._news.wait_for(lambda: self.version != version or self._end.is_set(), seconds)
-            found: dict[str, Any] = {"version": self.version, "told": self.told}
+    def newer_than(self, version: str, seconds: float = HOLD_SECONDS) -> dict[str, Any]:
+        """Wait for a newer version than the given one, and return its content; only the status if there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.version != version or self._end.is_set(), seconds)
+            answer: dict[str, Any] = {"version": self.version, "status": self.status}
             if self.version != version:
-                found.update(parts=self.parts, content=self.content)
-            return found
+                answer.update(parts=self.parts, content=self.content)
+            return answer
 
-    def look(self) -> bool:
-        """Read what has changed since the last look; whether anything had."""
-        folders = list(dict.fromkeys(run for place in self.places for run in run_discovery.runs_below(place)))
-        self._seen.update(dict.fromkeys(folders))
-        gone = [folder for folder in self._seen if folder not in set(folders)]
-        stamps = {folder: run_discovery.stamp([folder]) for folder in folders}
-        shown = (tuple(stamps.items()), tuple(gone))
-        if shown == self._shown:
+    def refresh(self) -> bool:
+        """Read what has changed since the last call; return whether anything has."""
+        runs = list(dict.fromkeys(run for folder in self.folders for run in run_discovery.find_runs(folder)))
+        self._seen.update(dict.fromkeys(runs))
+        deleted = [run for run in self._seen if run not in set(runs)]
+        stamps = {run: run_discovery.change_stamp(run) for run in runs}
+        stamp = (tuple(stamps.items()), tuple(deleted))
+        if stamp == self._stamp:
             return False
-        for folder in folders:
-            if folder not in self._known or self._known[folder][0] != stamps[folder]:
-                self._known[folder] = (stamps[folder], *run_discovery.gathered([folder]))
-        self._known = {folder: self._known[folder] for folder in folders}
-        self._render(folders, gone)
-        self._shown = shown
+        for run in runs:
+            if run not in self._entries or self._entries[run][0] != stamps[run]:
+                self._entries[run] = (stamps[run], *run_discovery.read_entries([run]))
+        self._entries = {run: self._entries[run] for run in runs}
+        self._render(deleted)
+        self._stamp = stamp
         return True
 
-    def _render(self, folders: Sequence[Path], gone: Sequence[Path]) -> None:
-        made = [entry for folder in folders for entry in self._known[folder][1]]
-        problems = [problem for folder in folders for problem in self._known[folder][2]]
-        problems += [f"{folder}: gone since it was last seen." for folder in gone]
-        entries = run_discovery.put_together(made)
+    def _render(self, deleted: Sequence[Path]) -> None:
+        problems = [problem for _, _, messages in self._entries.values() for problem in messages]
+        problems += [f"{run}: deleted since it was last read." for run in deleted]
+        entries = run_discovery.merge_seeds([entry for _, found, _ in self._entries.values() for entry in found])
         if entries:
-            parts, content = rendered(entries, problems=problems)
+            parts, content = render_parts(entries, problems=problems)
         else:
-            where = ", ".join(map(str, self.places))
-            parts = dict.fromkeys(_PARTS, "")
-            parts["notices"] = notices(problems or [f"No run in {where} yet: this page shows them as they come."])
-            content = _EMPTY
+            waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
+            parts, content = dict.fromkeys(_PARTS, ""), chart_content(())
+            parts["notices"] = notice_list(problems or [waiting])
         rounds = sum(len(history) for entry in entries for history in entry.histories)
-        with self._news:
+        with self._changed:
             self._count += 1
             self.version = f"{self._start}-{self._count}"
             self.parts, self.content = parts, content
-            self.told = f"live \u00b7 {rounds} rounds \u00b7 {time.strftime('%H:%M:%S')}"
-            self._news.notify_all()
+            self.status = f"live \u00b7 {rounds} rounds \u00b7 {time.strftime('%H:%M:%S')}"
+            self._changed.notify_all()
 
     def _follow(self) -> None:
-        pause = LOOK
+        pause = POLL_SECONDS
         while not self._end.wait(pause):
             before = time.monotonic()
             try:
-                self.look()
-            except (HansaError, OSError) as error:  # a folder that changes while it is read: look again
-                with self._news:
-                    self.told = f"looking again: {error}"
-            pause = max(LOOK, 2 * (time.monotonic() - before))
+                self.refresh()
+            except (HansaError, OSError) as error:  # a folder that changed while it was read
+                with self._changed:
+                    self.status = f"retrying: {error}"
+            pause = max(POLL_SECONDS, 2 * (time.monotonic() - before))
 
     def page(self) -> str:
-        """The whole page as it stands."""
-        with self._news:
-            version, parts, content, told = self.version, self.parts, self.content, self.told
-        return template((*SCRIPTS, "live.js")).substitute(
-            **parts,
-            version=escape(__version__),
-            title=escape(self.title),
-            mark=MARK,
-            lead="",
-            facts="".join(f"<span>{escape(str(place))}</span>" for place in self.places),
-            live=f'<span class="live" id="live" data-version="{escape(version)}">{escape(told)}</span>',
+        """Return the current page as HTML."""
+        with self._changed:
+            version, parts, content, status = self.version, self.parts, self.content, self.status
+        return fill_template(
+            parts,
+            content,
+            title=self.title,
+            facts=list(map(str, self.folders)),
+            footer="Served from this machine only, to those who have its address.",
+            scripts=(*SCRIPTS, "live.js"),
+            live=f'<span class="live" id="live" data-version="{escape(version)}">{escape(status)}</span>',
             policy="; connect-src 'self'",
-            citations="",
-            footer="It is served from this machine alone, to whoever has its address.",
-            data=written(content),
         )
 
 
-class Server(ThreadingHTTPServer):
-    """Serves a `Watch` on loopback, under a token that only the terminal has shown.
+class ReportServer(ThreadingHTTPServer):
+    """Serves a `RunWatcher` on 127.0.0.1 under a random token.
 
-    A question must name this machine as its host, so that no page of somebody else reaches it by another name, and
-    carry the token, which is compared in constant time; everything else is 403.
+    A request must name a loopback host, which defeats DNS rebinding, and carry the token, which is compared in constant
+    time. Other requests get status 403.
     """
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, watch: Watch, port: int = 0) -> None:
+    def __init__(self, watcher: RunWatcher, port: int = 0) -> None:
         try:
-            super().__init__(("127.0.0.1", port), _Handler)
+            super().__init__(("127.0.0.1", port), _RequestHandler)
         except (OSError, OverflowError) as error:
-            told = f"port {port} of 127.0.0.1 cannot be had ({error}). Give another with --port, or 0 for any."
-            raise HansaError(told) from error
-        self.watch, self.token = watch, secrets.token_urlsafe(24)
+            message = f"cannot listen on port {port} of 127.0.0.1 ({error}). Pass another --port, or 0 for any."
+            raise HansaError(message) from error
+        self.watcher, self.token = watcher, secrets.token_urlsafe(24)
 
     @property
     def address(self) -> str:
-        """Where a browser finds the page."""
+        """The URL of the page."""
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A viewer that goes away in the middle is nothing to tell of."""
+        """Ignore browsers that disconnect."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
+class _RequestHandler(BaseHTTPRequestHandler):
+    server: ReportServer
     server_version, sys_version = "hansa", ""
     protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        token, _, place = asked.path.removeprefix("/").partition("/")
+        url = urlsplit(self.path)
+        token, _, path = url.path.removeprefix("/").partition("/")
         host = re.sub(r":\d+$", "", self.headers.get("Host", ""))
-        known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        if host not in HOSTS or not known:
-            self._answer(403, "text/plain", b"Served to whoever has the whole address, which the terminal shows.\n")
-        elif not asked.path.endswith(f"{token}/{place}"):  # no slash behind the token
+        authorized = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if host not in HOSTS or not authorized:
+            self._answer(403, "text/plain", b"Open the full address that the terminal shows.\n")
+        elif not url.path.endswith(f"{token}/{path}"):  # no slash after the token
             self._answer(308, "text/plain", b"", {"Location": f"/{self.server.token}/"})
-        elif place == "":
-            self._answer(200, "text/html; charset=utf-8", self.server.watch.page().encode())
-        elif place == "state":
-            since = parse_qs(asked.query).get("since", [""])[0]
-            found = json.dumps(self.server.watch.newer_than(since), allow_nan=False)
-            self._answer(200, "application/json", found.encode())
+        elif path == "":
+            self._answer(200, "text/html; charset=utf-8", self.server.watcher.page().encode())
+        elif path == "state":
+            since = parse_qs(url.query).get("since", [""])[0]
+            state = json.dumps(self.server.watcher.newer_than(since), allow_nan=False)
+            self._answer(200, "application/json", state.encode())
         else:
-            self._answer(404, "text/plain", b"Nothing here.\n")
+            self._answer(404, "text/plain", b"Not found.\n")
 
     def _answer(self, code: int, kind: str, body: bytes, more: dict[str, str] | None = None) -> None:
         self.send_response(code)
-        heads = {
+        headers = {
             "Content-Type": kind,
             "Content-Length": str(len(body)),
             "Cache-Control": "no-store",
@@ -201,10 +194,10 @@ class _Handler(BaseHTTPRequestHandler):
             "Referrer-Policy": "no-referrer",
             **(more or {}),
         }
-        for name, value in heads.items():
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Questions are nobody's news."""
+        """Do not log requests."""

@@ -1,8 +1,10 @@
-"""The report: one HTML file with everything in it, that opens anywhere and asks the network for nothing."""
+"""The report page: one self-contained HTML file that needs no network."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -10,23 +12,23 @@ from string import Template
 from typing import Any
 
 from hansa import __version__
+from hansa.runs.columns import CHARTED, COLUMNS
+from hansa.runs.metrics_log import HistoryColumns
 from hansa.runs.store import io
-from hansa.study.report.client_view import client_view, served
+from hansa.study.report.client_view import clients_section, method_clients
 from hansa.study.report.cluster_graphs import graphs_section
-from hansa.study.report.entries import Entry, common_target, rank, ranking_metric
-from hansa.study.report.partition_summary import held_by
-from hansa.study.report.payload import payload, written
-from hansa.study.report.ranking import ladder_table, ranked_by, table, target_ladder, tiles
+from hansa.study.report.entries import MAX_POINTS, RankedEntry, ReportEntry, common_target, rank, ranking_metric
+from hansa.study.report.partition import LabelCounts, partitions_of
+from hansa.study.report.ranking import describe_order, ladder_table, ranking_html, target_ladder, tiles
 from hansa.study.report.sections import (
-    Grid,
-    Holdings,
-    Section,
+    PageSection,
+    ReportTable,
     citations_section,
+    comparability_warnings,
     configs_section,
     environment_section,
-    holdings_section,
-    mixed,
-    notices,
+    notice_list,
+    partition_section,
 )
 
 MARK = (
@@ -35,108 +37,204 @@ MARK = (
     '<path d="M10.7 6.8 5.8 15.7M13.3 6.8l4.9 8.9M7.1 18h9.8"/></svg>'
 )
 SCRIPTS = ("plot.js", "report.js")
+MAX_NUMBERS = 200_000
+"""A page has at most this many numbers, about 1.5 MB. Longer histories are thinned, and the page says so."""
+CHART_COLUMNS = {
+    name: {
+        "label": COLUMNS[name].label,
+        "unit": COLUMNS[name].unit,
+        "axis": COLUMNS[name].axis,
+        "detail": "detail" in COLUMNS[name].charts,
+        "hide_zero": COLUMNS[name].hide_zero,
+    }
+    for name in CHARTED
+}
+"""What the page's script needs to know of each column."""
 
 
-def write(path: Path | str, entries: Sequence[Entry], **options: Any) -> Path:
-    """Write the report of some runs; `page` has the options.
+def write_page(path: Path | str, entries: Sequence[ReportEntry], **options: Any) -> Path:
+    """Write the report page of some entries and return its path.
+
+    Args:
+        path: The HTML file.
+        entries: The methods to compare.
+        **options: The keyword arguments of `render_page`.
 
     >>> import tempfile
-    >>> from hansa.study.report import Entry
+    >>> from hansa.study.report import ReportEntry
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(f"{folder}/page.html", [Entry("a", [{"round": 1, "test_accuracy": 0.5}])]).name
+    ...     write_page(f"{folder}/page.html", [ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}])]).name
     'page.html'
     """
     path = Path(path)
     io.make_folder(path.parent.resolve())
-    io.write_file(path, page(entries, **options).encode())
+    io.write_file(path, render_page(entries, **options).encode())
     return path
 
 
-def page(
-    entries: Sequence[Entry],
+def render_page(
+    entries: Sequence[ReportEntry],
     *,
     title: str = "Federated runs compared",
     lead: str = "",
     facts: Sequence[str] = (),
-    target: float | None = None,
-    holdings: Holdings | None = None,
     citations: str = "",
-    problems: Sequence[str] = (),
-    published: Sequence[Grid] = (),
-    sections: Sequence[Section] = (),
+    **options: Any,
 ) -> str:
-    """The report as HTML. Without a target accuracy, one that tells the runs apart is chosen.
+    """Return the report page as HTML.
 
-    ``problems`` are named above the numbers: folders that could not be read, and the like. ``published`` are tables
-    given as data, such as a paper's numbers beside ours; ``sections`` are further parts of the page.
+    Args:
+        entries: The methods to compare.
+        title: The heading.
+        lead: A paragraph below it.
+        facts: Short facts on the setting, below the lead.
+        citations: BibTeX entries.
+        **options: The keyword arguments of `render_parts`.
 
-    >>> from hansa.study.report import Entry
-    >>> page([Entry("a", [{"round": 1, "test_accuracy": 0.5}])]).startswith("<!doctype html>")
+    >>> from hansa.study.report import ReportEntry
+    >>> render_page([ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}])]).startswith("<!doctype html>")
     True
     """
-    parts, content = rendered(
-        entries, target=target, holdings=holdings, problems=problems, published=published, sections=sections
+    parts, content = render_parts(entries, **options)
+    return fill_template(
+        parts,
+        content,
+        title=title,
+        facts=facts,
+        footer="This page is a single file and needs no network.",
+        lead=escape(lead),
+        citations=str(citations_section(citations)),
     )
-    return template().substitute(
+
+
+def fill_template(
+    parts: Mapping[str, str],
+    content: Mapping[str, Any],
+    *,
+    title: str,
+    facts: Sequence[str],
+    footer: str,
+    scripts: Sequence[str] = SCRIPTS,
+    lead: str = "",
+    citations: str = "",
+    live: str = "",
+    policy: str = "",
+) -> str:
+    """Return the page made of rendered parts, the content of its charts, its style and its scripts."""
+    assets = files("hansa.study.report").joinpath("assets")
+
+    def asset(name: str) -> str:
+        return assets.joinpath(name).read_text(encoding="utf-8")
+
+    return Template(asset("report.html")).substitute(
         **parts,
         version=escape(__version__),
         title=escape(title),
         mark=MARK,
-        lead=escape(lead),
+        lead=lead,
         facts="".join(f"<span>{escape(fact)}</span>" for fact in facts),
-        live="",
-        policy="",
-        citations=citations_section(citations),
-        footer="This page is one file and asks the network for nothing.",
-        data=written(content),
+        live=live,
+        policy=policy,
+        citations=citations,
+        footer=footer,
+        style=asset("report.css"),
+        script="\n".join(map(asset, scripts)),
+        data=script_json(content),
     )
 
 
-def rendered(
-    entries: Sequence[Entry],
+def render_parts(
+    entries: Sequence[ReportEntry],
     *,
     target: float | None = None,
-    holdings: Holdings | None = None,
+    partition: LabelCounts | None = None,
     problems: Sequence[str] = (),
-    published: Sequence[Grid] = (),
-    sections: Sequence[Section] = (),
+    published: Sequence[ReportTable] = (),
+    sections: Sequence[PageSection] = (),
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """The parts of the page that hang on the runs, as HTML by name, and what its script draws."""
+    """Return the parts of the page that depend on the runs, as HTML by name, and the content of its charts.
+
+    Args:
+        entries: The methods to compare.
+        target: A target accuracy; by default one that about half of the methods reach.
+        partition: The label distribution to draw; by default those of the run folders.
+        problems: Warnings for the top of the page, such as folders that could not be read.
+        published: Tables of published numbers.
+        sections: Additional sections.
+    """
     if target is None:
         target = common_target(entries)
-    standings = rank(entries, target)
+    ranking = rank(entries, target)
     order = {id(entry): place for place, entry in enumerate(entries)}
-    ladder = target_ladder(entries, target)
-    reach = f'<div class="scroll">{ladder_table(standings, ladder)}</div>' if ladder else ""
-    found, populations = held_by([standing.entry for standing in standings])
-    drawn = [holdings] if holdings is not None else found
+    targets = target_ladder(entries, target)
+    ladder = f'<div class="scroll">{ladder_table(ranking, targets)}</div>' if targets else ""
+    partitions, populations = partitions_of([ranked.entry for ranked in ranking])
+    drawn = [partition] if partition is not None else partitions
     parts = {
-        "notices": notices([*problems, *mixed(entries)]),
-        "tiles": "".join(tiles(standings, target)),
-        "ranked_by": escape(ranked_by(standings, ranking_metric(standings))),
-        "table": table(standings, [order[id(standing.entry)] for standing in standings], target),
-        "published": "".join(str(grid.section()) for grid in published),
-        "targets": str(Section("Rounds to a target", reach, "test accuracy; below, what had been sent up", "reach")),
+        "notices": notice_list([*problems, *comparability_warnings(entries)]),
+        "tiles": "".join(tiles(ranking, target)),
+        "ranked_by": escape(describe_order(ranking, ranking_metric(ranking))),
+        "table": ranking_html(ranking, target, [order[id(ranked.entry)] for ranked in ranking]),
+        "published": "".join(str(table.to_section()) for table in published),
+        "targets": str(PageSection("Rounds to target accuracy", ladder, "and bits sent up until then", "reach")),
         "sections": "".join(map(str, sections)),
-        "graphs": str(graphs_section(standings, populations)),
-        "partition": str(holdings_section(drawn)) + client_view(served(standings)),
-        "configs": str(configs_section(standings)),
+        "graphs": str(graphs_section(ranking, populations)),
+        "partition": str(partition_section(drawn)) + clients_section(method_clients(ranking)),
+        "configs": str(configs_section(ranking)),
         "environment": str(environment_section(entries)),
     }
-    return parts, payload(entries, standings, target)
+    return parts, chart_content(entries, ranking, target)
 
 
-def template(scripts: Sequence[str] = SCRIPTS) -> Template:
-    """The page with its style and scripts in it, and places for the rest."""
-    assets = files("hansa.study.report").joinpath("assets")
-    found = {
-        name: assets.joinpath(name).read_text(encoding="utf-8") for name in ("report.html", "report.css", *scripts)
+def chart_content(
+    entries: Sequence[ReportEntry], ranking: Sequence[RankedEntry] = (), target: float | None = None
+) -> dict[str, Any]:
+    """Return what the page's script draws: the target and the curves, in the order of the entries."""
+    colours = {id(ranked.entry): ranked.colour for ranked in ranking}
+    most = max_points(entries)
+    longest = max((min(map(len, entry.histories)) for entry in entries), default=0)
+    return {
+        "target": target,
+        "stride": max(1, math.ceil(longest / most)),
+        "columns": CHART_COLUMNS,
+        "runs": [_method_curves(entry, colours[id(entry)], most) for entry in entries],
     }
-    script = "\n".join(found[name] for name in scripts)
-    text = Template(found["report.html"]).safe_substitute(style=_kept(found["report.css"]), script=_kept(script))
-    return Template(text)
 
 
-def _kept(text: str) -> str:
-    """Text in which a dollar is a dollar."""
-    return text.replace("$", "$$")
+def max_points(entries: Sequence[ReportEntry]) -> int:
+    """Return how many points each curve may have, so that the page stays small."""
+
+    def measured_columns(history: Sequence[Mapping[str, Any]]) -> int:  # evenly rising columns take no space
+        names = history.names if isinstance(history, HistoryColumns) else history[-1] if history else ()
+        return 2 + len(set(CHARTED) & set(names))
+
+    curves = sum(len(entry.runs) for entry in entries) or 1
+    columns = max((measured_columns(history) for entry in entries for history in entry.histories), default=1)
+    return max(60, min(MAX_POINTS, MAX_NUMBERS // (curves * columns)))
+
+
+def _method_curves(entry: ReportEntry, colour: str, most: int) -> dict[str, Any]:
+    tables = [{name: pack_column(values) for name, values in table.items()} for table in entry.curves(most)]
+    curves: dict[str, Any] = {"name": entry.name, "colour": colour}
+    if not entry.members:
+        return {**curves, "series": tables[0]}
+    seeds = zip(entry.members, tables, strict=True)
+    return {**curves, "seeds": [{"seed": member.seed, "series": table} for member, table in seeds]}
+
+
+def pack_column(values: Sequence[float | None]) -> Any:
+    """Return a column of integers with equal steps as first value, step and length; other columns as they are.
+
+    >>> pack_column([8, 16, 24]), pack_column([0.5, 0.7, 0.6]), pack_column([1, None, 3])
+    ({'first': 8, 'step': 8, 'count': 3}, [0.5, 0.7, 0.6], [1, None, 3])
+    """
+    if len(values) > 2 and all(isinstance(value, int) for value in values):
+        first, step = values[0], values[1] - values[0]  # type: ignore[operator]
+        if all(value == first + place * step for place, value in enumerate(values)):  # type: ignore[operator]
+            return {"first": first, "step": step, "count": len(values)}
+    return list(values)
+
+
+def script_json(content: Any) -> str:
+    """Return JSON that is safe inside a script element."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,58 +1,62 @@
-"""What came out, in Python: one method over its seeds, and methods side by side."""
+"""The results of `hansa.run` with several seeds and of `hansa.compare`: summaries, data frames, figures and reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from hansa.core.citations import bibtex
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics
+from hansa.runs.columns import ACCURACY
 from hansa.runs.driver import Run
 from hansa.runs.folder import environment
-from hansa.runs.seed_statistics import Spread, aligned, combined, over_seeds, spread
+from hansa.runs.seed_statistics import (
+    SeedStatistics,
+    aligned_rounds,
+    metric_over_seeds,
+    seed_statistics,
+    summarize_seeds,
+)
 from hansa.study.report import figure, formats
-from hansa.study.report.entries import Entry, Standing, common_target, rank
-from hansa.study.report.page import write
-from hansa.study.report.ranking import cell, columns, table_html
+from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, rank
+from hansa.study.report.page import write_page
+from hansa.study.report.ranking import format_cell, ranking_columns, ranking_html
 
 if TYPE_CHECKING:
     import pandas
 
 
-MOST_HOLDINGS = 20_000
-"""Of more clients than this the page does not say what each holds."""
+MAX_LABELLED_CLIENTS = 20_000
+"""With more clients the page does not show which labels each holds."""
 
 
-def entry_of(run: Run, name: str) -> Entry:
-    """A living run as an entry of a report."""
+def entry_from_run(run: Run, name: str) -> ReportEntry:
+    """Return a run in memory as an entry of a report."""
     clients = run.clients().by_client()
-    return Entry(
+    data: Any = getattr(run.task, "data", None)
+    labelled = getattr(data, "classes", None) is not None and getattr(data.targets, "ndim", 0) == 1
+    return ReportEntry(
         name,
         run.history,
         environment=environment(),
         seed=run.key.seed,
-        made=repr(run.algorithm),
+        composition=repr(run.algorithm),
         clients=clients if clients.rows else None,
-        holds=_holdings(getattr(run.task, "data", None)),
+        label_counts=data.label_counts().tolist() if labelled and data.population <= MAX_LABELLED_CLIENTS else (),
     )
 
 
-def _holdings(held: Any) -> Sequence[Sequence[int]]:
-    """How many samples of each label each client holds; nothing of data that has no labels, or of very many clients."""
-    labelled = getattr(held, "classes", None) is not None and getattr(held.targets, "ndim", 0) == 1
-    if not labelled or held.population > MOST_HOLDINGS:
-        return ()
-    found: list[list[int]] = held.label_counts().tolist()
-    return found
-
-
 class Runs(Sequence[Run]):
-    """One method over several seeds: a sequence of runs, and their means.
+    """One method with several seeds: a sequence of runs with their means.
 
-    ``deviation`` is everywhere the sample standard deviation over seeds, 0 for a single one.
+    ``deviation`` is always the sample standard deviation over seeds, 0 for a single one.
+
+    Args:
+        name: The method's name.
+        runs: One run for each seed.
 
     >>> import torch
     >>> import hansa
@@ -87,77 +91,93 @@ class Runs(Sequence[Run]):
         return [run.history for run in self._runs]
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> ReportEntry:
         """All seeds as one entry of a report."""
-        return Entry.of_seeds(self.name, [entry_of(run, self.name) for run in self._runs])
+        return ReportEntry.from_seeds(self.name, [entry_from_run(run, self.name) for run in self._runs])
 
-    def curve(self, metric: str = metrics.ACCURACY) -> list[tuple[int, Spread]]:
-        """(round, mean and spread over seeds) of a metric, where all seeds measured it."""
-        found = over_seeds(self.histories, metric)
-        if not found:
-            _refuse_metric(metric, self.histories)
-        return found
+    def curve(self, metric: str = ACCURACY) -> list[tuple[int, SeedStatistics]]:
+        """Return (round, spread over seeds) of a metric for the rounds in which all seeds measured it."""
+        points = metric_over_seeds(self.histories, metric)
+        if not points:
+            self._refuse_metric(metric)
+        return points
 
-    def last(self, metric: str = metrics.ACCURACY, count: int = 5) -> Spread:
-        """Over seeds, the mean of each one's last ``count`` measurements."""
-        return self._over(metric, [metrics.last(history, metric, count) for history in self.histories])
+    def last(self, metric: str = ACCURACY, count: int = 5) -> SeedStatistics:
+        """Return the spread over seeds of the mean of the last ``count`` measurements."""
+        return self._spread(metric, [metrics.last(history, metric, count) for history in self.histories])
 
-    def best(self, metric: str = metrics.ACCURACY) -> Spread:
-        """Over seeds, the best that each one reached."""
-        return self._over(metric, [metrics.best(history, metric) for history in self.histories])
+    def best(self, metric: str = ACCURACY) -> SeedStatistics:
+        """Return the spread over seeds of the best measurement."""
+        return self._spread(metric, [metrics.best(history, metric) for history in self.histories])
 
-    def rounds_to(self, target: float, metric: str = metrics.ACCURACY) -> Spread | None:
-        """Over seeds, the first round at whose end each had reached the target; None unless all did."""
-        found = [metrics.rounds_to(history, target, metric) for history in self.histories]
-        return None if None in found else spread([float(round) for round in found if round is not None])
+    def rounds_to(self, target: float, metric: str = ACCURACY) -> SeedStatistics | None:
+        """Return the spread over seeds of the first round that reached the target; None unless all seeds did."""
+        rounds = [metrics.rounds_to(history, target, metric) for history in self.histories]
+        return None if None in rounds else seed_statistics([float(each) for each in rounds if each is not None])
 
     def summary(self, target: float | None = None) -> dict[str, Any]:
-        """The numbers of `hansa.runs.metrics.summarize`, as means over seeds."""
-        return combined(self.histories, target)[0]
+        """Return the numbers of `hansa.runs.metrics.summarize`, averaged over seeds."""
+        return summarize_seeds(self.histories, target)[0]
 
     def frame(self) -> pandas.DataFrame:
-        """A pandas frame: a row a round and seed, running totals included."""
+        """Return a pandas frame with one row for each round and seed, running totals included."""
         rows = [
             {"seed": run.key.seed, **record} for run in self._runs for record in metrics.running_totals(run.history)
         ]
         return _pandas().DataFrame(rows)
 
     def means(self) -> pandas.DataFrame:
-        """A pandas frame: a row a round, of every number its mean over seeds and, as NAME_deviation, how far apart."""
+        """Return a pandas frame with one row for each round: means over seeds, and NAME_std beside them."""
         rows = []
-        for records in aligned(self.histories):
+        for records in aligned_rounds(self.histories):
             row: dict[str, Any] = {"round": records[0]["round"]}
             for name in records[0]:
                 values = [record.get(name) for record in records]
                 if name != "round" and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-                    found = spread([float(value) for value in values if value is not None])
-                    row[name], row[f"{name}_deviation"] = found.mean, found.deviation
+                    over = seed_statistics([float(value) for value in values if value is not None])
+                    row[name], row[f"{name}_std"] = over.mean, over.std
             rows.append(row)
         return _pandas().DataFrame(rows)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
-        """The mean curve and its band; see `Comparison.plot`."""
-        return figure.draw([self.entry], path, metric, x)
+        """Draw the mean curve with its band; see `Comparison.plot`."""
+        return figure.draw_curves([self.entry], path, metric, x)
 
     def report(self, path: Path | str, title: str | None = None) -> Path:
-        """Write a page of curves, numbers and citations: one HTML file that opens offline."""
+        """Write a self-contained HTML page of curves, numbers and citations."""
         citations = bibtex([self._runs[0].algorithm])
-        return write(path, [self.entry], title=self.name if title is None else title, citations=citations)
+        return write_page(path, [self.entry], title=self.name if title is None else title, citations=citations)
 
-    def _over(self, metric: str, values: Sequence[float | None]) -> Spread:
+    def _spread(self, metric: str, values: Sequence[float | None]) -> SeedStatistics:
         if None in values:
-            _refuse_metric(metric, self.histories)
-        return spread([value for value in values if value is not None])
+            self._refuse_metric(metric)
+        return seed_statistics([value for value in values if value is not None])
+
+    def _refuse_metric(self, metric: str) -> NoReturn:
+        known = {name for history in self.histories for record in history for name in record}
+        raise HansaError(f"not every seed has the metric {metric!r}. {suggestion(metric, known)}")
 
     def __repr__(self) -> str:
-        return f"Runs({self.name!r}, seeds {self.seeds}{_score(combined(self.histories))})"
+        means, spreads = summarize_seeds(self.histories)
+        score = ""
+        for metric in (ACCURACY, "test_loss"):
+            key = f"last5_{metric}"
+            if means.get(key) is not None:
+                deviation = spreads[key].std if key in spreads else None
+                score = formats.format_mean_std(formats.formatter_of(metric), means[key], deviation)
+                score = f", {metric} {score}"
+                break
+        return f"Runs({self.name!r}, seeds {self.seeds}{score})"
 
     def _repr_html_(self) -> str:
-        return table_html(rank([self.entry]), None)
+        return ranking_html(rank([self.entry]), None)
 
 
 class Comparison(Mapping[str, Runs]):
-    """Methods side by side, each over its seeds: ``comparison["fedavg"]`` is one of them.
+    """Several methods, each with its seeds: ``comparison["fedavg"]`` is one of them.
+
+    Args:
+        methods: The runs of each method, by name.
 
     >>> import torch
     >>> import hansa
@@ -185,93 +205,74 @@ class Comparison(Mapping[str, Runs]):
         return len(self._methods)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ReportEntry]:
         """The methods as entries of a report."""
         return [runs.entry for runs in self._methods.values()]
 
     @property
     def best(self) -> str:
-        """The method that ranks first: by the mean over seeds, never by the luckiest of them."""
+        """The method that ranks first by its mean over seeds."""
         return self.ranking()[0].entry.name
 
-    def ranking(self, target: float | None = None) -> list[Standing]:
-        """The methods from best to worst, with the numbers that say so."""
+    def ranking(self, target: float | None = None) -> list[RankedEntry]:
+        """Return the methods from best to worst, with their numbers."""
         return rank(self.entries, target)
 
     def frame(self) -> pandas.DataFrame:
-        """A pandas frame: a row a method, round and seed, running totals included."""
+        """Return a pandas frame with one row for each method, round and seed, running totals included."""
         frames = [runs.frame().assign(method=name) for name, runs in self._methods.items()]
-        found = _pandas().concat(frames, ignore_index=True)
-        return found[["method", *(name for name in found.columns if name != "method")]]
+        joined = _pandas().concat(frames, ignore_index=True)
+        return joined[["method", *(name for name in joined.columns if name != "method")]]
 
     def table(self, target: float | None = None) -> pandas.DataFrame:
-        """A pandas frame of the ranking: a row a method, means and NAME_deviation over seeds."""
+        """Return a pandas frame of the ranking with one row for each method: means and NAME_std over seeds."""
         rows = []
-        for standing in self.ranking(target):
-            apart = {f"{name}_deviation": found.deviation for name, found in standing.spreads.items()}
-            rows.append({"method": standing.entry.name, "seeds": len(standing.entry.runs), **standing.numbers, **apart})
+        for ranked in self.ranking(target):
+            deviations = {f"{name}_std": over.std for name, over in ranked.spreads.items()}
+            first = {"method": ranked.entry.name, "seeds": len(ranked.entry.runs)}
+            rows.append({**first, **ranked.numbers, **deviations})
         return _pandas().DataFrame(rows)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
-        """Mean curves with bands of one standard deviation: a matplotlib figure, written to ``path`` if one is given.
+        """Draw mean curves with bands of one standard deviation as a matplotlib figure. Needs ``hansa[plot]``.
 
-        ``x`` is round, server_bits, bits, wall_seconds or simulated_total_seconds. Needs ``hansa[plot]``.
+        Args:
+            path: Where to write the figure, if given; the suffix chooses the format.
+            metric: The column to draw; by default the accuracy, or else the loss.
+            x: The x axis: round, up_bits, server_bits, bits, wall_seconds or simulated_total_seconds.
         """
-        return figure.draw(self.entries, path, metric, x)
+        return figure.draw_curves(self.entries, path, metric, x)
 
     def report(self, path: Path | str, title: str = "Federated methods compared") -> Path:
-        """Write a page of curves, numbers and citations: one HTML file that opens offline."""
+        """Write a self-contained HTML page of curves, numbers and citations."""
         citations = bibtex(runs[0].algorithm for runs in self._methods.values())
-        return write(path, self.entries, title=title, citations=citations)
+        return write_page(path, self.entries, title=title, citations=citations)
 
     def __repr__(self) -> str:
         target = common_target(self.entries)
-        standings = self.ranking(target)
-        shown = columns(standings, target)[:4]
-        rows = [["method", *(heading for heading, *_ in shown)]]
-        rows += [[s.entry.name, *(cell(s, key, write) for _, key, write, _ in shown)] for s in standings]
-        wide = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-        lines = [
-            "  ".join([row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])])  # names to the left, numbers right
-            for row in rows
-        ]
+        ranking = self.ranking(target)
+        columns = ranking_columns(ranking, target)[:4]
+        rows = [["method", *(column.heading for column in columns)]]
+        rows += [[r.entry.name, *(format_cell(r, column.key, column.write) for column in columns)] for r in ranking]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
         seeds = sorted({len(runs) for runs in self._methods.values()})
         return "\n".join([f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each", *lines])
 
     def _repr_html_(self) -> str:
         target = common_target(self.entries)
-        return table_html(self.ranking(target), target)
+        return ranking_html(self.ranking(target), target)
 
 
 def run_html(run: Run) -> str:
-    """A run for a notebook: its numbers in a small table."""
-    found = metrics.summarize(run.history)
+    """Return the numbers of a run as a small HTML table, for notebooks."""
+    summary = metrics.summarize(run.history)
     rows = [("rounds", str(run.state.round)), ("seed", str(run.key.seed)), ("parameters", f"{run.params.numel():,}")]
-    for key, write_number in (
-        ("test_accuracy", formats.percent), ("test_loss", formats.number), ("train_loss", formats.number),
-        ("up_bits", formats.bits), ("down_bits", formats.bits), ("peer_bits", formats.bits),
-        ("wall_seconds", formats.duration),
-    ):  # fmt: skip
-        if found.get(key):
-            rows.append((key.replace("_", " "), write_number(found[key])))
+    for key in (ACCURACY, "test_loss", "train_loss", "up_bits", "down_bits", "peer_bits", "wall_seconds"):
+        if summary.get(key):
+            rows.append((key.replace("_", " "), formats.formatter_of(key)(summary[key])))
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
     return f"<table><caption>{escape(run.algorithm.name)} on {escape(run.task.name)}</caption>{cells}</table>"
-
-
-def _score(found: tuple[Mapping[str, Any], Mapping[str, Spread]]) -> str:
-    means, spreads = found
-    for metric, write_number in ((metrics.ACCURACY, formats.percent), ("test_loss", formats.number)):
-        key = f"last5_{metric}"
-        if means.get(key) is not None:
-            apart = spreads.get(key)
-            told = formats.give_or_take(write_number, means[key], None if apart is None else apart.deviation)
-            return f", {metric} {told}"
-    return ""
-
-
-def _refuse_metric(metric: str, histories: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    known = {name for history in histories for record in history for name in record}
-    raise HansaError(f"not every seed has the metric {metric!r}. {suggestion(metric, known)}")
 
 
 def _pandas() -> Any:

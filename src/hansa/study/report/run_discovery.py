@@ -1,4 +1,4 @@
-"""Runs in folders as entries of a report: those that can be read, what is wrong with the others, where they are."""
+"""Run folders as entries of a report: finding them, reading them, and naming those that cannot be read."""
 
 from __future__ import annotations
 
@@ -9,113 +9,101 @@ from pathlib import Path
 from hansa.core.errors import HansaError
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CONFIG, METRICS
-from hansa.runs.seed_group import GROUP, GroupFolder
-from hansa.study.report.entries import Entry, by_seeds
+from hansa.runs.seed_group import GROUP, SeedGroupFolder
+from hansa.study.report.entries import ReportEntry, group_by_seed
 
-DEEPEST = 4
-"""How far below a folder runs are looked for."""
-
-
-def read(folders: Sequence[Path]) -> tuple[list[Entry], list[str]]:
-    """An entry for each folder of a run or of several seeds, runs that differ in the seed alone put together, each by a
-    name of its own; and a sentence for each that cannot be read or has no round yet."""
-    entries, problems = gathered(folders)
-    return put_together(entries), problems
+MAX_DEPTH = 4
+"""How many levels below a folder are searched for runs."""
 
 
-def gathered(folders: Sequence[Path]) -> tuple[list[Entry], list[str]]:
-    """An entry for each folder that can be read and has a round, and what is to be said of the others."""
-    entries: list[Entry] = []
+def read_runs(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
+    """Return an entry with a unique name for each method, with its seeds, and a message for each unreadable folder."""
+    entries, problems = read_entries(folders)
+    return merge_seeds(entries), problems
+
+
+def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
+    """Return an entry for each folder that can be read and has a round, and a message for each of the others."""
+    entries: list[ReportEntry] = []
     problems: list[str] = []
     for folder in folders:
         try:
-            made = Entry.of_group(folder) if GroupFolder(folder).exists else Entry.of_folder(folder)
+            read = ReportEntry.from_group if SeedGroupFolder(folder).exists else ReportEntry.from_folder
+            entry = read(folder)
         except (HansaError, OSError, UnicodeDecodeError) as error:
-            problems.append(_told(folder, error))
+            text = f"{CONFIG} is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+            problems.append(text if str(folder) in text else f"{folder}: {text}")
             continue
-        begun = [run for run in made.runs if len(run.history)]
-        if not begun:
-            problems.append(f"{folder}: no round has been closed yet.")
-        elif len(begun) < len(made.runs):
-            waiting = ", ".join(str(run.seed) for run in made.runs if not len(run.history))
-            problems.append(f"{folder}: no round has been closed yet with seed {waiting}.")
+        begun = [run for run in entry.runs if len(run.history)]
+        if len(begun) < len(entry.runs):
+            waiting = ", ".join(str(run.seed) for run in entry.runs if not len(run.history))
+            problems.append(f"{folder}: no completed round yet{f' for seed {waiting}' if begun else ''}.")
         if begun:
-            made = made if len(begun) == len(made.runs) else Entry.of_seeds(made.name, begun)
-            entries.append(made)
+            entries.append(entry if len(begun) == len(entry.runs) else ReportEntry.from_seeds(entry.name, begun))
     return entries, problems
 
 
-def put_together(entries: Sequence[Entry]) -> list[Entry]:
-    """Runs that differ in the seed alone as one, each by a name of its own: its title, else that of its folder."""
-    found: dict[str, Entry] = {}
-    for entry in by_seeds(entries):
+def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
+    """Combine runs that differ only in the seed, and give each a unique name: its title, or that of its folder."""
+    merged: dict[str, ReportEntry] = {}
+    for entry in group_by_seed(entries):
         folder = Path(entry.runs[0].folder)
-        place = folder.parent.name if entry.members and folder.name.startswith("seed-") else folder.name
-        name = fresh_name(entry.name, place or entry.name, found)
-        found[name] = replace(entry, name=name)
-    return list(found.values())
+        folder_name = folder.parent.name if entry.members and folder.name.startswith("seed-") else folder.name
+        name = unique_name(entry.name, folder_name or entry.name, merged)
+        merged[name] = replace(entry, name=name)
+    return list(merged.values())
 
 
-def runs_below(place: Path) -> list[Path]:
-    """The folders of runs, and of several seeds, at a place or below it, in the order of their names; a run inside
-    another, as of a seed, goes with it."""
-    found: list[Path] = []
+def find_runs(place: Path) -> list[Path]:
+    """Return the folders of runs and of seed groups at a place or below it, sorted by name."""
+    runs: list[Path] = []
 
-    def look(folder: Path, depth: int) -> None:
+    def search(folder: Path, depth: int) -> None:
         if (folder / GROUP).is_file() or (folder / CONFIG).is_file():
-            found.append(folder)
+            runs.append(folder)
         elif depth:
-            for inner in _inside(folder):
-                look(inner, depth - 1)
+            for inner in _subfolders(folder):
+                search(inner, depth - 1)
 
-    look(place, DEEPEST)
-    return found
+    search(place, MAX_DEPTH)
+    return runs
 
 
-def _inside(folder: Path) -> Iterator[Path]:
+def _subfolders(folder: Path) -> Iterator[Path]:
     try:
         yield from sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-    except OSError:  # gone, or not ours to read
+    except OSError:  # deleted, or not readable
         return
 
 
-def stamp(folders: Sequence[Path]) -> tuple[object, ...]:
-    """What changes when a run does: the size and time of its metrics, of its summary and of its configuration."""
-    found: list[object] = []
-    for folder in folders:
-        inner = [folder, *(each for each in _inside(folder) if each.name.startswith("seed-"))]
-        for each in inner:
-            for name in (CONFIG, GROUP, METRICS, "summary.json"):
-                try:
-                    known = (each / name).stat()
-                    found.append((str(each), name, known.st_size, known.st_mtime_ns))
-                except OSError:
-                    continue
-    return tuple(found)
+def change_stamp(folder: Path) -> tuple[object, ...]:
+    """Return sizes and times of a run's files, which change when the run does."""
+    stamps: list[object] = []
+    for each in [folder, *(inner for inner in _subfolders(folder) if inner.name.startswith("seed-"))]:
+        for name in (CONFIG, GROUP, METRICS, "summary.json"):
+            try:
+                status = (each / name).stat()
+                stamps.append((str(each), name, status.st_size, status.st_mtime_ns))
+            except OSError:
+                continue
+    return tuple(stamps)
 
 
-def fresh_name(name: str, other: str, taken: Collection[str]) -> str:
-    """A name that is not taken: this one, the other, or the first with a number.
+def unique_name(name: str, alternative: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken: the first, the alternative, or the first with a number.
 
-    >>> fresh_name("fedavg", "second", ["fedavg"]), fresh_name("fedavg", "second", ["fedavg", "second"])
+    >>> unique_name("fedavg", "second", ["fedavg"]), unique_name("fedavg", "second", ["fedavg", "second"])
     ('second', 'fedavg 2')
     """
     if name not in taken:
         return name
     number = 2
-    while other in taken:
-        other = f"{name} {number}"
+    while alternative in taken:
+        alternative = f"{name} {number}"
         number += 1
-    return other
+    return alternative
 
 
-def _told(folder: Path, error: Exception) -> str:
-    told = str(error)
-    if isinstance(error, UnicodeDecodeError):
-        told = f"{CONFIG} is not text"
-    return told if str(folder) in told else f"{folder}: {told}"
-
-
-def is_run(folder: Path) -> bool:
-    """Whether this is the folder of a run, or of several seeds."""
-    return RunFolder.holding(folder).exists or GroupFolder(folder).exists
+def is_run_folder(folder: Path | str) -> bool:
+    """Return whether this is the folder of a run or of several seeds."""
+    return RunFolder.containing(folder).exists or SeedGroupFolder(folder).exists

@@ -1,4 +1,4 @@
-"""The sections of a report beside its curves: each a heading, a note and HTML that is safe to put on the page."""
+"""The sections of a report page besides its curves: each has a heading, a note and escaped HTML."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hansa.study.report.entries import Entry, Standing
-from hansa.study.report.heatmap import heat_map
-from hansa.study.report.ranking import named
+from hansa.runs.columns import ACCURACY, OUTCOMES
+from hansa.study.report.entries import RankedEntry, ReportEntry, has_column
+from hansa.study.report.partition import LabelCounts
+from hansa.study.report.ranking import method_label
 
-MOST_HELD = 4
-"""More partitions than this are not drawn."""
+MAX_PARTITIONS = 4
+VERDICT_STYLES = {"agrees": "good", "holds": "good", "same order": "fair", "differs": "bad", "does not": "bad"}
+"""How table cells that begin with a verdict are marked."""
 
 
-class Section(NamedTuple):
-    """A part of the page. ``html`` stands there as it is: whoever makes it escapes what comes from outside.
+class PageSection(NamedTuple):
+    """A section of the page. ``html`` is inserted unchanged: the caller escapes untrusted text.
 
-    >>> str(Section("Clients", "<p>none</p>"))
+    >>> str(PageSection("Clients", "<p>none</p>"))
     '<section class="card"><div class="head"><h2>Clients</h2></div><p>none</p></section>'
     """
 
@@ -33,31 +35,17 @@ class Section(NamedTuple):
         if not self.html:
             return ""
         note = f'<span class="note">{escape(self.note)}</span>' if self.note else ""
-        place = f' id="{escape(self.id)}"' if self.id else ""
+        anchor = f' id="{escape(self.id)}"' if self.id else ""
         head = f'<div class="head"><h2>{escape(self.title)}</h2>{note}</div>'
-        return f'<section class="card"{place}>{head}{self.html}</section>'
+        return f'<section class="card"{anchor}>{head}{self.html}</section>'
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """Who holds how much of what: counts[client][label]. ``who`` are the methods it holds for, if not for all.
+class ReportTable:
+    """A table given as data, such as published numbers beside measured ones.
 
-    >>> Holdings([[3, 0], [1, 2]], ["cat", "dog"]).labels
-    ['cat', 'dog']
-    """
-
-    counts: Sequence[Sequence[int]]
-    labels: Sequence[str]
-    words: str = ""
-    who: str = ""
-    population: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table given as data, such as a paper's numbers beside ours: a row is a sequence of words or numbers.
-
-    >>> "published" in str(Grid("Beside the paper", ["", "published", "ours"], [["FedAvg", 0.84, 0.82]]).section())
+    >>> table = ReportTable("Published numbers", ["", "published", "ours"], [["FedAvg", 0.84, 0.82]])
+    >>> "published" in str(table.to_section())
     True
     """
 
@@ -66,197 +54,167 @@ class Grid:
     rows: Sequence[Sequence[Any]]
     note: str = ""
 
-    def section(self) -> Section:
-        """It on the page; a cell that begins with "agrees" is marked as good, one with "differs" as bad."""
-        head = "".join(
-            f'<th scope="col"{_left(place)}>{escape(str(word))}</th>' for place, word in enumerate(self.headings)
-        )
-        body = "".join(
-            "<tr>" + "".join(f"<td{_left(place)}>{_verdict(word)}</td>" for place, word in enumerate(row)) + "</tr>"
-            for row in self.rows
-        )
-        text = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        return Section(self.title, text, self.note, "published")
+    def to_section(self) -> PageSection:
+        """Return the table as a section of the page."""
+        cells = [[verdict_cell(cell) for cell in row] for row in self.rows]
+        return PageSection(self.title, table_html([escape(h) for h in self.headings], cells), self.note, "published")
 
 
-def _left(place: int) -> str:
-    return ' class="left"' if place == 0 else ""
+def table_html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of escaped cells; the first column is left-aligned_rounds."""
+
+    def left(place: int) -> str:
+        return ' class="left"' if place == 0 else ""
+
+    head = "".join(f'<th scope="col"{left(place)}>{cell}</th>' for place, cell in enumerate(headings))
+    body = "".join(
+        "<tr>" + "".join(f"<td{left(place)}>{cell}</td>" for place, cell in enumerate(row)) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _verdict(word: Any) -> str:
-    text = "–" if word is None else str(word)
-    for start, mark in (
-        ("agrees", "good"),
-        ("holds", "good"),
-        ("same order", "fair"),
-        ("differs", "bad"),
-        ("fails", "bad"),
-    ):
-        if text.startswith(start):
-            return f'<span class="verdict {mark}">{escape(text)}</span>'
+def verdict_cell(value: Any) -> str:
+    """Return a table cell as HTML, with verdicts marked."""
+    text = "–" if value is None else str(value)
+    for verdict, style in VERDICT_STYLES.items():
+        if text.startswith(verdict):
+            return f'<span class="verdict {style}">{escape(text)}</span>'
     return escape(text)
 
 
-def notices(messages: Iterable[str]) -> str:
-    """What a reader must know before the numbers."""
-    told = "".join(f"<li>{escape(message)}</li>" for message in messages)
-    return f'<section class="notice" role="status"><ul>{told}</ul></section>' if told else ""
+def notice_list(messages: Iterable[str]) -> str:
+    """Return warnings for the top of the page as HTML."""
+    items = "".join(f"<li>{escape(message)}</li>" for message in messages)
+    return f'<section class="notice" role="status"><ul>{items}</ul></section>' if items else ""
 
 
-def holdings_section(held: Sequence[Holdings]) -> Section:
-    """Who holds what, a picture a partition."""
+def partition_section(partitions: Sequence[LabelCounts]) -> PageSection:
+    """Draw a heat map of each partition."""
     parts = []
-    for each in held[:MOST_HELD]:
-        who = f"<h3>{escape(each.who)}</h3>" if each.who else ""
-        words = f'<p class="note">{escape(each.words)}</p>' if each.words else ""
-        parts.append(f"{who}{heat_map(each.counts, each.labels, each.population)}{words}")
-    if len(held) > MOST_HELD:
-        parts.append(f'<p class="note">and {len(held) - MOST_HELD} other partitions</p>')
-    return Section(
-        "Who holds what",
-        "".join(parts),
-        "a column a client, a row a label; the stronger the colour, the more",
-        "partition",
-    )
+    for each in partitions[:MAX_PARTITIONS]:
+        methods = f"<h3>{escape(each.methods)}</h3>" if each.methods else ""
+        note = f'<p class="note">{escape(each.note)}</p>' if each.note else ""
+        parts.append(f"{methods}{each.heat_map()}{note}")
+    if len(partitions) > MAX_PARTITIONS:
+        parts.append(f'<p class="note">and {len(partitions) - MAX_PARTITIONS} other partitions</p>')
+    note = "one column for each client, one row for each label; a darker cell has more samples"
+    return PageSection("Label distribution", "".join(parts), note, "partition")
 
 
-def configs_section(standings: Sequence[Standing]) -> Section:
-    """Every configuration, and a table of what differs between them."""
-    found = "".join(_config(standing) for standing in standings)
-    table = differences_table(standings)
-    return Section("Configurations", table + found, "each is a file that hansa run accepts", "configs")
+def configs_section(ranking: Sequence[RankedEntry]) -> PageSection:
+    """Show every configuration, and a table of their differences."""
+    parts = [differences_table(ranking)]
+    for ranked in ranking:
+        text = ranked.entry.config or ranked.entry.composition or "no configuration file"
+        parts.append(f"<details><summary>{method_label(ranked)}</summary><pre>{escape(text.strip())}</pre></details>")
+    return PageSection("Configurations", "".join(parts), "each is a file that hansa run accepts", "configs")
 
 
-def _config(standing: Standing) -> str:
-    entry = standing.entry
-    text = entry.config or entry.made or "not from a file"
-    return f"<details><summary>{named(standing)}</summary><pre>{escape(text.strip())}</pre></details>"
-
-
-def differences_table(standings: Sequence[Standing]) -> str:
-    """The keys in which configurations differ, side by side; nothing where there is nothing to compare."""
-    keys, tables = differences([standing.entry for standing in standings])
+def differences_table(ranking: Sequence[RankedEntry]) -> str:
+    """Return a table of the keys in which the configurations differ; "" if there are none."""
+    keys, tables = differences([ranked.entry for ranked in ranking])
     if not keys:
         return ""
-    head = "".join(f'<th scope="col" class="left">{named(standing)}</th>' for standing in standings)
+    head = "".join(f'<th scope="col" class="left">{method_label(ranked)}</th>' for ranked in ranking)
     rows = []
     for key in keys:
-        values = [_shown(table.get(key, ...)) for table in tables]
+        values = [_yaml_value(table.get(key, ...)) for table in tables]
         cells = "".join(f'<td class="left mono">{escape(value)}</td>' for value in values)
         rows.append(f'<tr><th scope="row" class="left mono">{escape(key)}</th>{cells}</tr>')
     return (
-        '<div class="scroll"><table id="differences" class="plain"><thead><tr>'
-        '<th scope="col" class="left">what differs</th>'
+        '<div class="scroll"><table id="differences" class="plain"><thead><tr><th scope="col" class="left">key</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
-def differences(entries: Sequence[Entry]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The dotted keys in which the configurations of some entries differ, and each configuration by such keys.
+def differences(entries: Sequence[ReportEntry]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the dotted keys in which the configurations differ, and each configuration by its dotted keys.
 
-    >>> first = Entry("a", (), "algorithm: fedavg\\nlocal: {lr: 0.1}")
-    >>> differences([first, Entry("b", (), "local: {lr: 0.2, steps: 3}")])[0]
+    >>> first = ReportEntry("a", (), "algorithm: fedavg\\nlocal: {lr: 0.1}")
+    >>> differences([first, ReportEntry("b", (), "local: {lr: 0.2, steps: 3}")])[0]
     ['algorithm', 'local.lr', 'local.steps']
     """
-    tables = [flat(_data(entry.config)) for entry in entries]
+    tables = [flatten_config(_config_data(entry.config)) for entry in entries]
     if len(entries) < 2 or not all(entry.config for entry in entries):
         return [], tables
     known = {key: None for table in tables for key in table if key.split(".")[0] not in ("name", "seed", "seeds")}
     return [key for key in known if len({repr(table.get(key, ...)) for table in tables}) > 1], tables
 
 
-def flat(tree: Any, above: str = "") -> dict[str, Any]:
-    """A tree of sections as one table, its keys dotted; a part stays whole.
+def flatten_config(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested sections to dotted keys; a component (a mapping with ``kind``) stays whole.
 
-    >>> flat({"local": {"lr": 0.1}, "data": {"partition": {"kind": "iid"}}})
+    >>> flatten_config({"local": {"lr": 0.1}, "data": {"partition": {"kind": "iid"}}})
     {'local.lr': 0.1, 'data.partition': {'kind': 'iid'}}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items() if isinstance(tree, Mapping) else ():
-        at = f"{above}{key}"
         if isinstance(value, Mapping) and "kind" not in value and value:
-            found.update(flat(value, f"{at}."))
+            flat.update(flatten_config(value, f"{prefix}{key}."))
         else:
-            found[at] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
-def _data(text: str) -> Any:
-    from hansa.config import parse
+def _config_data(text: str) -> Any:
+    from hansa.config import parse_document
     from hansa.core.errors import HansaError
 
     try:
-        return parse(text).data if text else {}
+        return parse_document(text).data if text else {}
     except HansaError:
         return {}
 
 
-def _shown(value: Any) -> str:
+def _yaml_value(value: Any) -> str:
     if value is ...:
         return "–"
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False).strip()
     return text.removesuffix("\n...").strip()[:200]
 
 
-def environment_section(entries: Sequence[Entry]) -> Section:
-    """The machines and versions that all runs were made with."""
-    found: dict[str, dict[str, None]] = {}
+def environment_section(entries: Sequence[ReportEntry]) -> PageSection:
+    """Show the machines and versions of all runs."""
+    values: dict[str, dict[str, None]] = {}
     for run in (run for entry in entries for run in entry.runs):
-        for name, value in _one_level(run.environment).items():
-            found.setdefault(name, {})[str(value)] = None
-    if not found:
-        return Section("Where it was made", '<p class="note">not recorded</p>')
-    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(', '.join(values))}</dd>" for name, values in found.items())
-    return Section("Where it was made", f"<dl>{lines}</dl>")
+        for name, value in run.environment.items():
+            for key, inner in value.items() if isinstance(value, Mapping) else ((name, value),):
+                values.setdefault(key, {})[str(inner)] = None
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(', '.join(each))}</dd>" for name, each in values.items())
+    return PageSection("Environment", f"<dl>{lines}</dl>" if lines else '<p class="note">not recorded</p>')
 
 
-def _one_level(tree: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found.update(value if isinstance(value, Mapping) else {name: value})
-    return found
-
-
-def citations_section(text: str) -> Section:
-    """BibTeX of what was used."""
+def citations_section(text: str) -> PageSection:
+    """Show the BibTeX entries of the components in use."""
     body = f"<details><summary>BibTeX</summary><pre>{escape(text.strip())}</pre></details>" if text else ""
-    return Section("Cite", body, "exactly the parts in use")
+    return PageSection("Citations", body, "of the components in use")
 
 
-def mixed(entries: Sequence[Entry]) -> list[str]:
-    """What keeps some entries from being compared like with like, in words.
+def comparability_warnings(entries: Sequence[ReportEntry]) -> list[str]:
+    """Return why some entries cannot be compared directly.
 
-    >>> one, other = Entry("a", [{"round": 1, "test_accuracy": 0.5}]), Entry("b", [{"round": 1, "loss": 0.5}])
-    >>> mixed([one, other])
+    >>> one, other = (
+    ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
+    ...     ReportEntry("b", [{"round": 1, "loss": 0.5}]),
+    ... )
+    >>> comparability_warnings([one, other])
     ['b measured no test accuracy: it is ranked after those that did.']
     """
-    from hansa.study.report.ranking import has_accuracy
-
-    found = []
-    data: dict[str, list[str]] = {}
+    warnings = []
+    datasets: dict[str, list[str]] = {}
     for entry in entries:
-        said = _data(entry.config).get("data") if entry.config else None
-        if isinstance(said, Mapping):
-            data.setdefault(str(said.get("factory") or said.get("name") or "fashion-mini"), []).append(entry.name)
-    if len(data) > 1:
-        told = "; ".join(f"{name}: {', '.join(who)}" for name, who in data.items())
-        found.append(f"These runs are of different data ({told}): their accuracies and losses are not comparable.")
-    able = [entry for entry in entries if any(map(has_accuracy, entry.histories))]
-    if able and len(able) < len(entries):
-        without = [entry.name for entry in entries if entry not in able]
-        who = ", ".join(without)
-        some = "they are" if len(without) > 1 else "it is"
-        found.append(f"{who} measured no test accuracy: {some} ranked after those that did.")
+        section = _config_data(entry.config).get("data") if entry.config else None
+        if isinstance(section, Mapping):
+            name = str(section.get("factory") or section.get("name") or "fashion-mini")
+            datasets.setdefault(name, []).append(entry.name)
+    if len(datasets) > 1:
+        listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in datasets.items())
+        warnings.append(f"These runs use different data ({listed}): accuracies and losses are not comparable.")
+    without = [entry.name for entry in entries if not any(has_column(h, ACCURACY) for h in entry.histories)]
+    if without and len(without) < len(entries):
+        they_are = "they are" if len(without) > 1 else "it is"
+        warnings.append(f"{', '.join(without)} measured no test accuracy: {they_are} ranked after those that did.")
     for entry in entries:
-        kinds = {
-            frozenset(k for k in ("test_accuracy", "test_loss", "global_loss", "loss") if _has(h, k))
-            for h in entry.histories
-        }
-        if len(kinds) > 1:
-            found.append(f"{entry.name}: its seeds did not measure the same; what only some measured is not averaged.")
-    return found
-
-
-def _has(history: Sequence[Mapping[str, Any]], name: str) -> bool:
-    names = getattr(history, "names", None)
-    return name in names if names is not None else any(name in record for record in history)
+        if len({frozenset(name for name in OUTCOMES if has_column(h, name)) for h in entry.histories}) > 1:
+            warnings.append(f"{entry.name}: its seeds measured different metrics; only common ones are averaged.")
+    return warnings

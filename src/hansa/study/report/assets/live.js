@@ -1,4 +1,4 @@
-// A page that `hansa watch` serves asks for what has changed; the server answers when there is something, or after a while.
+// Polls the server of `hansa watch`, which answers when something has changed or after a few seconds.
 (() => {
   const live = document.getElementById("live");
   let version = live.dataset.version, failures = 0;
@@ -14,11 +14,11 @@
     for (;;) {
       try {
         const answer = await fetch(`state?since=${encodeURIComponent(version)}`, { cache: "no-store" });
-        if (answer.status === 403 || answer.status === 404) { say("this address is no longer served: the terminal has the new one", true); return; }
+        if (answer.status === 403 || answer.status === 404) { say("this address is no longer valid: see the terminal for the new one", true); return; }
         if (!answer.ok) throw new Error(answer.status);
         const news = await answer.json();
         failures = 0;
-        say(news.told);
+        say(news.status);
         if (news.version !== version) {
           version = news.version;
           put(news.parts);
@@ -28,7 +28,7 @@
         await pause(100);
       } catch (error) {
         failures += 1;
-        if (failures > 1) say("the server is away: looking again", true);
+        if (failures > 1) say("connection lost: retrying", true);
         await pause(Math.min(4000, 400 * failures));
       }
     }

@@ -1,20 +1,10 @@
 "use strict";
-// Figures of a report: no library. plots.draw(figure, view) draws one; everything that can be chosen is in plots.state.
+// Charts of a report, without a library. plots.draw(plot, view) draws one; plots.state holds what the reader has chosen.
 const plots = (() => {
-  const METRICS = {
-    test_accuracy: ["accuracy", percent], test_loss: ["test loss", plain], global_loss: ["global loss", plain],
-    local_mean_loss: ["loss at the local mean", plain], loss: ["loss", plain], train_loss: ["local loss", plain],
-    diversity: ["diversity", plain], surrogate_diversity: ["surrogate diversity", plain], gamma: ["compression \u03b3", plain], q: ["compression q", plain],
-    consensus: ["consensus distance", plain], update_norm: ["update norm", plain], aggregate_norm: ["aggregate norm", plain],
-    sigma_g: ["\u03c3 between clients", plain], lost: ["clients lost", plain],
-  };
-  const AXES = {
-    round: ["rounds", "communication rounds", whole], up_bits: ["uplink bits", "bits sent up", bits],
-    server_bits: ["server bits", "bits to and from the server", bits], bits: ["all bits", "bits sent in all", bits],
-    simulated_total_seconds: ["simulated time", "simulated time", time], wall_seconds: ["wall time", "wall time", time],
-  };
+  const METRICS = {}, AXES = {}; // name: [label, format] and name: [label, axis label, format], from the data's table of columns
+  const FORMATS = { fraction: percent, bits, seconds: time, count: whole };
   const DASHES = ["", "8 3", "2 3", "9 3 2 3", "5 2"];
-  const state = { data: { runs: [], target: null }, metric: null, axis: "round", window: 1, log: false, patterns: false, hidden: new Set(), zoom: {} };
+  const state = { data: { runs: [], target: null, columns: {} }, metric: null, axis: "round", window: 1, log: false, patterns: false, hidden: new Set(), zoom: {} };
 
   function percent(v) { return (100 * v).toFixed(1) + "%"; }
   function short(v) { return percent(v).replace(".0%", "%"); }
@@ -31,11 +21,16 @@ const plots = (() => {
     return s < 1 ? +(1000 * s).toPrecision(3) + " ms" : s < 120 ? +s.toPrecision(3) + " s" : s < 7200 ? +(s / 60).toPrecision(3) + " min" : +(s / 3600).toPrecision(3) + " h";
   }
 
-  // a column that rises evenly travels as its first value, its step and its length
+  // a column with equal steps is sent as its first value, its step and its length
   const unpacked = (column) => Array.isArray(column) ? column : Array.from({ length: column.count }, (_, i) => column.first + i * column.step);
-  function take(data) {
+  function load(data) {
     for (const run of data.runs) for (const part of run.seeds || [run])
       for (const name of Object.keys(part.series)) part.series[name] = unpacked(part.series[name]);
+    for (const [name, { label, unit, axis }] of Object.entries(data.columns)) {
+      const format = FORMATS[unit] || plain;
+      if (axis) AXES[name] = [label, axis.replace(", seconds", ""), format]; // ticks have their units
+      else METRICS[name] = [label, format];
+    }
     state.data = data;
   }
   const parts = (run) => run.seeds || [run];
@@ -47,7 +42,7 @@ const plots = (() => {
     const rough = span / count, power = Math.max(10 ** Math.floor(Math.log10(rough)), integers ? 1 : 0);
     const step = (integers ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((m) => m * power).find((s) => span / s <= count + 0.5) * base;
     const found = [];
-    if (!(Math.abs(low / step) < 1e9)) return found; // steps that are lost in rounding would never end
+    if (!(Math.abs(low / step) < 1e9)) return found; // steps below the rounding error would never end
     for (let t = Math.ceil(low / step - 1e-9); t * step <= high + step * 1e-9; t += 1) found.push(+(t * step).toPrecision(12));
     return found;
   }
@@ -72,7 +67,7 @@ const plots = (() => {
       .filter((p) => Number.isFinite(p.x) && Number.isFinite(p.y) && (!state.log || p.y > 0));
     return { raw, points: smooth(raw) };
   }
-  // over seeds: each is smoothed by itself, then at every round that all have the mean, and one standard deviation around it
+  // over seeds: each curve is smoothed; then the mean and one standard deviation at every round that all seeds have
   function over(seeds) {
     const tables = seeds.map((points) => new Map(points.map((p) => [p.round, p])));
     const found = [];
@@ -116,15 +111,15 @@ const plots = (() => {
     const labels = view.labels && width > 520 && drawn.length <= 14;
     const m = { top: 22, right: labels ? Math.min(width * 0.26, 18 + 7.4 * longest) : 14, bottom: 42, left: 54 };
     plot.replaceChildren();
-    const svg = add(plot, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "aria-label": `${yLabel} against ${xLabel}. Arrow keys read values, plus and minus zoom, Escape shows all.` });
+    const svg = add(plot, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "aria-label": `${yLabel} against ${xLabel}. Use arrow keys to read values, plus and minus to zoom, Escape to show all.` });
     add(svg, "text", { x: m.left - 44, y: 11, style: "font-weight:600" }, yLabel);
-    if (!drawn.length) { add(svg, "text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing to draw"); return; }
+    if (!drawn.length) { add(svg, "text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no data"); return; }
 
     const all = drawn.flatMap((c) => c.points), zoom = state.zoom[axis];
     const [x0, x1] = zoom || [0, most(all.map((p) => p.x))];
     const seen = all.filter((p) => p.x >= x0 && p.x <= x1), raws = drawn.flatMap((c) => c.raw).filter((p) => p.x >= x0 && p.x <= x1);
     const values = (seen.length ? seen : all).flatMap((p) => (p.apart ? [p.low, p.y, p.high] : [p.y])).sort((a, b) => a - b);
-    // a wild first round must not squeeze all the rest: the drawn range forgets the outermost two in a hundred
+    // the range leaves out the outermost 2%, so that an outlier does not flatten the rest
     const cut = raws.length > 30 ? 0.02 : 0, ranked = raws.map((p) => p.y).sort((a, b) => a - b);
     let y0 = Math.min(values[Math.floor(cut * values.length)], ranked[Math.floor(cut * ranked.length)] ?? Infinity);
     let y1 = Math.max(values[Math.ceil((1 - cut) * values.length) - 1], ranked[Math.ceil((1 - cut) * ranked.length) - 1] ?? -Infinity);
@@ -268,5 +263,5 @@ const plots = (() => {
     add(svg, "line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash(index), "stroke-linecap": "butt" });
     return svg;
   }
-  return { METRICS, AXES, state, take, parts, measured, draw, standalone, swatch };
+  return { METRICS, AXES, state, load, parts, measured, draw, standalone, swatch };
 })();

@@ -1,16 +1,13 @@
-// The page around the figures: what is chosen, who is shown, what is saved.
+// The controls around the charts: choice of metric and axis, legend, downloads.
 (() => {
   const { METRICS, AXES, state } = plots;
-  const OUTCOMES = ["test_accuracy", "test_loss", "global_loss", "local_mean_loss", "loss", "train_loss"];
-  const SMALL = ["train_loss", "diversity", "surrogate_diversity", "gamma", "q", "consensus", "update_norm", "aggregate_norm", "sigma_g", "lost"];
-  const COSTS = ["up_bits", "bits", "simulated_total_seconds", "wall_seconds"];
   const get = (id) => document.getElementById(id);
   const text = JSON.parse(get("data").textContent);
   let figures = [];
 
   function begin(data) {
-    plots.take(data);
-    const known = Object.keys(METRICS).filter((name) => plots.measured(name) && !(name === "lost" && constantZero(name))), longest = Math.max(0, ...data.runs.map((run) => plots.parts(run)[0].series.round.length));
+    plots.load(data);
+    const known = Object.keys(METRICS).filter((name) => plots.measured(name) && !(data.columns[name].hide_zero && constantZero(name))), longest = Math.max(0, ...data.runs.map((run) => plots.parts(run)[0].series.round.length));
     if (!known.includes(state.metric)) { state.metric = known[0] || null; state.window = longest > 15 ? 5 : 1; state.patterns = data.runs.length > 10; }
     if (!plots.measured(state.axis)) state.axis = "round";
     const drawable = state.metric !== null;
@@ -21,12 +18,12 @@
     segments("axis", Object.keys(AXES).filter(plots.measured).map((name) => [name, AXES[name][0]]), "axis");
     segments("smooth", [[1, "raw"], [5, "mean of 5"], [15, "of 15"]], "window");
     legend();
-    const costs = COSTS.filter(plots.measured), time = costs.includes("simulated_total_seconds") ? "simulated_total_seconds" : "wall_seconds";
-    const small = SMALL.filter((name) => plots.measured(name) && !constantZero(name));
+    const time = plots.measured("simulated_total_seconds") ? "simulated_total_seconds" : "wall_seconds";
+    const small = known.filter((name) => data.columns[name].detail && !constantZero(name));
     get("inside").hidden = !small.length;
     figures = [
       { plot: document.querySelector('[data-name="main"]'), view: () => ({ axis: state.axis, metric: state.metric, tall: true, labels: true }) },
-      ...grid("costs", [costs.includes("up_bits") && "up_bits", costs.includes(time) && time].filter(Boolean), (axis) => ({ axis, metric: state.metric, labels: true })),
+      ...grid("costs", ["up_bits", time].filter(plots.measured), (axis) => ({ axis, metric: state.metric, labels: true })),
       ...grid("diagnostics", small, (metric) => ({ axis: state.axis, metric })),
     ];
     if (!figures[0].saved) saves(figures[0].plot);
@@ -64,11 +61,11 @@
 
   function redraw() {
     for (const { plot, view } of figures) plots.draw(plot, view());
-    const stride = state.data.stride > 1 ? `Every ${state.data.stride}th round is drawn; tables use all. ` : "";
+    const stride = state.data.stride > 1 ? `The charts show every ${state.data.stride}th round; the tables use all rounds. ` : "";
     get("hint").textContent = stride +
-      (state.window > 1 ? `Bold: mean of the last ${state.window} measurements; faint: each of them. ` : "") +
+      (state.window > 1 ? `Bold: mean of the last ${state.window} measurements; faint: single measurements. ` : "") +
       (state.data.runs.some((run) => run.seeds) ? "Bands: one standard deviation over seeds. " : "") +
-      (Object.keys(state.zoom).length ? "Zoomed: double-click, or Escape, to see all." : "Drag to zoom; arrow keys read values.");
+      (Object.keys(state.zoom).length ? "Zoomed: double-click or press Escape to show all." : "Drag to zoom; use arrow keys to read values.");
     document.querySelectorAll("tr[data-run]").forEach((row) => row.classList.toggle("off", state.hidden.has(+row.dataset.run)));
     [...get("legend").children].forEach((button, i) => { if (i < state.data.runs.length) button.setAttribute("aria-pressed", !state.hidden.has(i)); });
   }
@@ -98,7 +95,7 @@
       const button = document.createElement("button"), name = document.createElement("span");
       name.textContent = run.name + (run.seeds ? ` (${run.seeds.length} seeds)` : "");
       button.type = "button"; button.append(plots.swatch(index, run.colour), name);
-      button.title = "hide or show; with Shift, alone";
+      button.title = "click to hide or show; Shift-click to show only this method";
       button.addEventListener("click", (event) => toggle(index, event.shiftKey));
       return button;
     }));
@@ -151,5 +148,5 @@
   begin(text);
   let width = 0;
   new ResizeObserver(() => { const now = get("curves").clientWidth; if (now !== width) { width = now; redraw(); } }).observe(get("curves"));
-  document.addEventListener("news", (event) => begin(event.detail)); // of a page that is served live
+  document.addEventListener("news", (event) => begin(event.detail)); // from live.js
 })();

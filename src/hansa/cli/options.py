@@ -1,0 +1,105 @@
+"""Options that several commands share, and the configurations that they describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hansa.config import Config
+
+CONFIGURATION, EXECUTION, OUTPUT = "Configuration", "Execution", "Output"
+
+
+def option(panel: str, *names: str, **options: Any) -> Any:
+    """Return a typer option in a panel of the help."""
+    return typer.Option(*names, rich_help_panel=panel, **options)
+
+
+Sets = Annotated[
+    list[str] | None,
+    option(CONFIGURATION, "--set", "-s", metavar="KEY=VALUE", help="Override a configuration key, e.g. local.lr=0.1."),
+]
+Rounds = Annotated[int | None, option(CONFIGURATION, "--rounds", "-r", help="Number of rounds.", min=1)]
+Seed = Annotated[int | None, option(CONFIGURATION, "--seed", help="Random seed.", min=0)]
+Seeds = Annotated[
+    str | None,
+    option(
+        CONFIGURATION,
+        "--seeds",
+        metavar="N|A,B,...",
+        help="Run several seeds and report their mean: a number of seeds, or a list.",
+    ),
+]
+Workers = Annotated[int | None, option(EXECUTION, "--workers", "-w", help="Number of worker processes.", min=1)]
+Device = Annotated[str | None, option(EXECUTION, "--device", help="Device: cpu, cuda:0, or several as cuda:0,cuda:1.")]
+Quiet = Annotated[bool, option(OUTPUT, "--quiet", "-q", help="Do not show progress.")]
+Report = Annotated[Path, option(OUTPUT, "--report", help="Where to write the report page.")]
+Track = Annotated[
+    list[str] | None,
+    option(OUTPUT, "--track", help="Also log to tensorboard, mlflow, wandb or trackio. Repeatable."),
+]
+Accept = Annotated[
+    list[str] | None,
+    option(
+        EXECUTION,
+        "--accept-changes",
+        metavar="KINDS",
+        help="Resume although these have changed: data, partition, model, loss, metric, method, version. The change "
+        "is recorded.",
+    ),
+]
+Fallback = Annotated[
+    bool, option(EXECUTION, "--fallback", help="If the latest checkpoint is damaged, use the latest intact one.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def changes(
+    sets: Sequence[str] | None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    workers: int | None = None,
+    seeds: str | None = None,
+    device: str | None = None,
+) -> list[str]:
+    """Return the overrides of a configuration that a command line asks for.
+
+    >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5")
+    ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]']
+    """
+    lists = {
+        name: f"[{each}]" if each and "," in each else each for name, each in (("seeds", seeds), ("device", device))
+    }
+    short = {"rounds": rounds, "seed": seed, "workers": workers, **lists}
+    return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
+
+
+def parse_devices(device: str | None) -> str | list[str] | None:
+    """Return one device, or a list of comma-separated ones.
+
+    >>> parse_devices("cuda:0,cuda:1"), parse_devices("cpu")
+    (['cuda:0', 'cuda:1'], 'cpu')
+    """
+    return device.split(",") if device is not None and "," in device else device
+
+
+def read_config(path: Path | None, preset: str | None, overrides: Sequence[str]) -> Config:
+    """Return the configuration of a file, a preset or MODULE:FUNCTION; ``path`` may also be a preset's name."""
+    from hansa.config import from_preset, load
+    from hansa.config.registry import KINDS
+    from hansa.core.errors import HansaError, suggestion
+
+    if (path is None) == (preset is None):
+        raise HansaError("expected a configuration file, or --preset NAME. `hansa presets` lists the presets.")
+    if path is None:
+        return from_preset(str(preset), overrides)
+    if not path.exists() and KINDS["preset"].knows(str(path)):
+        return from_preset(str(path), overrides)
+    if not os.path.lexists(path) and not path.suffix and len(path.parts) == 1:
+        raise HansaError(f"{path}: not a file or a preset. {suggestion(str(path).lower(), KINDS['preset'].names)}")
+    return load(path, overrides)

@@ -1,0 +1,167 @@
+"""``hansa report`` and ``hansa watch``: ranking tables and report pages of runs, written or served live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from hansa.cli.console import err, note, out, plain_table, report_errors, say
+
+if TYPE_CHECKING:
+    from hansa.config import Config
+    from hansa.study.report import RankedEntry, ReportEntry
+    from hansa.study.report.ranking import RankingColumn
+
+PORT = 8642
+
+
+@report_errors
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    page: Annotated[Path, typer.Option("--out", "-o", help="Where to write the report page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Federated runs",
+) -> None:
+    """Write a report page with the curves, numbers and configurations of runs.
+
+    Runs may be unfinished. Runs that differ only in the seed are combined.
+    """
+    entries, problems = read_entries(runs)
+    print_and_write(list(entries.values()), page, title=title, problems=problems)
+
+
+@report_errors
+def watch(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders, or folders that contain runs.", show_default="runs"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port on 127.0.0.1; 0 picks a free one.", min=0, show_default=f"{PORT}, or a free one"),
+    ] = None,
+) -> None:
+    """Serve the report page live while runs are in progress.
+
+    Press Ctrl-C to stop; the runs continue. The page is served on this machine only and needs the token in its address.
+    To open it from another machine: ssh -L 8642:127.0.0.1:8642 HOST.
+    """
+    from hansa.core.errors import HansaError
+    from hansa.study.report.live import ReportServer, RunWatcher
+
+    folders = runs or [Path("runs")]
+    if missing := [folder for folder in runs or [] if not folder.is_dir()]:
+        raise HansaError(f"{missing[0]}: no such folder. Pass a run folder, or a folder that contains runs.")
+    watcher = RunWatcher(folders)
+    try:
+        server = ReportServer(watcher, PORT if port is None else port)
+    except HansaError:
+        if port is not None:
+            raise
+        server = ReportServer(watcher, 0)
+    watcher.start()
+    say(f"watching {', '.join(map(str, folders))}: {server.address}")
+    say("Press Ctrl-C to stop; the runs continue.", "dim")
+    out().file.flush()
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        say("stopped watching", "dim")
+    finally:
+        server.server_close()
+        watcher.close()
+
+
+def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dict[str, ReportEntry], list[str]]:
+    """Return the entries of readable folders by name, and warnings about the others, which are also printed.
+
+    It is an error if none can be read and there is nothing else to show (``alone``).
+    """
+    from hansa.core.errors import HansaError
+    from hansa.study.report import run_discovery
+
+    entries, problems = run_discovery.read_runs([Path(folder) for folder in folders])
+    if problems and not entries and alone:
+        raise HansaError(problems[0])
+    for problem in problems:
+        err().print(f"[yellow]skipped:[/] {escape(problem)}", soft_wrap=True)
+    return {entry.name: entry for entry in entries}, problems
+
+
+def print_and_write(entries: Sequence[ReportEntry], page: Path, **options: Any) -> None:
+    """Print the ranking and write the report page; the options are those of `write_report`."""
+    from hansa.study.report import common_target, rank
+
+    target = common_target(entries)
+    console = out()
+    console.print(ranking_table(rank(entries, target), target, console))
+    write_report(entries, page, **options)
+    say(f"\nreport: {page.resolve().as_uri()}")
+
+
+def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Config] = (), **options: Any) -> None:
+    """Write the report page with the citations of all components in use; see `hansa.study.report.render_page`."""
+    from hansa.config import cited_works
+    from hansa.core.citations import bibtex_entries as bibtex
+    from hansa.study.report import write_page
+
+    keys = [key for config in cited for key in cited_works(config)] if cited else _cited_by(entries)
+    write_page(page, entries, citations=bibtex(keys), **options)
+
+
+def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
+    """The citations of some entries, without importing user code that their configurations name."""
+    from hansa.config import cited_works, from_yaml, parse_document
+    from hansa.config.registry.import_path import unknown_code
+
+    keys = []
+    for entry in entries:
+        code = unknown_code(parse_document(entry.config).data)
+        if code:
+            note(f"{entry.name}: citations left out; its configuration names code: {', '.join(code)}")
+        elif entry.config:
+            keys += cited_works(from_yaml(entry.config))
+    return keys
+
+
+DISPENSABLE = (
+    "wall_seconds", "last5_test_loss", "down_bits", "best_test_accuracy", "peer_bits", "lost", "last5_client_accuracy",
+    "last5_client_loss",
+)  # fmt: skip
+"""Columns to leave out on narrow terminals, first to last."""
+
+
+def ranking_table(ranking: Sequence[RankedEntry], target: float | None, console: Console) -> Table:
+    """Return the ranking for the terminal, the best of each column in green; columns that do not fit are left out."""
+    from hansa.study.report.ranking import ranking_columns
+
+    columns = ranking_columns(ranking, target)
+    unbounded = console.options.update(width=10_000)
+    for key in (*DISPENSABLE, None):
+        table = _ranking_table(ranking, columns)
+        if key is None or Measurement.get(console, unbounded, table).maximum <= console.width:
+            break
+        columns = [column for column in columns if column.key != key]
+    return table
+
+
+def _ranking_table(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]) -> Table:
+    from hansa.study.report.ranking import best_values, format_cell
+
+    table = plain_table("#", "method", *(column.heading for column in columns), left=("method",), no_wrap=True)
+    table.columns[0].style, table.columns[1].style = "dim", "bold"
+    best = best_values(ranking, columns)
+    for position, ranked in enumerate(ranking, start=1):
+        cells = []
+        for column in columns:
+            text = format_cell(ranked, column.key, column.write)
+            cells.append(f"[green]{text}[/]" if ranked.numbers.get(column.key) == best.get(column.key, ...) else text)
+        seeds = f" [dim]({len(ranked.entry.members)} seeds)[/]" if ranked.entry.members else ""
+        table.add_row(str(position), escape(ranked.entry.name) + seeds, *cells)
+    return table

@@ -1,0 +1,84 @@
+"""The data folder, and errors that name a data file, what was expected and what was found."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from hansa.core.errors import HansaError
+
+_MAX_LENGTH = 400
+
+
+class DataError(HansaError):
+    """A data file, folder or array has the wrong content.
+
+    >>> issubclass(DataError, HansaError)
+    True
+    """
+
+
+class MissingFileError(DataError):
+    """A data file does not exist.
+
+    >>> issubclass(MissingFileError, DataError)
+    True
+    """
+
+
+def invalid_file(path: Path | str, expected: object, actual: object, remedy: str = "") -> DataError:
+    """Return the error for a file with the wrong content.
+
+    >>> invalid_file("raw/train", "60000 images", "12")
+    DataError('raw/train: expected 60000 images, found 12.')
+    """
+    return DataError(
+        f"{path}: expected {_shorten(expected)}, found {_shorten(actual)}.{' ' + remedy if remedy else ''}"
+    )
+
+
+def missing_file(path: Path | str, remedy: str) -> MissingFileError:
+    """Return the error for a file that does not exist; the remedy says where to get it.
+
+    >>> missing_file("raw/train", "Run `hansa data get mnist`.")
+    MissingFileError('raw/train: no such file. Run `hansa data get mnist`.')
+    """
+    return MissingFileError(f"{path}: no such file. {remedy}")
+
+
+def _shorten(value: object) -> str:
+    """Cut a text that may come from a file to a few lines."""
+    text = str(value)
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}... ({len(text)} characters)"
+
+
+def data_folder(folder: Path | str | None = None) -> Path:
+    """Return the folder that holds the data sets. It need not exist yet.
+
+    Args:
+        folder: The folder to use; by default ``HANSA_DATA``, or else the platform's cache folder.
+
+    >>> data_folder("my/data").name
+    'data'
+    """
+    if folder is not None:
+        return Path(folder).expanduser()
+    variable = os.environ.get("HANSA_DATA")
+    return Path(variable).expanduser() if variable else platformdirs.user_cache_path("hansa") / "data"
+
+
+def ensure_writable(folder: Path) -> Path:
+    """Create the folder if needed. Raise now, not after the download, if it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"{folder}: the data folder is read-only or cannot be created ({error.strerror or error}). "
+            "Set HANSA_DATA to a folder you may write to."
+        ) from error
+    return folder

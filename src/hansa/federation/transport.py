@@ -1,0 +1,178 @@
+"""Frames to sites and back over connections that may fail: enrolls sites first, and sends again what did not arrive."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from hansa.core.errors import HansaError
+from hansa.federation.enrollment import (
+    BATCH,
+    ENROLLMENT,
+    ENROLLMENT_REPLY,
+    REFUSAL,
+    EnrollmentReply,
+    Refusal,
+    frame_digest,
+    pack_batch,
+    unpack_batch,
+)
+from hansa.rounds import wire_format
+
+log = logging.getLogger("hansa")
+
+POLL_SECONDS = 1.0  # between checks for replies
+MAX_TTL = 3600.0  # seconds that a message may be on its way
+RETRY_SECONDS = 3.0  # before a failed message is sent again
+
+
+class Transport(Protocol):
+    """Carries frames to sites and back. The sender is known from the connection (a key, a certificate), never from the
+    frame."""
+
+    def send(self, site: str, data: bytes) -> None: ...
+
+    def receive(self) -> Sequence[tuple[str, bytes]]:
+        """Wait for frames and return them with their sites; nothing means a time-out."""
+        ...
+
+
+class Reply(NamedTuple):
+    """A site's reply to a message, or the error in place of one."""
+
+    site: str
+    ticket: int
+    data: bytes
+    error: str = ""
+
+
+class SiteConnections(Protocol):
+    """Sends one message at a time to a site and receives one reply. It knows a site by its identity."""
+
+    def send(self, site: str, ticket: int, data: bytes, ttl: float) -> None: ...
+
+    def receive(self, timeout: float) -> Sequence[Reply]:
+        """Wait at most this long for replies and return them."""
+        ...
+
+    def online(self) -> frozenset[str]:
+        """Return the sites that can be reached now."""
+        ...
+
+
+@dataclass(slots=True)
+class _PendingRequest:
+    data: bytes
+    ticket: int
+    deadline: float
+    sent: bool = False
+    retry_at: float = 0.0
+
+
+class EnrollingTransport:
+    """A transport over site connections.
+
+    A site that is not enrolled receives its enrollment together with its first frame. A frame that did not arrive is
+    sent again when the site can be reached, until ``deadline`` seconds have passed.
+
+    Args:
+        connections: The connections to the sites.
+        enrollments: The enrollment frame of each site.
+        on_enrolled: Called with a site and its reply; raises if the reply is not acceptable.
+        deadline: Seconds that a site has to answer a frame.
+        clock: The time in seconds.
+    """
+
+    def __init__(
+        self,
+        connections: SiteConnections,
+        enrollments: Mapping[str, bytes],
+        on_enrolled: Callable[[str, EnrollmentReply], None],
+        *,
+        deadline: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.connections, self.enrollments, self.on_enrolled = connections, enrollments, on_enrolled
+        self.deadline, self.clock = deadline, clock
+        self.sent_bytes, self.received_bytes = dict.fromkeys(enrollments, 0), dict.fromkeys(enrollments, 0)
+        self._enrolled: set[str] = set()
+        self._pending: dict[str, _PendingRequest] = {}
+        self._tickets = 0
+
+    def send(self, site: str, data: bytes) -> None:
+        """Send a frame, or with no data only the enrollment. It replaces an earlier frame that is still pending."""
+        self._tickets += 1
+        self._pending[site] = _PendingRequest(data, self._tickets, self.clock() + self.deadline)
+        self._send_pending(self.clock())
+
+    def receive(self) -> list[tuple[str, bytes]]:
+        """Return frames of sites as soon as there are any; nothing if no frame is pending any more."""
+        while self._pending:
+            now = self.clock()
+            for site in [site for site, request in self._pending.items() if request.deadline <= now]:
+                log.warning("site %s did not answer within %.0f seconds", site, self.deadline)
+                del self._pending[site]
+            self._send_pending(now)
+            frames = [frame for reply in self.connections.receive(POLL_SECONDS) for frame in self._handle(reply)]
+            if frames:
+                return frames
+        return []
+
+    def _send_pending(self, now: float) -> None:
+        for site, request in self._pending.items():
+            if request.sent or request.retry_at > now or site not in self.connections.online():
+                continue
+            enrollment = [] if site in self._enrolled else [self.enrollments[site]]
+            data = pack_batch([*enrollment, *([request.data] if request.data else [])])
+            request.sent = True
+            self.sent_bytes[site] += len(data)
+            self.connections.send(site, request.ticket, data, min(MAX_TTL, max(1.0, request.deadline - now)))
+
+    def _handle(self, reply: Reply) -> list[tuple[str, bytes]]:
+        site, request = reply.site, self._pending.get(reply.site)
+        if request is not None and request.ticket != reply.ticket:
+            request = None  # a reply to an earlier frame
+        if reply.error:
+            if request is not None:
+                log.warning("site %s: %s; the message is sent again", site, reply.error)
+                request.sent, request.retry_at = False, self.clock() + RETRY_SECONDS
+            return []
+        self.received_bytes[site] += len(reply.data)
+        try:
+            frames = self._unpack(site, reply.data)
+        except _NotEnrolled:
+            self._enrolled.discard(site)
+            if request is not None:
+                request.sent = False  # sent again, with the enrollment
+            return []
+        except HansaError as error:
+            self._enrolled.discard(site)
+            frames = [Refusal("hello", str(error)).to_bytes()]
+        if request is not None:
+            del self._pending[site]
+        return [(site, frame) for frame in frames]
+
+    def _unpack(self, site: str, data: bytes) -> list[bytes]:
+        """Return the frames of a reply for the federation; enrollment replies are handled here."""
+        parts = unpack_batch(data) if wire_format.kind_of(data) == BATCH else [data]
+        refusals = [Refusal.from_bytes(part) for part in parts if wire_format.kind_of(part) == REFUSAL]
+        for refusal in refusals:
+            if refusal.reason != ENROLLMENT:
+                return [refusal.to_bytes()]
+        if refusals:
+            raise _NotEnrolled
+        for part in parts:
+            if wire_format.kind_of(part) == ENROLLMENT_REPLY:
+                reply = EnrollmentReply.from_bytes(part)
+                if reply.enrollment != frame_digest(self.enrollments[site]):
+                    raise HansaError(f"site {site} replies to another enrollment")
+                self.on_enrolled(site, reply)
+                self._enrolled.add(site)
+        return [part for part in parts if wire_format.kind_of(part) != ENROLLMENT_REPLY]
+
+
+class _NotEnrolled(Exception):
+    """The site does not know its enrollment."""

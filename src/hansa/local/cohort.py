@@ -1,0 +1,246 @@
+"""A gossiping cohort: the schedule of its round (who steps, when all exchange) and the state that executors share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from hansa.compress import Packet, accumulate
+from hansa.core.keys import Key
+from hansa.core.protocols import with_defaults
+from hansa.core.types import Vector
+from hansa.core.vectors import allocator
+from hansa.gossip.activity import Activity, BaseActivity, selected
+from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, SeparateRows, lazy_pays
+from hansa.local.mixing import Mixing
+from hansa.local.step import LocalStep
+
+Storage: TypeAlias = Literal["dense", "lazy", "separate"]
+
+
+@dataclass(frozen=True, slots=True)
+class CohortSchedule:
+    """Who steps and when all exchange, a pure function of the work order, the mixing and the survivors.
+
+    ``clients`` are the members by position, ``steps`` the local steps of the round.
+    """
+
+    mixing: Mixing
+    round: int
+    steps: int
+    clients: tuple[int, ...]
+    reporters: tuple[int, ...]
+    key: Key
+    _activity: Activity = field(init=False, repr=False, compare=False)
+    _position: dict[int, int] = field(init=False, repr=False, compare=False)
+    _active: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        activity = selected() if self.mixing.reporters_only else self.mixing.active
+        object.__setattr__(self, "_activity", with_defaults(activity, BaseActivity).among(self.reporters))
+        object.__setattr__(self, "_position", {client: i for i, client in enumerate(self.clients)})
+
+    @property
+    def steps_after_exchange(self) -> bool:
+        """Whether steps, taken before an exchange, are added after it (combine-then-adapt)."""
+        return self.mixing.order == "combine-then-adapt"
+
+    def position(self, client: int) -> int:
+        return self._position[client]
+
+    def active(self, step: int, survivors: Sequence[int]) -> list[int]:
+        """Return the positions, out of the survivors' positions, that take a local step; drawn once."""
+        drawn = (step, len(survivors))  # survivors only ever get fewer
+        if drawn not in self._active:
+            clients = [self.clients[position] for position in survivors]
+            active = self._activity.draw(self.round, step, clients, self.key)
+            self._active[drawn] = [self._position[client] for client in active]
+        return self._active[drawn]
+
+    def run_step(self, step: int) -> int:
+        """Return the number of a step, counted from 1 over the whole run."""
+        return self.round * self.steps + step + 1
+
+    def exchange(self, step: int) -> Literal["gossip", "average"] | None:
+        """Return what all do after a step."""
+        count = self.run_step(step)
+        if (count if self.mixing.keep_local_models else step + 1) % self.mixing.gossip_every:
+            return None
+        averages = self.mixing.average_every is not None and count % self.mixing.average_every == 0
+        return "average" if averages else "gossip"
+
+
+@dataclass(slots=True, eq=False)
+class CohortOutcome:
+    """The result of a cohort's steps and exchanges: its final rows, and what happened on the way."""
+
+    rows: Rows
+    public_copies: torch.Tensor | None = None
+    losses: list[float] = field(default_factory=list)
+    dropped: list[tuple[int, int]] = field(default_factory=list)
+    """The clients whose models became non-finite, each with the step."""
+    peer_bytes: Counter[int] = field(default_factory=Counter)
+    exchanges: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Cohort:
+    """A cohort about to train. ``start`` is the received model, with its buffers behind its first ``dim`` entries.
+
+    ``new_step`` makes a client's local step, ``batches`` draws its batches, ``saved_row`` reads a row of its memory,
+    and ``shared_state`` names the optimizer state that is exchanged with the models.
+    """
+
+    schedule: CohortSchedule
+    mixer: Mixer
+    start: Vector
+    dim: int
+    new_step: Callable[[int], LocalStep]
+    batches: Callable[[int], Any]
+    saved_row: Callable[[int, str], Vector | None]
+    shared_state: tuple[str, ...] = ()
+    _steps: dict[int, LocalStep] = field(default_factory=dict)
+    _storage: Storage | None = None
+
+    @property
+    def mixing(self) -> Mixing:
+        return self.schedule.mixing
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return self.schedule.clients
+
+    def survivors(self) -> list[int]:
+        return [self.clients[position] for position in self.mixer.positions]
+
+    def active(self, step: int) -> list[int]:
+        """Return the positions of the survivors that take a local step."""
+        return self.schedule.active(step, self.mixer.positions)
+
+    def local_step(self, client: int) -> LocalStep:
+        """Return a client's local step, one object for the whole round."""
+        if client not in self._steps:
+            self._steps[client] = self.new_step(client)
+        return self._steps[client]
+
+    def has_stepped(self, client: int) -> bool:
+        return client in self._steps
+
+    def storage(self, *, native: bool) -> Storage:
+        """Choose how to store the rows, once; lazy rows where the cost rule prefers them."""
+        if self._storage is None:
+            self._storage = self._choose_storage(native)
+        return self._storage
+
+    def _choose_storage(self, native: bool) -> Storage:
+        mixing = self.mixing
+        if mixing.keep_local_models or mixing.compressor is not None:
+            return "dense"
+        if self.mixer.isolated:
+            return "separate"
+        active = [len(self.active(step)) for step in range(self.schedule.steps)]
+        sizes = (len(self.clients), active, mixing.gossip_every, self.mixer.nonzero, self.start.numel())
+        return "lazy" if lazy_pays(*sizes, native) else "dense"
+
+    def new_rows(self) -> CohortOutcome:
+        """Allocate the rows, each of them the received model unless it was saved."""
+        match self.storage(native=False):
+            case "separate":
+                return CohortOutcome(SeparateRows(self.start))
+            case "lazy":
+                return CohortOutcome(self.lazy_rows())
+        rows, copies = self.dense_rows()
+        self.fill(rows, copies)
+        return CohortOutcome(DenseRows(rows), copies)
+
+    def lazy_rows(self) -> LazyRows:
+        changes = sum(len(self.active(step)) for step in range(self.schedule.steps))
+        return LazyRows(self.start, len(self.clients), changes)
+
+    def dense_rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Allocate rows, and public copies for compressed gossip; their contents are undefined unless saved."""
+        return self._dense("local/row"), None if self.mixing.compressor is None else self._dense("local/public")
+
+    def fill(self, rows: torch.Tensor, copies: torch.Tensor | None) -> None:
+        """Set dense rows and public copies to the received model unless they were saved."""
+        if not self.mixing.keep_local_models:
+            rows.copy_(self.start)
+            if copies is not None:
+                copies.copy_(self.start)
+
+    def _dense(self, name: str) -> torch.Tensor:
+        """Allocate a row for every client; rows that outlive the round are those saved, or else the received model."""
+        n, size = len(self.clients), self.start.numel()
+        on_cpu = self.start.device.type == "cpu"
+        rows = allocator.empty(n * size, self.start.dtype).view(n, -1) if on_cpu else self.start.new_empty(n, size)
+        if self.mixing.keep_local_models:
+            for row, client in zip(rows, self.clients, strict=True):
+                saved = self.saved_row(client, name)
+                row.copy_(self.start if saved is None else saved)
+        return rows
+
+    def drop(self, outcome: CohortOutcome, position: int, step: int) -> None:
+        """Record that a client's model became non-finite; the others go on without it."""
+        outcome.dropped.append((self.clients[position], step))
+        self.mixer.drop(position)
+
+    def count(self, outcome: CohortOutcome, gossips: int, averages: int) -> None:
+        """Count exchanges of the survivors, and the bytes that they sent."""
+        if not gossips + averages:
+            return
+        alive = self.survivors()
+        outcome.exchanges += gossips + averages
+        size = Packet.of(self.start).nbytes + len(self.shared_state) * Packet.of(self.start[: self.dim]).nbytes
+        each = math.ceil(2 * (len(alive) - 1) / len(alive) * size) * averages if averages else 0
+        if gossips and self.mixing.compressor is not None:  # of signs, all packets are of one length
+            size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
+        sent = (self.mixer.degrees * size * gossips + each).tolist()
+        outcome.peer_bytes.update(dict(zip(alive, sent, strict=True)))
+
+    def exchange(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None = None) -> None:
+        """Exchange after a step where the schedule says so; ``pull`` replaces the product of compressed gossip."""
+        kind = self.schedule.exchange(step)
+        if kind is None:
+            return
+        if self.mixing.compressor is not None and kind == "gossip":
+            self._exchange_compressed(outcome, step, pull)
+            return
+        (outcome.rows.average if kind == "average" else outcome.rows.mix)(self.mixer)
+        for name in self.shared_state:
+            self._share(name, average=kind == "average")
+        self.count(outcome, int(kind == "gossip"), int(kind == "average"))
+
+    def _exchange_compressed(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None) -> None:
+        """CHOCO: neighbours hear the compressed difference to a public copy, X <- X + gamma (W - I) Xhat."""
+        public, compressor, count = outcome.public_copies, self.mixing.compressor, self.schedule.run_step(step)
+        assert public is not None
+        assert compressor is not None
+        for degree, position in zip(self.mixer.degrees.tolist(), self.mixer.positions, strict=True):
+            client = self.clients[position]
+            (row,) = outcome.rows.models([position])
+            packet = compressor.encode(row - public[position], self.schedule.key.child("gossip", count, client))
+            accumulate(packet, public[position], compressor=compressor)
+            outcome.peer_bytes[client] += degree * packet.nbytes
+        if pull is None:
+            outcome.rows.pull(self.mixer, public, self.mixing.consensus_rate)
+        else:
+            pull()
+        outcome.exchanges += 1
+
+    def _share(self, name: str, *, average: bool) -> None:
+        """Exchange a row of the survivors' optimizer states as the models are exchanged."""
+        steps = [self.local_step(client) for client in self.survivors()]
+        for step in steps:
+            step.init_state()
+        rows = torch.stack([step.state[name] for step in steps])
+        if average:
+            mixed = rows.mean(dim=0).expand_as(rows)
+        else:
+            mixed = self.mixer.dense(rows.dtype).to(rows.device) @ rows
+        for step, row in zip(steps, mixed, strict=True):
+            step.state = {**step.state, name: row}

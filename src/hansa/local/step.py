@@ -1,0 +1,178 @@
+"""The local step y <- y - lr d of one client in one round; every local method is this step with other terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from hansa.core.native.network import AffineStep
+from hansa.core.types import Population, RoundContext, State, Vector, Vectors
+from hansa.core.vectors import allocator
+from hansa.local.blocks import blocks
+from hansa.local.solvers import AscentOffset
+from hansa.server import ServerTransform
+
+_NO_ROUND = RoundContext(0, Population(()), ())
+
+Tensors: TypeAlias = "list[torch.Tensor] | tuple[torch.Tensor, ...]"
+
+
+@dataclass(slots=True, eq=False)
+class LocalStep(AffineStep):
+    """One client's step in one round: y <- y - lr d, with d = g + weight_decay y + prox_weight (y - anchor) + shift.
+
+    With momentum d <- momentum d + that sum, from zero each round unless ``velocity`` is restored. ``max_grad_norm``
+    clips g first. ``optimizer`` is any server transform, applied to -d. With ``decoupled_weight_decay`` the decay is
+    not part of d: y <- (1 - lr weight_decay) y comes first. ``ascent_offset`` gives the offset at which the gradient is
+    taken; ``frozen_blocks`` keep their values.
+
+    >>> LocalStep(0.1, torch.zeros(2), momentum=0.9).is_affine
+    True
+    """
+
+    anchor: Vector
+    optimizer: ServerTransform | None = None
+    decoupled_weight_decay: bool = False
+    ascent_offset: AscentOffset | None = None
+    frozen_blocks: blocks | None = None
+    state: State = field(default_factory=dict)
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether it is the affine step alone, which native code can take."""
+        return (
+            self.optimizer is None
+            and self.ascent_offset is None
+            and self.frozen_blocks is None
+            and not self.decoupled_weight_decay
+        )
+
+    def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
+        """One step in place; no pass over y is made for a term that is absent."""
+        if self.frozen_blocks is None:
+            self._step(y, parameters, gradients)
+            return
+        frozen = self.frozen_blocks.take(y)
+        self._step(y, parameters, gradients)
+        self.frozen_blocks.put(y, frozen)
+
+    def _step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
+        if self.max_grad_norm is not None:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            gradients = torch._foreach_mul(gradients, torch.clamp(self.max_grad_norm / (norm + 1e-12), max=1.0))
+        if self.momentum or self.optimizer is not None:
+            self._step_with_state(y, parameters, gradients)
+            return
+        a, s = self.prox_weight, self.shift
+        if self.weight_decay:  # decoupled or not, without momentum it is the same step
+            y.mul_(1 - self.lr * (self.weight_decay + a))
+            if a:
+                y.add_(self.anchor, alpha=self.lr * a)
+        elif a:
+            y.lerp_(self.anchor, self.lr * a)
+        if s is not None:
+            y.sub_(s, alpha=self.lr)
+        torch._foreach_add_(parameters, gradients, alpha=-self.lr)
+
+    def _step_with_state(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
+        """The same sum d as one vector, for momentum or an optimizer."""
+        if self.velocity is None:
+            self.velocity = torch.zeros_like(y)
+        a, s = self.prox_weight, self.shift
+        v = self.velocity.mul_(self.momentum)
+        decay = 0.0 if self.decoupled_weight_decay else self.weight_decay
+        if decay or a:
+            v.add_(y, alpha=decay + a)
+        if a:
+            v.sub_(self.anchor, alpha=a)
+        if s is not None:
+            v.add_(s)
+        offset = 0
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            size = parameter.numel()
+            v[offset : offset + size].as_strided(parameter.shape, parameter.stride()).add_(gradient)
+            offset += size
+        if self.decoupled_weight_decay:
+            y.mul_(1 - self.lr * self.weight_decay)
+        if self.optimizer is None:
+            y.sub_(v, alpha=self.lr)
+            return
+        self.init_state()
+        step, self.state = self.optimizer.update(v.neg(), self.state, _NO_ROUND)
+        y.add_(step, alpha=self.lr)
+
+    def init_velocity(self) -> Vector:
+        """Return the velocity, zero at first."""
+        if self.velocity is None:
+            self.velocity = allocator.empty_like(self.anchor).zero_()
+        return self.velocity
+
+    def init_state(self) -> None:
+        """Initialize the optimizer's state unless there is one."""
+        if self.optimizer is not None and not self.state:
+            self.state = self.optimizer.init(self.anchor)
+
+    def memory_rows(self) -> Vectors:
+        """Return the optimizer's state and the velocity as memory rows; numbers become tensors, marked by #."""
+        rows = _flatten_state(self.state)
+        if self.momentum and self.velocity is not None:
+            rows["velocity"] = self.velocity
+        return rows
+
+    def restore(self, rows: Vectors, y: Vector) -> None:
+        """Continue from rows that `memory_rows` gave; state without a row starts as in the first round."""
+        if "velocity" in rows:
+            self.velocity = rows["velocity"].clone()
+        state_rows = {name: row for name, row in rows.items() if name != "velocity"}
+        if self.optimizer is not None and state_rows:
+            self.state = _merge_states(self.optimizer.init(y), _unflatten_state(state_rows))
+
+
+def _flatten_state(state: State, above: str = "") -> Vectors:
+    rows: Vectors = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            rows.update(_flatten_state(value, f"{above}{name}/"))
+        elif isinstance(value, torch.Tensor):
+            rows[above + name] = value
+        else:
+            whole = isinstance(value, int)
+            rows[f"{above}{name}#"] = torch.tensor([value], dtype=torch.int64 if whole else torch.float64)
+    return rows
+
+
+def _unflatten_state(rows: Vectors) -> State:
+    state: State = {}
+    for name, row in rows.items():
+        *above, last = name.split("/")
+        inside = state
+        for part in above:
+            inside = inside.setdefault(part, {})
+        inside[last.removesuffix("#")] = row.item() if last.endswith("#") else row
+    return state
+
+
+def _merge_states(initial: State, restored: State) -> State:
+    state = dict(initial)
+    for name, value in restored.items():
+        state[name] = _merge_states(initial.get(name, {}), value) if isinstance(value, dict) else value
+    return state
+
+
+def effective_steps(steps: int, lr: float, momentum: float, prox_weight: float) -> float:
+    """FedNova's tau: the total weight of the gradients in y - x, over lr. Plain SGD: the number of steps.
+
+    >>> effective_steps(3, 0.1, 0.0, 0.0)
+    3.0
+    >>> effective_steps(2, 0.1, 0.5, 0.0)  # 1 + (1 + 0.5)
+    2.5
+    """
+    if not momentum and not prox_weight:
+        return float(steps)
+    total, velocity = 0.0, 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0 - prox_weight * lr * total
+        total += velocity
+    return total

@@ -1,0 +1,154 @@
+"""Trainers: where one worker trains clients' models, one step at a time or through an optional fast path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from hansa.core.errors import add_step
+from hansa.core.keys import Key
+from hansa.core.protocols import with_defaults
+from hansa.core.types import Vector
+from hansa.core.vectors import allocator
+from hansa.core.vectors.arithmetic import all_finite
+from hansa.local.cohort import Cohort, CohortOutcome
+from hansa.local.step import LocalStep, Tensors
+from hansa.local.work import Work
+
+BatchRows: TypeAlias = Any
+"""The batches of a round, one entry a step: row numbers [steps, batch], or an object of the trainer's own."""
+
+
+class ClientJob(NamedTuple):
+    """One client's local training in a round.
+
+    ``x`` and ``buffers`` are the model and buffers it starts from. ``keep_model`` leaves the trained model in the
+    trainer's ``y``. ``batches`` are the batches to step on; without them the trainer draws them with the key.
+    """
+
+    x: Vector
+    client: int
+    work: Work
+    step: LocalStep
+    key: Key
+    buffers: Vector | None = None
+    keep_model: bool = False
+    batches: BatchRows | None = None
+
+
+class LocalResult(NamedTuple):
+    """What local training changed: delta = y - x, the loss of each step, and whether the delta is finite."""
+
+    delta: Vector
+    losses: list[float]
+    finite: bool
+
+
+class Trainer(Protocol):
+    """A worker's own place to train one model at a time. ``parameters`` are views of ``y``, so a step copies nothing.
+
+    A trainer that also has the fast paths of `BaseTrainer` trains several clients, or a gossiping cohort, in one call.
+    """
+
+    @property
+    def y(self) -> Vector: ...
+
+    @property
+    def parameters(self) -> Tensors: ...
+
+    def load(self, model: Vector, buffers: Vector | None) -> None:
+        """Copy a model and its buffers into the trainer."""
+        ...
+
+    def batches(self, client: int, work: Work, key: Key) -> BatchRows | None:
+        """Draw the batches of a client's round; None where every gradient is a full one."""
+        ...
+
+    def seed(self, key: Key) -> None:
+        """Seed the generators that a step may draw from."""
+        ...
+
+    def gradient(self, client: int, rows: BatchRows | None) -> tuple[torch.Tensor, Tensors]:
+        """Return the loss of one batch and its gradient at ``y``."""
+        ...
+
+    def read_buffers(self) -> Vector | None:
+        """Return the buffers as one vector; None where the model has none."""
+        ...
+
+
+class BaseTrainer:
+    """The optional traits of trainers: two fast paths with the bits of the plain loop. Every default says no."""
+
+    releases_gil: bool = False
+    """Whether its steps let other threads run, so that workers can be threads."""
+
+    seeds_own_generators: bool = False
+    """Whether ``seed`` touches no generator that other threads share."""
+
+    def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
+        """Train clients one after the other in one call; None where there is no fast path for these jobs."""
+        return None
+
+    def train_cohort(self, cohort: Cohort) -> CohortOutcome | None:
+        """Train and mix a gossiping cohort by its schedule; None, with nothing changed, where there is no fast path."""
+        return None
+
+    def interrupt(self) -> None:
+        """End a fast path that is running in another thread, with an error there."""
+
+
+def train(trainer: Trainer, job: ClientJob) -> LocalResult:
+    """Train one client and leave its model and buffers in the trainer.
+
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> trainer, start = task.trainer(torch.float32, torch.device("cpu")), torch.zeros(2)
+    >>> train(trainer, ClientJob(start, 0, Work(1, 2), LocalStep(0.5, start), hansa.Key(0))).delta
+    tensor([0.2500, 0.2500])
+    """
+    results = with_defaults(trainer, BaseTrainer).train_clients([job._replace(keep_model=True)])
+    if results is not None:
+        return results[0]
+    trainer.load(job.x, job.buffers)
+    losses = take_steps(trainer, job.client, job.work, job.step, job.key)
+    delta = torch.sub(trainer.y, job.x, out=allocator.empty_like(job.x))
+    return LocalResult(delta, losses.tolist(), all_finite(delta))
+
+
+@torch.no_grad()
+def take_steps(trainer: Trainer, client: int, work: Work, step: LocalStep, key: Key) -> torch.Tensor:
+    """Take all local steps of one client, on the model that the trainer holds; returns the loss of each.
+
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> trainer = task.trainer(torch.float32, torch.device("cpu"))
+    >>> trainer.load(torch.zeros(2), None)
+    >>> len(take_steps(trainer, 0, Work(3, 2), LocalStep(0.1, torch.zeros(2)), hansa.Key(0)))
+    3
+    """
+    rows = trainer.batches(client, work, key.child("batch"))
+    losses = torch.empty(work.steps, dtype=trainer.y.dtype, device=trainer.y.device)
+    t = 0
+    try:
+        for t in range(work.steps):
+            losses[t] = take_step(trainer, client, None if rows is None else rows[t], step, key.child("noise", t))
+    except Exception as error:
+        add_step(error, client, t)
+        raise
+    return losses
+
+
+def take_step(trainer: Trainer, client: int, rows: BatchRows | None, step: LocalStep, key: Key) -> torch.Tensor:
+    """Take one step on the trainer's model; the gradient is at y, or at y + e for a step with an ascent offset."""
+    trainer.seed(key)
+    loss, gradients = trainer.gradient(client, rows)
+    if step.ascent_offset is not None:
+        offset, y = step.ascent_offset(gradients), trainer.y.clone()
+        torch._foreach_add_(trainer.parameters, offset)
+        _, gradients = trainer.gradient(client, rows)
+        trainer.y.copy_(y)
+    step.step(trainer.y, trainer.parameters, gradients)
+    return loss

@@ -1,0 +1,144 @@
+"""Single clients of a run: their evaluation, their own models, and what they did in a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hansa.algorithm import Algorithm
+from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.types import BUFFERS, MODEL, Vectors
+from hansa.engine import ClientEvaluationEngine, Engine
+from hansa.engine.serial import Serial
+from hansa.rounds import Outcome
+from hansa.runs.client_columns import Array, summarize_clients
+from hansa.runs.columns import lower_is_better
+from hansa.runs.options import RunOptions
+from hansa.runs.store import ClientStore
+from hansa.training import TaskLike, personalise
+from hansa.training.client_evaluation import ClientEvaluable, ClientMetrics, EvaluationJob, client_model, split_job
+
+OWN_MODEL = ("local/private", "local/private_buffers", "local/row")
+"""The rows of client memory that a client's own model consists of."""
+
+
+class ClientEvaluationPlan(NamedTuple):
+    """When clients are evaluated one by one (never where ``every`` is -1), and the steps they take before."""
+
+    every: int
+    personalise: personalise | None = None
+
+    @classmethod
+    def from_options(cls, task: TaskLike, options: RunOptions) -> ClientEvaluationPlan:
+        """Read the schedule off the options: by default with each evaluation if test rows have owners."""
+        steps: Any = options.personalise
+        owned = isinstance(task, ClientEvaluable) and bool(task.client_test_sizes)
+        wanted = owned if options.per_client is None else options.per_client
+        if wanted is False:
+            if steps is not None:
+                raise invalid_argument(
+                    "run", "personalise", steps, "per_client=True beside it", "It is part of per-client evaluation."
+                )
+            return cls(-1)
+        if wanted is not True:
+            check_integer("run", "per_client", wanted, "True evaluates with each evaluation, False never.")
+        if not owned:
+            raise HansaError(
+                f"{task.name}: test rows have no owners, so clients cannot be evaluated one by one. "
+                "from_arrays(..., test_clients=OWNERS) names them; data: {test_clients: labels} assigns them."
+            )
+        return cls(options.evaluate_every if wanted is True else wanted, steps)
+
+    def is_due(self, round: int, final: bool) -> bool:
+        """Return whether clients are evaluated after this round."""
+        return self.every >= 0 and (final or (self.every > 0 and round % self.every == 0))
+
+
+def evaluate_clients(
+    engine: Engine, algorithm: Algorithm, task: Any, job: EvaluationJob, store: ClientStore
+) -> dict[str, Array]:
+    """Evaluate all clients that own test rows, and return columns for the client record."""
+    own = algorithm.serverless or algorithm.local.private_blocks is not None
+
+    def with_memory(part: EvaluationJob) -> EvaluationJob:
+        if not own:
+            return part
+        rows = {client: store.read(client) for client in part.clients}
+        memory = {client: {name: mine[name] for name in OWN_MODEL if name in mine} for client, mine in rows.items()}
+        return replace(part, memory=memory)
+
+    parts = list(split_job(task.client_test_sizes, job))
+    if not isinstance(engine, ClientEvaluationEngine):
+        first = next(iter(job.vectors.values()))
+        engine = Serial(algorithm, task, first.dtype, first.device)
+    results: list[ClientMetrics] = [
+        metrics for answer in engine.evaluate_clients(parts, with_memory) for metrics in answer
+    ]
+    columns: dict[str, Array] = {"client": np.array([client for part in parts for client in part.clients], np.int64)}
+    with np.errstate(over="ignore"):  # values beyond single precision become infinite
+        for name in results[0]:
+            columns[name] = np.array([metrics[name] for metrics in results], np.float64).astype(np.float32)
+    return columns
+
+
+def aggregate_client_metrics(columns: Mapping[str, Array]) -> dict[str, float]:
+    """Return the history columns over clients: client_NAME, client_NAME_std, client_NAME_worst, and personal_NAME."""
+    record: dict[str, float] = {}
+    for name, values in columns.items():
+        if name == "client":
+            continue
+        column = f"client_{name.removeprefix('test_')}" if name.startswith("test_") else name
+        mean, deviation, worst = summarize_clients(values.astype(np.float64).tolist(), lower_is_better(name))
+        record |= {column: mean, f"{column}_std": deviation, f"{column}_worst": worst}
+    return record
+
+
+def client_vectors(algorithm: Algorithm, vectors: Vectors, store: ClientStore, client: int) -> Vectors:
+    """Return a client's model and buffers. A client that never took part has the server's."""
+    check_client(client)
+    if not has_client_models(algorithm):
+        raise HansaError(
+            f"{algorithm.name}: clients have no models of their own, only the server's. Private blocks "
+            "(local.private_blocks) and methods without a server (dsgd, choco_sgd, ...) have them."
+        )
+    model, buffers = client_model(algorithm.local, vectors, store.read(client))
+    return {MODEL: model} if buffers is None else {MODEL: model, BUFFERS: buffers}
+
+
+def has_client_models(algorithm: Algorithm) -> bool:
+    """Return whether clients have models of their own."""
+    mixing = algorithm.local.mixing
+    return algorithm.local.private_blocks is not None or (mixing is not None and mixing.keep_local_models)
+
+
+def check_client(client: int, population: int | None = None) -> None:
+    """Refuse a value that is not the number of a client."""
+    most = "" if population is None else f" to {population - 1}"
+    if isinstance(client, bool) or not isinstance(client, int) or client < 0 or client >= (population or client + 1):
+        raise invalid_argument("load_model", "client", client, f"a client's number, from 0{most}")
+
+
+def participation_columns(down: Mapping[int, int], outcome: Outcome) -> dict[str, Array]:
+    """Return a row for each client that was asked or gossiped; ``down`` has the bytes sent to those asked."""
+    clients = sorted({*down, *outcome.peer_bytes})
+    if not clients:
+        return {}
+    admitted = set(outcome.admitted)
+    losses = ((math.nan if (loss := outcome.losses.get(client)) is None else loss) for client in clients)
+    norms = (outcome.norms.get(client, math.nan) for client in clients)
+    count = len(clients)
+    with np.errstate(over="ignore"):  # values beyond single precision become infinite
+        return {
+            "client": np.array(clients, np.int64),
+            "asked": np.fromiter((client in down for client in clients), np.bool_, count),
+            "admitted": np.fromiter((client in admitted for client in clients), np.bool_, count),
+            "loss": np.fromiter(losses, np.float64, count).astype(np.float32),
+            "norm": np.fromiter(norms, np.float64, count).astype(np.float32),
+            "up_bytes": np.fromiter((outcome.up_bytes.get(client, 0) for client in clients), np.int64, count),
+            "down_bytes": np.fromiter((down.get(client, 0) for client in clients), np.int64, count),
+            "peer_bytes": np.fromiter((outcome.peer_bytes.get(client, 0) for client in clients), np.int64, count),
+        }

@@ -1,0 +1,122 @@
+"""After the run: its model loaded, asked, exported."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.config import build
+from hansa.runs.folder import RunFolder
+
+
+@pytest.fixture
+def done(cli, folder):
+    assert cli("run", "small.yaml", "-o", "x", "-q").exit_code == 0
+    return folder / "x"
+
+
+def test_the_loaded_model_is_the_trained_one(done):
+    model = hansa.load_model(done)
+    assert not model.training
+    held = build.load_data(RunFolder(done).config)
+    outputs = hansa.predict(model, held.test_inputs)
+    right = (outputs.argmax(1) == held.test_targets).double().mean()
+    assert float(right) == pytest.approx(RunFolder(done).history[-1]["test_accuracy"])
+    assert torch.allclose(hansa.predict(model, held.test_inputs, batch_size=3), outputs, atol=1e-6)
+
+
+def test_predictions_of_the_test_data_and_of_files(cli, folder, done):
+    result = cli("predict", "x")
+    assert result.exit_code == 0, result.output
+    with open(folder / "predictions.csv") as file:
+        rows = list(csv.DictReader(file))
+    right = sum(row["prediction"] == row["target"] for row in rows) / len(rows)
+    assert right == pytest.approx(RunFolder(done).history[-1]["test_accuracy"])
+    assert f"accuracy {100 * right:.1f}% of {len(rows)} rows" in result.stdout
+    inputs = build.load_data(RunFolder(done).config).test_inputs[:4].numpy()
+    np.save(folder / "some.npy", inputs)
+    np.savez(folder / "some.npz", inputs=inputs, other=inputs[:1])
+    np.savetxt(
+        folder / "some.csv", inputs, delimiter=",", header=",".join(map(str, ["a"] * inputs.shape[1])), comments=""
+    )
+    expected = hansa.predict(hansa.load_model(done), torch.from_numpy(inputs)).numpy()
+    for name in ("some.npy", "some.npz", "some.csv"):
+        assert cli("predict", "x", name, "-o", "raw.npy").exit_code == 0
+        assert np.allclose(np.load(folder / "raw.npy"), expected, atol=1e-5)
+    np.save(folder / "wide.npy", np.zeros((2, 7), np.float32))
+    wrong = cli("predict", "x", "wide.npy")
+    assert wrong.exit_code == 2
+    assert "inputs of shape (7,): the model takes (60,)" in wrong.stderr
+
+
+def test_exports_hold_the_same_model(cli, folder, done):
+    for name in ("model.pt", "model.safetensors"):
+        assert cli("export", "x", "-o", name).exit_code == 0
+    assert (folder / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
+    state = torch.load(folder / "model.pt", weights_only=True)
+    model = hansa.load_model(done)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert cli("export", "x", "-o", "model.tar").exit_code == 2
+
+
+def test_export_to_onnx(cli, folder, done):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.reference import ReferenceEvaluator
+
+        assert cli("export", "x", "-o", "model.onnx").exit_code == 0
+    inputs = torch.randn(5, 60)
+    (outputs,) = ReferenceEvaluator(onnx.load(folder / "model.onnx")).run(None, {"inputs": inputs.numpy()})
+    assert np.allclose(outputs, hansa.predict(hansa.load_model(done), inputs).numpy(), atol=1e-5)
+
+
+def test_a_run_of_python_needs_its_model(tmp_path):
+    inputs, targets = torch.randn(40, 4), torch.randn(40, 1)
+    held = hansa.data.from_arrays(inputs, targets, clients=torch.arange(40) % 3)
+    task = hansa.Task(lambda: nn.Linear(4, 1), nn.functional.mse_loss, held)
+    run = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=tmp_path / "x", workers=1)
+    with pytest.raises(hansa.HansaError, match="model=YOURS"):
+        hansa.load_model(tmp_path / "x")
+    loaded = hansa.load_model(tmp_path / "x", lambda: nn.Linear(4, 1))
+    assert torch.equal(loaded.weight.flatten(), run.model.weight.flatten())
+    with pytest.raises(hansa.HansaError, match="does not fit"):
+        hansa.load_model(tmp_path / "x", lambda: nn.Linear(5, 1))
+
+
+def test_what_has_no_model_says_so(cli, folder):
+    assert cli("run", "small.yaml", "-o", "g", "--seeds", "2", "-q").exit_code == 0
+    with pytest.raises(hansa.HansaError, match="seed-0"):
+        hansa.load_model(folder / "g")
+    (folder / "g" / "seed-1" / "model.safetensors").unlink()
+    assert cli("predict", "g/seed-1").exit_code == 2
+
+
+def test_a_client_predicts_with_its_own_model_on_its_own_rows(cli, folder):
+    (folder / "sites").mkdir()
+    for site, shift in (("a", 0.0), ("b", 3.0), ("c", -2.0)):
+        rows = [f"{at % 7},{at % 5 + shift},{int(at % 7 > 3)}" for at in range(30 + int(shift))]
+        (folder / "sites" / f"{site}.csv").write_text("p,q,y\n" + "\n".join(rows))
+    (folder / "own.yaml").write_text(
+        "rounds: 2\nworkers: 1\nmodel: logistic\nalgorithm: dsgd\nlocal: {lr: 0.05, steps: 2, batch_size: 4}\n"
+        "data: {name: csv-folder, folder: sites, options: {target: y, test: 0.2}}\n"
+    )
+    assert cli("run", "own.yaml", "-o", "x", "-q").exit_code == 0
+    found = cli("predict", "x", "--client", "1", "-o", "one.npy")
+    assert found.exit_code == 0, found.output
+    held = build.load_data(RunFolder(folder / "x").config)
+    outputs = torch.from_numpy(np.load(folder / "one.npy"))
+    assert len(outputs) == 6  # a fifth of 33
+    mine = hansa.load_model(folder / "x", client=1)
+    assert torch.equal(outputs, hansa.predict(mine, held.test_inputs[held.test_owners == 1]))
+    assert not torch.equal(
+        outputs, hansa.predict(hansa.load_model(folder / "x"), held.test_inputs[held.test_owners == 1])
+    )
+    assert "from 0 to 2" in cli("predict", "x", "--client", "7").output

@@ -1,0 +1,258 @@
+"""A configuration: typos with line and near match, values refused where they stand, presets from words."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+
+import pytest
+
+import hansa
+import hansa.data
+from hansa import presets
+from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, json_schema, load, to_yaml
+from hansa.config.arguments import SECTION_ARGUMENTS, own_arguments, preset_arguments
+from hansa.config.registry import KINDS
+
+
+def problems(text: str, *changes: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(text, changes, source="run.yaml")
+    return str(caught.value)
+
+
+def test_an_empty_file_is_fedavg_on_the_embedded_data():
+    config = from_yaml("")
+    assert config.data.name == "fashion-mini"
+    assert build_algorithm(config) == presets.fedavg()
+
+
+def test_a_typo_in_a_key_gives_the_line_and_the_near_match():
+    text = "seed: 1\nlocal:\n  lr: 0.1\n  momentun: 0.9\n"
+    assert problems(text) == "run.yaml:4: local.momentun: no such key. Did you mean momentum?"
+
+
+def test_the_line_itself_travels_with_the_problem():
+    with pytest.raises(ConfigError) as caught:
+        from_yaml("seed: 1\nlocl: {lr: 0.1}\n", source="run.yaml")
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.excerpt) == (2, "locl: {lr: 0.1}")
+    assert "Did you mean local?" in problem.message
+
+
+def test_a_key_in_the_wrong_section_is_pointed_home():
+    assert "run.yaml:1: lr: no such key. Did you mean local.lr or server.lr?" in problems("lr: 0.1")
+    assert "it belongs elsewhere: local.batch_size" in problems("algorithm: {preset: fedavg, batch_size: 3}")
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file():
+    found = problems("rounds: many\nlocal: {lrr: 1}\nserver:\n  epss: 1\n").splitlines()
+    assert [line.split(": ")[0] for line in found] == ["run.yaml:1", "run.yaml:2", "run.yaml:4"]
+
+
+def test_a_typo_on_the_command_line_names_the_option():
+    assert problems("", "local.lrr=3").startswith("--set local.lrr=3: local.lrr: no such key. Did you mean lr?")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rounds: 0", "rounds: expected at least 1, found 0"),
+        ("rounds: 1.5", "rounds: expected a whole number, found 1.5"),
+        ("seed: -1", "seed: expected at least 0"),
+        ("dtype: float16", "dtype: expected 'float32' or 'float64', found 'float16'"),
+        ("workers: few", "workers: expected a whole number or 'auto', found 'few'"),
+        ("local: {batch_size: big}", "batch_size: expected a whole number or 'all'"),
+        ("local: 3", "local: expected keys such as lr, steps, epochs, found 3"),
+        ("local: {steps: 3, epochs: 1}", "steps and epochs: expected one of the two"),
+        ("local: {lr: -0.1}", "local.lr: .*expected lr > 0"),
+        ("local: {lr: fast}", "local.lr.kind: no schedule 'fast'"),
+        ("local: {lr: true}", "local.lr: expected a number or a schedule .*, found True.$"),
+        (
+            "compress: {two_way: 3}",
+            "compress.two_way: expected true or false or a compressor or downlink .*, found 3.$",
+        ),
+        ("local: {lr: {kind: cosine, lr: 0.1}}", "local.lr: cosine needs rounds"),
+        ("local: {lr: {kind: cosin, lr: 0.1}}", "no schedule 'cosin'. Did you mean cosine?"),
+        ("local: {lr: {lr: 0.1}}", "which schedule\\? Add kind"),
+        ("sample: {participation: 1.5}", "sample.participation: uniform\\(participation=1.5\\): expected 0 < "),
+        ("sample: {participaton: 0.5}", "uniform has no 'participaton'. Did you mean participation?"),
+        ("data: {partition: {kind: dirichlet, alpha: -1}}", "data.partition.alpha: dirichlet\\(alpha=-1\\)"),
+        ("algorithm: fedavgg", "algorithm.preset: no preset 'fedavgg'. Did you mean fedavg"),
+        ("algorithm: {preset: fedprox, muu: 1}", "algorithm.muu: fedprox has no such argument. Did you mean mu?"),
+        ("server: {b1: 0.9}", "server.b1: fedavg has no such argument. These have it: fed"),
+        ("algorithm: fedams\nserver: {b1: 2}", "run.yaml:2: server.b1: ams\\(b1=2.0\\): expected 0 <= b1 < 1"),
+        ("compress: {compressor: {kind: top_k, ratio: 2}}", "compress.compressor.ratio: top_k\\(ratio=2\\)"),
+        ("uplink: {kind: error_feedback, compressor: {kind: topk, ratio: 0.1}}", "no compressor 'topk'.*top_k"),
+        ("algorithm: cafga\ngossip: {topology: rin}", "gossip.topology.kind: no topology 'rin'. Did you mean ring"),
+        ("algorithm: scaffold\nserver: {weights: samples}", "uniform"),
+        ("faults: {before: 0.8, nan: 0.4}", "faults: .*chances sum to 1.2"),
+        ("model: {name: mlp, factory: 'a:b'}", "name and factory: expected one of the two"),
+        ("max_norm: .inf", "max_norm: expected a finite number"),
+    ],
+)
+def test_a_wrong_value_is_refused_where_it_stands(text, said):
+    found = problems(text)
+    assert re.search(said, found), found
+    assert found.startswith("run.yaml:")
+
+
+@pytest.mark.parametrize("name", presets.catalogue())
+def test_every_preset_is_reached_by_name_and_means_the_same_as_in_python(name):
+    assert build_algorithm(from_preset(name)) == presets.get(name)
+
+
+@pytest.mark.parametrize("name", presets.catalogue())
+def test_every_word_of_every_preset_has_exactly_one_place_in_a_file(name):
+    made = presets.catalogue()[name]
+    shared = [word for table in SECTION_ARGUMENTS.values() for word in table.values()]
+    assert len(shared) == len(set(shared))
+    for word in preset_arguments(made):
+        places = (word in shared) + (word in own_arguments(made)) + (word in ("participation", "sampler"))
+        assert places == 1, word
+
+
+def test_sections_say_what_the_words_of_a_preset_say():
+    text = """
+    algorithm: {preset: fedprox, mu: 0.5}
+    local: {lr: 0.2, epochs: 1.5, batch_size: all, momentum: 0.9, weight_decay: 1e-4, max_grad_norm: 5.0}
+    server: {lr: 0.7, weights: samples}
+    sample: {participation: 0.25}
+    """
+    expected = presets.fedprox(
+        mu=0.5, local_lr=0.2, epochs=1.5, batch_size=None, local_momentum=0.9, weight_decay=1e-4, max_grad_norm=5.0,
+        server_lr=0.7, weights="samples", participation=0.25,
+    )  # fmt: skip
+    assert build_algorithm(from_yaml(text)) == expected
+
+
+def test_parts_in_a_file_are_the_parts_of_python():
+    text = """
+    algorithm: fedams
+    local:
+      lr: {kind: warmup, lr: {kind: cosine, lr: 0.1, rounds: 9}, rounds: 2}
+      steps: {kind: random_steps, low: 2, high: 5}
+    server: {lr: {kind: step_decay, lr: 1.0, every: 10}, eps: 1e-4}
+    sample: {kind: weighted, count: 3}
+    uplink: {kind: error_feedback, compressor: {kind: top_k, ratio: 1/64}}
+    aggregate: {kind: clipped, norm: 2.0, inner: {kind: trimmed_mean, trim: 0.2}}
+    """
+    expected = presets.fedams(
+        local_lr=hansa.local.warmup(hansa.local.cosine(0.1, 9), 2),
+        steps=hansa.local.random_steps(2, 5),
+        server_lr=hansa.local.step_decay(1.0, 10),
+        eps=1e-4,
+        sampler=hansa.sample.weighted(count=3),
+    ).on(
+        "model",
+        uplink=hansa.compress.error_feedback(hansa.compress.top_k(1 / 64)),
+        aggregate=hansa.aggregate.clipped(hansa.aggregate.trimmed_mean(0.2), 2.0),
+    )
+    assert build_algorithm(from_yaml(text)) == expected
+
+
+def test_gossip_in_a_file_is_gossip_in_python():
+    text = """
+    algorithm: ha_fed
+    gossip: {clusters: 4, reporters: 2, topology: {kind: erdos_renyi, p: 0.6}, gossip_every: 2, active: 0.5}
+    local: {steps: 8}
+    """
+    expected = presets.ha_fed(
+        clusters=4, reporters=2, topology=hansa.gossip.erdos_renyi(0.6), gossip_every=2, active=0.5, steps=8
+    )
+    assert build_algorithm(from_yaml(text)) == expected
+
+
+def test_a_resolved_file_reads_back_to_the_same_run(tmp_path):
+    text = "algorithm: {preset: fedprox, mu: 0.3}\nlocal: {lr: {kind: cosine, lr: 0.1, rounds: 9}}\nuplink: direct\n"
+    config = from_yaml(text, ["data.clients=7", "sample.count=2"])
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config, ["a remark"]))
+    assert load(path) == config
+    assert build_algorithm(load(path)) == build_algorithm(config)
+
+
+def test_the_schema_is_strict_json_and_knows_presets_parts_and_sections():
+    schema = json_schema()
+    json.dumps(schema, allow_nan=False)
+    assert schema["additionalProperties"] is False
+    assert set(schema["$defs"]["AlgorithmSection"]["properties"]["preset"]["anyOf"][0]["enum"]) == set(
+        presets.catalogue()
+    )
+    assert "mu" in schema["$defs"]["AlgorithmSection"]["properties"]
+    kinds = {part["title"] for part in schema["$defs"]["partition"]["anyOf"] if "title" in part}
+    assert {"iid", "shards", "dirichlet", "quantity_skew", "natural"} <= kinds
+    refs = _references(schema)
+    assert all(ref.removeprefix("#/$defs/") in schema["$defs"] for ref in refs)
+    assert not _marks(schema)
+
+
+def test_the_schema_knows_what_lists_hold():
+    schema = json_schema()
+    private = schema["$defs"]["LocalSection"]["properties"]["private_blocks"]["anyOf"]
+    assert {"type": "array", "items": {"type": "string"}} in private
+    chain = schema["$defs"]["ServerSection"]["properties"]["optimizer"]["anyOf"]
+    assert {"type": "array", "items": {"$ref": "#/$defs/server"}} in chain
+
+
+def _references(node):
+    if isinstance(node, dict):
+        found = {node["$ref"]} if "$ref" in node else set()
+        return found.union(*(_references(value) for value in node.values()))
+    return set().union(*(_references(value) for value in node)) if isinstance(node, list) else set()
+
+
+def _marks(node):
+    if isinstance(node, dict):
+        return isinstance(node.get("part"), str) or any(_marks(value) for value in node.values())
+    return any(_marks(value) for value in node) if isinstance(node, list) else False
+
+
+def test_every_part_takes_its_arguments_by_name():
+    for kind in KINDS.values():
+        for name, part in kind.built_in.items():
+            kinds = {parameter.kind for parameter in inspect.signature(part).parameters.values()}
+            assert inspect.Parameter.POSITIONAL_ONLY not in kinds, name
+
+
+@pytest.mark.parametrize(
+    ("package", "method", "kind"),
+    [
+        (hansa.compress, "encode", "compressor"),
+        (hansa.compress, "send", "uplink"),
+        (hansa.compress, "broadcast", "downlink"),
+        (hansa.aggregate, "combine", "aggregate"),
+        (hansa.server, "update", "server"),
+        (hansa.sample, "select", "sampler"),
+        (hansa.local, "at", "schedule"),
+        (hansa.local, "correction", "solver"),
+        (hansa.gossip, "assign", "clustering"),
+        (hansa.gossip, "draw", "activity"),
+        (hansa.data, "split", "partition"),
+    ],
+)
+def test_every_public_part_can_be_named_in_a_file(package, method, kind):
+    public = {name for name in package.__all__ if name.islower() and hasattr(getattr(package, name), method)}
+    assert public
+    assert public <= set(KINDS[kind].names)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('rounds: "3"', "rounds"),
+        ('local: {lr: "0.1"}', "local.lr"),
+        ('local: {batch_size: "5"}', "local.batch_size"),
+        ('sample: {participation: "0.1"}', "sample.participation"),
+        ('data: {partition: {kind: dirichlet, alpha: "0.3"}}', "data.partition.alpha"),
+    ],
+)
+def test_a_number_in_quotes_is_told_to_leave_them(text, key):
+    with pytest.raises(ConfigError, match=rf"config:1: {key}: expected .*number.*, found '.*'. Leave out the quotes"):
+        from_yaml(text)
+
+
+def test_a_word_that_is_no_number_is_not():
+    with pytest.raises(ConfigError, match=r"no schedule 'fast'\. Known"):
+        from_yaml("local: {lr: fast}")

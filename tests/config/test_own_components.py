@@ -1,0 +1,80 @@
+"""The page on parts of one's own: each is one file of at most thirty lines, and runs as the page says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hansa.config import build_algorithm, build, from_yaml
+from hansa.config.registry import KINDS
+from hansa.runs.experiment import Experiment, build_run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own-parts.md").read_text(encoding="utf-8")
+SECTION = re.compile(r"^In a file: `([^\n]*)`\n\n```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+SECTIONS = [(found[1], found[2]) for found in SECTION.finditer(PAGE)]
+TABLE = re.findall(r"^\| `(\w+)` \| .* \| (\d+) \|$", PAGE, flags=re.MULTILINE)
+SETTING = {
+    "rounds": "2",
+    "workers": "1",
+    "data": "{name: synthetic, clients: 6, options: {largest: 60}}",
+    "model": "logistic",
+    "local": "{steps: 2}",
+    "sample": "{participation: 0.5}",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("mine", None)
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def configured(line):
+    """The line of the page in a small setting."""
+    key, _, value = line.partition(": ")
+    said = {**SETTING, key: value}
+    if "reporters" in line:
+        del said["sample"]
+    return from_yaml("\n".join(f"{key}: {value}" for key, value in said.items()))
+
+
+def test_the_table_counts_the_lines_of_every_kind_and_none_has_more_than_thirty():
+    assert [kind for kind, _ in TABLE] == [kind for kind in TABLED if kind in KINDS]
+    counted = [len(code.splitlines()) for _, code in SECTIONS]
+    assert [int(lines) for _, lines in TABLE] == counted
+    assert max(counted) <= 30
+
+
+TABLED = [kind for kind, _ in TABLE]
+
+
+def test_every_kind_is_on_the_page():
+    assert set(KINDS) - set(TABLED) == {"blocks", "fault_plan"}  # a choice of names, and a plan of chances: no rules
+
+
+@pytest.mark.parametrize(("line", "code"), SECTIONS, ids=TABLED)
+def test_a_part_of_ones_own_is_one_file_and_runs_exactly(folder, line, code):
+    (folder / "mine.py").write_text(code)
+    config = configured(line)
+    name = re.search(r"mine:(\w+)", line)[1]
+    assert f"{name}(" in code or f"def {name}" in code or f"class {name}" in code
+    run = Experiment.new(config, folder / "out")
+    run.execute()
+    started = build_run(config, build.load_data(config))
+    assert not torch.equal(run.run.params, started.params)
+    plain = configured({"gossip": "gossip: {reporters: 2}"}.get(line.partition(":")[0], "seed: 0"))
+    if line.partition(":")[0] not in ("data", "links", "model"):
+        assert build_algorithm(config) != build_algorithm(plain)
+    half = Experiment.new(config, folder / "half")
+    half.execute([lambda run, record: True])
+    again = Experiment.resume(folder / "half")
+    again.execute()
+    assert again.run.state.round == 2
+    assert torch.equal(again.run.params, run.run.params)

@@ -1,0 +1,204 @@
+"""YAML with lines: numbers, twins, damage, overrides."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+import yaml
+
+from hansa.config import from_yaml
+from hansa.config.yaml_text import ConfigError, dump, parse_document, read_document
+
+
+@pytest.mark.parametrize(
+    ("written", "number"), [("1e-3", 1e-3), ("1E5", 1e5), ("-2e3", -2e3), (".5", 0.5), ("1.", 1.0), ("3", 3)]
+)
+def test_numbers_are_read_as_people_write_them(written, number):
+    found = parse_document(f"a: {written}").data["a"]
+    assert found == number
+    assert type(found) is type(number)
+
+
+@pytest.mark.parametrize("word", ["1e", "e5", "1-3", "12:30:00x", "1.2.3"])
+def test_words_that_only_look_like_numbers_stay_words(word):
+    assert parse_document(f"a: {word}").data["a"] == word
+
+
+def test_every_key_knows_its_line():
+    text = "seed: 1\nlocal:\n  lr: 0.1\n  steps: [1,\n    2]\n"
+    assert parse_document(text, "run.yaml").problem(("local", "lr"), "x").where == "run.yaml:3"
+    assert parse_document(text, "run.yaml").problem(("local", "steps", 1), "x").where == "run.yaml:5"
+
+
+def test_a_key_that_is_not_in_the_file_is_placed_at_the_section_it_belongs_to():
+    assert parse_document("seed: 1\nlocal:\n  lr: 0.1\n", "run.yaml").problem(("local", "clip"), "x").where == "run.yaml:2"
+
+
+def test_two_equal_keys_are_refused_with_both_lines():
+    with pytest.raises(ConfigError, match=r"run.yaml:3: local.lr: is set twice, first in line 2"):
+        parse_document("local:\n  lr: 0.1\n  lr: 0.2\n", "run.yaml")
+
+
+def test_text_that_is_not_yaml_names_the_line():
+    with pytest.raises(ConfigError, match=r"run.yaml:3: not YAML"):
+        parse_document("a: 1\nb: [1, 2\nc: 3\n", "run.yaml")
+
+
+@pytest.mark.parametrize("text", ["- 1\n- 2", "just words", "3"])
+def test_anything_but_sections_is_refused(text):
+    with pytest.raises(ConfigError, match="expected sections"):
+        parse_document(text)
+
+
+def test_python_objects_are_never_made():
+    with pytest.raises(ConfigError, match=r"a value of type 'tag:yaml.org,2002:python/object/apply:os.system'"):
+        parse_document("a: !!python/object/apply:os.system ['true']")
+
+
+def test_an_alias_repeats_what_it_names_and_one_that_contains_itself_is_refused():
+    assert parse_document("a: &x {b: 1}\nc: *x\n").data["c"] == {"b": 1}
+    with pytest.raises(ConfigError, match=r"run.yaml:2: an alias that contains itself"):
+        parse_document("seed: 1\ndata: &x {options: *x}", "run.yaml")
+
+
+def test_a_missing_file_and_a_binary_one_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none.yaml: no such file"):
+        read_document(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"b.yaml: cannot be read"):
+        read_document(tmp_path / "b.yaml")
+
+
+def test_a_change_is_a_dotted_key_and_a_yaml_value():
+    document = parse_document("local: {lr: 0.1}")
+    for change in ("local.lr=1e-2", "local.steps=[1, 2]", "sample={participation: 0.1}", "name=a=b"):
+        document.apply(change)
+    assert document.data == {
+        "local": {"lr": 0.01, "steps": [1, 2]}, "sample": {"participation": 0.1}, "name": "a=b"
+    }  # fmt: skip
+
+
+def test_a_change_below_a_bare_word_expands_it():
+    document = parse_document("algorithm: fedprox\ndata: synthetic\nuplink: direct\n")
+    document.apply("algorithm.mu=0.1")
+    document.apply("data.clients=5")
+    document.apply("uplink.kind=memoryless")
+    assert document.data["algorithm"] == {"preset": "fedprox", "mu": 0.1}
+    assert document.data["data"] == {"name": "synthetic", "clients": 5}
+    assert document.data["uplink"] == {"kind": "memoryless"}
+
+
+@pytest.mark.parametrize("change", ["local.lr", "=3", ".lr=3", "local..lr=3"])
+def test_a_change_without_key_or_value_is_refused(change):
+    with pytest.raises(ConfigError, match="expected KEY=VALUE"):
+        parse_document("").apply(change)
+
+
+def test_a_change_beyond_the_end_of_a_list_is_refused():
+    with pytest.raises(ConfigError, match="no entry 5 in this list of 2"):
+        parse_document("local: {steps: [1, 2]}").apply("local.steps.5=3")
+
+
+def test_what_is_dumped_reads_back_the_same():
+    data = {"seed": 0, "name": "a: b", "local": {"lr": 1e-5, "steps": list(range(60))}, "sample": {"kind": "uniform"}}
+    assert parse_document(dump(data)).data == data
+    assert yaml.safe_load(dump({"a": {"b": [1, None, True]}})) == {"a": {"b": [1, None, True]}}
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghi")
+)
+
+
+def quickly(text):
+    """The problem of a text, found within a moment of the machine's time."""
+    began = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(text, source="run.yaml")
+    assert time.process_time() - began < 5
+    assert len(str(caught.value)) < 2000
+    return str(caught.value)
+
+
+def test_aliases_that_stand_for_a_billion_values_are_refused_at_once():
+    assert len(BOMB) < 450
+    assert "run.yaml:6: stands for more than 100000 values, by its aliases." in quickly(BOMB)
+    merged = "a: &a {k: 1}\n" + "".join(
+        f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n" for before, name in pairwise("abcdefghi")
+    )
+    assert "stands for more than 100000 values" in quickly(merged)
+    assert quickly("--- " + "x" * (1 << 20)) == "run.yaml:1: longer than 1048576 characters."
+
+
+def test_what_a_few_aliases_repeat_is_no_bomb():
+    document = parse_document("a: &a {lr: 0.1}\n" + "".join(f"k{n}: *a\n" for n in range(1000)))
+    assert len(document.data) == 1001
+
+
+def test_deep_nesting_is_refused():
+    for text in ("a: " + "[" * 50 + "]" * 50, "a: " + "[" * 100_000, "{a: " * 5000, "- " * 3000):
+        assert quickly(text) == "run.yaml:1: nested more than 40 levels deep."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nname: a\0b", "run.yaml:2: not YAML: unacceptable character #x0000"),
+        ("seed: 1\nname: a\x1bb", "run.yaml:2: not YAML: unacceptable character #x001b"),
+        ('seed: 1\nname: "a\\0b"', r"run.yaml:2: a string with the control character '\x00'."),
+        ('seed: 1\nname: "\\e[31m"', r"run.yaml:2: a string with the control character '\x1b'."),
+        ('seed: 1\n"\\ud800": 1', r"run.yaml:2: a string with the control character '\ud800'."),
+        ("seed: 1\nrounds: " + "9" * 5000, "run.yaml:2: a number of 5000 digits: expected at most 100."),
+        ("seed: 1\nrounds: 0x" + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
+        ("seed: 1\nmax_norm: 0." + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
+        ("seed: !!int x", "run.yaml: not YAML: a value that does not match its tag"),
+        ("seed: !!int ''", "run.yaml: not YAML: a value that does not match its tag"),
+        ("seed: !!bool maybe", "run.yaml: not YAML: a value that does not match its tag"),
+        ("a: 1\nb: !!set {x, y}", "run.yaml:2: a value of type 'tag:yaml.org,2002:set': expected strings"),
+        ("a: 1\nb: !!timestamp soon", "run.yaml:2: a value of type 'tag:yaml.org,2002:timestamp'"),
+        ("a: 1\nb: !!binary aGk=", "run.yaml:2: a value of type"),
+        ("? [a, b]\n: 1", "not YAML: found unhashable key"),
+        ("local: {lr: " + "x" * 5000 + "}", "run.yaml:1: local.lr.kind: no schedule 'xxx"),
+        ("x" * 1000 + ": 1", "no such key"),
+        ("sample: {count: " + "[1, " * 30 + "]" * 30 + "}", "run.yaml:1: "),
+    ],
+)  # fmt: skip
+def test_odd_values_are_refused_in_a_sentence_with_their_line(text, message):
+    assert message in quickly(text)
+
+
+def test_dates_are_words():
+    assert parse_document("name: 2026-01-31\nb: 2026-99-99").data == {"name": "2026-01-31", "b": "2026-99-99"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "rounds=" + "9" * 5000,
+        "local.steps." + "9" * 5000 + "=1",
+        "local.steps.\u00b2=1",
+        "name=a\0b",
+        "a\0b=1",
+        "name=\udcff",
+        "\udcff=1",
+        "data.options={x: &a [*a]}",
+        "data.options=" + "[" * 5000,
+        "local.lr=!!float x",
+        "compress.compressor={kind: top_k, ratio: " + "1" * 5000 + "/3}",
+        "compress.compressor={kind: top_k, ratio: \u00b2/3}",
+    ],
+)
+def test_odd_changes_are_refused_in_a_sentence_that_can_be_printed(change):
+    with pytest.raises(ConfigError) as caught:
+        from_yaml("", [change])
+    str(caught.value).encode()
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_device_in_place_of_a_file_is_not_read_for_ever():
+    with pytest.raises(ConfigError, match="longer than 1048576 characters"):
+        read_document("/dev/zero")
+    with pytest.raises(ConfigError, match="cannot be read as text: embedded null"):
+        read_document("a\0b")

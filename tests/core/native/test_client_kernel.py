@@ -1,0 +1,148 @@
+"""A client's whole round in one native call: NumPy's own batches, the steps of the loop, the delta."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from core.native.models import STACKS, parameters_of, smooth
+from core.native.sets import each_set
+from hansa.core import native
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.native import network as network_module
+from hansa.core.native.client_kernel import ClientKernel, NativeJob, shuffled_batches, shuffles_like_numpy
+from hansa.core.native.network import AffineStep, compile_network
+from hansa.training.trainer import batch_stream
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
+
+ROWS = 30
+
+
+def made(name: str = "CNN-29k", isa: str = ""):
+    make, shape = STACKS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module, inputs, labels = smooth(make(), shape, ROWS)
+    network = compile_network(module, shape, isa)
+    assert network is not None
+    return network, parameters_of(module), inputs, labels
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize(("samples", "length"), [(1, 5), (2, 2), (3, 7), (50, 200), (257, 256), (4097, 5000)])
+def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
+    for seed in range(3):
+        key = Key(seed).child("local", 3, samples, "batch")
+        assert np.array_equal(shuffled_batches(key.digest(16), samples, length, isa), batch_stream(samples, length, key))
+    assert shuffles_like_numpy()
+
+
+def train_one(kernel, x, y, delta, own, steps, batch, key, step):
+    """One client whose rows are all of the index, its model kept."""
+    return kernel.train_clients(x, y, own, [NativeJob(delta, 0, own.numel(), steps, batch, key, True)], step)[0]
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(momentum, isa):
+    network, x, inputs, labels = made(isa=isa)
+    own, key = torch.tensor([3, 4, 7, 11, 12, 20, 29]), Key(5).child("batch")
+    s = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
+    options = {"lr": 0.03, "prox_weight": 0.1, "shift": s, "weight_decay": 0.01, "momentum": momentum, "max_grad_norm": 1.0}
+    y, delta, velocity = torch.empty_like(x), torch.empty_like(x), torch.zeros_like(x)
+    kernel = ClientKernel(network, inputs, labels)
+    for _ in range(2):  # a second client finds nothing of the first
+        velocity.zero_()
+        step = AffineStep(**options, velocity=velocity if momentum else None)
+        losses, finite = train_one(kernel, x, y, delta, own, 5, 3, key.digest(16), step)
+    expected = x.clone()
+    index = own[torch.from_numpy(batch_stream(7, 15, key))].view(5, 3)
+    wanted = network.train(expected, inputs, labels, index, AffineStep(anchor=x, **options))
+    assert finite
+    assert losses == wanted.tolist()
+    assert torch.equal(y, expected)
+    assert torch.equal(delta, expected - x)
+
+
+def test_a_delta_that_is_not_finite_is_found():
+    network, x, inputs, labels = made("MLP")
+    y, delta, own = torch.empty_like(x), torch.empty_like(x), torch.arange(ROWS)
+    kernel = ClientKernel(network, inputs, labels)
+    assert not train_one(kernel, x, y, delta, own, 4, 8, bytes(16), AffineStep(lr=1e30))[1]
+    assert train_one(kernel, x, y, delta, own, 4, 8, bytes(16), AffineStep(lr=0.1))[1]
+
+
+def test_slices_do_not_change_a_bit(monkeypatch):
+    network, x, inputs, labels = made("MLP")
+    own, found = torch.arange(ROWS), []
+    for seconds in (10.0, 0.0):
+        monkeypatch.setattr(network_module, "SLICE", seconds)
+        monkeypatch.setattr("hansa.core.native.client_kernel.SLICE", seconds)
+        y, delta = torch.empty_like(x), torch.empty_like(x)
+        losses, _ = train_one(ClientKernel(network, inputs, labels), x, y, delta, own, 9, 4, bytes(16), AffineStep(lr=0.1))
+        plain = x.clone()
+        network.train(plain, inputs, labels, torch.arange(20).view(5, 4), AffineStep(0.1))
+        found.append((losses, delta, plain))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(found[0][2], found[1][2])
+
+
+def test_a_long_call_ends_within_a_moment_when_it_is_told_to_stop():
+    network, x, inputs, labels = made()
+    kernel = ClientKernel(network, inputs, labels)
+    y, delta = torch.empty_like(x), torch.empty_like(x)
+
+    def stop() -> None:
+        time.sleep(0.3)
+        kernel.stop = True
+
+    threading.Thread(target=stop).start()
+    began = time.monotonic()
+    with pytest.raises(HansaError, match="stopped"):  # all the steps would take minutes
+        train_one(kernel, x, y, delta, torch.arange(ROWS), 100_000, 20, bytes(16), AffineStep(lr=1e-6))
+    assert time.monotonic() - began < 20
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    network, x, inputs, labels = made("MLP")
+    kernel, y, delta = ClientKernel(network, inputs, labels), torch.empty_like(x), torch.empty_like(x)
+    with pytest.raises(HansaError, match=r"index is torch\.int32"):
+        train_one(kernel, x, y, delta, torch.arange(3, dtype=torch.int32), 1, 2, bytes(16), AffineStep(lr=0.1))
+    with pytest.raises(HansaError, match=f"row {ROWS} does not exist"):
+        train_one(kernel, x, y, delta, torch.tensor([ROWS]), 1, 1, bytes(16), AffineStep(lr=0.1))
+    with pytest.raises(HansaError, match="x is float64"):
+        train_one(kernel, x.double(), y, delta, torch.arange(3), 1, 2, bytes(16), AffineStep(lr=0.1))
+    with pytest.raises(HansaError, match="momentum needs a velocity"):
+        train_one(kernel, x, y, delta, torch.arange(3), 1, 2, bytes(16), AffineStep(lr=0.1, momentum=0.5))
+
+
+@pytest.mark.parametrize("name", ["MLP", "CNN"])
+def test_clients_one_after_the_other_move_as_each_alone(name):
+    network, x, inputs, labels = made(name) if name == "MLP" else made()
+    index, y, step = torch.randperm(ROWS), torch.empty_like(x), AffineStep(lr=0.1, weight_decay=0.01)
+    spans = [(0, 3, 1, 2), (3, 10, 4, 3), (10, ROWS, 2, 5)]  # one of them with a single step
+    jobs = [
+        NativeJob(torch.full_like(x, 7.0), first, stop, steps, batch, bytes([place] * 16))
+        for place, (first, stop, steps, batch) in enumerate(spans)
+    ]
+    found = ClientKernel(network, inputs, labels).train_clients(x, y, index, jobs, step)
+    for job, each in zip(jobs, found, strict=True):
+        own, alone, model = index[job.first : job.stop].clone(), torch.empty_like(x), torch.empty_like(x)
+        alone_result = train_one(ClientKernel(network, inputs, labels), x, model, alone, own, job.steps, job.batch, job.key, step)
+        assert alone_result == each
+        assert torch.equal(job.delta, alone)
+        assert torch.equal(model - x, alone)
+
+
+def test_rows_that_are_not_there_are_refused():
+    network, x, inputs, labels = made("MLP")
+    job = NativeJob(torch.empty_like(x), 5, ROWS + 1, 1, 2, bytes(16))
+    with pytest.raises(HansaError, match=f"outside of the {ROWS}"):
+        ClientKernel(network, inputs, labels).train_clients(x, torch.empty_like(x), torch.arange(ROWS), [job], AffineStep(lr=0.1))

@@ -1,0 +1,291 @@
+"""A cohort's turns in one native call: steps in place, gossip in place, and the loop's own bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from core.native.sets import each_set
+from core.native.test_client_kernel import made
+from hansa.compress import accumulate, sign
+from hansa.core import native
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.native import abi
+from hansa.core.native.client_kernel import ClientKernel
+from hansa.core.native.cohort_kernel import TURN, CohortKernel, MixingLinks, squared_spread
+from hansa.core.native.network import AffineStep
+from hansa.gossip import ring
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
+
+N = 5
+
+
+def laboratory(isa="", name="CNN-29k"):
+    stack, x, inputs, labels = made(name, isa)
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.stack([x + 0.05 * torch.randn(x.shape, generator=draw) for _ in range(N)])
+    index = [torch.randint(0, 30, (4, 3 + client), generator=draw) for client in range(N)]
+    return ClientKernel(stack, inputs, labels), rows, index
+
+
+def turns(*given):
+    return np.array(
+        [(row, 1, 0) if index is None else (row, len(index), index.data_ptr()) for row, index in given], TURN
+    )
+
+
+def links(matrix):
+    places = [np.flatnonzero(row) for row in matrix]
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in places])])
+    weights = np.concatenate([matrix[i, row] for i, row in enumerate(places)])
+    return MixingLinks.of(len(matrix), starts, np.concatenate(places), weights)
+
+
+RING = np.asarray(ring().sparse(N).toarray())
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("seconds", [10.0, 0.0])
+def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(momentum, seconds, isa):
+    clients, rows, index = laboratory(isa)
+    anchor = rows.mean(dim=0)
+    settings = AffineStep(
+        0.05, anchor, prox_weight=0.1, shift=anchor * 1e-3, weight_decay=0.01, momentum=momentum, max_grad_norm=0.5
+    )
+    alone, velocities = rows.clone(), torch.zeros_like(rows)
+    expected = []
+    for t in range(4):
+        for client in range(N):
+            own = replace(settings, velocity=velocities[client] if momentum else None)
+            expected.append(float(clients.steps(alone[client], index[client][t : t + 1], own)))
+    kernel = CohortKernel(clients, rows, settings)
+    kernel._cohort.seconds = seconds  # a call that ends after every turn, so that Ctrl-C is heard
+    kernel.set_links(links(np.eye(N)))
+    kept = {client: torch.zeros_like(rows[0]) for client in range(N)} if momentum else {}
+    kernel.set_velocities(kept)
+    plan = turns(*(turn for t in range(4) for turn in [*((c, index[c][t]) for c in range(N)), (abi.MIX, None)]))
+    losses, done = kernel.run(plan)
+    assert done == len(plan)
+    assert kernel.dropped is None
+    assert losses[plan["row"] >= 0].tolist() == expected
+    assert torch.equal(rows, alone)
+    for client, velocity in kept.items():
+        assert torch.equal(velocity, velocities[client])
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("later", [False, True])
+def test_mixing_is_the_product_and_leaves_the_lost_alone(later, isa):
+    clients, rows, index = laboratory(isa, "single linear layer")
+    before = rows.clone()
+    weights = RING.copy()
+    weights[2] = 0.0
+    kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=later)
+    kernel.set_links(links(weights))
+    kernel.run(turns((0, index[0][0]), (abi.MIX, None)))
+    stepped = before.clone()
+    clients.steps(stepped[0], index[0][:1], AffineStep(0.05))
+    start = before if later else stepped
+    expected = torch.from_numpy(weights).double() @ start.double()
+    expected[2] = start[2]
+    if later:
+        expected[0] += (stepped[0] - before[0]).double()
+    torch.testing.assert_close(rows.double(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(rows[2], before[2])
+    assert not torch.equal(rows[0], before[0])
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_averages_and_moves_without_gossip(isa):
+    clients, rows, index = laboratory(isa, "single linear layer")
+    kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=True)
+    kernel.set_links(links(np.eye(N)))
+    alone = rows.clone()
+    clients.steps(alone[1], index[1][:1], AffineStep(0.05))
+    kernel.run(turns((1, index[1][0]), (abi.SETTLE, None)))
+    assert torch.equal(rows, alone)
+    kernel.run(turns((abi.AVERAGE, None)))
+    torch.testing.assert_close(rows.double(), alone.double().mean(dim=0).expand(N, -1), rtol=0, atol=1e-6)
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("name", ["single linear layer", "CNN-29k"])
+def test_signs_are_the_compressors_own_to_the_bit(name, isa):
+    clients, rows, _ = laboratory(isa, name)
+    draw = torch.Generator().manual_seed(9)
+    copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
+    copies[0, :7] = rows[0, :7]  # both zeros are +
+    expected_rows, expected = rows.double().clone(), copies.clone()
+    for client in range(N):
+        packet = sign().encode(rows[client] - copies[client], Key(0))
+        accumulate(packet, expected[client])
+        assert packet.nbytes == sign().max_nbytes(rows.shape[1], torch.float32)
+    kernel = CohortKernel(clients, rows, AffineStep(0.05))
+    kernel.set_links(links(RING))
+    kernel.set_public_copies(copies, 0.3)
+    kernel.run(turns((abi.SIGNS, None)))
+    assert torch.equal(copies, expected)
+    pulled = torch.from_numpy(RING) @ copies.double() - copies.double()
+    torch.testing.assert_close(rows.double(), expected_rows + 0.3 * pulled, rtol=0, atol=1e-6)
+    rows[3, 5] = torch.finfo(torch.float32).max
+    copies[3, 5] = -torch.finfo(torch.float32).max
+    with pytest.raises(HansaError, match="row 3 to its public copy: it overflows"):
+        kernel.run(turns((abi.SIGNS, None)))
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was(isa):
+    clients, rows, index = laboratory(isa, "single linear layer")
+    rows[1, 0] = torch.inf
+    kernel = CohortKernel(clients, rows, AffineStep(0.05))
+    kernel.set_links(links(RING))
+    before = rows.clone()
+    _, done = kernel.run(turns((0, index[0][0]), (1, index[1][0]), (2, index[2][0]), (abi.MIX, None)))
+    assert (done, kernel.dropped) == (2, 1)
+    assert torch.equal(rows[2:], before[2:])
+
+
+def test_what_does_not_fit_is_refused_before_anything_moves():
+    clients, rows, index = laboratory("", "single linear layer")
+    kernel = CohortKernel(clients, rows, AffineStep(0.05))
+    with pytest.raises(HansaError, match="need set_links"):
+        kernel.run(turns((abi.MIX, None)))
+    with pytest.raises(HansaError, match="links that are not those of 5 rows"):
+        MixingLinks.of(N, np.arange(6), np.full(5, 7), np.ones(5))
+    with pytest.raises(HansaError, match="copies are"):
+        kernel.set_public_copies(rows[:2], 0.3)
+    with pytest.raises(HansaError, match="rows are"):
+        CohortKernel(clients, rows[0], AffineStep(0.05))
+    before = rows.clone()
+    for wrong in ((N, index[0][0]), (0, torch.tensor([0, 30]))):
+        with pytest.raises(HansaError, match="a row that does not exist"):
+            kernel.run(turns((0, index[0][0]), wrong))
+    assert torch.equal(rows, before)
+
+
+def apart(rows):
+    return float((rows.double() - rows.double().mean(dim=0)).square().sum())
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize(("size", "close"), [(1.0, 1e-7), (1e25, 1e-12), (1e-18, 1e-12)])
+def test_the_spread_is_that_of_the_chosen_rows(size, close, isa):
+    """Of few rows to seven digits; where squares do not fit float32, and of many rows, in float64."""
+    rows = 100 * size + size * torch.randn(20, 2500, generator=torch.Generator().manual_seed(0))
+    assert squared_spread(rows, [0, 2, 5], 2300, isa) == pytest.approx(apart(rows[[0, 2, 5], :2300]), rel=close)
+    assert squared_spread(rows, range(17), 2300, isa) == pytest.approx(apart(rows[:17, :2300]), rel=1e-12)
+    assert squared_spread(rows[:1].repeat(3, 1), [0, 2], 2300, isa) == 0
+    with pytest.raises(HansaError, match="spread: 1 rows"):
+        squared_spread(rows, [20], 2300)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("many", [4, 18])
+def test_what_rows_have_moved_comes_with_the_squared_spread(many, isa):
+    draw = torch.Generator().manual_seed(1)
+    rows, start = torch.randn(many, 2501, generator=draw), torch.randn(2501, generator=draw)
+    moved = {3: torch.zeros(2501), 1: torch.zeros(2501)}
+    chosen = [place for place in range(many) if place != 2]
+    assert squared_spread(rows, chosen, 2300, isa, start=start, deltas=moved) == squared_spread(rows, chosen, 2300, isa)
+    assert all(torch.equal(vector, rows[place] - start) for place, vector in moved.items())
+    for wrong in ({2: torch.zeros(2501)}, {1: torch.zeros(2500)}):
+        with pytest.raises(HansaError, match="each into a vector of 2501"):
+            squared_spread(rows, chosen, 2300, isa, start=start, deltas=wrong)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("kind", [abi.MIX, abi.AVERAGE, abi.SIGNS, None])
+def test_rows_become_the_start_when_they_are_needed(kind, isa):
+    clients, rows, index = laboratory(isa, "single linear layer")
+    start, found = rows[0].clone(), []
+    for begun in (start, None):
+        own = start.repeat(N, 1) if begun is None else torch.full_like(rows, torch.nan)
+        copies = own.clone()
+        kernel = CohortKernel(clients, own, AffineStep(0.05), start=begun)
+        kernel.set_links(links(RING))
+        if kind == abi.SIGNS:
+            kernel.set_public_copies(copies, 0.3)
+        kernel.run(turns((1, index[1][0]), *([] if kind is None else [(kind, None)]), (3, index[3][0])))
+        kernel.run(turns())
+        found.append((own, copies if kind == abi.SIGNS else own))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0][1], start)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("name", ["MLP", "CNN-29k"])
+def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name, isa):
+    """Bounds stand in for a look at every row: the step at which one overflows is still found."""
+    clients, rows, index = laboratory(isa, name)
+    rows, expected = rows.mul_(30), None
+    alone, settings = rows.clone(), AffineStep(1e12)
+    kernel = CohortKernel(clients, rows, settings)
+    kernel.set_links(links(np.eye(N)))
+    order = [(client, index[client][t]) for t in range(4) for client in range(N)]
+    for place, (client, batch) in enumerate(order):
+        clients.steps(alone[client], batch[None], settings)
+        if not alone[client].isfinite().all():
+            expected = (place, client)
+            break
+    assert expected is not None
+    assert expected[0] >= N  # not at once
+    made = turns(*(turn for t in range(4) for turn in [*order[N * t : N * t + N], (abi.MIX, None)]))
+    _, done = kernel.run(made)
+    assert (int((made["row"][:done] >= 0).sum()) - 1, kernel.dropped) == expected
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("links", [1, 2, 4, 5, 6, 9])
+def test_any_number_of_links_folds_in_their_order(links, isa):
+    clients, rows, _ = laboratory(isa, "MLP")
+    draw = torch.Generator().manual_seed(links)
+    rows = torch.randn(9, rows.shape[1], generator=draw)
+    matrix = np.zeros((9, 9))
+    for row in range(9):
+        matrix[row, (row + np.arange(links)) % 9] = np.random.default_rng(row).random(links)
+    expected = torch.from_numpy(matrix) @ rows.double()
+    kernel = CohortKernel(clients, rows, AffineStep(0.1))
+    kernel.set_links(links(matrix))
+    kernel.run(turns((abi.MIX, None)))
+    torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize("kind", [abi.MIX, abi.PULL, abi.SIGNS])
+def test_a_ring_passes_through_registers_with_the_bits_of_any_graph(kind, n, isa):
+    """A row that is lost makes a ring a graph like others, for those that are left."""
+    clients, rows, _ = laboratory(isa, "single linear layer")
+    draw = torch.Generator().manual_seed(n)
+    rows = torch.randn(n + 1, rows.shape[1], generator=draw)
+    copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
+    weights = np.zeros((n + 1, n + 1))
+    for row in range(n):  # no two weights alike
+        places = sorted({(row - 1) % n, row, (row + 1) % n})
+        weights[row, places] = np.random.default_rng(row).dirichlet(np.ones(len(places)))
+    found = []
+    for count in (n, n + 1):
+        own, public = rows[:count].clone(), copies[:count].clone()
+        kernel = CohortKernel(clients, own, AffineStep(0.05))
+        kernel.set_links(links(weights[:count, :count]))
+        kernel.set_public_copies(public, 0.3)
+        kernel.run(turns((kind, None)))
+        found.append((own, public))
+    (ring_rows, ring_copies), (any_rows, any_copies) = found
+    assert torch.equal(ring_rows, any_rows[:n])
+    assert torch.equal(ring_copies, any_copies[:n])
+    assert torch.equal(any_rows[n], rows[n])
+    mixed = torch.from_numpy(weights[:n, :n])
+    if kind == abi.MIX:
+        expected = mixed @ rows[:n].double()
+    else:
+        expected = rows[:n] + 0.3 * (mixed @ ring_copies.double() - ring_copies.double())
+    torch.testing.assert_close(ring_rows.double(), expected, rtol=0, atol=1e-6)

@@ -1,0 +1,235 @@
+"""Data sets by name: the embedded one as it is, the others from tiny files in the official layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.official_files import write_cifar, write_idx
+from hansa.core.errors import HansaError
+from hansa.data import (
+    DataError,
+    Dataset,
+    DatasetInfo,
+    MissingFileError,
+    check_files,
+    data_folder,
+    dataset_info,
+    dataset_names,
+    dirichlet,
+    federate,
+    is_present,
+    load,
+    partition_dataset,
+)
+from hansa.data.embedded import ASSET, first_of_each
+from hansa.data.loading import normalize_images
+from hansa.data.sources import DATASETS
+
+DRAW = np.random.default_rng(0)
+
+
+def tiny_idx(root: Path, packed: bool = False) -> DatasetInfo:
+    """MNIST of three training and two test images, with its registry entry."""
+    members = []
+    for member, rows in zip(dataset_info("mnist").files, (3, 3, 2, 2), strict=True):
+        shape = (rows, 28, 28) if "images" in member.path else (rows,)
+        array = DRAW.integers(0, 10, shape, dtype=np.uint8)
+        members.append(replace(member, rows=rows, sha256=write_idx(root / member.path, array, packed)))
+    return replace(dataset_info("mnist"), members=tuple(members))
+
+
+def tiny_cifar(root: Path) -> DatasetInfo:
+    members = []
+    for member in dataset_info("cifar10").files:
+        pixels, labels = DRAW.integers(0, 256, (2, 3072), dtype=np.uint8), [3, 8]
+        members.append(replace(member, rows=2, sha256=write_cifar(root / member.path, pixels, labels)))
+    return replace(dataset_info("cifar10"), members=tuple(members))
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Dataset:
+    return load("fashion-mini")
+
+
+def test_the_embedded_set_is_the_stratified_start_of_fashion_mnist(embedded: Dataset) -> None:
+    data = embedded
+    assert data.test_inputs is not None
+    assert data.test_targets is not None
+    assert torch.bincount(data.targets).tolist() == [1000] * 10
+    assert torch.bincount(data.test_targets).tolist() == [200] * 10
+    # the first labels of the official training and test files
+    assert data.targets[:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
+    assert data.test_targets[:10].tolist() == [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]
+    assert data.inputs.dtype == torch.float32
+    assert abs(float(data.inputs.double().mean())) < 0.02
+    assert abs(float(data.inputs.double().std()) - 1) < 0.02
+
+
+def test_the_embedded_file_is_small_and_its_licence_lies_beside_it() -> None:
+    assets = resources.files("hansa.data") / "assets"
+    assert len((assets / ASSET).read_bytes()) < 6_000_000
+    notice = (assets / "FASHION-MNIST-LICENSE.txt").read_text()
+    assert "Copyright © 2017 Zalando SE" in notice
+    assert "Permission is hereby granted, free of charge" in notice
+
+
+def test_the_first_of_each_class_are_taken_in_order() -> None:
+    labels = np.array([2, 2, 0, 1, 2, 0, 1, 1, 0], np.uint8)
+    assert first_of_each(labels, 2).tolist() == [0, 1, 2, 3, 5, 6]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_idx_set_is_loaded_and_normalised(tmp_path: Path, packed: bool) -> None:
+    entry = tiny_idx(tmp_path, packed)
+    data = load(entry, tmp_path)
+    assert data.inputs.shape == (3, 1, 28, 28)
+    assert data.test_inputs is not None
+    assert data.test_inputs.shape == (2, 1, 28, 28)
+    raw = np.round((data.inputs.double().numpy() * 0.3081 + 0.1307) * 255)
+    assert set(np.unique(raw)) <= set(range(10))
+    assert [state.state for state in check_files(entry, tmp_path)] == ["ok"] * 4
+
+
+def test_a_cifar_set_is_loaded_in_the_order_of_its_batches(tmp_path: Path) -> None:
+    entry = tiny_cifar(tmp_path)
+    data = load(entry, tmp_path)
+    assert data.inputs.shape == (10, 3, 32, 32)
+    assert data.targets.tolist() == [3, 8] * 5
+    assert data.test_inputs is not None
+    assert data.test_inputs.shape == (2, 3, 32, 32)
+    assert data.inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_normalising_is_the_formula_channel_by_channel() -> None:
+    images = DRAW.integers(0, 256, (1234, 3, 4, 5), dtype=np.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    expected = (images / 255 - np.reshape(mean, (1, 3, 1, 1))) / np.reshape(std, (1, 3, 1, 1))
+    np.testing.assert_allclose(normalize_images(images, mean, std).numpy(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_a_file_of_the_wrong_checksum_is_refused_with_both_sums(tmp_path: Path) -> None:
+    entry = tiny_idx(tmp_path)
+    path = tmp_path / entry.files[0].path
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(
+        DataError, match=f"expected contents of SHA-256 {entry.files[0].sha256}, found [0-9a-f]{{64}}"
+    ) as e:
+        load(entry, tmp_path)
+    assert str(path) in str(e.value)
+    assert [state.state for state in check_files(entry, tmp_path)] == ["damaged", "ok", "ok", "ok"]
+
+
+def test_a_cifar_batch_of_other_pixels_is_refused(tmp_path: Path) -> None:
+    entry = tiny_cifar(tmp_path)
+    write_cifar(tmp_path / entry.files[3].path, np.zeros((2, 3072), np.uint8), [3, 8])
+    with pytest.raises(DataError, match=r"data_batch_4: expected contents of SHA-256"):
+        load(entry, tmp_path)
+
+
+def test_the_names_inside_a_cifar_batch_do_not_matter_for_its_checksum(tmp_path: Path) -> None:
+    entry = tiny_cifar(tmp_path)
+    path = tmp_path / entry.files[0].path
+    path.write_bytes(path.read_bytes().replace(b"image_000.png", b"camel_001.png"))
+    load(entry, tmp_path)
+
+
+def test_a_file_with_too_few_rows_is_refused(tmp_path: Path) -> None:
+    entry = tiny_idx(tmp_path)
+    write_idx(tmp_path / entry.files[1].path, np.zeros(2, np.uint8))
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: expected 3 rows, found 2"):
+        load(entry, tmp_path)
+
+
+def test_images_of_the_wrong_shape_are_refused(tmp_path: Path) -> None:
+    entry = tiny_idx(tmp_path)
+    write_idx(tmp_path / entry.files[0].path, np.zeros((3, 28, 27), np.uint8))
+    with pytest.raises(DataError, match=r"expected images of \(28, 28\), found \(28, 27\)"):
+        load(entry, tmp_path)
+
+
+def test_a_missing_file_names_the_command_that_gets_it(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"train-images-idx3-ubyte: no such file\. Run `hansa data get mnist`"):
+        load("mnist", tmp_path)
+    assert {state.state for state in check_files("mnist", tmp_path)} == {"missing"}
+    assert not is_present("mnist", tmp_path)
+    assert {state.state for state in check_files("femnist", tmp_path)} == {"missing"}
+
+
+def test_presence_is_seen_without_reading(tmp_path: Path) -> None:
+    entry = tiny_idx(tmp_path, packed=True)
+    assert is_present(entry, tmp_path)
+    assert is_present("fashion-mini", tmp_path)
+    assert not is_present("femnist", tmp_path)
+
+
+def test_an_unknown_name_gets_near_matches() -> None:
+    with pytest.raises(DataError, match=r"no data set 'fashion-minni'\. Did you mean fashion-mini"):
+        load("fashion-minni")
+    with pytest.raises(DataError, match=r"no data set 'two-gausians'\. Did you mean two-gaussians"):
+        federate("two-gausians")
+
+
+def test_spellings_of_a_name_are_one() -> None:
+    assert dataset_info("CIFAR-10") is dataset_info("cifar10")
+    assert dataset_info("fashion_mnist") is DATASETS["fashion-mnist"]
+
+
+def test_options_that_a_set_does_not_take_are_refused() -> None:
+    with pytest.raises(HansaError, match=r"fashion-mini: takes normalize: .* no other options, found stride"):
+        load("fashion-mini", stride=2)
+    with pytest.raises(HansaError, match=r"synthetic: .*gamma"):
+        federate("synthetic", gamma=2)
+    with pytest.raises(HansaError, match="brings its own clients"):
+        federate("two-gaussians", dirichlet(0.3))
+
+
+def test_a_partition_is_a_function_of_the_seed_and_by_name_the_same(embedded: Dataset) -> None:
+    first, again, other = (partition_dataset(embedded, dirichlet(0.3), 20, seed) for seed in (5, 5, 6))
+    assert torch.equal(first.index, again.index)
+    assert not torch.equal(first.index, other.index)
+    assert len(first.index) == 10_000
+    assert torch.equal(first.index, federate("fashion-mini", dirichlet(0.3), 20, seed=5).index)
+
+
+def test_every_registered_set_is_described() -> None:
+    for entry in DATASETS.values():
+        assert entry.licence
+        assert entry.homepage.startswith("http")
+        assert entry.downloads or entry.instructions or entry.layout == "embedded"
+        assert len(entry.mean) == len(entry.std) == (entry.shape[0] if len(entry.shape) == 3 else 0)
+        for sha in [member.sha256 for member in entry.files] + [remote.sha256 for remote in entry.downloads]:
+            assert len(sha) == 64
+            assert int(sha, 16) >= 0
+    assert set(dataset_names()) == {
+        *DATASETS,
+        "two-gaussians",
+        "synthetic",
+        "csv-folder",
+        "hub-femnist",
+        "hub-shakespeare",
+    }
+
+
+def test_the_data_folder_is_the_given_then_the_environments_then_the_platforms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANSA_DATA", str(tmp_path))
+    assert data_folder() == tmp_path
+    assert data_folder(tmp_path / "other") == tmp_path / "other"
+    monkeypatch.setenv("HANSA_DATA", "")
+    assert data_folder().parts[-2:] == ("hansa", "data")
+
+
+def test_images_are_left_within_0_and_1_where_that_is_asked_for() -> None:
+    plain, normalised = load("fashion-mini", normalize=False), load("fashion-mini")
+    assert float(plain.inputs.min()) == 0
+    assert float(plain.inputs.max()) == 1
+    assert torch.allclose((plain.inputs[:5] - 0.2860) / 0.3530, normalised.inputs[:5], atol=1e-6)

@@ -1,0 +1,107 @@
+"""Arrays that stay in their files: the same rows, the same runs, and nothing copied to workers."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import HansaError, presets
+from hansa.data import MemmapArray, from_arrays, from_memmap
+
+DRAW = np.random.default_rng(8)
+X, Y = DRAW.normal(size=(26, 4)).astype(np.float32), DRAW.integers(0, 3, 26)
+OWNERS = np.repeat([0, 1, 2], [5, 9, 12])
+WORDS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, array in (("inputs", X), ("targets", Y), ("owners", OWNERS), ("test_inputs", X[:7])):
+        np.save(tmp_path / f"{name}.npy", array)
+    np.save(tmp_path / "test_targets.npy", Y[:7])
+    return tmp_path
+
+
+@pytest.fixture
+def file(tmp_path):
+    arrays = {"inputs": X, "targets": Y, "owners": OWNERS, "test_inputs": X[:7], "test_targets": Y[:7]}
+    save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, tmp_path / "all.safetensors")
+    return tmp_path / "all.safetensors"
+
+
+def trained(data, workers=1):
+    task = hansa.Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)), cross_entropy, data)
+    return hansa.run(presets.fedavg(**WORDS), task, rounds=2, workers=workers)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_run_on_mapped_rows_is_the_run_in_memory(kind, request):
+    data = from_memmap(request.getfixturevalue(kind))
+    assert isinstance(data.inputs, MemmapArray)
+    wanted = trained(from_arrays(X, Y, clients=OWNERS, test=(X[:7], Y[:7])))
+    found = trained(data)
+    assert torch.equal(found.params, wanted.params)
+    assert found.history[-1]["test_loss"] == wanted.history[-1]["test_loss"]
+    assert torch.equal(trained(data, workers=2).params, wanted.params)
+
+
+def test_a_worker_is_sent_the_path(folder):
+    sent = pickle.dumps(from_memmap(folder).inputs)
+    assert len(sent) < 500
+    assert torch.equal(pickle.loads(sent).gather(torch.tensor([3, 1])), torch.from_numpy(X[[3, 1]]))  # noqa: S301
+
+
+def test_bytes_are_pixels_and_dicts_have_names(tmp_path):
+    np.save(tmp_path / "inputs.pixels.npy", np.full((3, 1, 2, 2), 255, np.uint8))
+    np.save(tmp_path / "inputs.ids.npy", np.arange(6, dtype=np.int32).reshape(3, 2))
+    np.save(tmp_path / "targets.npy", np.arange(3))
+    data = from_memmap(tmp_path, clients=2)
+    assert set(data.inputs) == {"pixels", "ids"}
+    assert data.inputs["pixels"].gather(torch.tensor([0])).flatten().tolist() == [1.0] * 4
+    assert data.inputs["ids"].gather(torch.tensor([2])).tolist() == [[4, 5]]
+    assert data.inputs["ids"].dtype == torch.int64
+
+
+def test_a_resume_notices_another_file(folder, tmp_path):
+    out = tmp_path / "run"
+    make = lambda: hansa.Task(lambda: nn.Linear(4, 3), cross_entropy, from_memmap(folder))  # noqa: E731
+    hansa.run(presets.fedavg(**WORDS), make(), rounds=1, workers=1, out=out)
+    np.save(folder / "inputs.npy", X + 1)
+    with pytest.raises(HansaError, match="data"):
+        hansa.run(presets.fedavg(**WORDS), make(), rounds=2, workers=1, out=out)
+
+
+def test_what_is_no_such_file_is_told(tmp_path):
+    with pytest.raises(HansaError, match="no such file"):
+        MemmapArray(tmp_path / "inputs.npy")
+    (tmp_path / "inputs.npy").write_bytes(b"nothing")
+    with pytest.raises(HansaError, match=r"inputs.npy: expected a .npy"):
+        MemmapArray(tmp_path / "inputs.npy")
+    (tmp_path / "inputs.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(HansaError, match="header"):
+        from_memmap(tmp_path / "inputs.safetensors")
+    np.save(tmp_path / "inputs.npy", X)
+    with pytest.raises(HansaError, match="no targets"):
+        from_memmap(tmp_path)
+
+
+def test_arrow_through_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()}).save_to_disk(tmp_path / "arrow")
+    table = datasets.load_from_disk(tmp_path / "arrow")
+
+    def collate(items):
+        return torch.tensor([item["x"] for item in items]), torch.tensor([item["y"] for item in items])
+
+    data = hansa.data.from_items(table, collate, clients=OWNERS, test=table.select(range(7)))
+    wanted = trained(from_arrays(X, Y, clients=OWNERS, test=(X[:7], Y[:7])))
+    found = trained(data)
+    assert torch.equal(found.params, wanted.params)
+    assert found.history[-1]["test_accuracy"] == wanted.history[-1]["test_accuracy"]

@@ -1,0 +1,81 @@
+"""A partition kept in a file comes back exactly, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from hansa.core.keys import Key
+from hansa.data import (
+    DataError,
+    Dataset,
+    MissingFileError,
+    dirichlet,
+    load_split,
+    partition_dataset,
+    save_split,
+    saved_split,
+)
+
+
+@pytest.fixture
+def labels() -> torch.Tensor:
+    return torch.arange(5).repeat(40)
+
+
+def test_a_saved_partition_comes_back_bit_for_bit(tmp_path: Path, labels: torch.Tensor) -> None:
+    split = dirichlet(0.2).split(labels, 8, Key(1))
+    save_split(tmp_path / "deep" / "split.safetensors", split, labels, "dirichlet(alpha=0.2)")
+    back = load_split(tmp_path / "deep" / "split.safetensors", labels)
+    assert torch.equal(back.index, split.index)
+    assert torch.equal(back.offsets, split.offsets)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["split.safetensors"]
+
+
+def test_a_partition_of_other_labels_is_refused(tmp_path: Path, labels: torch.Tensor) -> None:
+    save_split(tmp_path / "split", dirichlet(0.2).split(labels, 8, Key(1)), labels)
+    other = labels.clone()
+    other[3] = 0
+    with pytest.raises(DataError, match=r"split: expected a partition of these 200 targets .* found one of 200 others"):
+        load_split(tmp_path / "split", other)
+
+
+def test_no_changed_byte_of_the_file_gives_another_split(tmp_path: Path, labels: torch.Tensor) -> None:
+    path, split = tmp_path / "split", dirichlet(0.2).split(labels, 8, Key(1))
+    save_split(path, split, labels, "made by a test")
+    good = path.read_bytes()
+    for place in range(0, len(good), 7):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 0x15]) + good[place + 1 :])
+        back = split  # a change may leave the meaning alone, but it may never give another split
+        with contextlib.suppress(DataError):
+            back = load_split(path, labels)
+        assert torch.equal(back.index, split.index)
+        assert torch.equal(back.offsets, split.offsets)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_a_truncated_file_is_refused_by_name(tmp_path: Path, labels: torch.Tensor, keep: int) -> None:
+    path = tmp_path / "split"
+    save_split(path, dirichlet(0.2).split(labels, 8, Key(1)), labels)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match="split: expected a 'hansa partition 1' file"):
+        load_split(path, labels)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path, labels: torch.Tensor) -> None:
+    with pytest.raises(MissingFileError, match="nowhere: no such file"):
+        load_split(tmp_path / "nowhere", labels)
+
+
+def test_the_saved_part_repeats_a_run_whatever_its_seed(tmp_path: Path, labels: torch.Tensor) -> None:
+    groups = torch.where(torch.arange(200) % 4 == 0, -1, 0)  # with rows that are nobody's
+    data = Dataset("toy", torch.randn(200, 2), labels, classes=5, groups=groups)
+    first = partition_dataset(data, dirichlet(0.2), 6, seed=3)
+    save_split(tmp_path / "split", first.split, data.targets)
+    again = partition_dataset(data, saved_split(str(tmp_path / "split")), 6, seed=99)
+    assert torch.equal(first.index, again.index)
+    with pytest.raises(DataError, match="among 7 clients, found one among 6"):
+        partition_dataset(data, saved_split(str(tmp_path / "split")), 7)

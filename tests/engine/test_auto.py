@@ -1,0 +1,163 @@
+"""Which engine a run gets: never a crash, always a logged reason, always the same numbers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from engine import problems
+from hansa import presets
+from hansa.engine.auto import AutoEngine, auto_engine, available_cores
+from hansa.engine.serial import Serial
+from hansa.runs.driver import Run
+
+auto = import_module("hansa.engine.auto")
+WORDS = {"local_lr": 0.05, "steps": 3, "batch_size": 7}
+
+
+def both(algorithm, task, factory, rounds: int = 3) -> list[Run]:
+    return [Run(algorithm, task, keep_params=True, engine=engine).advance(rounds) for engine in (Serial, factory)]
+
+
+def assert_equal_runs(runs: list[Run]) -> None:
+    assert torch.equal(runs[0].trajectory, runs[1].trajectory)
+    assert runs[0].history[-1]["test_loss"] == runs[1].history[-1]["test_loss"]
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(auto, "available_cores", lambda: 2)
+
+
+def test_one_worker_or_one_core_is_serial(monkeypatch):
+    assert auto_engine(1, rounds=100) is Serial
+    monkeypatch.setattr(auto, "available_cores", lambda: 1)
+    assert auto_engine(None, rounds=100) is Serial
+
+
+def test_a_small_run_stays_serial_and_says_so(caplog):
+    task = problems.task()
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(None, rounds=3)))
+    assert [record.message for record in caplog.records] == ["serial: workers would not have saved time in so short a run"]
+
+
+def test_workers_take_over_in_the_middle_of_a_round_when_they_pay(caplog, monkeypatch):
+    monkeypatch.setattr(auto, "START_SECONDS", 0.0)
+    task = problems.task()
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.scaffold(**WORDS), task, auto_engine(None, rounds=3, kind="thread")))
+    assert [record.message for record in caplog.records] == ["2 workers: threads"]
+
+
+@pytest.mark.parametrize(("rounds", "starts"), [(10, False), (1000, True)])
+def test_the_rule_weighs_the_time_ahead_against_the_start(monkeypatch, rounds, starts):
+    """6 cohorts of 0.01 s a round on 2 cores: 10 rounds save 0.3 s, 1000 rounds 30 s; workers take 2 s to start."""
+    ticks = iter(0.01 * i for i in range(10**6))
+    monkeypatch.setattr(auto.time, "perf_counter", lambda: next(ticks))
+    task, algorithm = problems.bowls(), presets.fedavg(local_lr=0.1, steps=1)
+    engine = AutoEngine(algorithm, task, torch.float64, problems.CPU, rounds=rounds, kind="thread")
+    list(engine.run(problems.first_orders(algorithm, task)))
+    assert (engine._pool is not None) == starts
+    engine.close()
+
+
+class _Local(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(36, 3))
+
+
+class _Held:
+    """A loss that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target)
+
+
+def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplog, monkeypatch):
+    monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO, "hansa"):
+        task = hansa.Task(_Local, _Held(), problems.data(), native=False)
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+    assert caplog.records[-1].message == "2 workers: threads"
+
+
+def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
+    monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 0.0)
+    auto.warn_once.cache_clear()
+    task = hansa.Task(problems.dropout, _Held(), problems.data(), native=False)
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+    assert caplog.records[-1].levelname == "WARNING"
+    assert "runs serially, without workers: its loss cannot be sent" in caplog.records[-1].message
+    assert "draws random numbers" in caplog.records[-1].message
+
+
+def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
+    monkeypatch.setattr(hansa.training.trainer.ModuleTrainer, "releases_gil", True)
+    monkeypatch.setattr(auto, "HANDOVER_SECONDS", 0.0)
+    task = problems.task()
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+    assert [record.message for record in caplog.records] == ["2 workers: threads"]
+
+
+def test_steps_shorter_than_their_handing_over_stay_serial(caplog, monkeypatch):
+    monkeypatch.setattr(hansa.training.trainer.ModuleTrainer, "releases_gil", True)
+    monkeypatch.setattr(auto, "HANDOVER_SECONDS", 10.0)
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), problems.task(), auto_engine(2, rounds=3)))
+    assert caplog.records[-1].message == "serial: a client's steps take less time than handing them to a worker"
+
+
+def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkeypatch):
+    """A module that only this process has."""
+    hidden = ModuleType("hidden_module")
+    exec("from engine.problems import perceptron\ndef net(): return perceptron()", hidden.__dict__)
+    monkeypatch.setitem(sys.modules, "hidden_module", hidden)
+    task = hansa.Task(hidden.net, nn.functional.cross_entropy, problems.data(), native=False)
+    with caplog.at_level(logging.INFO, "hansa"):
+        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+    assert "No module named 'hidden_module'" in caplog.text
+    assert "runs serially, without workers" in caplog.records[-1].message
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(hansa.HansaError, match=r"run\(workers=0\).*None uses all cores"):
+        auto_engine(0, rounds=1)
+    with pytest.raises(hansa.HansaError, match=r"run\(kind='fibre'\)"):
+        auto_engine(2, rounds=1, kind="fibre")
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        ("max 100000", 3),
+        ("100000 100000", 1),
+        ("200000 100000", 2),
+        ("900000 100000", 3),
+        ("10000 100000", 1),
+        (None, 3),
+    ],
+)
+def test_cores_are_those_that_this_process_may_use_within_its_quota(monkeypatch, quota, expected):
+    def read(path, encoding):
+        assert str(path) == "/sys/fs/cgroup/cpu.max"
+        if quota is None:
+            raise FileNotFoundError(path)
+        return quota + "\n"
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5})
+    monkeypatch.setattr("pathlib.Path.read_text", read)
+    assert available_cores() == expected

@@ -1,0 +1,138 @@
+"""The Ray engine over as much of Ray as it uses, in this process; tests/e2e has it over Ray itself."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from contracts.five import OWNERS, Net
+from contracts.five import task as clients
+from contracts.small import NAMES, small
+from engine.fake_ray import FakeRay
+from hansa import presets
+from hansa.core.errors import HansaError
+from hansa.engine import Serial, ray_pool
+from hansa.engine.ray_pool import ObjectStoreMemory, RayPool
+from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack
+from hansa.runs.driver import Run
+
+
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch):
+    """An actor says in its environment that it is one; here that is also ours."""
+    monkeypatch.setenv("HANSA_WORKER", "")
+
+
+def on(ray, method, rounds=3, workers=2, monkeypatch=None):
+    monkeypatch.setattr(ray_pool, "_import_ray", lambda: ray)
+    return Run(method, clients(tested=20), engine=partial(RayPool, workers=workers)).advance(rounds)
+
+
+def same(run, expected):
+    for name, vector in expected.state.vectors.items():
+        assert torch.equal(run.state.vectors[name], vector), name
+    assert run.store.digest() == expected.store.digest()
+    for a, b in zip(run.history, expected.history, strict=True):
+        assert repr({**a, "seconds": 0}) == repr({**b, "seconds": 0})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_is_the_serial_run(name, monkeypatch):
+    method = small(name, batch_size=3)
+    same(on(FakeRay(), method, 2, monkeypatch=monkeypatch), Run(method, clients(tested=20), engine=Serial).advance(2))
+
+
+METHOD = presets.fedcams(steps=2, batch_size=3, two_way=True)
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_an_actor_lost_at_any_order_costs_nothing_but_time(at, monkeypatch, caplog):
+    ray = FakeRay([False] * at + [True, False, True])
+    same(on(ray, METHOD, monkeypatch=monkeypatch), Run(METHOD, clients(tested=20), engine=Serial).advance(3))
+    assert "the actor was lost (the actor died); the work is repeated" in caplog.text
+    assert ray.spawned >= 4
+
+
+def test_three_actors_lost_at_one_order_end_the_run(monkeypatch):
+    with pytest.raises(HansaError, match="3 actors in a row were lost executing it: the actor died"):
+        on(FakeRay([True] * 20), METHOD, workers=1, monkeypatch=monkeypatch)
+
+
+def test_clients_are_examined_on_actors_as_they_are_serially(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
+    test = (inputs[:20], targets[:20])
+    held = hansa.data.from_arrays(inputs, targets, clients=OWNERS, test=test, test_clients=[n % 5 for n in range(20)])
+    monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
+    runs = []
+    for engine in (Serial, partial(RayPool, workers=2)):
+        mine = hansa.Task(Net, nn.functional.cross_entropy, held)
+        method = presets.scaffold(steps=1, batch_size=3)
+        runs.append(Run(method, mine, engine=engine, per_client=True, personalise={"steps": 2}).advance(2))
+    same(runs[1], runs[0])
+    assert any(name.startswith("client_") for name in runs[0].history[-1])
+
+
+def test_actors_for_whom_there_is_no_room_are_not_waited_for(monkeypatch):
+    ray = FakeRay(room=1)
+    same(on(ray, METHOD, workers=3, monkeypatch=monkeypatch), Run(METHOD, clients(tested=20), engine=Serial).advance(3))
+    assert (ray.spawned, ray.killed) == (3, 3)
+
+
+def test_vectors_go_into_the_object_store_once_a_round_whatever_the_number_of_clients(monkeypatch):
+    ray = FakeRay()
+    on(ray, METHOD, rounds=3, monkeypatch=monkeypatch)
+    assert ray.puts == 1 + 3 + 3  # the task, each round's broadcast, each evaluation
+    assert not ray.ended, "a cluster that was there is left as it is"
+
+
+def test_errors_of_clients_name_the_round_and_the_client(monkeypatch):
+    class Broken(Net):
+        def forward(self, x):
+            if len(x) == 2 and self.training:
+                raise RuntimeError("no such layer")
+            return super().forward(x)
+
+    monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
+    broken = hansa.Task(Broken, nn.functional.cross_entropy, clients(tested=20).data)
+    with pytest.raises(HansaError, match=r"round 0, client \d, step 0: RuntimeError: no such layer"):
+        Run(presets.fedavg(batch_size=2, steps=1), broken, engine=partial(RayPool, workers=2)).advance(1)
+
+
+def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_own():
+    memory = SharedMemory()
+    large, little = torch.arange(1 << 16, dtype=torch.float32), torch.arange(3)
+    wide = torch.randn(2, 3, 40, 40).to(memory_format=torch.channels_last)
+    packed = CodePacker(memory).pack(
+        {"large": large, "little": little, "wide": wide, "none": torch.empty(0, 4), "f": clients}
+    )
+    lent = np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed)).copy()
+    lent.setflags(write=False)
+    found = unpack(packed, [ObjectStoreMemory(lent, copy=False)], copy=False)
+    first, last = lent.ctypes.data, lent.ctypes.data + lent.nbytes
+    assert first <= found["large"].data_ptr() < last
+    assert not first <= found["little"].data_ptr() < last
+    assert torch.equal(found["large"], large)
+    assert torch.equal(found["wide"], wide)
+    assert found["wide"].is_contiguous(memory_format=torch.channels_last)
+    assert found["none"].shape == (0, 4)
+    own = unpack(packed, [ObjectStoreMemory(lent, copy=True)], copy=False)
+    assert not first <= own["large"].data_ptr() < last
+
+
+def test_what_cannot_be_is_refused(monkeypatch):
+    monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
+    with pytest.raises(HansaError, match="workers=0"):
+        RayPool(METHOD, clients(tested=20), torch.float32, torch.device("cpu"), workers=0)
+    with pytest.raises(HansaError, match="expected cpu"):
+        RayPool(METHOD, clients(tested=20), torch.float32, torch.device("meta"))
+
+
+def test_an_address_where_nobody_answers_is_told_at_once():
+    with pytest.raises(HansaError, match=r"engine\.address='127\.0\.0\.1:1': no Ray cluster answers there"):
+        ray_pool._connect(FakeRay(), 2, "127.0.0.1:1")

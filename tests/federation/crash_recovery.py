@@ -1,0 +1,64 @@
+"""Federations of every preset that recover from faults of frames, sites and the server."""
+
+from __future__ import annotations
+
+import hansa
+from contracts.small import NAMES, bowls, small
+from federation.faulty_transport import FaultyTransport, ServerDied
+from federation.problems import CLUSTERS, GOSSIP, ONE_CLUSTER, SITES
+from hansa.compress import sign
+from hansa.federation import Federation, RamMemoryStore, Site
+from hansa.runs.driver import Run
+
+CLUSTERED = {name: {"clusters": CLUSTERS, "reporters": 1} for name in GOSSIP}
+SETTINGS = {name: (name, CLUSTERED.get(name, {})) for name in NAMES} | {
+    f"{name}, compressed both ways": (name, {**CLUSTERED.get(name, {}), "compressor": sign(), "two_way": True})
+    for name in ("fedavg", "scaffold", "feddyn", "fedaware", "cafga")
+}
+"""Every preset as it is, and some with residuals at the sites and a replica to keep up with."""
+
+
+def survive(setting, rounds, faults, rollbacks=(), keep=3):
+    """Run over the protocol with these faults. The server saves every round and keeps the ``keep`` newest; after a
+    crash it resumes from the newest, or from an older one as ``rollbacks`` says."""
+    name, more = SETTINGS[setting]
+    algorithm, problem = small(name, **more), bowls()
+    places = {"all": range(5)} if name in ONE_CLUSTER else SITES
+    bound, stores = Run(algorithm, problem).algorithm, {site: RamMemoryStore() for site in places}
+    queue, rollback = iter(faults), iter(rollbacks)
+    transport = FaultyTransport(
+        lambda site: Site(bound, problem, places[site], problem.dtype, memory_store=stores[site])
+    )
+    transport.plan = lambda: next(queue, "deliver")
+    saved = []
+
+    def save(run, record=None):
+        saved.append((run.checkpoint_state(), list(run.history), run.store.tree()))
+        del saved[:-keep]
+        run.oldest_resumable_round = saved[0][0]["server"]["round"]
+
+    def engine(*arguments):
+        return Federation(*arguments, transport=transport, sites=places, attempts=60)
+
+    run = Run(algorithm, problem, engine=engine, evaluate_every=0)
+    save(run)
+    while True:
+        try:
+            return run.advance(rounds - run.state.round, [save]), stores
+        except ServerDied:
+            del saved[max(1, len(saved) - next(rollback, 0)) :]
+            tree, history, rows = saved[-1]
+            store = hansa.runs.store.RamStore.restore(rows)
+            run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store)
+            run.restore(tree, history)
+            run.oldest_resumable_round = saved[0][0]["server"]["round"]
+
+
+_EXPECTED = {}
+
+
+def expected(setting, rounds):
+    if (setting, rounds) not in _EXPECTED:
+        name, more = SETTINGS[setting]
+        _EXPECTED[setting, rounds] = Run(small(name, **more), bowls(), evaluate_every=0).advance(rounds)
+    return _EXPECTED[setting, rounds]

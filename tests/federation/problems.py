@@ -1,0 +1,74 @@
+"""Five clients of unequal sizes at two sites, a custom model, and runs over the protocol in this process."""
+
+from __future__ import annotations
+
+import torch
+
+from contracts.five import task
+from contracts.small import NAMES, small
+from federation.faulty_transport import FaultyTransport
+from hansa.engine import Serial
+from hansa.federation import DiskMemoryStore, Federation, RamMemoryStore, Site
+from hansa.runs.driver import Run
+
+SITES = {"north": (0, 2, 4), "south": (1, 3)}
+CLUSTERS = [[0, 2, 4], [1, 3]]
+GOSSIP = {"ha_fed", "cafga"}
+ONE_CLUSTER = {name for name in NAMES if name in ("afga", "dsgd", "choco_sgd", "gossip_pga", "dadam", "d_amsgrad")}
+
+
+def method(name):
+    options = {"batch_size": 3}
+    if name in GOSSIP:
+        options["clusters"] = CLUSTERS
+    return small(name, **options)
+
+
+def serial(algorithm, rounds=3):
+    return Run(algorithm, task(), engine=Serial, evaluate_every=0).advance(rounds)
+
+
+def federated(algorithm, rounds=3, plan=None, sites=None, attempts=60, folder=None, store=None, transport=None):
+    """Return the same run over the protocol, its engine and its transport."""
+    problem = task()
+    places = SITES if sites is None else sites
+    bound = Run(algorithm, problem).algorithm
+    stores = {name: RamMemoryStore() for name in places}
+
+    def build(name: str) -> Site:
+        store = stores[name] if folder is None else DiskMemoryStore(folder / name)
+        return Site(bound, problem, places[name], memory_store=store)
+
+    transport = FaultyTransport(build) if transport is None else transport
+    if plan is not None:
+        transport.plan = plan
+    engines = []
+
+    def engine(*arguments):
+        engines.append(Federation(*arguments, transport=transport, sites=places, attempts=attempts))
+        return engines[-1]
+
+    run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store).advance(rounds)
+    return run, engines[-1], transport
+
+
+def same(run, expected):
+    for name, vector in expected.state.vectors.items():
+        assert torch.equal(run.state.vectors[name], vector), name
+    for a, b in zip(run.history, expected.history, strict=True):
+        plain = [
+            {name: value for name, value in record.items() if name not in ("seconds", "sites")} for record in (a, b)
+        ]
+        assert repr(plain[0]) == repr(plain[1])
+
+
+def captured(algorithm):
+    """Return one correct exchange: the transport, the engine, and each site's request and reply."""
+    seen = []
+    held = task()
+    bound = Run(algorithm, held).algorithm
+    transport = FaultyTransport(
+        lambda name: Site(bound, held, SITES[name]), on_message=lambda *message: seen.append(message)
+    )
+    _, engine, _ = federated(algorithm, rounds=1, transport=transport)
+    return transport, engine, {site: (sent, reply) for site, sent, reply in seen}

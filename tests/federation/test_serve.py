@@ -1,0 +1,292 @@
+"""Server, sites and what is between them, without a network: equal to a simulation, or refused with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from federation.local_sites import TEXT, LocalSites, server
+from hansa.config import build, from_yaml
+from hansa.core.errors import HansaError
+from hansa.engine import Serial
+from hansa.federation import Policy, transport
+from hansa.federation.enrollment import EnrollmentReply, EnrollmentRequest, Refusal, pack_batch, unpack_batch
+from hansa.federation.messages import RoundOrders
+from hansa.federation.serve import clients_by_site
+from hansa.rounds import wire_format
+from hansa.runs.experiment import build_run
+
+METHODS = {
+    "fedavg": [],
+    "two-way fedcams": ["algorithm=fedcams", "compress.two_way=true"],
+    "scaffold": ["algorithm=scaffold"],
+    "cafga": ["algorithm=cafga", "gossip.clusters=[[0, 1, 2], [3, 4, 5]]", "sample=null"],
+    "ha-fed": ["algorithm=ha_fed", "gossip.clusters=[[0, 1, 2], [3, 4, 5]]", "sample=null"],
+    "fedaware": ["algorithm=fedaware"],
+}
+
+
+def simulated(*changes):
+    config = from_yaml(TEXT, [*changes, "engine=pool"])
+    run = build_run(config, build.load_data(config), engine=Serial)
+    return run.advance(config.rounds)
+
+
+def same(run, expected):
+    for name, vector in expected.state.vectors.items():
+        assert torch.equal(run.state.vectors[name], vector), name
+    for a, b in zip(run.history, expected.history, strict=True):
+        mine = {name: value for name, value in {**a, "seconds": 0}.items() if name != "sites"}
+        assert repr(mine) == repr({**b, "seconds": 0})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_federation_is_its_simulation(name, tmp_path):
+    experiment = server(LocalSites(tmp_path / "sites"), *METHODS[name]).new(tmp_path / "run")
+    experiment.execute()
+    same(experiment.run, simulated(*METHODS[name]))
+
+
+@pytest.mark.parametrize("name", ["two-way fedcams", "scaffold", "cafga"])
+def test_sites_that_are_killed_and_answers_that_are_lost_change_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "RETRY_SECONDS", 0.0)
+    sites = LocalSites(tmp_path / "sites")
+    experiment = server(sites, *METHODS[name]).new(tmp_path / "run")
+
+    def trouble(run, record):
+        sites.kill("north")
+        sites.failing += ["south", "north", "south"]
+
+    experiment.execute([trouble])
+    same(experiment.run, simulated(*METHODS[name]))
+
+
+@pytest.mark.parametrize("name", ["two-way fedcams", "scaffold"])
+def test_a_server_that_is_killed_goes_on_from_its_checkpoint(name, tmp_path):
+    """It dies after a round that is not yet saved; the sites have gone further, and one was killed too."""
+    sites = LocalSites(tmp_path / "sites")
+    changes = [*METHODS[name], "checkpoint.every=2"]
+    first = server(sites, *changes).new(tmp_path / "run")
+
+    def killed(run, record):
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.execute([killed])
+    sites.kill("south")
+    again = server(sites, *changes).resume(tmp_path / "run")
+    assert again.run.state.round == 2
+    again.execute()
+    same(again.run, simulated(*METHODS[name]))
+
+
+def test_a_suspect_costs_one_deadline_and_returns(tmp_path, monkeypatch):
+    sites = LocalSites(tmp_path / "sites")
+    made = server(sites, "sample=null", "rounds=6")
+    experiment = made.new(tmp_path / "run")
+    now = [0.0]
+    made.transport.clock = lambda: now[0]
+    waited = []
+
+    def idle():
+        now[0] += 30.0
+        waited.append(experiment.run.state.round)
+
+    sites.idle = idle
+
+    def watch(run, record):
+        if record["round"] == 1:
+            sites.away = {"south"}
+        if record["round"] == 4:
+            sites.away = set()
+
+    experiment.execute([watch])
+    assert [record["participants"] for record in experiment.run.history] == [6, 3, 3, 3, 6, 6]
+    assert experiment.run.history[1]["reasons"] == {"silent": 3}
+    assert set(waited) == {1}, "only the round in which it fell silent waits for it"
+
+
+def test_enough_answers_close_a_round(tmp_path):
+    sites = LocalSites(tmp_path / "sites")
+    made = server(sites, "sample=null", "engine.enough=1", "rounds=2")
+    experiment = made.new(tmp_path / "run")
+    sites.receive = lambda timeout: [sites.inbox.pop(0)] if sites.inbox else []
+    experiment.execute()
+    assert [record["participants"] for record in experiment.run.history] == [3, 3]
+
+
+def test_only_packets_of_reporters_cross_and_gossip_stays(tmp_path):
+    sites = LocalSites(tmp_path / "sites")
+    changes = [*METHODS["cafga"], "gossip.reporters=1"]
+    made = server(sites, *changes)
+    experiment = made.new(tmp_path / "run")
+    sites.seen.clear()
+    experiment.execute()
+    record = experiment.run.history[-1]
+    assert record["participants"] == 2
+    assert record["peer_bytes"] > 10 * record["up_bytes"] > 0
+    last = [wire_format.unpack(unpack_batch(answer)[-1], "reports") for _, _, answer in sites.seen[-2:]]
+    assert [len(frame.blobs) for frame in last] == [1, 1]
+
+
+def test_memory_and_data_never_travel(tmp_path):
+    sites = LocalSites(tmp_path / "sites")
+    server(sites, *METHODS["scaffold"]).new(tmp_path / "run").execute()
+    for _, sent, _ in sites.seen:
+        for part in unpack_batch(sent):
+            if wire_format.kind_of(part) == "orders":
+                assert not any(order.memory for order in RoundOrders.from_bytes(part).orders)
+    assert list((tmp_path / "sites" / "north").rglob("*.rows"))
+
+
+def refused(sites, *changes, text=TEXT):
+    with pytest.raises(HansaError) as error:
+        server(sites, *changes, text=text).enroll_sites()
+    return str(error.value)
+
+
+def test_a_policy_is_kept(tmp_path):
+    sites = LocalSites(tmp_path, policy=Policy(rounds=3, data=("fashion-mini",)))
+    assert "rounds: a run of 4 rounds, the site's policy permits 3" in refused(sites)
+    assert "data: the configuration names data 'synthetic'" in refused(sites, "rounds=2")
+    assert not list(tmp_path.rglob("charge"))
+
+
+def test_code_that_a_policy_does_not_list_is_not_imported(tmp_path):
+    sites = LocalSites(tmp_path)
+    text = EnrollmentRequest("north", _version(), "rounds: 1\nmodel: {factory: 'sites_trap:make'}", (0,), 1).to_bytes()
+    answer = Refusal.from_bytes(sites.agent("north").handle(text))
+    assert answer.reason == "code"
+    assert "sites_trap:make" in answer.detail
+    nested = "rounds: 1\nserver: {optimizer: [{kind: 'os:system'}]}"
+    answer = sites.agent("north").handle(EnrollmentRequest("north", _version(), nested, (0,), 1).to_bytes())
+    assert Refusal.from_bytes(answer).reason == "code"
+    assert sites.agent("north").refusals.counts["code"] == 2
+
+
+def test_label_counts_leave_only_where_the_policy_says_so(tmp_path):
+    closed = server(LocalSites(tmp_path / "a"))
+    closed.enroll_sites()
+    assert all(reply.labels is None for reply in closed.enrolled.values())
+    assert closed._labels() is None
+    opened = server(LocalSites(tmp_path / "b", policy=Policy(label_counts=True)))
+    opened.enroll_sites()
+    assert opened._labels().sum(1).tolist() == opened._samples()
+
+
+def _version():
+    from hansa.runs.provenance import hansa_version
+
+    return hansa_version()
+
+
+def test_a_site_refuses_what_is_not_for_it_and_counts_it(tmp_path):
+    sites = LocalSites(tmp_path / "sites")
+    experiment = server(sites).new(tmp_path / "run")
+    experiment.execute()
+    agent = sites.agent("north")
+    orders = next(part for site, sent, _ in sites.seen for part in unpack_batch(sent)
+                  if site == "north" and wire_format.kind_of(part) == "orders")  # fmt: skip
+    south = next(part for site, sent, _ in sites.seen for part in unpack_batch(sent)
+                 if site == "south" and wire_format.kind_of(part) == "orders")  # fmt: skip
+    enrollment = EnrollmentRequest.from_bytes(unpack_batch(sites.seen[0][1])[0])
+    message = RoundOrders.from_bytes(orders)
+    damaged = orders[:-30] + bytes([orders[-30] ^ 1]) + orders[-29:]
+    files = sorted(path.read_bytes() for path in (tmp_path / "sites").rglob("*") if path.is_file())
+    wrong = {
+        "charge": replace(message, run="ab" * 8, orders=()).to_bytes(),
+        "run": replace(message, run="../../etc", orders=()).to_bytes(),
+        "round": replace(message, round=message.round + 1).to_bytes(),
+        "rounds": replace(message, round=10_000, orders=()).to_bytes(),
+        "clients": south,
+        "site": replace(enrollment, site="south").to_bytes(),
+        "version": replace(enrollment, version="0.0.1").to_bytes(),
+        "damaged": damaged,
+        "truncated": orders[: len(orders) // 2],
+        "malformed": b"nonsense",
+    }
+    if enrollment.site == "south":
+        wrong["site"] = enrollment.to_bytes()
+        wrong["version"] = replace(enrollment, site="north", version="0.0.1").to_bytes()
+    for reason, data in wrong.items():
+        assert Refusal.from_bytes(agent.handle(data)).reason == reason
+        assert agent.refusals.counts[reason] == 1
+    other = wire_format.pack("orders", {"protocol": 99})
+    for data, reason in ((b"", "truncated"), (pack_batch([b"x"]), "truncated"), (other, "version")):
+        agent.handle(data)
+        assert agent.refusals.counts[reason] > 1
+    big = replace(enrollment, site="north", population=1 << 60).to_bytes()
+    assert Refusal.from_bytes(agent.handle(big)).reason == "clients"
+    assert files == sorted(path.read_bytes() for path in (tmp_path / "sites").rglob("*") if path.is_file())
+    again = agent.handle(orders)
+    assert wire_format.kind_of(again) == "reports", "it still answers what is right"
+
+
+def test_a_frame_beyond_the_policy_is_not_parsed(tmp_path):
+    sites = LocalSites(tmp_path, policy=Policy(message=1000))
+    enrollment = EnrollmentRequest("north", _version(), "rounds: 1\nname: " + "x" * 2000, (0,), 1).to_bytes()
+    answer = Refusal.from_bytes(sites.agent("north").handle(enrollment))
+    assert (answer.reason, "at most 1000 are taken" in answer.detail) == ("oversize", True)
+
+
+def test_the_server_refuses_a_site_that_is_not_what_it_was(tmp_path):
+    sites = LocalSites(tmp_path / "sites")
+    made = server(sites)
+    made.enroll_sites()
+    reply = made.enrolled["north"]
+    wrong = {
+        "has hansa 9": replace(reply, version="9"),
+        "reports clients": replace(reply, samples={0: 5, 1: 5, 4: 5}),
+        "other samples or another model": replace(reply, samples={0: 5, 1: 5, 2: 5}),
+        "another model than when": replace(reply, model="00"),
+        "do not add up to its samples": replace(reply, labels={0: (1,), 1: (1,), 2: (1,)}),
+    }
+    for text, answer in wrong.items():
+        with pytest.raises(HansaError, match=text):
+            made._on_enrolled("north", answer)
+    assert made.enrolled["north"] is reply
+    assert EnrollmentReply.from_bytes(reply.to_bytes()).samples == reply.samples
+
+
+def test_clients_are_placed_once_each():
+    config = from_yaml("engine: {kind: flower, sites: {a: [0, 3], b: [2, 1]}}")
+    assert clients_by_site(config.engine) == {"a": (0, 3), "b": (1, 2)}
+    for sites in ("{a: [0, 1], b: [1, 2]}", "{a: [0, 2]}", "{}"):
+        with pytest.raises(HansaError, match="exactly one site"):
+            clients_by_site(from_yaml(f"engine: {{kind: flower, sites: {sites}}}").engine)
+
+
+def test_what_looks_into_clients_is_refused(tmp_path):
+    for asked in ("train=true", "per_client=true", "per_client=2", "personalise.steps=3"):
+        with pytest.raises(HansaError, match=rf"evaluate\.{asked.split('=')[0].split('.')[0]}: needs clients"):
+            server(LocalSites(tmp_path), f"evaluate.{asked}")
+    config = from_yaml(TEXT)
+    with pytest.raises(HansaError, match="hansa serve"):
+        build_run(config, build.load_data(config))
+
+
+def test_a_policy_file_is_checked(tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_text("factories: [mine:net]\nrounds: 20\nlabel_counts: true\nmessage: 5000000\n")
+    assert Policy.load(path) == Policy(factories=("mine:net",), rounds=20, label_counts=True, message=5_000_000)
+    path.write_text("rounds: 20\nfactory: [mine:net]\n")
+    with pytest.raises(HansaError, match=r"policy.yaml:2: factory: .*Known: factories"):
+        Policy.load(path)
+
+
+def test_one_bit_an_entry_is_a_25th_of_the_uplink(tmp_path):
+    """Whole frames, not packets alone, of a model of 29 thousand parameters; in one site of two clients."""
+    changes = ["data=fashion-mini", "data.clients=2", "model=cnn_29k", "sample=null", "rounds=1", "local.steps=1"]
+    changes += ["engine.sites={north: 2}", "evaluate.every=0"]
+    up = {}
+    for method in ("fedams", "fedcams"):
+        compress = ["compress.compressor=sign"] if method == "fedcams" else []
+        experiment = server(LocalSites(tmp_path / method / "sites"), *changes, f"algorithm={method}", *compress).new(
+            tmp_path / method / "run"
+        )
+        experiment.execute()
+        up[method] = experiment.run.history[-1]["sites"]["north"]["up_bytes"]
+    assert 25 * up["fedcams"] <= up["fedams"]

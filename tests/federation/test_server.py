@@ -1,0 +1,198 @@
+"""The protocol over a transport that misbehaves: equal to the serial engine, or honest about who was lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hansa
+from contracts.small import NAMES, small
+from federation.crash_recovery import SETTINGS, expected, survive
+from federation.faulty_transport import FaultyTransport
+from federation.problems import CLUSTERS, ONE_CLUSTER, SITES, federated, method, same, serial, task
+from hansa import presets
+from hansa.compress import grid, sign
+from hansa.core.errors import HansaError
+from hansa.federation import DiskMemoryStore, Federation, MemoryVersion, RamMemoryStore, RoundOrders, RoundReports, Site
+from hansa.runs.driver import Run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_over_sites_is_the_serial_run(name):
+    sites = {"all": range(5)} if name in ONE_CLUSTER else SITES
+    run, engine, _ = federated(method(name), sites=sites)
+    same(run, serial(method(name)))
+    assert not engine.refusals.counts
+
+
+TROUBLED = {
+    "fedavg": presets.fedavg(steps=2, batch_size=3, participation=0.6),
+    "two-way fedcams": presets.fedcams(steps=2, batch_size=3, participation=0.6, compressor=sign(), two_way=True),
+    "lattice": presets.fedcams(steps=2, batch_size=3, participation=0.6, compressor=sign(), two_way=grid(2.0)),
+    "scaffold": presets.scaffold(steps=2, batch_size=3, participation=0.6),
+    "feddyn": presets.feddyn(steps=2, batch_size=3, participation=0.6),
+    "cafga": presets.cafga(steps=2, batch_size=3, clusters=CLUSTERS, compressor=sign()),
+    "fedaware": presets.fedaware(steps=2, batch_size=3, participation=0.6),
+}
+EXPECTED = {}
+
+
+@pytest.mark.parametrize("name", TROUBLED)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_lost_doubled_delayed_damaged_frames_and_crashed_sites_change_nothing(name, data, tmp_path_factory):
+    faults = data.draw(st.lists(st.sampled_from(FaultyTransport.FAULTS), max_size=14))
+    queue = iter(faults)
+    folder = tmp_path_factory.mktemp("sites")
+    run, _, _ = federated(TROUBLED[name], rounds=4, plan=lambda: next(queue, "deliver"), folder=folder)
+    if name not in EXPECTED:
+        EXPECTED[name] = serial(TROUBLED[name], 4)
+    same(run, EXPECTED[name])
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@settings(max_examples=4, deadline=None)
+@given(
+    faults=st.lists(st.sampled_from((*FaultyTransport.FAULTS, *FaultyTransport.SERVER_FAULTS)), max_size=16),
+    rollbacks=st.lists(st.integers(0, 2), max_size=6),
+)
+def test_every_preset_survives_what_a_network_and_machines_do(setting, faults, rollbacks):
+    run, _ = survive(setting, 4, faults, rollbacks)
+    same(run, expected(setting, 4))
+
+
+@pytest.mark.parametrize("fault", [*FaultyTransport.FAULTS, *FaultyTransport.SERVER_FAULTS])
+def test_one_mishap_at_every_step_of_a_run_changes_nothing(fault):
+    """Two sites and three rounds are six messages at least: each of them once."""
+    for at in range(7):
+        run, _ = survive("scaffold, compressed both ways", 3, ["deliver"] * at + [fault])
+        same(run, expected("scaffold, compressed both ways", 3))
+
+
+def test_a_site_keeps_as_many_versions_as_the_server_keeps_checkpoints_and_few_more():
+    _, kept = survive("scaffold, compressed both ways", 12, [])
+    for store in kept.values():
+        assert max(len(versions) for versions in store._rows.values()) <= 5
+    _, kept = survive("scaffold, compressed both ways", 12, [], keep=12)
+    assert max(len(versions) for store in kept.values() for versions in store._rows.values()) >= 4
+
+
+@pytest.mark.parametrize("name", ["two-way fedcams", "scaffold", "cafga", "fedaware"])
+@pytest.mark.parametrize("back", [1, 2, 3])
+def test_a_server_that_goes_back_is_answered_as_before(name, back, tmp_path):
+    """The server dies after some rounds and starts again from an older checkpoint; the sites have gone further."""
+    algorithm = TROUBLED[name]
+    whole, _, _ = federated(algorithm, rounds=6, folder=tmp_path / "a")
+    run, _, transport = federated(algorithm, rounds=4 - back, folder=tmp_path / "b")
+    tree, history, rows = run.checkpoint_state(), list(run.history), run.store.tree()
+    run.advance(back)  # what is lost with the server
+    engines = []
+
+    def engine(*parts):
+        engines.append(Federation(*parts, transport=transport, sites=SITES))
+        return engines[-1]
+
+    again = Run(algorithm, task(), engine=engine, evaluate_every=0, store=hansa.runs.store.RamStore.restore(rows))
+    again.restore(tree, history)
+    again.advance(6 - again.state.round)
+    same(again, whole)
+    same(again, serial(algorithm, 6))
+
+
+def test_a_silent_site_costs_its_reporters_the_round_and_nothing_else():
+    dead = {"south"}
+
+    class Deaf(FaultyTransport):
+        def send(self, site, data):
+            if site not in dead:
+                super().send(site, data)
+
+    algorithm = presets.scaffold(steps=2, batch_size=3)
+    held = task()
+    bound = Run(algorithm, held).algorithm
+    transport = Deaf(lambda name: Site(bound, held, SITES[name]))
+    run, _, _ = federated(algorithm, rounds=2, transport=transport, attempts=2)
+    assert [record["clients"] for record in run.history] == [[0, 2, 4]] * 2
+    assert run.history[0]["reasons"] == {"silent": 2}
+    dead.clear()
+    run.advance(2)
+    assert run.history[-1]["participants"] == 5
+
+
+def test_a_memory_that_is_missing_is_reported_and_never_reset():
+    algorithm = presets.scaffold(steps=2, batch_size=3)
+    held = task()
+    bound = Run(algorithm, held).algorithm
+    versions = {name: RamMemoryStore() for name in SITES}
+    transport = FaultyTransport(lambda name: Site(bound, held, SITES[name], memory_store=versions[name]))
+    run, _, _ = federated(algorithm, rounds=2, transport=transport)
+    versions["north"], transport.sites = RamMemoryStore(), {}
+    run.advance(1)
+    assert run.history[-1]["clients"] == [1, 3]
+    assert run.history[-1]["reasons"] == {"memory": 3}
+    assert "does not have version 1:" in run.dropped_clients[-1][1].detail
+
+
+def version(round):
+    return MemoryVersion(round, f"{round:032x}")
+
+
+@pytest.mark.parametrize(
+    ("named", "keep_from", "left"),
+    [
+        (5, 4, [2, 4, 5, 6]),  # a server that goes back to round 4 names 2; 3 was never admitted, 1 is older
+        (5, 6, [5, 6]),
+        (5, 1, [1, 2, 3, 4, 5, 6]),  # what was admitted before round 1 is not known
+        (2, 4, [2, 4, 5, 6]),  # the server has gone back: what came after round 4 may come again
+        (None, 4, [1, 2, 3, 4, 5, 6]),  # it was told to forget, and may go back to before that
+    ],
+)
+def test_only_what_no_server_can_name_is_forgotten(named, keep_from, left, tmp_path):
+    """Admitted in rounds 1, 2 and 5; made, and not admitted, in 3, 4 and 6."""
+    for versions in (RamMemoryStore(), DiskMemoryStore(tmp_path)):
+        for round, parent in ((1, None), (2, 1), (3, 2), (4, 2), (5, 2), (6, 5)):
+            rows = {"a": torch.tensor([float(round)])}
+            versions.put(7, version(round), rows, None if parent is None else version(parent))
+        versions.prune(7, None if named is None else version(named), keep_from)
+        assert [round for round in range(1, 7) if versions.get(7, version(round)) is not None] == left
+        assert versions.clients() == [7]
+        assert versions.get(7, version(5)) is None or versions.get(7, version(5))["a"].item() == 5.0
+        assert versions.get(8, version(5)) is None
+
+
+def test_a_damaged_memory_is_an_error_that_names_its_file(tmp_path):
+    store, version = DiskMemoryStore(tmp_path), MemoryVersion(0, "0" * 32)
+    store.put(3, version, {"a": torch.ones(4)})
+    (path,) = tmp_path.rglob("*.rows")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(HansaError, match="the memory of client 3 is damaged"):
+        store.get(3, version)
+
+
+def test_memory_never_travels():
+    seen = []
+    held = task()
+    algorithm = TROUBLED["scaffold"]
+    bound = Run(algorithm, held).algorithm
+    transport = FaultyTransport(
+        lambda name: Site(bound, held, SITES[name]), on_message=lambda *message: seen.append(message)
+    )
+    federated(algorithm, rounds=3, transport=transport)
+    assert len(seen) > 3
+    for _, sent, reply in seen:
+        assert not any(order.memory or order.broadcasts for order in RoundOrders.from_bytes(sent).orders)
+        assert not any(report.memory for report in RoundReports.from_bytes(reply).reports)
+
+
+def test_clusters_that_span_sites_are_refused():
+    with pytest.raises(HansaError, match="spans sites north, south"):
+        federated(small("afga", batch_size=3))
+
+
+def test_a_client_without_a_site_is_refused():
+    with pytest.raises(HansaError, match="client 3 is at no site"):
+        federated(presets.fedavg(), sites={"north": (0, 1, 2, 4)})

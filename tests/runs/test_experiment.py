@@ -1,0 +1,159 @@
+"""A run that died anywhere goes on to the result of one that did not. `torture.kill` has the long form."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import hansa
+from contracts.small import small
+from engine import problems
+from hansa.config import from_preset
+from hansa.engine import Pool, Serial
+from hansa.runs import checkpoint, folder_lock
+from hansa.runs.driver import Run
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
+from hansa.runs.store import RamStore, disk, io
+from hansa.runs.store.lock import FileLock
+from torture.disks import Counting, Dead, Hasty
+from torture.kill import fingerprint, sha
+
+ROUNDS = 4
+COMMON = ("data.name=synthetic", "data.clients=6", f"rounds={ROUNDS}", "local.steps=2", "workers=1")
+HALF = "sample={participation: 0.5}"
+CASES = {
+    "fedcams, two-way": ("fedcams", HALF, "compress.two_way=true", "checkpoint.every=1"),
+    "scaffold, a checkpoint every other round": ("scaffold", HALF, "checkpoint.every=2", "checkpoint.keep=1"),
+    "fedaware, clients lost": ("fedaware", HALF, "checkpoint.every=1", "faults={before: 0.3, nan: 0.2}"),
+}
+
+
+class Dying(Counting):
+    """The process dies before the n-th call that would change the disk; no later one reaches it."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def before(self, call: str) -> None:
+        super().before(call)
+        if len(self.calls) > self.at:
+            raise Dead
+
+
+@pytest.fixture
+def let_go(monkeypatch):
+    """What the system does for a dead process: its locks are released."""
+    held = []
+
+    class Remembered(FileLock):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            held.append(self)
+
+    def release():
+        while held:
+            held.pop().close()
+
+    monkeypatch.setattr(disk, "FileLock", Remembered)
+    monkeypatch.setattr(folder_lock, "FileLock", Remembered)
+    yield release
+    release()
+
+
+def go_on(config, folder):
+    experiment = Experiment.resume(folder) if RunFolder(folder).exists else Experiment.new(config, folder)
+    assert experiment.execute()["status"] == "finished"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_dies_before_any_call_to_the_disk_goes_on_to_the_same_result(case, tmp_path, let_go):
+    preset, *words = CASES[case]
+    config = from_preset(preset, [*COMMON, *words])
+    with io.use_disk(Counting()) as counted:
+        go_on(config, tmp_path / "whole")
+    expected, calls = fingerprint(tmp_path / "whole", ROUNDS), len(counted.calls)
+    assert calls > 80
+    draw = hansa.Key(0).child(case).numpy()
+    died = 0
+    for trial, at in enumerate(sorted(draw.choice(calls, size=12, replace=False).tolist())):
+        folder = tmp_path / f"died at {at}"
+        for death in (at, int(draw.integers(calls)))[: 1 + trial % 2]:  # some die again on the way
+            with io.use_disk(Dying(death)):
+                try:
+                    go_on(config, folder)
+                except Dead:
+                    died += 1
+            let_go()
+        with io.use_disk(Hasty()):
+            go_on(config, folder)
+        assert fingerprint(folder, ROUNDS) == expected, f"died at call {at}, {counted.calls[at]}"
+    assert died >= 12
+
+
+def test_runs_killed_by_sigkill_go_on_to_the_same_result(tmp_path):
+    tests = Path(__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-m", "torture.kill", "2", "--first", "3", "--jobs", "1"],
+        env={**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "2 of 2 SHA-equal" in found.stdout
+
+
+def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away(tmp_path, let_go):
+    config = from_preset("fedavg", [*COMMON, "rounds=1"])
+    barely = tmp_path / "barely"
+    with io.use_disk(Dying(12)), pytest.raises(Dead):  # the environment is written, the configuration is not
+        Experiment.new(config, barely)
+    let_go()
+    assert {path.name for path in barely.iterdir()} <= {LOCK, *NAMES, *(name + io.TEMPORARY_SUFFIX for name in NAMES)}
+    assert (barely / ENVIRONMENT).exists()
+    assert not RunFolder(barely).exists
+    with io.use_disk(Hasty()):
+        assert Experiment.new(config, barely).execute()["rounds"] == 1
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "model.safetensors").write_bytes(b"years of work")
+    with pytest.raises(hansa.HansaError, match="not empty, and not a run folder"):
+        Experiment.new(config, theirs, overwrite=True)
+    assert (theirs / "model.safetensors").read_bytes() == b"years of work"
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 3), (3, 4), (4, 1)])
+def test_a_resume_with_another_number_of_workers_is_bit_identical(first, then, tmp_path):
+    def living(engine, store=None):
+        plan = hansa.faults(before=0.2, nan=0.1)
+        return Run(small("scaffold", participation=0.7), problems.bowls(), faults=plan, store=store, engine=engine)
+
+    def engine(workers):
+        return Serial if workers == 1 else partial(Pool, workers=workers, kind="thread")
+
+    whole = living(Serial).advance(6)
+    begun = living(engine(first)).advance(3)
+    checkpoint.save(tmp_path, {"run": begun.checkpoint_state(), "rows": begun.store.tree()}, {"round": 3})
+    saved = checkpoint.load(tmp_path).state
+    resumed = living(engine(then), RamStore.restore(saved["rows"]))
+    resumed.restore(saved["run"], begun.history)
+    resumed.advance(3)
+    assert torch.equal(resumed.params, whole.params)
+    assert not torch.equal(resumed.params, begun.params)
+    assert sha(resumed.checkpoint_state()) == sha(whole.checkpoint_state())
+    assert resumed.store.digest() == whole.store.digest()
+
+
+def test_the_number_of_workers_may_change_on_resume(tmp_path):
+    config = from_preset("fedavg", [*COMMON, "rounds=1"])
+    with io.use_disk(Hasty()):
+        Experiment.new(config, tmp_path / "run").execute()
+        Experiment.resume(tmp_path / "run", workers=3).run.store.close()
+    assert RunFolder(tmp_path / "run").config.workers == 3

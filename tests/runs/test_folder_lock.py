@@ -1,0 +1,276 @@
+"""A folder is one run's: taken at once, held as long as the run lives, replaced only whole, never through a link."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hansa
+from hansa.config import from_preset
+from hansa.runs import folder_lock
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
+from hansa.runs.folder_lock import LOCK, MARKER, REPLACED, REPLACING, FolderLock
+from hansa.runs.store import DiskStore, io
+from hansa.runs.store.lock import InUseError, FileLock
+from torture.disks import Counting, Dead, Hasty
+
+SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1")
+BARE = (*SMALL, "checkpoint.every=0")
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with io.use_disk(Hasty()):
+        yield
+
+
+def config(*words, preset="fedavg"):
+    return from_preset(preset, [*SMALL, *words])
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_two_runs_of_one_name_get_a_folder_each_and_their_own_partition(tmp_path, every):
+    wanted = tmp_path / "runs" / "fedavg"
+    runs = [
+        Experiment.new(config(f"seed={seed}", f"checkpoint.every={every}"), wanted, numbered=True) for seed in range(3)
+    ]
+    assert [run.folder.path.name for run in runs] == ["fedavg", "fedavg-2", "fedavg-3"]
+    for seed, run in enumerate(runs):
+        run.execute()
+        assert run.folder.config.seed == seed
+        assert [record["round"] for record in run.folder.history] == [1, 2]
+        alone = Experiment.new(config(f"seed={seed}"), tmp_path / f"alone {seed}")
+        alone.execute()
+        for name in ("partition.safetensors", "model.safetensors"):
+            found, expected = load_file(run.folder / name), load_file(alone.folder / name)
+            assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_runs_started_at_once_by_processes_all_live(tmp_path):
+    script = (
+        "import sys; from hansa.config import from_preset; from hansa.runs.experiment import Experiment\n"
+        f"sys.stdin.readline(); made = Experiment.new(from_preset('fedavg', [*{BARE!r}, 'seed=' + sys.argv[1]]), "
+        "'runs/fedavg', numbered=True); made.execute(); print(made.folder)"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(seed)],
+            cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for seed in range(3)
+    ]  # fmt: skip
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    said = [child.communicate(timeout=300) for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], said
+    seeds = {RunFolder(tmp_path / folder.strip()).config.seed for folder, _ in said}
+    assert seeds == {0, 1, 2}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"fedavg", "fedavg-2", "fedavg-3"}
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_living_run_is_refused_to_everybody_else_by_name(tmp_path, every, overwrite):
+    living = Experiment.new(config(f"checkpoint.every={every}"), tmp_path / "out")
+    before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+    with pytest.raises(hansa.HansaError, match=f"in use by process {os.getpid()}" if overwrite else "holds a run"):
+        Experiment.new(config("seed=7"), tmp_path / "out", overwrite=overwrite)
+    with pytest.raises(InUseError, match=f"in use by process {os.getpid()} on .* since 20"):
+        Experiment.resume(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
+    assert living.execute()["status"] == "finished"
+    if every:
+        Experiment.resume(tmp_path / "out", rounds=3).execute()  # it has let go
+
+
+def test_a_lock_is_free_when_its_holder_is_gone_however_that_happened(tmp_path):
+    FileLock(tmp_path / "lock")  # dropped at once
+    held = FileLock(tmp_path / "lock")
+    with pytest.raises(InUseError):
+        FileLock(tmp_path / "lock")
+    assert held.is_lock_of(tmp_path / "lock")
+    os.replace(tmp_path / "lock", tmp_path / "moved")
+    (tmp_path / "lock").touch()
+    assert not held.is_lock_of(tmp_path / "lock")
+    held.close()
+    held.close()
+    FileLock(tmp_path / "moved").close()
+
+
+def test_a_run_that_does_not_fit_overwrites_nothing(tmp_path):
+    Experiment.new(config(), tmp_path / "out").execute()
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with pytest.raises(hansa.HansaError):
+        Experiment.new(config("sample.count=99"), tmp_path / "out", overwrite=True)
+    with pytest.raises(hansa.HansaError):
+        Experiment.new(config("model=cnn_29k"), tmp_path / "out", overwrite=True)
+    after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_somebody_elses_project_is_no_run_though_it_has_a_configuration(tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "checkpoint").mkdir(parents=True)
+    (theirs / "config.yaml").write_text("rounds: 3\n")
+    (theirs / "model.safetensors").write_bytes(b"years of work")
+    (theirs / "checkpoint" / "best.pt").write_bytes(b"more of it")
+    with pytest.raises(hansa.HansaError, match="no marker of a run by Hansa"):
+        Experiment.new(config(), theirs, overwrite=True)
+    assert (theirs / "checkpoint" / "best.pt").read_bytes() == b"more of it"
+    assert (theirs / "model.safetensors").read_bytes() == b"years of work"
+    assert not (theirs / LOCK).exists()
+
+
+def test_a_run_of_an_older_version_may_be_overwritten_if_nothing_else_is_there(tmp_path):
+    old = tmp_path / "old"
+    Experiment.new(config("seed=5"), old).execute()
+    (old / MARKER).unlink()
+    (old / LOCK).unlink()
+    (old / "notes.txt").write_text("mine")
+    with pytest.raises(hansa.HansaError, match="Remove it by hand"):
+        Experiment.new(config(), old, overwrite=True)
+    (old / "notes.txt").unlink()
+    assert Experiment.new(config(), old, overwrite=True).execute()["rounds"] == 2
+    assert RunFolder(old).config.seed == 0
+
+
+def test_what_is_not_ours_stays_when_a_run_is_replaced(tmp_path):
+    out = tmp_path / "out"
+    Experiment.new(config("seed=5"), out).execute()
+    (out / "notes.txt").write_text("mine")
+    Experiment.new(config(), out, overwrite=True).execute()
+    assert (out / "notes.txt").read_text() == "mine"
+    assert RunFolder(out).config.seed == 0
+    assert not {REPLACED, REPLACING} & {path.name for path in out.iterdir()}
+
+
+class Dying(Counting):
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def before(self, call):
+        super().before(call)
+        if len(self.calls) > self.at:
+            raise Dead
+
+
+def state(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file() and path.name != LOCK}
+
+
+def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_path, monkeypatch):
+    held = []
+
+    class Remembered(FileLock):
+        def __init__(self, path):
+            super().__init__(path)
+            held.append(self)
+
+    monkeypatch.setattr(folder_lock, "FileLock", Remembered)
+    out = tmp_path / "out"
+    Experiment.new(config("seed=5", "checkpoint.every=0"), out).execute()
+    with io.use_disk(Counting()) as counted:
+        Experiment.new(config("checkpoint.every=0"), tmp_path / "new").folder.release()
+    old = state(out)
+    seen = set()
+    for at in range(len(counted.calls) + 80):
+        with io.use_disk(Dying(at)):
+            try:
+                Experiment.new(config("checkpoint.every=0"), out, overwrite=True)
+                died = False
+            except Dead:
+                died = True
+        for lock in held:
+            lock.close()
+        taken = FolderLock(out)
+        taken.lock()  # as `hansa resume` does
+        taken.release()
+        seed = RunFolder(out).config.seed
+        seen.add(seed)
+        assert not {REPLACED, REPLACING} & {path.name for path in out.iterdir()}
+        if seed == 5:
+            assert state(out) == old, f"died at call {at}"
+        else:
+            assert RunFolder(out).summary["rounds"] == 0
+            Experiment.new(config("seed=5", "checkpoint.every=0"), out, overwrite=True).execute()
+            old = state(out)
+        if not died:
+            break
+    assert not died
+    assert seen == {0, 5}
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize("where", ["clients/index/x.part", "checkpoint/00000009.part", "metrics.jsonl.part", "clients"])
+def test_links_are_removed_never_followed(tmp_path, where, kind):
+    mine = tmp_path / "mine"
+    (mine / "index").mkdir(parents=True)
+    (mine / "index" / "thesis.txt").write_text("years of work")
+    target = mine if kind == "folder" else mine / "index" / "thesis.txt"
+    out = tmp_path / "out"
+    Experiment.new(config("checkpoint.every=1"), out).execute()
+    if where == "clients":
+        io.remove(out / where)
+    (out / where).symlink_to(target)
+    if where == "clients":
+        Experiment.new(config("checkpoint.every=1"), out, overwrite=True).execute()
+    else:
+        Experiment.resume(out, rounds=4).execute()
+        Experiment.new(config("checkpoint.every=1"), out, overwrite=True).execute()
+    assert (mine / "index" / "thesis.txt").read_text() == "years of work"
+    assert sorted(path.name for path in mine.rglob("*")) == ["index", "thesis.txt"]
+
+
+def test_a_link_to_a_folder_is_removed_as_a_link(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "ours" / "nowhere").symlink_to(tmp_path / "nothing")
+    io.remove(tmp_path / "ours")
+    assert not os.path.lexists(tmp_path / "ours")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_store_sweeps_its_leftovers_without_following_links(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    DiskStore(tmp_path / "store").close()
+    (tmp_path / "store" / "index" / "x.part").symlink_to(tmp_path / "mine")
+    DiskStore(tmp_path / "store").close()
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    assert not os.path.lexists(tmp_path / "store" / "index" / "x.part")
+
+
+def test_locks_work_where_there_is_no_fcntl(tmp_path):
+    """As on Windows: msvcrt locks a byte; here one of ours stands in for it."""
+    script = f"""
+import sys, types, os, errno
+held = set()
+def locking(file, mode, count):
+    key = os.fstat(file).st_ino, os.lseek(file, 0, os.SEEK_CUR)
+    if key in held: raise OSError(errno.EACCES, "locked")
+    held.add(key)
+sys.modules["fcntl"] = None
+import hansa
+assert "msvcrt" not in sys.modules
+sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+from hansa.runs.store.lock import FileLock, InUseError
+from pathlib import Path
+path = Path({str(tmp_path / "lock")!r})
+first = FileLock(path)
+try: FileLock(path)
+except InUseError as error: print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "is in use by process" in found.stdout

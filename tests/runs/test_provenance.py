@@ -1,0 +1,124 @@
+"""A run goes on with what it was begun with; `torture.folders` has the long form for every preset."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.config import from_preset
+from hansa.runs import provenance
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
+from hansa.runs.store import io
+from torture.disks import Hasty
+from torture.folders import changed
+
+SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1", "checkpoint.every=1")
+
+
+@pytest.mark.parametrize("preset", ["scaffold", "dsgd"])
+def test_changed_data_partition_model_and_version_are_refused_by_name_or_noted(preset, tmp_path):
+    with io.use_disk(Hasty()):
+        assert changed(preset, tmp_path) == {"data": 3, "partition": 1, "model": 2, "version": 1}
+
+
+def test_folders_survive_parallel_starts_and_sweeps(tmp_path):
+    """In a process of its own, since it forks."""
+    tests = Path(__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-m", "torture.folders", "4"],
+        env={**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "no run was lost" in found.stdout
+
+
+def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):
+    (tmp_path / "sized.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(60, 10)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with io.use_disk(Hasty()):
+        Experiment.new(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()
+        sys.modules["sized"].make = lambda: nn.Linear(60, 10, bias=False)
+        with pytest.raises(hansa.HansaError, match="changed since the run was started: model"):
+            Experiment.resume(tmp_path / "out", rounds=3)
+        with pytest.raises(hansa.HansaError, match="it cannot go on"):
+            Experiment.resume(tmp_path / "out", rounds=3, accept=["model"])
+    del sys.modules["sized"]
+
+
+def test_a_word_that_is_no_kind_is_refused(tmp_path):
+    with pytest.raises(hansa.HansaError, match=r"--accept-changes modle: Did you mean model\?"):
+        Experiment.resume(tmp_path, accept=["data,modle"])
+
+
+def test_every_byte_of_a_tensor_counts_however_it_lies_in_memory():
+    held = torch.randn(7, 3, 5, 5).to(memory_format=torch.channels_last)
+    first = provenance.digest([held])
+    for flip in range(0, held.numel(), 97):
+        other = held.clone(memory_format=torch.preserve_format)
+        other.permute(0, 2, 3, 1).reshape(-1)[flip] += 1
+        assert provenance.digest([other]) != first
+    assert provenance.digest([held.clone(memory_format=torch.preserve_format)]) == first
+    held[0, 0, 0, 0] += 1  # a digest that is remembered is not believed after a change in place
+    assert provenance.digest([held]) != first
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64, torch.complex64]
+)
+def test_tensors_of_any_kind_and_size_have_a_digest(dtype):
+    for shape in ((), (0,), (3,), (2, 0), (300_000,)):
+        tensor = torch.ones(shape, dtype=dtype)
+        assert provenance.digest(tensor) == provenance.digest(tensor.clone())
+        assert provenance.digest(tensor) != provenance.digest(tensor.reshape(*shape, 1))
+    assert provenance.digest({"a": [torch.zeros(1)], "b": None}) != provenance.digest(
+        {"b": [torch.zeros(1)], "a": None}
+    )
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __repr__(self):
+        return f"Scaled({self.factor})"
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def test_source_tells_functions_objects_and_what_they_were_told_apart():
+    def first(x):
+        return x + 1
+
+    def second(x):
+        return x + 2
+
+    assert provenance.source_text(first).replace("first", "second") != provenance.source_text(second)
+    assert provenance.source_text(Scaled(2)) != provenance.source_text(Scaled(3))
+    assert provenance.source_text(functools.partial(first, x=1)) != provenance.source_text(functools.partial(first, x=2))
+    assert provenance.source_text(nn.functional.cross_entropy) == "torch.nn.functional.cross_entropy"
+    made = {}
+    exec("def f(x): return x + 1\ndef g(x): return x * 1", made)  # no source to be had
+    assert provenance.source_text(made["f"]) != provenance.source_text(made["g"])
+    assert " at 0x" not in provenance.source_text(functools.partial(first, x=object()))
+
+
+def test_other_code_of_a_part_of_yours_is_a_change_of_method(tmp_path, monkeypatch):
+    with io.use_disk(Hasty()):
+        Experiment.new(from_preset("fedavg", SMALL), tmp_path / "out").execute()
+        monkeypatch.setattr(provenance, "_source_digest", lambda parts: "other code")
+        with pytest.raises(hansa.HansaError, match="changed since the run was started: method"):
+            Experiment.resume(tmp_path / "out", rounds=3)
+        Experiment.resume(tmp_path / "out", rounds=3, accept=["method"]).execute()
+    assert RunFolder(tmp_path / "out").marker["accepted"][0]["round"] == 2

@@ -1,0 +1,213 @@
+"""Runs, seeds and comparisons from Python: in memory, in folders, as results."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.runs.folder import RunFolder
+from hansa.runs.seed_group import SeedGroupFolder
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+@pytest.fixture(scope="module")
+def task():
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(150, 5, generator=generator)
+    targets = (inputs @ torch.randn(5, 3, generator=generator)).argmax(1)
+    owners = torch.repeat_interleave(torch.arange(5), torch.tensor([10, 20, 25, 35, 60]))
+    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:60], targets[:60]))
+    return hansa.Task(Net, nn.functional.cross_entropy, held)
+
+
+def method(lr=0.3):
+    return hansa.presets.scaffold(local_lr=lr, steps=3, batch_size=8, participation=0.6)
+
+
+def test_a_run_in_a_folder_is_the_run_in_memory_and_goes_on_when_asked_again(task, tmp_path):
+    plain = hansa.run(method(), task, rounds=6, seed=2, workers=1)
+    first = hansa.run(method(), task, rounds=3, seed=2, out=tmp_path / "x", workers=1, checkpoint_every=2)
+    assert first.state.round == 3
+    again = hansa.run(method(), task, rounds=6, seed=2, out=tmp_path / "x", workers=1)
+    assert torch.equal(again.params, plain.params)
+    assert [record["test_loss"] for record in again.history] == [record["test_loss"] for record in plain.history]
+    stamp = (tmp_path / "x" / "metrics.jsonl").read_text()
+    finished = hansa.run(method(), task, rounds=6, seed=2, out=tmp_path / "x", workers=1)
+    assert torch.equal(finished.params, plain.params)
+    assert (tmp_path / "x" / "metrics.jsonl").read_text() == stamp
+    assert RunFolder(tmp_path / "x").summary["status"] == "finished"
+
+
+def test_another_run_is_not_taken_for_this_one(task, tmp_path):
+    hansa.run(method(), task, rounds=1, out=tmp_path / "x", workers=1)
+    with pytest.raises(hansa.HansaError, match="another method, task, seed or option"):
+        hansa.run(method(0.2), task, rounds=1, out=tmp_path / "x", workers=1)
+    with pytest.raises(hansa.HansaError, match="another method, task, seed or option"):
+        hansa.run(method(), task, rounds=1, out=tmp_path / "x", workers=1, seed=1)
+    with pytest.raises(hansa.HansaError, match="algorithm and a task that no file can hold"):
+        hansa.resume(tmp_path / "x", rounds=2)
+    other = hansa.run(method(0.2), task, rounds=1, out=tmp_path / "x", workers=1, overwrite=True)
+    assert torch.equal(other.params, hansa.run(method(0.2), task, rounds=1, workers=1).params)
+
+
+def test_resume_of_python_and_of_the_command_line(task, tmp_path):
+    hansa.run(method(), task, rounds=2, out=tmp_path / "x", workers=1)
+    resumed = hansa.resume(tmp_path / "x", method(), task, rounds=4, workers=1)
+    assert torch.equal(resumed.params, hansa.run(method(), task, rounds=4, workers=1).params)
+    changed = hansa.Task(Net, nn.functional.nll_loss, task.data)
+    with pytest.raises(hansa.HansaError, match="loss"):
+        hansa.resume(tmp_path / "x", method(), changed, rounds=5)
+    text = "rounds: 2\nworkers: 1\ndata: {name: synthetic, clients: 4, options: {largest: 60}}\nlocal: {steps: 1}\n"
+    config = hansa.config.from_text(text)
+    hansa.runs.experiment.Experiment.new(config, tmp_path / "y").execute()
+    assert hansa.resume(tmp_path / "y", rounds=3).state.round == 3
+    with pytest.raises(hansa.HansaError, match="quorum"):
+        hansa.resume(tmp_path / "y", rounds=4, quorum=2)
+
+
+def test_callbacks_add_to_what_is_written_down(task, tmp_path):
+    def note(run, record):
+        record["mine"] = record["round"] / 2
+
+    hansa.run(method(), task, rounds=2, out=tmp_path / "x", workers=1, callbacks=[note])
+    assert [record["mine"] for record in RunFolder(tmp_path / "x").history] == [0.5, 1.0]
+
+
+def test_ctrl_c_saves_and_interrupts(task, tmp_path):
+    def interrupt(run, record):
+        if record["round"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="saved"):
+        hansa.run(method(), task, rounds=5, out=tmp_path / "x", workers=1, callbacks=[interrupt])
+    assert RunFolder(tmp_path / "x").summary["rounds"] == 2
+    whole = hansa.run(method(), task, rounds=5, out=tmp_path / "x", workers=1)
+    assert torch.equal(whole.params, hansa.run(method(), task, rounds=5, workers=1).params)
+
+
+def test_seeds_are_one_result(task):
+    runs = hansa.run(method(), task, rounds=3, seeds=3, workers=1)
+    assert runs.seeds == [0, 1, 2]
+    alone = hansa.run(method(), task, rounds=3, seed=1, workers=1)
+    assert torch.equal(runs[1].params, alone.params)
+    final = [run.history[-1]["test_accuracy"] for run in runs]
+    mean = runs.curve()[-1][1]
+    assert mean.mean == pytest.approx(statistics.fmean(final))
+    assert mean.std == pytest.approx(statistics.stdev(final))
+    assert runs.last(count=1).mean == pytest.approx(statistics.fmean(final))
+    reached = [hansa.runs.metrics.rounds_to(run.history, 0.3) for run in runs]
+    assert runs.rounds_to(0.3).mean == pytest.approx(statistics.fmean(reached))
+    assert runs.rounds_to(1.01) is None
+    assert len(runs.frame()) == 9
+    assert runs.means()["test_accuracy"].iloc[-1] == pytest.approx(statistics.fmean(final))
+    with pytest.raises(hansa.HansaError, match="Did you mean test_accuracy"):
+        runs.last("test_acuracy")
+
+
+@pytest.mark.parametrize("seeds", [0, -1, [1, 1], [], "3", [0.5], True])
+def test_seeds_that_are_none_are_refused(task, seeds):
+    with pytest.raises(hansa.HansaError, match="seeds"):
+        hansa.run(method(), task, rounds=1, seeds=seeds)
+
+
+def test_methods_are_compared_in_folders_and_nothing_is_run_twice(task, tmp_path):
+    methods = {"SCAFFOLD": method(), "slow": method(0.0001)}
+    found = hansa.compare(methods, task, rounds=3, seeds=[4, 7], out=tmp_path, workers=1)
+    assert found.best == "SCAFFOLD"
+    assert list(found) == ["SCAFFOLD", "slow"]
+    assert [run.config.seed for run in SeedGroupFolder(tmp_path / "scaffold").runs] == [4, 7]
+    lines = (tmp_path / "slow" / "seed-7" / "metrics.jsonl").read_text()
+    again = hansa.compare(methods, task, rounds=3, seeds=[4, 7, 9], out=tmp_path, workers=1)
+    assert (tmp_path / "slow" / "seed-7" / "metrics.jsonl").read_text() == lines
+    assert again["slow"].seeds == [4, 7, 9]
+    table = again.table(target=0.3).set_index("method")
+    last = again["SCAFFOLD"].last()
+    assert table.loc["SCAFFOLD", "last5_test_accuracy"] == pytest.approx(last.mean)
+    assert table.loc["SCAFFOLD", "last5_test_accuracy_deviation"] == pytest.approx(last.std)
+    assert "Comparison of 2 methods, 3 seeds each" in repr(again)
+    assert "SCAFFOLD" in again._repr_html_()
+    more = hansa.resume(tmp_path / "slow", method(0.0001), task, rounds=4, workers=1)
+    assert [run.state.round for run in more] == [4, 4, 4]
+
+
+def test_another_method_of_the_same_name_changes_nothing(task, tmp_path):
+    hansa.compare({"a": method()}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
+    before = (tmp_path / "a" / "group.yaml").read_text()
+    with pytest.raises(hansa.HansaError, match="another method"):
+        hansa.compare({"a": method(0.1)}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
+    assert (tmp_path / "a" / "group.yaml").read_text() == before
+
+
+def test_figures_show_mean_and_band(task, tmp_path):
+    found = hansa.compare({"a": method(), "b": method(0.01)}, task, rounds=3, seeds=2, workers=1)
+    figure = found.plot(tmp_path / "deep" / "figure.pdf")
+    assert (tmp_path / "deep" / "figure.pdf").read_bytes().startswith(b"%PDF")
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert lines["a"].get_ydata().tolist() == pytest.approx([y.mean for _, y in found["a"].curve()], rel=1e-5)
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    last = found["a"].curve()[-1][1]
+    assert max(abs(band - (last.mean + last.std)).min(), abs(band - (last.mean - last.std)).min()) < 1e-5
+    assert lines["a"].get_linestyle() != lines["b"].get_linestyle()
+    found["a"].plot(tmp_path / "one.svg", metric="test_loss", x="server_bits")
+    with pytest.raises(hansa.HansaError, match="Did you mean test_loss"):
+        found.plot(metric="test_los")
+    with pytest.raises(hansa.HansaError, match="Did you mean bits"):
+        found.plot(x="bitts")
+    with pytest.raises(hansa.HansaError, match="xyz"):
+        found.plot(tmp_path / "figure.xyz")
+
+
+def test_without_matplotlib_plot_says_what_to_install(task, monkeypatch):
+    runs = hansa.run(method(), task, rounds=1, seeds=1, workers=1)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(hansa.HansaError, match=r"hansa\[plot\]"):
+        runs.plot()
+
+
+def test_reports_and_short_forms(task, tmp_path, capsys):
+    run = hansa.run(method(), task, rounds=2, workers=1, progress=True)
+    assert "scaffold: round 2/2" in capsys.readouterr().err
+    page = run.report(tmp_path / "page.html", title="One run").read_text()
+    assert "<title>One run</title>" in page
+    assert "karimireddy2020" in page
+    assert "solver=scaffold" in page
+    for thing in (run, task.data, hansa.gossip.ring(), run.algorithm):
+        assert len(repr(thing)) < 1200
+        assert "<" in thing._repr_html_()
+    assert repr(task) == "Task(Net, 5 clients, 75 parameters)"
+    assert repr(run).startswith("Run(scaffold on Net, seed 0, 2 rounds")
+    assert repr(task.data).startswith("FederatedData('arrays', 5 clients, 150 samples of shape (5,), 3 classes")
+
+
+def test_a_pool_gives_the_same_bits_in_a_folder(task, tmp_path):
+    one = hansa.run(method(), task, rounds=3, out=tmp_path / "one", workers=1)
+    two = hansa.run(method(), task, rounds=3, out=tmp_path / "two", workers=2)
+    assert torch.equal(one.params, two.params)
+
+
+def test_a_notebook_gets_a_bar_where_it_can_live_and_lines_otherwise(monkeypatch):
+    from rich.console import Console
+
+    from hansa.study.report import progress as shown
+
+    console = Console(force_jupyter=True)
+    monkeypatch.setattr(shown, "find_spec", lambda name: object())
+    assert isinstance(shown.progress_display(console, quiet=False), shown.ProgressBars)
+    monkeypatch.setattr(shown, "find_spec", lambda name: None)
+    assert isinstance(shown.progress_display(console, quiet=False), shown.ProgressLines)

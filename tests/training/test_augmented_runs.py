@@ -1,0 +1,170 @@
+"""Augmented runs are the same to the bit for any number of workers, in clusters, across a resume, in files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import HansaError, config, presets
+from hansa.config.sections import PARTITION
+from hansa.engine import Serial
+from hansa.gossip import isolated
+from hansa.runs.driver import Run
+from hansa.runs.experiment import Experiment
+from hansa.runs.export import predict_from_folder
+from hansa.sample import per_cluster
+from hansa.training.augment import crop, flip, normalize
+from training import augmented_models
+
+WORDS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
+PARTS = [crop(padding=1), flip(), normalize([0.1, 0.2, 0.3], [1.0, 2.0, 0.5])]
+
+
+def trained(task, algorithm=None, workers=1, rounds=3):
+    return hansa.run(algorithm or presets.fedavg(participation=0.75, **WORDS), task, rounds=rounds, workers=workers)
+
+
+def test_dropout_batchnorm_a_frozen_block_and_augmentation_for_1_2_3_workers():
+    task = hansa.Task(
+        augmented_models.Net, cross_entropy, augmented_models.images(), augment=[*PARTS, augmented_models.noisy]
+    )
+    runs = [trained(task, workers=workers) for workers in (1, 2, 3)]
+    for run in runs[1:]:
+        for name, vector in runs[0].state.vectors.items():
+            assert torch.equal(run.state.vectors[name], vector)
+        assert [r["train_loss"] for r in run.history] == [r["train_loss"] for r in runs[0].history]
+    plain = trained(hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images()))
+    assert not torch.equal(plain.params, runs[0].params)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["parts", "careless"])
+def test_native_models_for_1_2_3_workers(own):
+    augment = [*PARTS, augmented_models.careless] if own else PARTS
+    task = hansa.Task(augmented_models.stack, cross_entropy, augmented_models.images(), augment=augment, native=True)
+    runs = [trained(task, workers=workers) for workers in (1, 2, 3)]
+    assert all(torch.equal(run.params, runs[0].params) for run in runs)
+
+
+def test_native_equals_eager_to_rounding():
+    found = [
+        trained(
+            hansa.Task(augmented_models.stack, cross_entropy, augmented_models.images(), augment=PARTS, native=native)
+        ).params
+        for native in (True, False)
+    ]
+    assert torch.allclose(*found, atol=1e-5)
+    assert not torch.equal(found[0], torch.zeros_like(found[0]))
+
+
+@pytest.mark.parametrize("make", [augmented_models.Net, augmented_models.stack], ids=["eager", "native"])
+def test_clusters_that_do_not_mix_take_the_steps_of_clients_alone(make):
+    """A cohort draws at the addresses of its clients: gossip along no link is FedAvg."""
+    task = hansa.Task(make, cross_entropy, augmented_models.images((5, 9, 14, 7)), augment=PARTS)
+    alone = trained(task, presets.fedavg(participation=1.0, **WORDS))
+    apart = presets.fedavg(sampler=per_cluster(1.0), **WORDS)
+    mixing = hansa.Mixing(isolated(), clusters=((0, 1), (2, 3)))
+    together = trained(task, apart.with_local(mixing=mixing))
+    assert torch.equal(together.params, alone.params)
+    gossip = presets.ha_fed(clusters=2, reporters=1, **WORDS)
+    assert torch.equal(trained(task, gossip).params, trained(task, gossip, workers=2).params)
+
+
+def test_across_a_resume(tmp_path):
+    task = hansa.Task(
+        augmented_models.Net, cross_entropy, augmented_models.images(), augment=[*PARTS, augmented_models.noisy]
+    )
+    algorithm = presets.fedams(participation=0.75, **WORDS)
+    whole = hansa.run(algorithm, task, rounds=4, workers=1)
+    hansa.run(algorithm, task, rounds=2, workers=1, out=tmp_path / "run")
+    again = hansa.run(algorithm, task, rounds=4, workers=2, out=tmp_path / "run")
+    assert torch.equal(again.params, whole.params)
+    other = hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images(), augment=PARTS)
+    with pytest.raises(HansaError, match="augment"):
+        hansa.run(algorithm, other, rounds=5, workers=1, out=tmp_path / "run")
+
+
+def test_rounds_and_steps_see_other_crops():
+    seen = []
+
+    def watch(batch, generator):
+        seen.append(torch.rand((), generator=generator).item())
+        return batch
+
+    task = hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images(), augment=watch)
+    seen.clear()
+    Run(presets.fedavg(**WORDS), task, engine=Serial).advance(2)
+    assert len(set(seen[-24:])) == 24  # two rounds of four clients of three steps
+
+
+def test_only_normalisation_touches_test_rows():
+    data = augmented_models.images()
+    mean, std = [0.1, 0.2, 0.3], [1.0, 2.0, 0.5]
+    by_hand = (data.test_inputs - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
+    for make, native in ((augmented_models.Net, None), (augmented_models.stack, True)):
+        task = hansa.Task(make, cross_entropy, data, augment=PARTS, native=native)
+        shell = task.trainer(torch.float32, torch.device("cpu"))
+        vectors = task.start(hansa.Key(0), torch.float32)
+        found = task.evaluate(shell, vectors)
+        module = task.module(vectors).eval()
+        with torch.no_grad():
+            wanted = float(cross_entropy(module(by_hand), data.test_targets))
+        assert found["test_loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_file_says_it():
+    text = """
+data:
+  factory: training.augmented_models:images
+  augment: [{kind: crop, padding: 1}, flip, {kind: normalize, mean: [0.1, 0.2, 0.3], std: [1, 2, 0.5]},
+            {kind: training.augmented_models:noisy, sigma: 0.2}, training.augmented_models:careless]
+model: {factory: training.augmented_models:Net}
+"""
+    asked = config.from_yaml(text, ["data.augment.0.padding=2"])
+    task = config.build.build_task(asked, config.build.load_data(asked))
+    found = task.augment.parts
+    assert found[:3] == (crop(padding=2), flip(), PARTS[2])
+    assert (found[3].func, found[3].keywords) == (augmented_models.noisy, {"sigma": 0.2})
+    assert found[4] is augmented_models.careless
+    assert config.from_yaml(config.to_yaml(asked)) == asked
+    with pytest.raises(HansaError, match=r"data.augment.0.*crop has no 'pading'"):
+        config.from_yaml("data: {augment: [{kind: crop, pading: 4}]}")
+    with pytest.raises(HansaError, match="no augmentation 'flipp'"):
+        config.from_yaml("data: {augment: flipp}")
+
+
+def test_the_papers_pipelines_on_the_page_are_files():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    found = [dedent(block) for block in re.findall(r"(?:^    .*\n)+", page, flags=re.MULTILINE)]
+    asked = [config.from_yaml(block) for block in found if block.startswith("data:")]
+    assert len(asked) == 2
+    for each in asked:
+        assert [part["kind"] if isinstance(part, dict) else part for part in each.data.augment] == [
+            "crop",
+            "flip",
+            "normalize",
+        ]
+    split = PARTITION.build(asked[0].data.partition).split(torch.zeros(500), 10, hansa.Key(0))
+    assert split.sizes.tolist() == [40] * 10
+
+
+def test_predictions_are_of_rows_normalised_as_in_the_run(tmp_path):
+    text = """
+rounds: 1
+data:
+  factory: training.augmented_models:images
+  augment: [{kind: crop, padding: 1}, {kind: normalize, mean: [0.1, 0.2, 0.3], std: [1, 2, 0.5]}]
+model: {factory: training.augmented_models:stack}
+local: {steps: 2, batch_size: 4}
+"""
+    Experiment.new(config.from_yaml(text), tmp_path / "run").execute()
+    found = predict_from_folder(tmp_path / "run")
+    mean, std = torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), torch.tensor([1.0, 2.0, 0.5]).view(1, 3, 1, 1)
+    model = hansa.load_model(tmp_path / "run")
+    with torch.no_grad():
+        assert torch.allclose(found.outputs, model((augmented_models.images().test_inputs - mean) / std), atol=1e-6)

@@ -1,0 +1,203 @@
+"""Inputs that are dicts, tuples, sequences of any length, or made on demand train like any other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hansa
+from hansa import HansaError, Key, presets
+from hansa.data import from_arrays
+from hansa.training.losses import cross_entropy
+from training import language_models
+
+WORDS = {"local_lr": 0.2, "steps": 3, "batch_size": 4}
+
+
+def trained(task, workers=1, rounds=2, **more):
+    return hansa.run(presets.fedavg(**WORDS, **more), task, rounds=rounds, workers=workers)
+
+
+@pytest.mark.parametrize("make", [language_models.tokenized, language_models.ragged], ids=["dict", "collated"])
+def test_a_language_model_on_what_a_tokenizer_gives(make):
+    data = make()
+    task = hansa.Task(language_models.Talker, cross_entropy(class_axis="last"), data)
+    assert [entry.name for entry in task.layout.parameters].count("head.weight") == 0  # tied: one parameter
+    one, two = trained(task), trained(task, workers=2)
+    assert torch.equal(one.params, two.params)
+    module = one.model.eval()
+    assert module.head.weight is module.embed.weight
+    inputs, labels = data.fetch_test(torch.arange(7)) if hasattr(data, "fetch_test") else (
+        data.test_inputs, data.test_targets)  # fmt: skip
+    with torch.no_grad():
+        output = module(**inputs)
+    counted = labels != -100
+    assert not bool(counted.all())
+    loss = F.cross_entropy(output[counted], labels[counted])
+    assert one.history[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
+    hits = int((output.argmax(-1) == labels)[counted].sum())
+    assert one.history[-1]["test_accuracy"] == pytest.approx(hits / int(counted.sum()), rel=1e-12)
+
+
+def test_the_steps_of_a_dict_are_those_of_plain_torch():
+    """One client, one round, against a loop written by hand; without dropout nothing is drawn."""
+    x, y = language_models.sentences(10)
+    data = from_arrays(x, y, clients=1)
+
+    class Still(language_models.Talker):
+        def __init__(self):
+            super().__init__()
+            self.attend.dropout = 0.0
+
+    task = hansa.Task(Still, cross_entropy(class_axis="last"), data)
+    run = hansa.run(presets.fedavg(local_lr=0.2, steps=2, batch_size=10), task, rounds=1, workers=1)
+    module = task.module(task.start(Key(0), torch.float32))
+    order = data.inputs["input_ids"], data.inputs["attention_mask"], data.targets
+    for _ in range(2):
+        output = module(order[0], order[1])
+        loss = F.cross_entropy(output.flatten(0, 1), order[2].flatten(), ignore_index=-100)
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter -= 0.2 * gradient
+    flat, _ = task.layout.pack(module, torch.float32)
+    assert torch.allclose(run.params, flat, atol=1e-6)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, left, right):
+        return self.layer(left) - self.layer(right)
+
+
+class Whole(Pair):
+    def forward(self, both):
+        return super().forward(*both)
+
+
+def test_tuples_go_by_place_or_as_one():
+    draw = np.random.default_rng(2)
+    x = draw.normal(size=(14, 3)), draw.normal(size=(14, 3))
+    data = from_arrays(x, (x[0] - x[1])[:, :1], clients=[0] * 4 + [1] * 10)
+    found = [trained(hansa.Task(make, F.mse_loss, data)).params for make in (Pair, Whole)]
+    assert torch.equal(*found)
+
+
+def test_targets_may_be_several():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 4)
+
+        def forward(self, x):
+            return {"size": self.a(x), "kind": self.b(x)}
+
+    def both(output, target):
+        return F.mse_loss(output["size"], target["size"]) + F.cross_entropy(output["kind"], target["kind"])
+
+    x = np.random.default_rng(3).normal(size=(20, 3))
+    y = {"size": x[:, :1], "kind": np.arange(20) % 4}
+    data = from_arrays(x, y, clients=[0] * 6 + [1] * 14, test=(x, y))
+    run = trained(hansa.Task(Two, both, data))
+    assert "test_accuracy" not in run.history[-1]
+    with torch.no_grad():
+        wanted = both(run.model.eval()(data.test_inputs), data.test_targets)
+    assert run.history[-1]["test_loss"] == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_clients_by_function_equal_the_same_rows_in_memory(native):
+    made = language_models.crowd(12)
+    rows = [language_models.rows_of_client(client) for client in range(12)]
+    owners = np.repeat(np.arange(12), [len(y) for _, y in rows])
+    held = from_arrays(np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]), clients=owners)
+    found = []
+    for data in (made, held):
+        task = hansa.Task(lambda: nn.Linear(5, 2), F.cross_entropy, data, native=native)
+        found.append(trained(task, participation=0.5, rounds=3).params)
+    assert torch.equal(*found)
+
+
+def test_clients_by_function_for_1_2_3_workers_and_across_a_resume(tmp_path):
+    task = hansa.Task(
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)), F.cross_entropy, language_models.crowd()
+    )
+    algorithm = presets.scaffold(participation=0.2, **WORDS)
+    runs = [hansa.run(algorithm, task, rounds=3, workers=workers) for workers in (1, 2, 3)]
+    assert all(torch.equal(run.params, runs[0].params) for run in runs)
+    hansa.run(algorithm, task, rounds=1, workers=1, out=tmp_path / "run")
+    assert torch.equal(hansa.run(algorithm, task, rounds=3, workers=1, out=tmp_path / "run").params, runs[0].params)
+
+
+def test_a_million_clients_cost_what_takes_part():
+    asked = []
+
+    def make(client):
+        asked.append(client)
+        return language_models.rows_of_client(4 * client)
+
+    data = hansa.data.from_function(make, clients=1_000_000, samples=3)
+    task = hansa.Task(lambda: nn.Linear(5, 2), F.cross_entropy, data)
+    run = trained(task, sampler=hansa.sample.uniform(count=5), rounds=4)
+    chosen = {client for record in run.history for client in record["clients"]}
+    assert len(chosen) == 20
+    assert set(asked) == {0} | chosen
+    assert len(asked) <= 3 + 20 + 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda client: (np.random.rand(3, 2), np.zeros(3)), "gave other rows when it was asked again"),  # noqa: NPY002
+        (lambda client: np.zeros(3), "expected a pair"),
+        (lambda client: (np.zeros((2, 2)), np.zeros(2)), "client 0: make gave 2 rows, samples says 3"),
+    ],
+)
+def test_functions_that_do_not_keep_their_word_are_told(make, message):
+    with pytest.raises(HansaError, match=message):
+        hansa.data.from_function(make, clients=4, samples=3)
+
+
+def test_data_that_does_not_fit_is_told_with_shapes_before_any_round():
+    data = from_arrays(np.zeros((6, 5)), np.arange(6) % 3, clients=2)
+    with pytest.raises(HansaError, match=r"Linear cannot take a batch of the data, inputs float32 \[6, 5\].*4"):
+        hansa.Task(lambda: nn.Linear(4, 3), F.cross_entropy, data)
+    with pytest.raises(HansaError, match=r"loss mse_loss cannot take outputs float32 \[6, 4\] and targets int64 \[6\]"):
+        hansa.Task(lambda: nn.Linear(5, 4), F.mse_loss, data)
+    rare = from_arrays(np.zeros((90, 5)), (np.arange(90) == 1) * 2, clients=2)  # no row that is looked at
+    with pytest.raises(HansaError, match=r"targets go up to 2, the model has 2 outputs"):
+        hansa.Task(lambda: nn.Linear(5, 2), F.cross_entropy, rare)
+
+
+class Upper(nn.Module):
+    """A frozen block under a trained one."""
+
+    def __init__(self, wander=False):
+        super().__init__()
+        self.lower, self.upper, self.wander = nn.Linear(5, 40).requires_grad_(False), nn.Linear(40, 3), wander
+
+    def forward(self, x):
+        if self.wander and self.training:
+            with torch.no_grad():
+                self.lower.weight.mul_(0.9)
+        return self.upper(torch.tanh(self.lower(x)))
+
+
+def test_frozen_parameters_are_one_for_all_workers():
+    data = from_arrays(np.random.default_rng(1).normal(size=(20, 5)), np.arange(20) % 3, clients=[0] * 6 + [1] * 14)
+    task = hansa.Task(Upper, F.cross_entropy, data)
+    shells = [task.trainer(torch.float32, torch.device("cpu")) for _ in range(2)]
+    first, second = (shell.module.lower.weight for shell in shells)
+    assert first.data_ptr() == second.data_ptr() == task.frozen["lower.weight"].data_ptr()
+    assert shells[0].module.upper.weight.data_ptr() != shells[1].module.upper.weight.data_ptr()
+    wide = task.trainer(torch.float64, torch.device("cpu")).module.lower.weight
+    assert torch.equal(wide, first.double())
+    assert torch.equal(trained(task).params, trained(task, workers=2).params)
+    with pytest.raises(HansaError, match=r"lower.weight is frozen, and the model changed it"):
+        trained(hansa.Task(lambda: Upper(wander=True), F.cross_entropy, data))

@@ -1,0 +1,537 @@
+"""The form a model runs in: as people write models, native where proven the same, eager for all else."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hansa
+from core.native.written import WRITTEN, LeNet5, TwoNN
+from hansa import HansaError, local, presets, server
+from hansa.core import native
+from hansa.core.native.eligibility import NotEligible
+from hansa.core.native.network import Network
+from hansa.engine.auto import auto_engine
+from hansa.runs.driver import Run
+from hansa.training import execution_mode, random_state
+from hansa.training.trainer import batch_stream
+
+WITH_NATIVE = pytest.mark.skipif(
+    not native.available() or native.instruction_set() == "base", reason="no native kernels with vector units"
+)
+
+
+class Shards:
+    """Clients of unequal sizes."""
+
+    def __init__(self, shape, classes, sizes=(5, 9, 7), seed=0):
+        draw = torch.Generator().manual_seed(seed)
+        rows = sum(sizes)
+        self.inputs = torch.randn(rows, *shape, generator=draw)
+        self.targets = torch.randint(0, classes, (rows,), generator=draw)
+        self.test_inputs, self.test_targets = self.inputs[:10], self.targets[:10]
+        self._rows = torch.arange(rows).split(sizes)
+        self.population = len(sizes)
+
+    def rows(self, client):
+        return self._rows[client]
+
+    def samples(self, client):
+        return len(self._rows[client])
+
+
+def made(name, **options):
+    model, loss, shape, classes = WRITTEN[name]
+    return hansa.Task(model, loss, Shards(shape, classes), **options)
+
+
+ALGORITHM = presets.fedavg(
+    local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0
+)
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(name):
+    task = made(name, native=True)
+    ours = hansa.run(ALGORITHM, task, rounds=2, workers=1)
+    eager = hansa.run(ALGORITHM, made(name, native=False), rounds=2, workers=1)
+    scale = float((eager.params - task.start(hansa.Key(0), torch.float32)["model"]).norm())
+    assert float((ours.params - eager.params).norm()) < 1e-3 * scale
+    assert ours.history[-1]["test_loss"] == pytest.approx(eager.history[-1]["test_loss"], rel=1e-4)
+    assert ours.history[-1]["train_loss"] == pytest.approx(eager.history[-1]["train_loss"], rel=1e-4)
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
+        *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
+    ],
+)
+def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
+    one, two, three = (hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=w) for w in (1, 2, 3))
+    assert torch.equal(one.params, two.params)
+    assert torch.equal(one.params, three.params)
+
+
+@WITH_NATIVE
+def test_worker_processes_use_the_form_that_the_task_found():
+    run = Run(ALGORITHM, made("LeNet-5"), engine=auto_engine(2, 2, "process"))
+    assert torch.equal(run.advance(2).params, hansa.run(ALGORITHM, made("LeNet-5"), rounds=2, workers=1).params)
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere"])
+def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name):
+    whole = hansa.run(ALGORITHM, made(name, native=True), rounds=4, workers=1)
+    begun = hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=1)
+    resumed = Run(ALGORITHM, made(name, native=True), store=begun.store, engine=auto_engine(2, 2))
+    resumed.restore(begun.checkpoint_state(), begun.history)
+    assert torch.equal(resumed.advance(2).params, whole.params)
+    assert not torch.equal(begun.params, whole.params)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5", "FedAWARE's CNN"])
+def test_a_view_after_a_convolution_runs_eagerly_as_plain_pytorch_does(name, dtype):
+    task = made(name, native=False)
+    assert not task.layout.channels_last
+    algorithm = presets.fedavg(local_lr=0.05, steps=1, batch_size=None)
+    run = hansa.run(algorithm, task, rounds=1, dtype=dtype, workers=1)
+    key, data, states = hansa.Key(0), task.data, []
+    for client in range(3):
+        model = task.module(task.start(key, torch.float64)).to(dtype)
+        order = batch_stream(data.samples(client), data.samples(client), key.child("local", 0, client, "batch"))
+        rows = data.rows(client)[torch.from_numpy(order)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        task.loss(model(data.inputs[rows].to(dtype)), data.targets[rows]).backward()
+        optimizer.step()
+        states.append(model.state_dict())
+    for entry_name, found in task.layout.unpack(run.params).items():
+        wanted = torch.stack([state[entry_name].double() for state in states]).mean(0)
+        assert torch.allclose(found.double(), wanted, atol=1e-6 if dtype == torch.float32 else 1e-12), entry_name
+
+
+def test_a_model_that_works_channels_last_keeps_that_layout():
+    assert hansa.Task(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)),
+        F.cross_entropy,
+        Shards((3, 32, 32), 10),
+    ).layout.channels_last
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+class Decides(Net):
+    def forward(self, x):
+        return super().forward(x if x.mean() > 0 else -x)
+
+
+class DecidesByBatch(Net):
+    def forward(self, x):
+        return super().forward(x if x.shape[0] < 100 else -x)
+
+
+class TwiceTheSame(Net):
+    def forward(self, x):
+        return self.fc2(F.relu(self.fc1(F.relu(self.fc1(x)))))
+
+
+class OtherInTraining(Net):
+    def forward(self, x):
+        x = self.fc1(x)
+        return self.fc2(F.relu(x) if self.training else x)
+
+
+class Counts(Net):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Remembers(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        return super().forward(x)
+
+
+class Residual(Net):
+    def forward(self, x):
+        return self.fc2(x + F.relu(self.fc1(x)))
+
+
+class Jumps(Net):
+    """Drops what the first layer gave."""
+
+    def forward(self, x):
+        self.fc1(x)
+        return self.fc2(x)
+
+
+class DropsAlways(Net):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.2)
+
+
+class Scaled(Net):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class Chance(Net):
+    def forward(self, x):
+        random.random()
+        np.random.rand()  # noqa: NPY002
+        return super().forward(x)
+
+
+class HalfFrozen(Net):
+    def forward(self, x):
+        with torch.no_grad():
+            x = F.relu(self.fc1(x))
+        return self.fc2(x)
+
+
+class Spare(Net):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+class Buffered(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(12))
+
+
+class Detached(Net):
+    def forward(self, x):
+        return self.fc2(F.relu(self.fc1(x)).detach())
+
+
+class MixesRows(Net):
+    def forward(self, x):
+        return self.fc2(F.relu(self.fc1(x)).flatten(0).view(12, -1).t())
+
+
+def hooked(register):
+    def make():
+        module = Net()
+        register(module)
+        return module
+
+    return make
+
+
+def frozen():
+    module = Net()
+    module.fc1.bias.requires_grad_(False)
+    return module
+
+
+def tied():
+    module = Net()
+    module.fc1 = nn.Linear(12, 12)
+    module.fc2 = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 3))
+    module.fc2[0].weight = module.fc1.weight
+    return module
+
+
+class BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class OwnBackward(Net):
+    def forward(self, x):
+        return self.fc2(BadBackward.apply(self.fc1(x)))
+
+
+def plain(output, target):
+    return F.cross_entropy(output, target)
+
+
+REFUSED = {
+    "forward hook": (hooked(lambda m: m.fc1.register_forward_hook(lambda *_: None)), plain, "hook"),
+    "pre-hook": (hooked(lambda m: m.register_forward_pre_hook(lambda *_: None)), plain, "hook"),
+    "backward hook": (hooked(lambda m: m.fc2.register_full_backward_hook(lambda *_: None)), plain, "hook"),
+    "hook of a weight": (hooked(lambda m: m.fc1.weight.register_hook(lambda g: 2 * g)), plain, "fc1.weight has a hook"),
+    "control flow": (Decides, plain, "torch.Tensor.mean"),
+    "control flow by batch": (DecidesByBatch, plain, "size of the batch"),
+    "shared layer": (TwiceTheSame, plain, "used twice"),
+    "tied weights": (tied, plain, "used twice"),
+    "training differs": (OtherInTraining, plain, "another one in training"),
+    "counts": (Counts, plain, "writes to Counts.calls"),
+    "remembers": (Remembers, plain, "writes to Remembers.seen"),
+    "residual": (Residual, plain, "torch.Tensor.add"),
+    "leaves a layer out": (Jumps, plain, "something else than what the layer before gave"),
+    "scaled": (Scaled, plain, "torch.Tensor.mul"),
+    "chance": (Chance, plain, "random numbers"),
+    "half frozen": (HalfFrozen, plain, "_set_grad_enabled"),
+    "frozen": (frozen, plain, "fc1.bias is frozen"),
+    "spare parameters": (Spare, plain, "does not use"),
+    "buffers": (Buffered, plain, "buffers"),
+    "detached": (Detached, plain, "detach"),
+    "mixes rows": (MixesRows, plain, "mixes the rows"),
+    "own backward": (OwnBackward, plain, ""),
+    "tanh": (lambda: nn.Sequential(nn.Linear(12, 3), nn.Tanh()), plain, "tanh"),
+    "dropout of inputs": (lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(12, 3)), plain, "drops out"),
+    "dropout in evaluation": (DropsAlways, plain, "in evaluation too"),
+    "other loss": (Net, lambda out, y: F.multi_margin_loss(out, y), "multi_margin_loss"),
+    "smoothed": (Net, nn.CrossEntropyLoss(label_smoothing=0.1), "options"),
+    "class weights": (Net, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), "options"),
+    "summed": (Net, nn.CrossEntropyLoss(reduction="sum"), "options"),
+    "no log_softmax": (Net, F.nll_loss, "does not end in log_softmax"),
+    "loss with a penalty": (Net, lambda out, y: F.cross_entropy(out, y) + 0.01 * out.square().mean(), "square"),
+}
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(name, caplog):
+    make, loss, why = REFUSED[name]
+    with caplog.at_level(logging.INFO, logger="hansa"):
+        task = hansa.Task(make, loss, Shards((12,), 3))
+    assert task.stack is None
+    said = [record.message for record in caplog.records if "eager PyTorch" in record.message]
+    assert len(said) == 1
+    assert why in said[0]
+    with pytest.raises(HansaError, match="has no native form"):
+        hansa.Task(make, loss, Shards((12,), 3), native=True)
+    eager = hansa.Task(make, loss, Shards((12,), 3), native=False)
+    runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in (task, eager)]
+    assert torch.equal(*runs)
+
+
+class SmallResNet(nn.Module):
+    """Residual sums, group normalisation, strides and a mean over the image."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.short, self.head = nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.relu(x + self.conv1(x))
+        return self.head(F.relu(self.short(x) + self.conv2(x)).mean((2, 3)))
+
+
+@WITH_NATIVE
+def test_a_residual_network_stays_eager_bit_for_bit_and_says_why(caplog):
+    data = Shards((3, 8, 8), 4)
+    with caplog.at_level(logging.INFO, logger="hansa"):
+        tasks = [hansa.Task(SmallResNet, F.cross_entropy, data, native=choice) for choice in (None, False)]
+    assert tasks[0].stack is None
+    assert "trained by eager PyTorch: it calls torch.nn.functional.group_norm" in caplog.text
+    runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
+    assert torch.equal(*runs)
+
+
+@WITH_NATIVE
+def test_a_wrong_native_form_does_not_pass_the_proof():
+    """The forms are compared on real batches: a stack without its ReLU, or with another order of layers, is caught."""
+    model, loss, shape, classes = WRITTEN["2NN"]
+    data = Shards(shape, classes)
+    task = hansa.Task(model, loss, data)
+    stages = list(task.stack.stages)
+    stages[1] = replace(stages[1], relu=False)
+    with pytest.raises(NotEligible, match=r"native (loss|gradient)"):
+        execution_mode._prove(Network(tuple(stages), shape), model(), loss, task.layout, data.inputs, data.targets)
+
+
+@WITH_NATIVE
+def test_a_metric_of_ones_own_is_measured_eagerly_while_training_stays_native():
+    data = Shards((1, 28, 28), 10)
+    within_two = lambda out, y: (out.topk(2).indices == y[:, None]).any(1).sum()  # noqa: E731
+    task = hansa.Task(TwoNN, F.cross_entropy, data, metric=within_two)
+    assert task.stack is not None
+    run = hansa.run(ALGORITHM, task, rounds=2)
+    with torch.no_grad():
+        output = run.model.eval()(data.test_inputs)
+    assert run.history[-1]["test_accuracy"] == float(within_two(output, data.test_targets)) / 10
+    assert run.history[-1]["test_loss"] == pytest.approx(float(F.cross_entropy(output, data.test_targets)), rel=1e-5)
+    assert torch.equal(run.params, hansa.run(ALGORITHM, hansa.Task(TwoNN, F.cross_entropy, data), rounds=2).params)
+
+
+@WITH_NATIVE
+def test_targets_that_the_loss_leaves_out_keep_to_eager():
+    data = Shards((3, 32, 32), 10)
+    data.targets[3] = -100
+    task = hansa.Task(LeNet5, nn.CrossEntropyLoss(), data)
+    assert task.stack is None
+    hansa.run(ALGORITHM, task, rounds=1)
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("name", ["FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"])
+def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, monkeypatch):
+    """Of ones, dropout leaves what it multiplies by: as a worker draws it for its third step, as torch draws it."""
+    task, key = made(name, native=True), hansa.Key(3).child("noise", 2)
+    shell = task.trainer(torch.float32, torch.device("cpu"))
+    shell.seed(key)
+    keep = shell._drawn(4)
+    eager, drop, drop2d = [], F.dropout, F.dropout2d
+    monkeypatch.setattr(F, "dropout", lambda x, *a, **k: eager.append(drop(torch.ones_like(x), *a, **k)) or x)
+    monkeypatch.setattr(F, "dropout2d", lambda x, *a, **k: eager.append(drop2d(torch.ones_like(x), *a, **k)) or x)
+    with random_state.preserve_rng():
+        random_state.seed_all(key, torch.device("cpu"))
+        shell.module(shell.batch(0, torch.arange(4)).inputs)
+    stages = [stage for stage in task.stack.stages if stage.drop is not None]
+    assert len(eager) == len(stages)
+    for stage, piece, wanted in zip(stages, keep.split([4 * s.keeps for s in stages]), eager, strict=True):
+        if wanted.ndim == 4 and stage.keeps == stage.out:
+            wanted = wanted[:, :, 0, 0]
+        elif wanted.ndim == 4:
+            wanted = wanted.permute(0, 2, 3, 1)
+        assert torch.equal(piece, wanted.reshape(-1))
+        assert {0.0, 1.0} != set(piece.tolist()) != {0.0}
+
+
+DROPPING = {
+    "adam": presets.fedavg(local_lr=0.01, steps=3, batch_size=4).with_local(optimizer=server.adam()),
+    "sharpness-aware": presets.fedavg(local_lr=0.05, steps=3, batch_size=4).with_local(solver=local.sam(0.05)),
+    "scaffold": presets.scaffold(local_lr=0.05, steps=3, batch_size=4),
+    "gossip": presets.ha_fed(local_lr=0.05, steps=3, batch_size=4, clusters=1, reporters=2),
+}
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("method", DROPPING)
+def test_dropout_is_native_under_any_local_method_and_equals_eager_to_rounding(method):
+    algorithm, name = DROPPING[method], "drops everywhere"
+    ours, eager = (hansa.run(algorithm, made(name, native=choice), rounds=2, workers=1) for choice in (True, False))
+    two = hansa.run(algorithm, made(name, native=True), rounds=2, workers=2)
+    scale = float((eager.params - made(name).start(hansa.Key(0), torch.float32)["model"]).norm())
+    assert float((ours.params - eager.params).norm()) < (2e-2 if method == "adam" else 1e-3) * scale
+    assert torch.equal(ours.params, two.params)
+
+
+@WITH_NATIVE
+def test_dropout_of_augmented_batches_is_native_and_equals_eager_to_rounding():
+    runs = [
+        hansa.run(
+            ALGORITHM, made("drops everywhere", native=choice, augment=[hansa.augment.flip()]), rounds=2, workers=1
+        )
+        for choice in (True, False)
+    ]
+    assert torch.allclose(runs[0].params, runs[1].params, atol=1e-5)
+
+
+@WITH_NATIVE
+def test_an_augmentation_of_ones_own_draws_before_dropout_and_keeps_to_eager(caplog):
+    with caplog.at_level(logging.INFO, logger="hansa"):
+        task = made("drops everywhere", augment=[lambda batch, _: batch + 0.1 * torch.randn_like(batch)])
+    assert task.stack is None
+    assert "augmentation of your own" in caplog.text
+
+
+@WITH_NATIVE
+def test_many_steps_of_dropout_are_drawn_piece_by_piece_with_the_same_bits(monkeypatch):
+    whole = hansa.run(ALGORITHM, made("drops everywhere"), rounds=1, workers=1).params
+    monkeypatch.setattr("hansa.training.trainer._KEPT", 1)
+    assert torch.equal(hansa.run(ALGORITHM, made("drops everywhere"), rounds=1, workers=1).params, whole)
+
+
+@WITH_NATIVE
+def test_momentum_that_is_kept_from_round_to_round_is_kept_by_native_code_too():
+    algorithm = replace(ALGORITHM, local=replace(ALGORITHM.local, optimizer_state="kept"))
+    ours, eager = (hansa.run(algorithm, made("2NN", native=choice), rounds=3, workers=1) for choice in (True, False))
+    fresh = hansa.run(ALGORITHM, made("2NN", native=True), rounds=3, workers=1)
+    assert torch.allclose(ours.params, eager.params, atol=1e-5)
+    assert not torch.allclose(ours.params, fresh.params, atol=1e-4)
+
+
+class Million:
+    """A million clients whose rows are a function of their number."""
+
+    population = 1_000_000
+    inputs, targets = torch.zeros(10, 4), torch.zeros(10, dtype=torch.int64)
+    test_inputs = test_targets = None
+    asked = 0
+
+    @property
+    def sizes(self):
+        return torch.full((self.population,), 2)
+
+    def rows(self, client):
+        return torch.tensor([client % 10, (client + 1) % 10])
+
+    def samples(self, client):
+        self.asked += 1
+        return 2
+
+
+def test_a_million_clients_are_counted_at_once_where_the_data_can():
+    data = Million()
+    task = hansa.Task(lambda: nn.Linear(4, 2), F.cross_entropy, data)
+    assert data.asked == 0
+    assert task.population.count == 1_000_000
+    run = hansa.run(presets.fedavg(local_lr=0.1, steps=1, participation=1e-5), task, rounds=2, workers=1)
+    assert run.history[-1]["round"] == 2
+
+
+def test_a_client_without_samples_is_named_among_a_million():
+    class Gap(Million):
+        @property
+        def sizes(self):
+            sizes = super().sizes
+            sizes[765_432] = 0
+            return sizes
+
+    with pytest.raises(HansaError, match="client 765432 holds no samples"):
+        hansa.Task(lambda: nn.Linear(4, 2), F.cross_entropy, Gap())
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("preset", ["ha_fed", "cafga", "dsgd"])
+def test_gossip_steps_native_rows_in_place_and_agrees_with_eager(preset):
+    words = {"local_lr": 0.05, "steps": 3, "batch_size": 4}
+    if preset != "dsgd":
+        words |= {"clusters": 1, "reporters": 2}
+    algorithm = getattr(presets, preset)(**words)
+    ours, eager = (hansa.run(algorithm, made("2NN", native=choice), rounds=3, workers=1) for choice in (True, False))
+    two = hansa.run(algorithm, made("2NN", native=True), rounds=3, workers=2)
+    assert torch.allclose(ours.params, eager.params, atol=2e-5)
+    assert torch.equal(ours.params, two.params)
+    assert ours.history[-1]["consensus"] == pytest.approx(eager.history[-1]["consensus"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("norm", "last"), [("batch", True), ("group", False)])
+def test_group_normalisation_keeps_the_layout_in_which_it_is_fast(norm, last) -> None:
+    images, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % 3
+    dealt = hansa.data.FederatedData(images, labels, torch.arange(8), torch.tensor([0, 3, 8]), classes=3, name="noise")
+    task = hansa.Task(
+        lambda: hansa.models.build("convmixer", classes=3, shape=(3, 8, 8), width=8, depth=1, norm=norm, groups=4),
+        F.cross_entropy,
+        dealt,
+    )
+    assert task.layout.channels_last is last

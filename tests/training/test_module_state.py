@@ -1,0 +1,262 @@
+"""Models with memory or randomness of their own: results depend on neither the workers nor who trained before."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import hansa
+from hansa import presets
+from hansa.data import from_arrays
+
+DRAW = torch.Generator().manual_seed(2)
+X = torch.randn(40, 4, generator=DRAW)
+Y = torch.arange(40) % 3
+DATA = from_arrays(X, Y, clients=[0] * 5 + [1] * 9 + [2] * 12 + [3] * 14, test=(X[:7], Y[:7]))
+WORDS = {"local_lr": 0.1, "steps": 2, "batch_size": 4}
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.begin()
+
+    def begin(self):
+        pass
+
+
+class Hidden(Base):
+    """A hidden state that is carried from batch to batch, from nothing at first."""
+
+    def begin(self):
+        self.state = None
+
+    def forward(self, x):
+        self.state = x.mean() if self.state is None else 0.5 * self.state.detach() + x.mean()
+        return self.layer(x) + self.state
+
+
+class Late(Base):
+    """An attribute that forward() makes."""
+
+    def forward(self, x):
+        self.count = getattr(self, "count", 0) + 1
+        return self.layer(x) * self.count
+
+
+class Scratch(Base):
+    """A buffer that is not saved, and a tensor that is no buffer, written to in place."""
+
+    def begin(self):
+        self.register_buffer("level", torch.zeros(1), persistent=False)
+        self.other = torch.zeros(2)
+
+    def forward(self, x):
+        self.level.mul_(0.9).add_(x.mean())
+        self.other += 1
+        return self.layer(x) + self.level * self.other.sum()
+
+
+class Remembering(Base):
+    """Lists, dicts and sets that grow."""
+
+    def begin(self):
+        self.seen, self.facts, self.kinds = [], {"calls": 0, "last": torch.zeros(1)}, {0}
+
+    def forward(self, x):
+        self.seen.append(float(x.mean()))
+        self.facts["calls"] += 1
+        self.facts["last"] += 1
+        self.kinds.add(len(self.seen))
+        scale = len(self.seen) + self.facts["calls"] + float(self.facts["last"]) + len(self.kinds)
+        return self.layer(x) * scale
+
+
+class Drawing(Base):
+    """Draws from every generator there is."""
+
+    def forward(self, x):
+        noise = random.random() + np.random.rand() + float(torch.rand(()))  # noqa: NPY002
+        return self.layer(x) * (1 + noise if self.training else 1)
+
+
+class OwnTorch(Base):
+    def begin(self):
+        self.generator = torch.Generator()
+
+    def forward(self, x):
+        return self.layer(x) + torch.rand(3, generator=self.generator)
+
+
+class OwnNumpy(Base):
+    def begin(self):
+        self.generator, self.old = np.random.default_rng(0), np.random.RandomState(0)
+
+    def forward(self, x):
+        return self.layer(x) + self.generator.random() + self.old.rand()
+
+
+class OwnPython(Base):
+    def begin(self):
+        self.generator = random.Random(4)
+
+    def forward(self, x):
+        return self.layer(x) + self.generator.random()
+
+
+MODELS = [Hidden, Late, Scratch, Remembering, Drawing, OwnTorch, OwnNumpy, OwnPython]
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_round_does_not_depend_on_who_trained_before(model, caplog):
+    task = hansa.Task(model, cross_entropy, DATA)
+    for algorithm in (presets.fedavg(participation=1.0, **WORDS), presets.ha_fed(clusters=2, reporters=1, **WORDS)):
+        whole = hansa.run(algorithm, task, rounds=2, seed=3, workers=1)
+        random.seed(5)
+        np.random.seed(6)  # noqa: NPY002
+        torch.manual_seed(7)
+        again = hansa.run(algorithm, task, rounds=2, seed=3, workers=1)
+        assert torch.equal(whole.params, again.params)
+        assert whole.history[-1]["test_loss"] == again.history[-1]["test_loss"]
+    assert not warnings_of(caplog)
+
+
+class Everything(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Remembering(), Drawing(), OwnNumpy()])
+
+    def forward(self, x):
+        return sum(part(x) for part in self.parts)
+
+
+def largest(output, target):
+    return output.max()
+
+
+def test_workers_agree_with_the_serial_engine_bit_for_bit():
+    algorithm = presets.fedavg(participation=1.0, **WORDS)
+    task = hansa.Task(Everything, cross_entropy, DATA, metrics={"largest": largest})
+    runs = [hansa.run(algorithm, task, rounds=2, seed=3, workers=workers) for workers in (1, 2)]
+    assert torch.equal(runs[0].params, runs[1].params)
+    for name in ("test_loss", "test_accuracy", "test_largest"):
+        assert runs[0].history[-1][name] == runs[1].history[-1][name]
+
+
+@pytest.mark.parametrize("model", [Drawing, OwnTorch, OwnNumpy, OwnPython])
+def test_what_a_model_draws_is_a_function_of_the_seed(model):
+    task = hansa.Task(model, cross_entropy, DATA)
+    same = task.trainer(torch.float32, torch.device("cpu"))
+    outputs = []
+    for seed in (1, 1, 2):
+        same.load(torch.ones(same.y.numel()), None)
+        same.seed(hansa.Key(seed))
+        outputs.append(same.module(X[:2]).detach().clone())
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_first_weights_may_come_from_any_generator():
+    class Made(Base):
+        def begin(self):
+            self.layer.weight.data.fill_(random.random() + np.random.rand())  # noqa: NPY002
+
+        def forward(self, x):
+            return self.layer(x)
+
+    task = hansa.Task(Made, cross_entropy, DATA)
+    first = [task.start(hansa.Key(seed), torch.float32)["model"] for seed in (1, 1, 2)]
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
+
+
+def test_a_run_leaves_every_generator_as_it_was():
+    task = hansa.Task(Drawing, cross_entropy, DATA)
+
+    def draw():
+        return random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+
+    def seeded():
+        random.seed(11)
+        np.random.seed(11)  # noqa: NPY002
+        torch.manual_seed(11)
+
+    seeded()
+    expected = draw()
+    seeded()
+    hansa.run(presets.fedavg(**WORDS), task, rounds=1)
+    assert draw() == expected
+    seeded()
+    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1)
+    task.evaluate(task.trainer(torch.float32, torch.device("cpu")), run.state.vectors)
+    hansa.Task(Drawing, cross_entropy, DATA)
+    assert draw() == expected
+
+
+class Counter:
+    """State of a kind that nobody knows how to put back."""
+
+    def __init__(self):
+        self.value = 0.0
+
+    def next(self):
+        self.value += 0.1
+        return self.value
+
+
+class Strange(Base):
+    def begin(self):
+        self.counter = Counter()
+
+    def forward(self, x):
+        return self.layer(x) * (1 + self.counter.next())
+
+
+OUTSIDE = Counter()
+
+
+class Outside(Base):
+    def forward(self, x):
+        return self.layer(x) * (1 + OUTSIDE.next())
+
+
+@pytest.mark.parametrize(
+    ("model", "where"), [(Strange, r"counter (Counter)"), (Outside, "something outside the module")]
+)
+def test_what_cannot_be_put_back_is_found_and_warned_of_by_name(model, where, caplog):
+    task = hansa.Task(model, cross_entropy, DATA)
+    hansa.run(presets.fedavg(**WORDS), task, rounds=1, workers=1)
+    (message,) = warnings_of(caplog)
+    assert message.startswith(f"{model.__name__}: a client's result depends on who trained before it (its layer.weight")
+    assert where in message
+    hansa.run(presets.fedavg(**WORDS), task, rounds=1, workers=1)
+    assert len(warnings_of(caplog)) == 1  # said once
+
+
+def test_modules_functions_and_settings_are_left_alone():
+    class Mixed(Base):
+        def begin(self):
+            self.act, self.layers, self.size = torch.tanh, [self.layer], (3, "x")
+            self.table = {"layer": self.layer}
+
+        def forward(self, x):
+            return self.act(self.layers[0](x))
+
+    task = hansa.Task(Mixed, cross_entropy, DATA)
+    shell = task.trainer(torch.float32, torch.device("cpu"))
+    layers = shell.module.layers
+    shell.load(torch.zeros(shell.y.numel()), None)
+    assert shell.module.layers is layers
+    assert shell.module.layers[0] is shell.module.layer is shell.module.table["layer"]
+    assert shell.private.unrestorable == ["layers (list)", "table (dict)"]

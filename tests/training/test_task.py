@@ -1,0 +1,256 @@
+"""Any nn.Module, any loss: the task against plain PyTorch written out by hand."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import hansa
+from hansa import HansaError, presets
+from hansa.core import native
+from hansa.training.trainer import batch_stream
+
+
+@dataclass
+class Shards:
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    parts: list[list[int]]
+    test_inputs: torch.Tensor | None = None
+    test_targets: torch.Tensor | None = None
+
+    @property
+    def population(self):
+        return len(self.parts)
+
+    def rows(self, client):
+        return torch.tensor(self.parts[client])
+
+    def samples(self, client):
+        return len(self.parts[client])
+
+
+def images(sizes=(5, 12, 7), seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    n = sum(sizes)
+    inputs = torch.randn(n, 2, 6, 6, generator=draw)
+    targets = torch.randint(0, 3, (n,), generator=draw)
+    parts = [rows.tolist() for rows in torch.arange(n).split(list(sizes))]
+    return Shards(inputs, targets, parts, inputs[:10], targets[:10])
+
+
+def convolutional():
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+
+def normalised():
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+
+def dropping():
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(72, 3))
+
+
+def by_hand(task, algorithm, seed, rounds, lr, batch):
+    """FedAvg with torch.optim on deep copies, batches from the same addresses."""
+    key = hansa.Key(seed)
+    model = task.module(task.start(key, torch.float64)).double()
+    data = task.data
+    for r in range(rounds):
+        chosen = algorithm.sampler.select(r, task.population, key)
+        states = []
+        for client in chosen:
+            local = copy.deepcopy(model)
+            local.train()
+            optimizer = torch.optim.SGD(local.parameters(), lr=lr)
+            work = algorithm.local.steps.draw(client, data.samples(client), batch, key)
+            order = batch_stream(
+                data.samples(client), work.steps * work.batch_size, key.child("local", r, client, "batch")
+            )
+            for rows in data.rows(client)[torch.from_numpy(order)].view(work.steps, -1):
+                optimizer.zero_grad()
+                cross_entropy(local(data.inputs[rows].double()), data.targets[rows]).backward()
+                optimizer.step()
+            states.append(local.state_dict())
+        average = {name: torch.stack([s[name].double() for s in states]).mean(0) for name in states[0]}
+        model.load_state_dict(average)
+    return model
+
+
+@pytest.mark.parametrize("factory", [convolutional, normalised], ids=["conv", "batchnorm"])
+def test_fedavg_equals_plain_pytorch_buffers_included(factory):
+    task = hansa.Task(factory, cross_entropy, images())
+    algorithm = presets.fedavg(local_lr=0.1, epochs=1.5, batch_size=4, participation=0.67)
+    run = hansa.run(algorithm, task, rounds=4, seed=3, dtype=torch.float64)
+    expected = by_hand(task, algorithm, 3, 4, 0.1, 4).state_dict()
+    found = task.layout.unpack(run.params, run.state.vectors.get("buffers"))
+    assert set(expected) - set(found) <= {"1.num_batches_tracked"}  # a counter, which is not averaged
+    for name, tensor in ((name, expected[name]) for name in found):
+        assert torch.allclose(found[name].double(), tensor.double(), atol=1e-10), name
+
+
+def test_buffers_are_averaged_and_never_stepped_by_the_server():
+    task = hansa.Task(normalised, cross_entropy, images())
+    words = {"local_lr": 0.1, "steps": 2, "batch_size": 4}
+    plain = hansa.run(presets.fedavg(**words), task, rounds=1)
+    adaptive = hansa.run(presets.fedadam(server_lr=0.5, **words), task, rounds=1)
+    assert torch.equal(plain.state.vectors["buffers"], adaptive.state.vectors["buffers"])
+    assert not torch.equal(plain.params, adaptive.params)
+
+
+def test_a_module_without_buffers_has_no_channel_for_them():
+    run = hansa.run(presets.fedavg(steps=1), hansa.Task(convolutional, cross_entropy, images()), rounds=1)
+    assert list(run.algorithm.channels) == ["model"]
+
+
+def test_dropout_draws_from_the_clients_address_not_from_global_state():
+    task = hansa.Task(dropping, cross_entropy, images())
+    algorithm = presets.fedavg(local_lr=0.1, steps=3, batch_size=4)
+    torch.manual_seed(1)
+    first = hansa.run(algorithm, task, rounds=2, seed=5)
+    torch.manual_seed(2)
+    torch.rand(7)
+    again = hansa.run(algorithm, task, rounds=2, seed=5)
+    assert torch.equal(first.params, again.params)
+    assert not torch.equal(first.params, hansa.run(algorithm, task, rounds=2, seed=6).params)
+
+
+def test_a_run_leaves_torchs_generator_and_threads_as_they_were():
+    task = hansa.Task(dropping, cross_entropy, images())
+    torch.manual_seed(11)
+    expected, threads = torch.rand(3), torch.get_num_threads()
+    torch.manual_seed(11)
+    hansa.run(presets.fedavg(steps=1), task, rounds=1)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+
+
+def test_float64_runs_through_everything():
+    run = hansa.run(
+        presets.fedams(steps=1), hansa.Task(normalised, cross_entropy, images()), rounds=1, dtype=torch.float64
+    )
+    assert {v.dtype for v in run.state.vectors.values()} == {torch.float64}
+    assert run.state.server["model"]["0"]["vhat"].dtype == torch.float64
+
+
+def test_the_trained_model_comes_back_as_a_module():
+    data = images()
+    task = hansa.Task(normalised, cross_entropy, data)
+    run = hansa.run(presets.fedavg(local_lr=0.1, steps=4), task, rounds=3)
+    module = run.model.eval()
+    with torch.no_grad():
+        output = module(data.test_inputs)
+    assert run.history[-1]["test_loss"] == pytest.approx(float(cross_entropy(output, data.test_targets)), rel=1e-4)
+    hits = float((output.argmax(1) == data.test_targets).float().mean())
+    assert run.history[-1]["test_accuracy"] == pytest.approx(hits)
+
+
+def test_training_learns():
+    data = images(sizes=(22, 38))
+    task = hansa.Task(convolutional, cross_entropy, data)
+    run = hansa.run(presets.fedavg(local_lr=0.1, epochs=2, batch_size=10), task, rounds=15)
+    assert run.history[-1]["train_loss"] < 0.3 * run.history[0]["train_loss"]
+
+
+def test_regression_has_a_loss_and_no_accuracy():
+    data = images()
+    data.targets = torch.randn(24, 3)
+    data.test_targets = data.targets[:10]
+    run = hansa.run(presets.fedavg(steps=1), hansa.Task(convolutional, mse_loss, data), rounds=1)
+    assert "test_loss" in run.history[0]
+    assert "test_accuracy" not in run.history[0]
+
+
+class Output:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class Wrapped(nn.Module):
+    """A model that answers with a record, as those of transformer libraries do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = convolutional()
+
+    def forward(self, x):
+        return Output(self.inner(x))
+
+
+@pytest.mark.parametrize("choice", [None, False], ids=["native if it can", "eager"])
+def test_a_model_that_answers_with_a_record_works_through_its_loss_and_metric(choice):
+    data = images()
+    wrapped = hansa.Task(
+        Wrapped,
+        lambda out, y: cross_entropy(out.logits, y),
+        data,
+        metric=lambda out, y: (out.logits.argmax(1) == y).sum(),
+        native=choice,
+    )
+    algorithm = presets.fedavg(local_lr=0.1, steps=3)
+    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data, native=choice), rounds=2)
+    assert torch.equal(hansa.run(algorithm, wrapped, rounds=2).params, plain.params)
+
+
+def test_unused_parameters_are_left_where_they_are():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = convolutional()
+            self.spare = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return self.used(x)
+
+    task = hansa.Task(Idle, cross_entropy, images())
+    run = hansa.run(presets.fedavg(local_lr=0.1, steps=2), task, rounds=2)
+    assert task.layout.unpack(run.params)["spare"].tolist() == [1.0, 1.0]
+
+
+def test_a_module_object_in_place_of_a_factory_is_refused():
+    with pytest.raises(HansaError, match="expected a function that makes the model"):
+        hansa.Task(convolutional(), cross_entropy, images())
+
+
+def test_a_client_without_samples_is_named():
+    data = images()
+    data.parts[1] = []
+    with pytest.raises(HansaError, match="client 1 holds no samples"):
+        hansa.Task(convolutional, cross_entropy, data)
+
+
+def test_native_training_agrees_with_eager_to_float_rounding():
+    if not native.available():
+        assert hansa.Task(convolutional, cross_entropy, images()).network is None
+        return
+    words = {"local_lr": 0.1, "steps": 5, "batch_size": 4}
+    for algorithm in (
+        presets.fedavg(local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0, **words),
+        presets.scaffold(**words),
+        presets.feddyn(**words),
+        presets.ha_fed(clusters=1, reporters=2, **words),
+    ):
+        runs = [
+            hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, images(), native=choice), rounds=3, workers=1)
+            for choice in (True, False)
+        ]
+        assert torch.allclose(runs[0].params, runs[1].params, atol=2e-5)
+        assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-4)
+        assert runs[0].history[-1]["train_loss"] == pytest.approx(runs[1].history[-1]["train_loss"], rel=1e-4)
+
+
+def test_asking_for_native_where_there_is_none_is_refused():
+    with pytest.raises(HansaError, match="native=True"):
+        hansa.Task(normalised, cross_entropy, images(), native=True)
+
+
+def test_a_loss_module_with_other_settings_is_not_taken_for_plain_cross_entropy():
+    smooth = hansa.Task(convolutional, nn.CrossEntropyLoss(label_smoothing=0.1), images())
+    assert smooth.network is None
+    if native.available() and native.instruction_set() != "base":
+        assert hansa.Task(convolutional, nn.CrossEntropyLoss(), images()).network is not None
