@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
 
-.PHONY: docs dist test-plain demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: audit sbom docs dist test-plain demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make e2e    engines of others: Ray, Flower"
 	@echo "make docs   the site, into build/site    make dist  wheel and sdist, tried in a fresh environment"
 	@echo "make sanitize  the native kernels under address and undefined-behaviour sanitizers"
+	@echo "make audit  pinned versions with known vulnerabilities    make sbom  bill of materials, build/sbom.cdx.json"
 
 # torch first, so that nothing else decides which build of it is taken
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -101,6 +102,21 @@ dist: $(VENV)/.ready
 	cd build/try && bin/hansa demo --tiny && bin/hansa reproduce cams-table-2 --scale smoke --quiet
 	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --force-reinstall build/dist/*.tar.gz
 	cd build/try && bin/hansa demo --tiny
+
+# tools that read constraints.txt and need nothing of ours: an environment of their own, without torch
+$(VENV)/tools/.ready:
+	$(PYTHON) -m venv $(VENV)/tools
+	$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check 'pip-audit>=2.10' 'cyclonedx-bom>=7.5'
+	@touch $@
+
+# asks a public database of vulnerabilities: needs the network
+audit: $(VENV)/tools/.ready
+	$(VENV)/tools/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+
+# CycloneDX; the components are the versions that the tests ran with
+sbom: $(VENV)/tools/.ready
+	@mkdir -p build
+	$(VENV)/tools/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library --output-reproducible --output-file build/sbom.cdx.json constraints.txt
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What a bit buys: FedCAMS with four compressors against FedAMS without one, by accuracy and by megabytes sent up."""
+"""Compare FedCAMS with four compressors to FedAMS without compression: accuracy and megabytes sent up."""
 
 import os
 from typing import Any

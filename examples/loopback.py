@@ -1,4 +1,4 @@
-"""The federation's protocol over TCP on this machine, two sites: data and memory stay there, the bits are equal."""
+"""The federation protocol over TCP with two local sites: data and client memory stay there; the result is the same."""
 
 import os
 from multiprocessing.connection import Client, Connection, Listener, wait
@@ -15,26 +15,26 @@ task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clien
 method = hansa.presets.fedcams(local_lr=0.05, steps=5, batch_size=20, participation=0.5, two_way=True)
 
 
-def site(name: str, line: Connection) -> None:  # in practice `hansa join`: a program at the site, over TLS
-    line.send_bytes(name.encode())
+def site(name: str, connection: Connection) -> None:  # in practice `hansa join`, over TLS
+    connection.send_bytes(name.encode())
     here = Site(hansa.Run(method, task).algorithm, task, places[name])
     while True:
-        line.send_bytes(here.handle(line.recv_bytes()) or b"")
+        connection.send_bytes(here.handle(connection.recv_bytes()) or b"")
 
 
-class Lines(dict[str, Connection]):  # in earnest `hansa serve`; by the sites' names
+class Connections(dict[str, Connection]):  # connections by site; in practice `hansa serve`
     def send(self, name: str, frame: bytes) -> None:
         self[name].send_bytes(frame)
 
     def receive(self) -> list[tuple[str, bytes]]:
-        there = wait(self.values(), timeout=60)
-        return [(name, line.recv_bytes()) for name, line in self.items() if line in there]
+        ready = wait(self.values(), timeout=60)
+        return [(name, each.recv_bytes()) for name, each in self.items() if each in ready]
 
 
-with Listener(("127.0.0.1", 0)) as door:
+with Listener(("127.0.0.1", 0)) as listener:
     for name in places:
-        Thread(target=site, args=(name, Client(door.address)), daemon=True).start()
-    wire = Lines((line.recv_bytes().decode(), line) for line in [door.accept() for _ in places])
+        Thread(target=site, args=(name, Client(listener.address)), daemon=True).start()
+    wire = Connections((each.recv_bytes().decode(), each) for each in [listener.accept() for _ in places])
     run = hansa.Run(method, task, engine=lambda *parts: Federation(*parts, transport=wire, sites=places))
     print(run.advance(rounds).table("round", "test_accuracy", "up_bytes"))
 print("equal to the simulation:", torch.equal(run.params, hansa.run(method, task, rounds=rounds).params))

@@ -1,6 +1,6 @@
-"""LoRA: only low-rank corrections of a frozen model are trained and travel; workers share the frozen weights.
+"""LoRA: only low-rank corrections of a frozen model are trained and sent; workers share the frozen weights.
 
-The layer is written out so that the example needs nothing else; `peft_lora.py` has the same by `peft`.
+The layer is written out, so that the example has no dependencies; `peft_lora.py` does the same with `peft`.
 """
 
 import os
@@ -21,11 +21,11 @@ class Lora(nn.Module):
         self.b = nn.Parameter(torch.zeros(linear.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        below: Tensor = self.linear(x)
-        return below + x @ self.a.T @ self.b.T
+        frozen: Tensor = self.linear(x)
+        return frozen + x @ self.a.T @ self.b.T
 
 
-def pretrained() -> nn.Module:  # in earnest: load_state_dict of what was trained before
+def pretrained() -> nn.Module:  # in practice: load_state_dict of a trained model
     torch.manual_seed(7)
     body = [Lora(nn.Linear(784, 256)), nn.ReLU(), Lora(nn.Linear(256, 256)), nn.ReLU()]
     return nn.Sequential(nn.Flatten(), *body, nn.Linear(256, 10))
@@ -34,6 +34,6 @@ def pretrained() -> nn.Module:  # in earnest: load_state_dict of what was traine
 data = hansa.data.federate("fashion-mini", clients=30)
 task = hansa.Task(pretrained, nn.functional.cross_entropy, data)
 whole = sum(parameter.numel() for parameter in pretrained().parameters())
-print(f"{task.layout.dim} of {whole} parameters are trained and travel")
+print(f"{task.layout.dim} of {whole} parameters are trained and sent")
 method = hansa.presets.fedavg(local_lr=0.1, steps=10, batch_size=20, participation=0.2)
 print(hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "30"))).table("round", "test_accuracy", "up_bytes"))

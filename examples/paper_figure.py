@@ -1,6 +1,6 @@
-"""A figure of a paper from its recipe: FedCAMS, Figure 4, at the scale that the package says two cores bear.
+"""Draw a figure of a paper from its recipe: FedCAMS, Figure 4, reduced to what two CPU cores can run.
 
-`hansa reproduce cams-figure-4` does the same and adds the verdict; here the curves are yours to draw.
+`hansa reproduce cams-figure-4` runs the same and compares the numbers; here you draw the curves yourself.
 """
 
 import os
@@ -15,7 +15,7 @@ recipe = library()["cams-figure-4"]
 configs = {
     cell.label: from_yaml(yaml.safe_dump(cell.document)) for cell in recipe.cells(os.environ.get("SCALE", "cpu"))
 }
-first = next(iter(configs.values()))  # methods differ, data and model do not
+first = next(iter(configs.values()))  # the methods differ; data and model are the same
 assert all((one.data, one.model, one.rounds) == (first.data, first.model, first.rounds) for one in configs.values())
 task = build.build_task(first, build.load_data(first))
 methods = {label: build_algorithm(config) for label, config in configs.items()}

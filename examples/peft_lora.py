@@ -1,4 +1,4 @@
-"""LoRA by `peft` on a language model of `transformers` (pip install 'hansa[peft]'): adapters alone train and travel."""
+"""LoRA with `peft` on a `transformers` model (pip install 'hansa[peft]'): only adapters are trained and sent."""
 
 import os
 
@@ -20,9 +20,9 @@ class Adapted(nn.Module):
         super().__init__()
         sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 12, "vocab_size": len(words)}
         ends = {"bos_token_id": None, "eos_token_id": None}
-        still = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-        torch.manual_seed(7)  # in earnest: GPT2LMHeadModel.from_pretrained(...)
-        model = GPT2LMHeadModel(GPT2Config(**sizes, **ends, **still))
+        no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+        torch.manual_seed(7)  # in practice: GPT2LMHeadModel.from_pretrained(...)
+        model = GPT2LMHeadModel(GPT2Config(**sizes, **ends, **no_dropout))
         self.model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -33,6 +33,6 @@ class Adapted(nn.Module):
 batch = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
 data = hansa.data.from_arrays(batch, rows[:, 1:], clients=6, test=(batch, rows[:, 1:]))
 task = hansa.Task(Adapted, hansa.losses.cross_entropy(class_axis="last"), data)
-print(f"{task.layout.dim} of {sum(p.numel() for p in Adapted().parameters())} parameters are trained and travel")
+print(f"{task.layout.dim} of {sum(p.numel() for p in Adapted().parameters())} parameters are trained and sent")
 method = hansa.presets.fedavg(local_lr=1.0, steps=5, batch_size=8)
 print(hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "30"))).table("round", "test_loss", "up_bytes"))

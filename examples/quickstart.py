@@ -1,4 +1,4 @@
-"""Two methods on embedded data: fifty clients with unlike labels, five of them a round."""
+"""Compare two methods on embedded data: fifty clients with different label distributions, five in each round."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 import hansa
 
-clients = hansa.data.federate("fashion-mini", clients=50)  # dealt by Dirichlet(0.3); nothing is downloaded
+clients = hansa.data.federate("fashion-mini", clients=50)  # Dirichlet(0.3) partition; nothing is downloaded
 task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clients)
 common: dict[str, Any] = {"local_lr": 0.1, "steps": 10, "batch_size": 50, "participation": 0.1}
 methods = {
@@ -17,4 +17,4 @@ methods = {
 
 result = hansa.compare(methods, task, rounds=int(os.environ.get("ROUNDS", "40")))
 print(result)
-result.report("quickstart.html")  # one file that opens offline
+result.report("quickstart.html")  # a self-contained HTML file

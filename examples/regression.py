@@ -1,4 +1,4 @@
-"""Regression over sites of unequal size, rows weighted by how sure their measurement was."""
+"""Regression over sites of unequal size, with samples weighted by the precision of their measurement."""
 
 import os
 
@@ -26,7 +26,7 @@ class Net(nn.Module):
         return output
 
 
-def r2(output: Tensor, target: Tensor) -> Tensor:  # of all test rows at once
+def r2(output: Tensor, target: Tensor) -> Tensor:  # over all test rows
     return 1 - (output - target).pow(2).sum() / (target - target.mean()).pow(2).sum()
 
 

@@ -1,4 +1,4 @@
-"""A ResNet of one's own on CIFAR-10 (`hansa data get cifar10`) with crops and mirroring: two methods, three seeds."""
+"""A custom ResNet on CIFAR-10 (`hansa data get cifar10`) with random crops and flips: two methods, three seeds."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ clients = hansa.data.federate(os.environ.get("DATA", "cifar10"), clients=100, no
 channels, rounds, seeds = clients.shape[0], int(os.environ.get("ROUNDS", "100")), int(os.environ.get("SEEDS", "3"))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 def resnet() -> nn.Module:
     widths = [(channels, 16, 1), (16, 32, 2), (32, 64, 2)]
-    return nn.Sequential(*(Block(*w) for w in widths), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return nn.Sequential(*(ResidualBlock(*w) for w in widths), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 augment = [hansa.augment.crop(4), hansa.augment.flip(), hansa.augment.normalize([0.5] * channels, [0.25] * channels)]

@@ -1,4 +1,4 @@
-"""CSV files, one a hospital: a weighted BCE loss, the AUC of each site, export and prediction. Run: python sites.py"""
+"""One CSV file per hospital: a weighted BCE loss, the AUC of each site, export and prediction. Run: python sites.py"""
 
 import os
 import random
@@ -11,7 +11,7 @@ from torch import nn
 import hansa
 
 sites = Path(sys.argv[1] if len(sys.argv) > 1 else "sites")
-if not sites.exists():  # no data at hand: five sites of unequal size are made up; one patient in five is ill
+if not sites.exists():  # generate five sites of unequal size; one patient in five is ill
     sites.mkdir()
     draw = random.Random(0)
     for site in range(5):
@@ -24,7 +24,7 @@ weight = (clients.targets == 0).sum() / clients.targets.sum()  # an ill patient 
 
 
 def auc(output: torch.Tensor, target: torch.Tensor) -> float:
-    """The chance that an ill patient is ranked above a healthy one."""
+    """The probability that an ill patient is ranked above a healthy one."""
     above = output[target == 1][:, None] - output[target == 0][None]
     return float((above > 0).float().mean() + (above == 0).float().mean() / 2)
 
@@ -36,4 +36,4 @@ run = hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "20")), out="r
 print(run.table("round", "test_loss", "test_auc"), "\nAUC by site:", run.clients().by_client()["test_auc"].round(3))
 hansa.export("runs/sites", "model.pt")
 loaded = hansa.load_model("runs/sites", model)
-print("chances of illness:", torch.sigmoid(hansa.predict(loaded, clients.test_inputs[:3])))
+print("predicted probabilities:", torch.sigmoid(hansa.predict(loaded, clients.test_inputs[:3])))

@@ -1,4 +1,4 @@
-"""What a topology buys: HA-Fed on four graphs, from a ring to everyone with everyone. rho, messages, accuracy."""
+"""Compare HA-Fed on four gossip graphs, from isolated clients to a complete graph: rho, messages, accuracy."""
 
 import os
 
@@ -22,7 +22,7 @@ methods = {
 }
 
 result = hansa.compare(methods, task, rounds=rounds)
-print("graph          rho  messages a step  accuracy")
+print("graph          rho    messages/step  accuracy")
 for name, graph in graphs.items():
     weights = graph.weights(8)  # a cluster of eight
     print(f"{name:12} {gossip.rho(weights):5.3f} {4 * gossip.messages(weights):16} {result[name].last().mean:9.3f}")

@@ -150,12 +150,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a link between neighbours": (
         lambda: Mixing(ring(), compressor=direct()),
-        "Mixing(compressor=direct()): expected a compressor, with body, encode and max_nbytes. "
+        "Mixing(compressor=direct()): expected a compressor, with encode, max_nbytes and parse. "
         "hansa.compress.sign() is one.",
     ),
     "a ratio in a link": (
         lambda: error_feedback(1 / 64),
-        "error_feedback(compressor=0.015625): expected a compressor, with body, encode and max_nbytes. "
+        "error_feedback(compressor=0.015625): expected a compressor, with encode, max_nbytes and parse. "
         "hansa.compress.sign() is one.",
     ),
     "a class in a link": (
@@ -164,12 +164,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a link in a link": (
         lambda: replica(direct()),
-        "replica(compressor=direct()): expected a compressor, with body, encode and max_nbytes. "
+        "replica(compressor=direct()): expected a compressor, with encode, max_nbytes and parse. "
         "hansa.compress.sign() is one.",
     ),
     "a rate in a chain": (
         lambda: chain(ams(), 0.1),
-        "chain(parts=0.1): expected a server transform: scale(0.1).",
+        "chain(transforms=0.1): expected a server transform: scale(0.1).",
     ),
     "a class in clipped": (
         lambda: clipped(median, 1.0),

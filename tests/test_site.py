@@ -33,6 +33,7 @@ def navigation() -> list[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     docs = ROOT / "docs"
     written = {str(page.relative_to(docs)) for page in (*docs.glob("*.md"), *docs.glob("results/reproduced/*.md"))}
+    written -= {"paper.md"}  # excluded from the site: citations of the paper need pandoc
     made = {"contributing.md", "security.md", "changelog.md"}
     named = [page for page in navigation() if not page.startswith("reference/")]
     assert sorted(named) == sorted(written | made)

@@ -1,7 +1,7 @@
 """One server and three sites on this machine, with TLS and keys: `make demo-federation`, or `python demo.py FOLDER`.
 
-What it starts are the commands that you would type, each in its own process; on several machines the same commands run
-at each site, with the folder of keys that belongs to it.
+It starts the commands that you would type, each in its own process. On several machines, run the same commands at each
+site, with the key folder of that site.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Six parts of one's own in one file. Each is a value: a frozen dataclass whose arguments a file may give by name."""
+"""Six custom components. Each is a value: a frozen dataclass whose arguments a configuration may give by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class geometric_median:
 
 @dataclass(frozen=True, slots=True)
 class round_robin:
-    """``count`` clients a round, one after the other around the population."""
+    """Select ``count`` clients in each round, in cyclic order."""
 
     count: int = 2
 
@@ -91,7 +91,7 @@ class round_robin:
 
 @dataclass(frozen=True, slots=True)
 class chordal_ring(Topology):
-    """A ring in which everyone also hears the client ``chord`` places on; Metropolis-Hastings weights."""
+    """A ring with additional edges to the client ``chord`` places on; Metropolis-Hastings weights."""
 
     chord: int = 3
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa import aggregate, compress, data, gossip, local, presets, sample, schedule, server, training
@@ -24,38 +24,6 @@ if TYPE_CHECKING:
     from hansa.training import Task, augment, losses, models
 
 __version__ = "0.2.0"
-
-_HOMES = {
-    "Algorithm": "hansa.algorithm",
-    "Channel": "hansa.algorithm",
-    "Comparison": "hansa.study.report.results",
-    "HansaError": "hansa.core.errors",
-    "Key": "hansa.core.keys",
-    "Layout": "hansa.core.vectors.layout",
-    "LocalPhase": "hansa.algorithm",
-    "Mixing": "hansa.algorithm",
-    "Run": "hansa.runs.driver",
-    "Runs": "hansa.study.report.results",
-    "Task": "hansa.training",
-    "augment": "hansa.training",
-    "search_range": "hansa.runs.search",
-    "cite": "hansa.core.citations",
-    "compare": "hansa.study",
-    "export": "hansa.runs.export",
-    "faults": "hansa.rounds.faults",
-    "load_model": "hansa.runs.export",
-    "load_run": "hansa.runs.metrics",
-    "losses": "hansa.training",
-    "measures": "hansa.rounds",
-    "models": "hansa.training",
-    "predict": "hansa.runs.export",
-    "resume": "hansa.study",
-    "run": "hansa.study",
-    "search": "hansa.study",
-    "store": "hansa.runs",
-    "workers": "hansa.engine",
-}
-"""Where each public name is at home; the others are rooms. All are imported when they are first asked for."""
 
 __all__ = [
     "Algorithm",
@@ -99,4 +67,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers see the names themselves, and tell of those that do not exist
-    __getattr__, __dir__ = lazy_attributes(__name__, _HOMES, __all__)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -115,8 +115,8 @@ class LocalPhase:
         self._check_state()
         if self.mixing is not None:
             if not isinstance(self.mixing, Mixing):
-                meant = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
-                raise invalid_argument("LocalPhase", "mixing", self.mixing, meant)
+                expected = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
+                raise invalid_argument("LocalPhase", "mixing", self.mixing, expected)
             if with_defaults(self.solver, BaseSolver).memory or with_defaults(self.solver, BaseSolver).channels:
                 raise HansaError(
                     f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
@@ -217,14 +217,14 @@ class LocalPhase:
 
     def memory_after(self, step: LocalStep, y: Vector, buffers: Vector | None) -> Vectors:
         """What a client remembers of its training."""
-        kept: Vectors = {}
+        memory: Vectors = {}
         if self.private_blocks is not None:
-            kept["local/private"] = self.private_blocks.take(y)
+            memory["local/private"] = self.private_blocks.take(y)
             if buffers is not None and self.private_blocks.buffers:
-                kept["local/private_buffers"] = self.private_blocks.take(buffers, of_buffers=True)
+                memory["local/private_buffers"] = self.private_blocks.take(buffers, of_buffers=True)
         if self.optimizer_state == "kept":
-            kept.update({f"local/optimizer/{name}": row for name, row in step.memory_rows().items()})
-        return kept
+            memory.update({f"local/optimizer/{name}": row for name, row in step.memory_rows().items()})
+        return memory
 
     def bind(self, layout: Layout | None) -> LocalPhase:
         """The same phase with its blocks placed in a model."""
@@ -265,8 +265,8 @@ class Algorithm(HtmlRepr):
             )
         for name, channel in self.channels.items():
             if not isinstance(channel, Channel):
-                meant = f"a channel, Channel(...), on {name!r}"
-                raise invalid_argument("Algorithm", "channels", self.channels, meant)
+                expected = f"a channel, Channel(...), on {name!r}"
+                raise invalid_argument("Algorithm", "channels", self.channels, expected)
         object.__setattr__(self, "channels", dict(self.channels))
         self.validate()
 
@@ -337,8 +337,8 @@ class Algorithm(HtmlRepr):
         aggregators = (
             with_defaults(channel.aggregate, BaseAggregator).needs_client_stats for channel in self.channels.values()
         )
-        asked = (with_defaults(self.sampler, BaseSampler).needs_client_stats, *aggregators)
-        return any(asked) or any(
+        declared_needs = (with_defaults(self.sampler, BaseSampler).needs_client_stats, *aggregators)
+        return any(declared_needs) or any(
             getattr(part, "needs_client_stats", False) is True for part in self.components() if part is not self
         )
 
@@ -356,13 +356,13 @@ class Algorithm(HtmlRepr):
             "uplink": (model.uplink, direct()),
             "downlink": (model.downlink, direct()),
         }
-        for word, (found, allowed) in wanted.items():
-            if found != allowed:
+        for argument, (component, allowed) in wanted.items():
+            if component != allowed:
                 raise HansaError(
-                    f"{self.name}({word}={found!r}): with Mixing(keep_local_models=True) there is no server and everyone "
+                    f"{self.name}({argument}={component!r}): with Mixing(keep_local_models=True) there is no server and everyone "
                     f"takes part: expected {allowed!r}. Leave persistent out to have the server do something.",
                     component=self.name,
-                    argument=word,
+                    argument=argument,
                 )
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
@@ -425,12 +425,12 @@ class Algorithm(HtmlRepr):
     ) -> Algorithm:
         """The same algorithm with parts exchanged in several places at once, for changes that need each other: a solver
         and the channel that it reports on. A channel that is not there yet is added."""
-        given = {name: replace(self.channels.get(name, Channel()), **parts) for name, parts in (channels or {}).items()}
+        changed = {name: replace(self.channels.get(name, Channel()), **parts) for name, parts in (channels or {}).items()}
         return replace(
             self,
             sampler=self.sampler if sampler is None else sampler,
             local=replace(self.local, **(local or {})),
-            channels={**self.channels, **given},
+            channels={**self.channels, **changed},
         )
 
     def with_server(self, server: ServerTransform) -> Algorithm:

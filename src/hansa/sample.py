@@ -173,15 +173,15 @@ def _draw_weighted(draw: np.random.Generator, weights: tuple[float, ...], size: 
     """``size`` places without replacement, with chances proportional to the weights: what `Generator.choice` draws, in
     time that does not depend on how many weights there are, unless one place is drawn twice in a round."""
     shares, steps = _cumulative_weights(weights)
-    found = np.unique(steps.searchsorted(draw.random(size), side="right"))
-    while len(found) < size:  # those that are in are given no more chance, the rest are drawn anew
+    chosen = np.unique(steps.searchsorted(draw.random(size), side="right"))
+    while len(chosen) < size:  # those that are in are given no more chance, the rest are drawn anew
         left = shares.copy()
-        left[found] = 0.0
+        left[chosen] = 0.0
         steps = np.cumsum(left)
         steps /= steps[-1]
-        more = steps.searchsorted(draw.random(size - len(found)), side="right")
-        found = np.union1d(found, more)
-    return tuple(found.tolist())
+        more = steps.searchsorted(draw.random(size - len(chosen)), side="right")
+        chosen = np.union1d(chosen, more)
+    return tuple(chosen.tolist())
 
 
 _last_chances: list[tuple[tuple[float, ...], tuple[Any, Any]]] = []
@@ -189,9 +189,9 @@ _last_chances: list[tuple[tuple[float, ...], tuple[Any, Any]]] = []
 
 def _cumulative_weights(weights: tuple[float, ...]) -> tuple[Any, Any]:
     """Every weight's share of all and the sums of these from the first on, made once for the weights of a run."""
-    for known, found in _last_chances:
+    for known, result in _last_chances:
         if known is weights:
-            return found
+            return result
     raw = np.asarray(weights, dtype=np.float64)
     shares = raw / raw.sum()
     steps = np.cumsum(shares)
@@ -363,13 +363,13 @@ class per_cluster(BaseSampler):
 
 
 def _parse_rounds(part: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    kept = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
-    if not kept or not all(kept):
+    parsed = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
+    if not parsed or not all(parsed):
         raise invalid_argument(part, argument, rounds, "at least one round, and at least one client in each")
-    for position, clients in enumerate(kept):
+    for position, clients in enumerate(parsed):
         if len(set(clients)) != len(clients):
             raise HansaError(f"{part}({argument}): a client stands twice in round {position}: {list(clients)}.")
-    return kept
+    return parsed
 
 
 def _check_clients(part: str, rounds: tuple[tuple[int, ...], ...], population: int) -> None:

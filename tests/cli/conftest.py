@@ -32,9 +32,9 @@ def cli(folder):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
     from typer.testing import CliRunner
 
-    def run(*words, width=160):
+    def run(*arguments, width=160):
         before = list(logging.getLogger("hansa").handlers)
-        result = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(app, [str(word) for word in words])
+        result = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(app, [str(word) for word in arguments])
         assert logging.getLogger("hansa").handlers == before
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -48,8 +48,8 @@ def process(folder):
     """Start a command as a process of its own, for signals; what is still running is ended with the test."""
     started = []
 
-    def start(*words, cwd=None):
-        command = [sys.executable, "-c", "from hansa.cli import main; main()", *map(str, words)]
+    def start(*arguments, cwd=None):
+        command = [sys.executable, "-c", "from hansa.cli import main; main()", *map(str, arguments)]
         child = subprocess.Popen(
             command,
             cwd=cwd or folder,

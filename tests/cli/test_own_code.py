@@ -50,8 +50,8 @@ def test_a_method_of_ones_own_is_compared_with_presets(cli, own):
 
 
 def test_a_sweep_goes_over_methods_and_their_words(cli, own):
-    words = ["algorithm=fedavg,cli_of_mine:careful,{preset: 'cli_of_mine:careful', by: 8.0}"]
-    result = cli("sweep", "small.yaml", *words, "-q", "-o", "grid", "-r", "1")
+    arguments = ["algorithm=fedavg,cli_of_mine:careful,{preset: 'cli_of_mine:careful', by: 8.0}"]
+    result = cli("sweep", "small.yaml", *arguments, "-q", "-o", "grid", "-r", "1")
     assert result.exit_code == 0, result.output
     with open(own / "grid" / "results.csv") as file:
         rows = [row["algorithm"] for row in csv.DictReader(file)]
@@ -74,9 +74,9 @@ def test_a_part_of_ones_own_is_set_shown_run_and_resumed(cli, own):
 
 
 def test_it_is_looked_at_like_a_preset(cli, own):
-    told = " ".join(cli("presets", "cli_of_mine:careful").stdout.split())
-    assert "FedAvg with half a step." in told
-    assert "by=2.0" in told
+    output = " ".join(cli("presets", "cli_of_mine:careful").stdout.split())
+    assert "FedAvg with half a step." in output
+    assert "by=2.0" in output
     assert "mine2026" in cli("cite", "cli_of_mine:careful").stdout
     assert cli("run", "cli_of_mine:careful", "-r", "1", "-q", "-s", "model=logistic", "-s", "workers=1").exit_code == 0
 
@@ -91,7 +91,7 @@ def test_processes_find_it_too(process, own):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["run", "cli_of_nobody:careful"], "the module cannot be imported"),
         (["compare", "cli_of_mine:carefull"], "Did you mean careful?"),
@@ -100,10 +100,10 @@ def test_processes_find_it_too(process, own):
         (["presets", "cli_of_mine:carefull"], "Did you mean careful?"),
     ],
 )
-def test_what_is_not_there_ends_with_2_and_a_near_match(cli, own, words, said):
-    result = cli(*words)
+def test_what_is_not_there_ends_with_2_and_a_near_match(cli, own, arguments, message):
+    result = cli(*arguments)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_code_that_breaks_when_imported_is_told_in_a_sentence(cli, own):
@@ -122,9 +122,9 @@ def test_looking_at_a_run_of_others_runs_none_of_its_code(cli, own):
     )
     (own / "ran").unlink()
     sys.modules.pop("cli_of_others")
-    for words in (["show", "out"], ["report", "out"], ["compare", "out"], ["cite", "out"]):
-        cli(*words)
-        assert not (own / "ran").exists(), words
+    for arguments in (["show", "out"], ["report", "out"], ["compare", "out"], ["cite", "out"]):
+        cli(*arguments)
+        assert not (own / "ran").exists(), arguments
     assert cli("cite", "out/config.yaml").exit_code == 0
     assert (own / "ran").exists()
     sys.modules.pop("cli_of_others")
@@ -135,13 +135,13 @@ def test_a_run_can_be_looked_at_when_its_code_is_gone(cli, own):
     (own / "cli_of_mine.py").unlink()
     sys.modules.pop("cli_of_mine")
     assert "out (finished)" in cli("show", "out").stdout
-    told = cli("report", "out", "-o", "page.html")
-    assert told.exit_code == 0
-    assert "not cited" in told.stderr
+    output = cli("report", "out", "-o", "page.html")
+    assert output.exit_code == 0
+    assert "citations left out" in output.stderr
     assert "cli_of_mine:careful" in (own / "page.html").read_text()
     cited = cli("cite", "out")
     assert cited.exit_code == 2
-    assert "which is not run for looking at a run" in cited.stderr
+    assert "which is not imported to inspect a run" in cited.stderr
     gone = cli("resume", "out", "-r", "2", "-q")
     assert gone.exit_code == 2
     assert "cli_of_mine" in gone.stderr

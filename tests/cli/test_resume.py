@@ -1,4 +1,4 @@
-"""Stopping and going on: Ctrl-C, SIGTERM, kill -9, and a result that does not show it."""
+"""Interrupting and resuming: Ctrl-C, SIGTERM, kill -9, damaged checkpoints; results stay bit-identical."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from hansa.config import from_yaml
+from hansa.runs import provenance
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 
@@ -65,9 +66,9 @@ def test_ctrl_c_stops_after_the_round_with_everything_saved_and_the_run_goes_on_
     child = process("run", "long.yaml", "-o", "out")
     wait_for_rounds(folder / "out", 3, child)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, message = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "stopped and saved: `hansa resume out` goes on." in said
+    assert "interrupted and saved. To resume: hansa resume out" in message
     found = RunFolder(folder / "out")
     done = found.summary["rounds"]
     assert found.summary["status"] == "stopped"
@@ -114,9 +115,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_from_nothing(fold
 
 @pytest.mark.parametrize("preset", ["fedams", "scaffold", "feddyn", "fedcams", "cafga", "fedaware", "dsgd"])
 def test_stopped_and_resumed_equals_never_stopped_for_every_kind_of_state(preset, folder, small):
-    said = [f"algorithm={preset}", "rounds=6", "checkpoint.every=2", "local.lr=0.1"]
-    said += {"cafga": ["gossip.clusters=2"], "fedcams": ["compress.two_way=true"]}.get(preset, [])
-    config = from_yaml(small, said)
+    message = [f"algorithm={preset}", "rounds=6", "checkpoint.every=2", "local.lr=0.1"]
+    message += {"cafga": ["gossip.clusters=2"], "fedcams": ["compress.two_way=true"]}.get(preset, [])
+    config = from_yaml(small, message)
     Experiment.new(config, folder / "whole").execute()
     Experiment.new(config, folder / "parts").execute([lambda run, record: record["round"] == 3])
     Experiment.resume(folder / "parts").execute()
@@ -175,8 +176,8 @@ def test_other_arithmetic_than_before_is_told(cli, monkeypatch):
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
     monkeypatch.setenv("HANSA_NATIVE", "off")
     result = cli("resume", "out", "-q", "-r", "4")
-    told = "will not be that of an unbroken run" in " ".join(result.stderr.split())
-    assert told == native_was_in_use()
+    output = "will not be that of an unbroken run" in " ".join(result.stderr.split())
+    assert output == native_was_in_use()
     assert result.exit_code == 0
 
 
@@ -202,7 +203,65 @@ def test_a_second_interrupt_stops_at_once(folder, process):
     child.send_signal(signal.SIGINT)
     assert "stopping after this round" in child.stderr.readline()
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, message = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "stopped at once" in said
+    assert "interrupted" in message
     assert json.loads((folder / "out" / "summary.json").read_text())["rounds"] == 0
+
+
+def test_a_finished_run_says_how_to_go_on(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    result = cli("resume", "out", "-q")
+    assert result.exit_code == 0
+    assert "already finished at round 3. Pass --rounds 6 to continue" in result.stderr
+
+
+def test_resume_with_other_settings_is_refused_key_by_key(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    before = (folder / "out" / "metrics.jsonl").read_bytes()
+    result = cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-s", "local.lr=0.3", "--seed", "4", "-r", "9")
+    assert result.exit_code == 2
+    assert "local.lr is 0.05, requested 0.3; seed is 0, requested 4" in result.stderr
+    assert (folder / "out" / "metrics.jsonl").read_bytes() == before
+    assert cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5", "-w", "2").exit_code == 0
+    assert cli("run", "-o", "out", "-q", "--resume", "-r", "6").exit_code == 0
+    assert RunFolder(folder / "out").summary["rounds"] == 6
+    assert cli("run", "small.yaml", "-o", "out", "--resume", "--overwrite").exit_code == 2
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "rows", "metrics"])
+def test_a_damaged_end_is_left_behind_by_falling_back(cli, folder, what):
+    output = ["-s", "algorithm=scaffold", "-s", "checkpoint={every: 2, keep: 9}", "-r", "6", "-q"]
+    assert cli("run", "small.yaml", "-o", "whole", *output, "-r", "8").exit_code == 0
+    assert cli("run", "small.yaml", "-o", "out", *output).exit_code == 0
+    if what == "checkpoint":
+        path = sorted((folder / "out" / "checkpoint").iterdir())[-1] / "tensors.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+    elif what == "metrics":
+        path = folder / "out" / "metrics.jsonl"
+        path.write_bytes(path.read_bytes().replace(b'"round": 5', b'"round": 6'))
+    else:
+        path = sorted((folder / "out" / "clients" / "index").glob("round-*6.json"))[-1]
+        path.write_bytes(path.read_bytes()[:-9])
+    refused = cli("resume", "out", "-q", "-r", "8")
+    assert refused.exit_code == 2
+    assert path.name in refused.stderr
+    assert what == "rows" or "--fallback" in refused.stderr or what == "metrics"
+    result = cli("resume", "out", "--fallback", "-q", "-r", "8")
+    assert result.exit_code == 0, result.output
+    assert "taken up after round 4; the work of rounds 5 to 6 is lost" in " ".join(result.stderr.split())
+    one, other = (load_file(folder / name / "model.safetensors") for name in ("out", "whole"))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
+
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    monkeypatch.setattr(provenance, "hansa_version", lambda: "9.9")
+    refused = cli("resume", "out", "-q", "-r", "4")
+    assert refused.exit_code == 2
+    assert "changed since the run was started: version (hansa 0.2.0 then, 9.9 now)" in refused.stderr
+    assert "--accept-changes version" in refused.stderr
+    assert cli("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data").exit_code == 0
+    assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
+    assert "version after round 3" in cli("show", "out").stdout

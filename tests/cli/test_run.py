@@ -33,9 +33,9 @@ def test_a_run_leaves_everything_behind(cli, folder):
 
 def test_the_command_line_and_python_give_the_same_model_bit_for_bit(cli, folder):
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
-    held = data.synthetic(clients=6, largest=60)
+    federated = data.synthetic(clients=6, largest=60)
     make = lambda: hansa.models.logistic(classes=10, shape=(60,))  # noqa: E731
-    task = hansa.Task(make, torch.nn.functional.cross_entropy, held, name="logistic on synthetic(1, 1)")
+    task = hansa.Task(make, torch.nn.functional.cross_entropy, federated, name="logistic on synthetic(1, 1)")
     run = hansa.run(hansa.presets.fedavg(local_lr=0.05, steps=2, batch_size=10), task, rounds=3, workers=1)
     saved = load_file(folder / "out" / "model.safetensors")
     for name, tensor in run.model.state_dict().items():
@@ -94,10 +94,10 @@ def test_metrics_hold_what_a_study_needs(cli, folder):
 
 def test_the_global_loss_is_the_mean_over_all_training_samples(cli, folder):
     assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "evaluate.train=true").exit_code == 0
-    held = data.synthetic(clients=6, largest=60)
+    federated = data.synthetic(clients=6, largest=60)
     saved = load_file(folder / "out" / "model.safetensors")
-    logits = held.inputs.double() @ saved["1.weight"].double().T + saved["1.bias"].double()
-    by_hand = -torch.log_softmax(logits, 1)[torch.arange(len(held.targets)), held.targets].mean()
+    logits = federated.inputs.double() @ saved["1.weight"].double().T + saved["1.bias"].double()
+    by_hand = -torch.log_softmax(logits, 1)[torch.arange(len(federated.targets)), federated.targets].mean()
     assert RunFolder(folder / "out").history[-1]["global_loss"] == pytest.approx(float(by_hand), rel=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_faults_and_target_are_told_in_the_summary(cli, folder):
     assert summary["lost_by_reason"] == {"lost": 18}
     assert summary["unmoved_rounds"] == 3
     assert summary["rounds_to_target"] is None
-    assert "clients lost" in result.stdout
+    assert "dropped" in result.stdout
 
 
 def test_a_folder_that_holds_a_run_is_refused_overwritten_or_gone_on_with_as_asked(cli, folder):
@@ -148,7 +148,7 @@ def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["run"], "expected a configuration file, or --preset"),
         (["run", "small.yaml", "--preset", "fedavg"], "expected a configuration file, or --preset"),
@@ -162,17 +162,17 @@ def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder)
         (["run", "small.yaml", "-s", "model.options={hiden: 3}"], "no option 'hiden'"),
         (["run", "small.yaml", "-s", "sample.count=7"], "at most the population of 6 clients"),
         (["run", "small.yaml", "-s", "data.options={alfa: 1}"], "alfa"),
-        (["run", "small.yaml", "-s", "data.partition=iid"], "brings its own clients"),
+        (["run", "small.yaml", "-s", "data.partition=iid"], "has its own clients"),
         (["run", "small.yaml", "--track", "tensorbord"], "Did you mean tensorboard"),
         (["run", "--preset", "fedavg", "-s", "data.name=mnist", "-s", "data.folder=nowhere"], "no such file"),
         (["resume", "nowhere"], "nowhere: not a run folder"),
         (["show", "nowhere"], "nowhere: not a run folder"),
     ],
 )
-def test_bad_usage_ends_with_2_and_says_what_to_do(cli, folder, words, said):
-    result = cli(*words)
+def test_bad_usage_ends_with_2_and_says_what_to_do(cli, folder, arguments, message):
+    result = cli(*arguments)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
     assert not (folder / "runs").exists()
 
@@ -199,14 +199,14 @@ def test_your_own_model_is_named_by_module_and_function(cli, folder):
     own = ["-s", "model={factory: 'mynets:make', options: {width: 7}}"]
     assert cli("run", "small.yaml", "-o", "out", "-q", *own).exit_code == 0
     assert load_file(folder / "out" / "model.safetensors")["0.weight"].shape == (7, 60)
-    for place, said in (
+    for place, message in (
         ("mynets:mak", "Did you mean make?"),
         ("nonets:make", "cannot be imported"),
         ("make", "MODULE:"),
     ):
         result = cli("run", "small.yaml", "-o", "x", "-q", "-s", f"model={{factory: '{place}'}}")
         assert result.exit_code == 2
-        assert said in result.stderr
+        assert message in result.stderr
 
 
 def test_a_run_whose_every_update_was_refused_fails_and_says_why(cli, folder):
@@ -214,3 +214,25 @@ def test_a_run_whose_every_update_was_refused_fails_and_says_why(cli, folder):
     assert result.exit_code == 1
     assert "every update of all 3 rounds was refused" in result.stderr
     assert json.loads((folder / "x" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_device_is_said_in_a_file_or_on_the_command_line_and_changes_no_bit_of_a_cpu_run(cli, folder):
+    assert cli("run", "small.yaml", "--out", "plain", "-q").exit_code == 0
+    assert cli("run", "small.yaml", "--device", "cpu:0,cpu", "--out", "two", "-q").exit_code == 0
+    assert RunFolder(folder / "two").config.device == ["cpu:0", "cpu"]
+    resumed = cli("resume", "two", "--device", "cpu", "--rounds", "4", "-q")
+    assert resumed.exit_code == 0, resumed.output
+    assert RunFolder(folder / "two").config.device == "cpu"
+    assert cli("resume", "plain", "--rounds", "4", "-q").exit_code == 0
+    plain, two = (load_file(folder / name / "model.safetensors") for name in ("plain", "two"))
+    assert all(torch.equal(plain[name], two[name]) for name in plain)
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare"], ["sweep", "local.lr=0.1,0.2"]])
+def test_a_device_that_is_not_there_is_an_error_of_usage_that_lists_those_that_are(cli, folder, command):
+    name, *rest = command
+    found = cli(name, "small.yaml", *rest, "--device", "cuda:9", "--out", "gone")
+    assert found.exit_code == 2
+    assert "device='cuda:9'" in found.output
+    assert "There is: cpu (CPU)" in found.output
+    assert not (folder / "gone" / "config.yaml").exists()

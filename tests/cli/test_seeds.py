@@ -62,12 +62,12 @@ def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, fold
 
 
 def test_a_group_is_not_overwritten_unasked(cli, folder):
-    words = ["run", "small.yaml", "--seeds", "2", "-o", "g", "-q"]
-    assert cli(*words).exit_code == 0
-    result = cli(*words)
+    arguments = ["run", "small.yaml", "--seeds", "2", "-o", "g", "-q"]
+    assert cli(*arguments).exit_code == 0
+    result = cli(*arguments)
     assert result.exit_code == 2
     assert "already holds runs" in result.stderr
-    assert cli(*words, "--overwrite").exit_code == 0
+    assert cli(*arguments, "--overwrite").exit_code == 0
     more = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume")
     assert more.exit_code == 0, more.output
     assert len(SeedGroupFolder(folder / "g").runs) == 3
@@ -78,8 +78,8 @@ def test_a_group_is_not_overwritten_unasked(cli, folder):
 
 def test_show_and_report_take_a_group(cli, folder):
     assert cli("run", "small.yaml", "--seeds", "2", "-o", "g", "-q").exit_code == 0
-    told = json.loads(cli("show", "g", "--json").stdout)
-    assert told["over_seeds"]["last5_test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
+    output = json.loads(cli("show", "g", "--json").stdout)
+    assert output["over_seeds"]["last5_test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
     assert cli("show", "g").exit_code == 0
     assert cli("report", "g", "-o", "page.html").exit_code == 0
     page = (folder / "page.html").read_text()
@@ -89,11 +89,11 @@ def test_show_and_report_take_a_group(cli, folder):
 
 
 def test_methods_are_compared_over_seeds_and_finished_runs_are_not_repeated(cli, folder):
-    words = ["compare", "fedavg", "fedadam", "-c", "small.yaml", "-q", "--seeds"]
-    assert cli(*words, "2").exit_code == 0
+    arguments = ["compare", "fedavg", "fedadam", "-c", "small.yaml", "-q", "--seeds"]
+    assert cli(*arguments, "2").exit_code == 0
     stamps = {path: path.stat().st_mtime_ns for path in (folder / "runs" / "compare").glob("*/seed-*/summary.json")}
     assert len(stamps) == 4
-    result = cli(*words, "3")
+    result = cli(*arguments, "3")
     assert result.exit_code == 0, result.output
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert "fedavg (3 seeds)" in result.stdout
@@ -104,13 +104,13 @@ def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     text = "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Linear(60, 10{}))\n"
     (folder / "mine_net.py").write_text(text.format(""))
-    words = ["compare", "fedavg", "-c", "small.yaml", "-q", "--seeds", "2", "-s", "model={factory: 'mine_net:net'}"]
-    assert cli(*words).exit_code == 0
+    arguments = ["compare", "fedavg", "-c", "small.yaml", "-q", "--seeds", "2", "-s", "model={factory: 'mine_net:net'}"]
+    assert cli(*arguments).exit_code == 0
     (folder / "mine_net.py").write_text(text.format(", bias=False"))
     import sys
 
     sys.modules.pop("mine_net")
-    assert cli(*words).exit_code == 0
+    assert cli(*arguments).exit_code == 0
     groups = sorted(path.name for path in (folder / "runs" / "compare").iterdir())
     assert len(groups) == 2
     assert groups[1] == groups[0] + "-2"
@@ -118,9 +118,9 @@ def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "said"), [("0", "expected at least 1"), ("1,1", "listed twice"), ("many", "expected")]
+    ("seeds", "message"), [("0", "expected at least 1"), ("1,1", "listed twice"), ("many", "expected")]
 )
-def test_seeds_that_are_none_are_refused(cli, seeds, said):
+def test_seeds_that_are_none_are_refused(cli, seeds, message):
     result = cli("run", "small.yaml", "--seeds", seeds, "-q")
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr

@@ -1,9 +1,10 @@
-"""What each client did, on the command line."""
+"""``hansa show``: the summary of a run and its clients."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 
 import numpy as np
 
@@ -32,8 +33,8 @@ def test_show_and_export_have_every_client(cli, folder):
     assert sum(by["participations"]) == 16
     assert np.allclose(by["test_loss"], rows.at_round(4)["test_loss"])
     plain = cli("show", "out").stdout
-    assert "worst tenth of clients" in plain
-    assert "after steps of their own" in plain
+    assert "worst tenth" in plain
+    assert "personal accuracy" in plain
     assert cli("export", "out", "-o", "clients.csv").exit_code == 0
     with (folder / "clients.csv").open() as file:
         table = list(csv.DictReader(file))
@@ -49,8 +50,24 @@ def test_show_and_export_have_every_client(cli, folder):
 def test_a_run_whose_tests_nobody_owns_is_shown_by_training_loss(cli, folder):
     assert cli("run", "small.yaml", "-o", "out", "--quiet").exit_code == 0
     text = cli("show", "out", "--clients").stdout
-    assert "the highest loss first" in text
+    assert "sorted by loss, highest first" in text
     (folder / "out" / "clients.columns").unlink()
     found = cli("show", "out", "--clients")
     assert found.exit_code != 0
-    assert "has no record of clients" in found.output
+    assert "no client record" in found.output
+
+
+def test_show_tells_the_numbers_and_the_curve(cli):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    text = cli("show", "out").stdout
+    assert "out (finished)" in text
+    assert re.search(r"test accuracy [▁▂▃▄▅▆▇█]{3}", text)
+    output = json.loads(cli("show", "out", "--json").stdout)
+    assert output["summary"]["rounds"] == 3
+    assert output["config"]["data"]["clients"] == 6
+
+
+def test_show_of_a_run_under_way_or_killed_is_made_from_its_rounds(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    (folder / "out" / "summary.json").unlink()
+    assert "out (unfinished)" in cli("show", "out").stdout

@@ -10,12 +10,13 @@ from pkgutil import iter_modules
 import pytest
 
 import hansa
+from hansa.core.lazy_imports import exports
 
 LOOK = """
 import json, sys
 import hansa_command
-words, among = json.loads(sys.argv[1])
-sys.argv = ["hansa", *words]
+arguments, among = json.loads(sys.argv[1])
+sys.argv = ["hansa", *arguments]
 try:
     hansa_command.main()
 finally:
@@ -27,10 +28,10 @@ finally:
 SLOW = ("torch._C", "networkx.classes", "scipy.sparse")
 
 
-def loaded(words, cwd, among=SLOW):
+def loaded(arguments, cwd, among=SLOW):
     """What a command left in the interpreter of all that takes long to import; it must have ended well."""
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, json.dumps([list(words), among])],
+        [sys.executable, "-c", LOOK, json.dumps([list(arguments), among])],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -115,20 +116,20 @@ print([name for name in unneeded if name in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
-def test_every_public_name_is_there_listed_and_at_home():
+def test_every_public_name_is_listed_and_importable():
     assert set(hansa.__all__) <= set(dir(hansa))
     for name in hansa.__all__:
         assert getattr(hansa, name) is not None
-    for room in (hansa.data, hansa.runs.store, hansa.rounds):
-        assert set(room.HOMES) == set(room.__all__) <= set(dir(room))
-        for name, home in room.HOMES.items():
-            assert getattr(room, name) is getattr(sys.modules[home], name)
+    for package in (hansa.data, hansa.runs.store, hansa.rounds):
+        assert set(exports(package.__name__)) == set(package.__all__) <= set(dir(package))
+        for name, home in exports(package.__name__).items():
+            assert getattr(package, name) is getattr(sys.modules[home], name)
 
 
 def test_no_name_that_is_imported_later_is_that_of_a_module_which_would_hide_it():
-    for room in (hansa, hansa.data, hansa.runs.store, hansa.rounds, hansa.study.report):
-        modules = {found.name for found in iter_modules(room.__path__)}
-        names = set(getattr(room, "HOMES", None) or getattr(room, "_HOMES", ()))
+    for package in (hansa, hansa.data, hansa.runs.store, hansa.rounds, hansa.study.report):
+        modules = {found.name for found in iter_modules(package.__path__)}
+        names = {name for name, home in exports(package.__name__).items() if home != package.__name__}
         assert not names & modules
 
 
@@ -145,12 +146,12 @@ def test_a_deferred_module_becomes_the_module_itself_for_all_who_hold_it():
 import sys, hansa_command
 hansa_command.defer_import("torch")
 import torch
-held = torch
-assert type(held).__name__ == "LazyModule" and "torch._C" not in sys.modules
-assert not hasattr(held, "__warningregistry__") and "torch._C" not in sys.modules
+module = torch
+assert type(module).__name__ == "LazyModule" and "torch._C" not in sys.modules
+assert not hasattr(module, "__warningregistry__") and "torch._C" not in sys.modules
 from torch.nn.functional import relu
-assert type(held).__name__ == "module" and held is sys.modules["torch"]
-assert relu(held.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0] and held.__path__ and held.__version__
+assert type(module).__name__ == "module" and module is sys.modules["torch"]
+assert relu(module.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0] and module.__path__ and module.__version__
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

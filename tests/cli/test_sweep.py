@@ -1,19 +1,22 @@
-"""``hansa sweep --search optuna``: ranges, seeds, a table, and a stop in the midst that nobody sees afterwards."""
+"""``hansa sweep``: grids, seeds, searches with optuna, and resuming."""
 
 from __future__ import annotations
 
 import csv
 import json
+import statistics
 
 import pytest
 
-pytest.importorskip("optuna")
+from hansa.runs.folder import RunFolder
+
 GRID = ["local.lr=1e-3..1:log", "local.steps=1,3", "seed=0,1"]
 
 
 def search(cli, folder, trials, *more):
-    words = ["sweep", "small.yaml", *GRID, "--search", "optuna", "--trials", trials, "--out", folder, "-q", *more]
-    return cli(*words)
+    pytest.importorskip("optuna")
+    arguments = ["sweep", "small.yaml", *GRID, "--search", "optuna", "--trials", trials, "--out", folder, "-q", *more]
+    return cli(*arguments)
 
 
 def test_a_search_draws_from_ranges_averages_seeds_and_goes_on(cli, folder):
@@ -35,14 +38,15 @@ def test_a_search_draws_from_ranges_averages_seeds_and_goes_on(cli, folder):
 def test_a_range_without_a_search_another_search_and_another_tool_are_refused(cli, folder):
     plain = cli("sweep", "small.yaml", "local.lr=1e-3..1:log")
     assert plain.exit_code == 2
-    assert "--search optuna draws from it" in plain.output
+    assert "Ranges need --search optuna" in plain.output
     other = cli("sweep", "small.yaml", "local.lr=1e-3..1", "--search", "grid")
     assert other.exit_code == 2
     assert "expected optuna" in other.output
 
 
 def test_a_point_that_fails_is_noted_and_the_search_goes_on(cli, folder):
-    """A rate at which every client leaves the numbers: the run fails, the search does not."""
+    """A learning rate at which all updates are non-finite: the run fails, the search does not."""
+    pytest.importorskip("optuna")
     found = cli(
         "sweep", "small.yaml", "local.lr=0.05,1e30", "--search", "optuna", "--trials", "5", "--out", "x", "-q",
         "--set", "local.steps=6",
@@ -50,3 +54,119 @@ def test_a_point_that_fails_is_noted_and_the_search_goes_on(cli, folder):
     assert found.exit_code == 0, found.output
     states = [trial["status"] for trial in json.loads((folder / "x" / "search.json").read_text())["trials"]]
     assert set(states) == {"complete", "failed"}
+
+
+def test_a_sweep_runs_the_grid_and_names_the_best(cli, folder):
+    result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", "local.steps=1,2", "-q", "-o", "grid")
+    assert result.exit_code == 0, result.output
+    rows = table(folder / "grid" / "results.csv")
+    assert {(row["local.lr"], row["local.steps"]) for row in rows} == {
+        ("0.001", "1"),
+        ("0.001", "2"),
+        ("0.2", "1"),
+        ("0.2", "2"),
+    }
+    scores = [float(row["last5_test_accuracy"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert rows[0]["local.lr"] == "0.2"
+    assert f"best: --set local.lr=0.2  --set local.steps={rows[0]['local.steps']}" in result.stdout
+    page = folder / "grid" / "report.html"
+    assert f"report: {page.as_uri()}" in result.stdout
+    assert page.read_text().count('data-run="') == 4
+
+
+@pytest.mark.parametrize("message", [["seed=0,1,2"], ["--seeds", "3"], ["--seeds", "0,1,2"]])
+def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, message):
+    result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", *message, "-q", "-o", "grid")
+    assert result.exit_code == 0, result.output
+    rows, runs = table(folder / "grid" / "results.csv"), table(folder / "grid" / "runs.csv")
+    assert [row["local.lr"] for row in rows] == ["0.2", "0.001"]
+    assert {(run["local.lr"], run["seed"]) for run in runs} == {(lr, s) for lr in ("0.2", "0.001") for s in "012"}
+    for row in rows:
+        scores = [float(run["last5_test_accuracy"]) for run in runs if run["local.lr"] == row["local.lr"]]
+        assert len(set(scores)) == 3
+        assert float(row["last5_test_accuracy"]) == pytest.approx(sum(scores) / 3)
+        assert float(row["std_last5_test_accuracy"]) == pytest.approx(statistics.stdev(scores))
+        assert float(row["max_last5_test_accuracy"]) == max(scores)
+        assert row["seeds"] == "3"
+    assert "best: --set local.lr=0.2\n" in result.stdout
+
+
+def table(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_by_a_loss_ranks_the_smallest_first(cli, folder):
+    assert cli("sweep", "small.yaml", "local.lr=0.001,0.2", "-q", "-o", "g", "--metric", "test_loss").exit_code == 0
+    with open(folder / "g" / "results.csv") as file:
+        losses = [float(row["last5_test_loss"]) for row in csv.DictReader(file)]
+    assert losses == sorted(losses)
+
+
+def test_a_sweep_done_before_is_not_run_again_but_a_changed_one_is(cli, folder):
+    arguments = ["sweep", "small.yaml", "local.lr=0.1,0.2", "-q", "-o", "grid"]
+    assert cli(*arguments).exit_code == 0
+    stamps = {path: path.stat().st_mtime_ns for path in (folder / "grid").glob("*/summary.json")}
+    assert len(stamps) == 2
+    assert cli(*arguments).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert cli(*arguments, "--rounds", "4").exit_code == 0
+    assert all(path.stat().st_mtime_ns != stamp for path, stamp in stamps.items())
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
+    from hansa.config import from_yaml
+    from hansa.runs.experiment import Experiment
+    from hansa.runs.run_cache import digest_name
+
+    config = from_yaml((folder / "small.yaml").read_text(), ["local.lr=0.1"])
+    place = folder / "grid" / digest_name("local.lr=0.1", config)
+    half = Experiment.new(config.model_copy(update={"name": "local.lr=0.1"}), place)
+    half.execute([lambda run, record: record["round"] == 2])
+    first = (place / "metrics.jsonl").read_text()
+    assert cli("sweep", "small.yaml", "local.lr=0.1", "-q", "-o", "grid").exit_code == 0
+    assert (place / "metrics.jsonl").read_text().startswith(first)
+    assert RunFolder(place).summary["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["local.lr"], "expected KEY=V1,V2"),
+        (["local.lr=0.1", "local.lr=0.2"], "is given twice"),
+        (["local.lrr=0.1,0.2"], "Did you mean lr?"),
+        (["local.lr=0.1", "--metric", "test_acuracy"], "Did you mean test_accuracy"),
+    ],
+)
+def test_a_wrong_grid_is_refused(cli, arguments, message):
+    result = cli("sweep", "small.yaml", *arguments, "-q", "--rounds", "1")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_sweep_never_loses_a_finished_run(cli, folder):
+    arguments = ["sweep", "small.yaml", "local.lr=0.1,0.10,0.2", "-q", "-o", "grid"]
+    asked = [[], ["--seed", "1"], ["-r", "5"], ["-r", "2"], ["-w", "2"], []]
+    kept = {}
+    for more in asked:
+        assert cli(*arguments, *more).exit_code == 0
+        now = {path.parent: path.read_text().count("\n") for path in (folder / "grid").glob("*/metrics.jsonl")}
+        assert all(now[path] >= rounds for path, rounds in kept.items())
+        kept = now
+    # two rates (one spelt twice), two seeds; what had five rounds ran anew for two, and those went on to three
+    assert sorted(kept.values()) == [3, 3, 3, 3, 5, 5]
+
+
+def test_long_names_of_points_make_folders_that_file_systems_bear(cli, folder):
+    zeros = "0" * 80
+    grid = [
+        f"local.lr=0.1{zeros},0.2{zeros},0.3{zeros}",
+        f"local.momentum=0.1{zeros}",
+        f"local.max_grad_norm=1.0{zeros}",
+    ]
+    result = cli("sweep", "small.yaml", *grid, "-q", "-o", "grid", "-r", "1")
+    assert result.exit_code == 0, result.output
+    names = [path.name for path in (folder / "grid").iterdir() if path.is_dir()]
+    assert len(names) == 3
+    assert max(map(len, names)) < 120

@@ -30,27 +30,27 @@ class Writer:
 class Mlflow(types.ModuleType):
     def __init__(self):
         super().__init__("mlflow")
-        self.said, self.open = [], None
+        self.calls, self.open = [], None
 
     def active_run(self):
         return self.open
 
     def end_run(self):
-        self.said.append(("end", self.open))
+        self.calls.append(("end", self.open))
         self.open = None
 
     def start_run(self, run_name):
         self.open = run_name
-        self.said.append(("start", run_name))
+        self.calls.append(("start", run_name))
 
     def set_tracking_uri(self, uri):
-        self.said.append(("uri", uri))
+        self.calls.append(("uri", uri))
 
     def log_params(self, params):
-        self.said.append(("params", params))
+        self.calls.append(("params", params))
 
     def log_metrics(self, numbers, step):
-        self.said.append(("metrics", step, numbers))
+        self.calls.append(("metrics", step, numbers))
 
 
 @pytest.fixture
@@ -80,17 +80,17 @@ def test_tensorboard_gets_every_finite_number_of_every_round(cli, tensorboard, f
 
 def test_mlflow_gets_the_settings_once_and_the_numbers_every_round(cli, mlflow):
     assert cli("run", "small.yaml", "-q", "--track", "mlflow").exit_code == 0
-    kinds = [entry[0] for entry in mlflow.said]
+    kinds = [entry[0] for entry in mlflow.calls]
     assert kinds == ["start", "params", "metrics", "metrics", "metrics"]
-    params = mlflow.said[1][1]
+    params = mlflow.calls[1][1]
     assert params["local.lr"] == "0.05"
-    assert [entry[1] for entry in mlflow.said[2:]] == [1, 2, 3]
+    assert [entry[1] for entry in mlflow.calls[2:]] == [1, 2, 3]
 
 
 def test_an_open_mlflow_run_is_ended_before_the_next_begins(mlflow):
     trackers.mlflow("first")
     trackers.mlflow("second", uri="file:runs")
-    assert mlflow.said == [("start", "first"), ("uri", "file:runs"), ("end", "first"), ("start", "second")]
+    assert mlflow.calls == [("start", "first"), ("uri", "file:runs"), ("end", "first"), ("start", "second")]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
@@ -105,13 +105,13 @@ def test_what_is_not_installed_is_said_before_anything_is_begun(cli, folder, mon
 class Wandb(types.ModuleType):
     def __init__(self, name):
         super().__init__(name)
-        self.said = []
+        self.calls = []
 
-    def init(self, **words):
-        self.said.append(("init", words))
+    def init(self, **arguments):
+        self.calls.append(("init", arguments))
 
     def log(self, numbers, step):
-        self.said.append(("log", step, numbers))
+        self.calls.append(("log", step, numbers))
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
@@ -119,8 +119,13 @@ def test_what_looks_like_wandb_gets_settings_once_and_numbers_each_round(cli, fo
     fake = Wandb(name)
     monkeypatch.setitem(sys.modules, name, fake)
     assert cli("run", "small.yaml", "-o", "x", "-q", "--track", name).exit_code == 0
-    (begun, words), *logged = fake.said
-    assert (begun, words["project"], words["name"], words["config"]["local.lr"]) == ("init", "hansa", "small", 0.05)
+    (begun, arguments), *logged = fake.calls
+    assert (begun, arguments["project"], arguments["name"], arguments["config"]["local.lr"]) == (
+        "init",
+        "hansa",
+        "small",
+        0.05,
+    )
     assert [(kind, step) for kind, step, _ in logged] == [("log", 1), ("log", 2), ("log", 3)]
     assert all(math.isfinite(logged[-1][2][key]) for key in ("test_accuracy", "train_loss", "up_bytes"))
 

@@ -16,7 +16,7 @@ import torch
 import hansa
 from compress import ternary as module
 from compress.ternary import ternary
-from engine import laboratory as lab
+from engine import problems as lab
 from hansa import presets
 from hansa.compress import (
     Coder,

@@ -29,5 +29,5 @@ def test_a_registered_engine_can_be_named(monkeypatch):
 
 
 def test_an_unknown_engine_is_refused_with_its_line():
-    with pytest.raises(ConfigError, match="run.yaml:2: engine: no engine 'rya'. Did you mean ray"):
+    with pytest.raises(ConfigError, match=r"run.yaml:2: engine: no engine 'rya'. Did you mean ray"):
         from_yaml("rounds: 1\nengine: rya", source="run.yaml")

@@ -8,7 +8,7 @@ import pytest
 
 from hansa import aggregate, compress, data, gossip, local, sample, server
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.registry import KINDS, Argument, ConfigValueError, signature_of, component_field, field_for_argument
+from hansa.config.registry import KINDS, Argument, ConfigValueError, component_field, field_for_argument, signature_of
 from hansa.schedule import Rate
 from hansa.server import ServerTransform
 
@@ -96,7 +96,7 @@ def test_a_list_of_parts_is_built_entry_by_entry():
 
 def test_a_chain_is_a_list_or_is_named():
     by_list = component_field(ServerTransform).build(["adam", "scale"])
-    by_name = component_field(ServerTransform).build({"kind": "chain", "parts": ["adam", "scale"]})
+    by_name = component_field(ServerTransform).build({"kind": "chain", "transforms": ["adam", "scale"]})
     assert by_list == by_name == server.chain(server.adam(), server.scale())
 
 
@@ -126,7 +126,10 @@ def test_what_cannot_be_made_is_refused_where_it_stands(hint, value, keys, said)
 def test_names_are_forgiving():
     assert component_field(gossip.Topology).build({"kind": "Erdos-Renyi", "p": 0.4}) == gossip.erdos_renyi(0.4)
     assert component_field(gossip.Topology).normalize("Ring") == {"kind": "ring"}
-    assert component_field(sample.Sampler).normalize({"participation": 0.5}) == {"kind": "uniform", "participation": 0.5}
+    assert component_field(sample.Sampler).normalize({"participation": 0.5}) == {
+        "kind": "uniform",
+        "participation": 0.5,
+    }
 
 
 def test_code_of_ones_own_is_a_part_and_nests_like_one(own):
@@ -136,9 +139,9 @@ def test_code_of_ones_own_is_a_part_and_nests_like_one(own):
     made = component_field(ServerTransform).build([words, "scale"])
     assert made == server.chain(slots_of_mine.halved(server.adam(), local.cosine(1, 2)), server.scale())
     assert component_field(ServerTransform).build("slots_of_mine:made") is slots_of_mine.made
-    assert component_field(Uplink).build({"kind": "slots_of_mine:untyped", "compressor": "sign"}) == compress.error_feedback(
-        compress.sign()
-    )
+    assert component_field(Uplink).build(
+        {"kind": "slots_of_mine:untyped", "compressor": "sign"}
+    ) == compress.error_feedback(compress.sign())
 
 
 @pytest.mark.parametrize(

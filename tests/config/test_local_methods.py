@@ -13,7 +13,8 @@ from hansa.server import adam, momentum, scale
 def test_solver_optimizer_and_blocks():
     text = """
     algorithm: fedavg
-    local: {solver: {kind: sam, rho: 0.1}, optimizer: adam, optimizer_state: kept, decoupled_weight_decay: true, weight_decay: 0.01,
+    local: {solver: {kind: sam, rho: 0.1}, optimizer: adam, optimizer_state: kept,
+            decoupled_weight_decay: true, weight_decay: 0.01,
             private_blocks: ["norm.*"], frozen_blocks: ["first.*", "*.bias"]}
     """
     expected = presets.fedavg(weight_decay=0.01).with_local(

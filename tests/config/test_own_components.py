@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa.config import build_algorithm, build, from_yaml
+from hansa.config import build, build_algorithm, from_yaml
 from hansa.config.registry import KINDS
 from hansa.runs.experiment import Experiment, build_run
 

@@ -8,7 +8,7 @@ import pytest
 
 from hansa import gossip
 from hansa.config import json_schema
-from hansa.config.registry import KINDS, ConfigValueError, plugins, component_field, unknown_plugins
+from hansa.config.registry import KINDS, ConfigValueError, component_field, plugins, unknown_plugins
 from hansa.server import ServerTransform
 
 MODULE = '''

@@ -33,7 +33,9 @@ def test_every_key_knows_its_line():
 
 
 def test_a_key_that_is_not_in_the_file_is_placed_at_the_section_it_belongs_to():
-    assert parse_document("seed: 1\nlocal:\n  lr: 0.1\n", "run.yaml").problem(("local", "clip"), "x").where == "run.yaml:2"
+    assert (
+        parse_document("seed: 1\nlocal:\n  lr: 0.1\n", "run.yaml").problem(("local", "clip"), "x").where == "run.yaml:2"
+    )
 
 
 def test_two_equal_keys_are_refused_with_both_lines():

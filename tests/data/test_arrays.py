@@ -108,8 +108,11 @@ def test_a_test_set_widens_the_classes() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: from_arrays(X, Y[:-1], clients=2), "expected one target a row"),
-        (lambda: from_arrays(np.where(X[5, 1] == X, np.nan, X), Y, clients=2), "x, row 5, holds a number that is NaN"),
+        (lambda: from_arrays(X, Y[:-1], clients=2), "expected one target per row"),
+        (
+            lambda: from_arrays(np.where(X[5, 1] == X, np.nan, X), Y, clients=2),
+            "x, row 5, has a NaN or infinite number",
+        ),
         (lambda: from_arrays(X, np.where(Y == 3, -1, Y), clients=2), "the label -1: expected labels from 0"),
         (lambda: from_arrays(X, Y, clients=2, classes=3), "targets run from 0 to 3: expected 0 to 2"),
         (lambda: from_arrays(X.astype(str), Y, clients=2), "expected numbers, all rows of one shape"),
@@ -117,16 +120,16 @@ def test_a_test_set_widens_the_classes() -> None:
         (lambda: from_arrays(X, Y, clients=np.zeros(5, int)), r"owners are int64 of shape \(5,\)"),
         (lambda: from_arrays(X, Y, clients=np.zeros(12)), "owners are float64"),
         (lambda: from_arrays(X, Y, clients=13), r"iid\(clients=13\): expected at most 12"),
-        (lambda: from_arrays(X, Y, clients=[[0]], partition=dirichlet(1.0)), "already say who holds what"),
+        (lambda: from_arrays(X, Y, clients=[[0]], partition=dirichlet(1.0)), "clients already assign the rows"),
         (lambda: from_arrays(X, Y, clients=[]), "at least one client"),
-        (lambda: from_arrays(X, Y, clients=OWNERS[:-1]), r"shape \(11,\): expected one whole number or name a row"),
+        (lambda: from_arrays(X, Y, clients=OWNERS[:-1]), r"shape \(11,\): expected one integer or name per row"),
         (lambda: from_arrays(X, Y, clients=[0.5] * 12), "owners are object"),
         (lambda: from_arrays(X, Y, clients=[True, False] * 6), "owners are object"),
         (lambda: from_arrays(X, Y, clients=["a", 0] * 6), "owners are object"),
         (lambda: from_arrays(X, Y, clients=pandas.Series([0, None] * 6)), "owners are float64"),
         (lambda: from_arrays(X, Y, clients=[0, 1, [2, 3]]), r"owners of rows or lists of rows, not both"),
-        (lambda: from_arrays(X, Y, clients=[0, 2] * 6), "client 1 owns no row. Number them from 0"),
-        (lambda: from_arrays(X, Y, clients=[0, 10**12] * 6), "client 1 owns no row"),
+        (lambda: from_arrays(X, Y, clients=[0, 2] * 6), "client 1 has no row. Number clients from 0"),
+        (lambda: from_arrays(X, Y, clients=[0, 10**12] * 6), "client 1 has no row"),
         (lambda: from_arrays(X, Y, clients=[-1] * 12), "owners run from -1 to -1"),
         (lambda: from_arrays(X, Y, clients="ab"), "expected a number of clients, the owner of every row"),
         (lambda: from_arrays(X, Y, clients={0: [1]}), "expected a number of clients, the owner of every row"),
@@ -255,7 +258,7 @@ def test_a_dict_of_splits_gives_train_and_test() -> None:
     ("arguments", "message"),
     [
         (("idz", "label"), r"no column 'idz'\. Did you mean ids"),
-        (("ids", "text"), "column 'text' holds 'a': expected numbers"),
+        (("ids", "text"), "column 'text' contains 'a': expected numbers"),
         (("text", "label"), "expected numbers or an image. Tokenize"),
     ],
 )

@@ -31,14 +31,17 @@ def test_numbers_are_taken_as_they_are_and_nobody_is_minus_one() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"test_clients": ["c", "a", "a", "b", "z"]}, "test_clients names 'z', who has no training rows"),
+        ({"test_clients": ["c", "a", "a", "b", "z"]}, "test_clients has 'z', who has no training rows"),
         ({"test_clients": ["c", "a"]}, "expected the owner of each of 5 test rows"),
         ({"test_clients": [0, 1, 2, 0, 9]}, r"test rows belong to 0 to 9: expected clients 0 to 2"),
-        ({"test_clients": ["a"] * 5, "clients": [0] * 6 + [1] * 6}, "to names, such as 'a', training rows to numbers"),
+        (
+            {"test_clients": ["a"] * 5, "clients": [0] * 6 + [1] * 6},
+            "client names, such as 'a', training rows have numbers",
+        ),
         ({"test_clients": "label"}, "test_clients='label'.*labels"),
         ({"test_clients": 1.5}, "test_clients=1.5"),
-        ({"test_clients": ["a"] * 5, "test": None}, "but there are none: give test"),
-        ({"test_clients": "labels", "test": None}, "no test rows to deal. A share"),
+        ({"test_clients": ["a"] * 5, "test": None}, "test_clients needs test rows: give test"),
+        ({"test_clients": "labels", "test": None}, "no test rows to assign. A fraction"),
         ({"test_clients": {"a": 1}}, r"test_clients=\{'a': 1\}"),
     ],
 )

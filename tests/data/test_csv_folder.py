@@ -67,8 +67,8 @@ def test_standardized_by_the_training_rows_alone(sites):
     ("text", "options", "message"),
     [
         ("age,ward,y\n1,a,0\n,b,1\n", {}, r"east.csv, line 3: 'age' is empty"),
-        ("age,ward,y\n1,a,0\n2,b\n", {}, r"east.csv, line 3: 2 values under 3 columns"),
-        ("age,ward,y\nold,a,0\n", {}, r"east.csv, line 2: 'age' is 'old': no number, in a column of numbers"),
+        ("age,ward,y\n1,a,0\n2,b\n", {}, r"east.csv, line 3: 2 values for 3 columns"),
+        ("age,ward,y\nold,a,0\n", {}, r"east.csv, line 2: 'age' is 'old': not a number, in a numeric column"),
         ("age,ward,y\ninf,a,0\n", {}, r"east.csv, line 2: 'age' is 'inf': not finite"),
         ("age,ward\n1,a\n", {}, r"no column 'y'|other columns than east.csv: 'y'"),
         ("age,ward,y,z\n1,a,0,3\n", {}, r"other columns than east.csv: 'z'"),
@@ -76,10 +76,10 @@ def test_standardized_by_the_training_rows_alone(sites):
         ("age,ward,y\n", {}, r"a header and at least one row"),
         (NORTH, {"target": "Y"}, r"no column 'Y'. Known: age, ward, y"),
         (NORTH, {"drop": ["wards"]}, r"no column 'wards'. Did you mean ward"),
-        (NORTH, {"drop": ["ward", "age"]}, r"no column is left for inputs"),
-        (NORTH, {"test": 1}, r"test=1\): expected a share"),
+        (NORTH, {"drop": ["ward", "age"]}, r"no column of inputs"),
+        (NORTH, {"test": 1}, r"test=1\): expected 0 <= test < 1"),
         (NORTH, {"kind": "bool"}, r"kind='bool'"),
-        ("age,ward,y\n1,a,yes\n", {"kind": "number"}, r"east.csv, line 2: 'y' is 'yes': no number"),
+        ("age,ward,y\n1,a,yes\n", {"kind": "number"}, r"east.csv, line 2: 'y' is 'yes': not a number"),
         ('age,ward,y\n1,"a,0\n', {}, r"cannot be read as CSV"),
     ],
 )
@@ -92,12 +92,12 @@ def test_what_is_wrong_is_told_with_its_place(sites, text, options, message):
 def test_names_in_a_column_are_not_taken_for_kinds(sites):
     rows = "".join(f"{at},name{at},{at % 2}\n" for at in range(101))
     (sites / "east.csv").write_text("age,ward,y\n" + rows)
-    with pytest.raises(hansa.HansaError, match=r"'ward' holds 104 different words.*drop=\['ward'\]"):
+    with pytest.raises(hansa.HansaError, match=r"'ward' has 104 different texts.*drop=\['ward'\]"):
         from_csv_folder(sites, "y")
 
 
 def test_an_empty_folder_is_told(tmp_path):
-    with pytest.raises(hansa.HansaError, match=r"no .csv files here"):
+    with pytest.raises(hansa.HansaError, match=r"no .csv files"):
         from_csv_folder(tmp_path / "none", "y")
 
 

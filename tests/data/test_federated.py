@@ -59,7 +59,7 @@ def test_summary_by_hand() -> None:
     assert found.label_entropy == pytest.approx(0.5)
     # label 0 has one holder; label 1 is shared 1/3 to 2/3: 2^(log2 3 - 2/3) = 3 / 2^(2/3)
     assert found.effective_clients == pytest.approx((1.0, 3 / 2 ** (2 / 3)))
-    assert "2 clients, 8 samples: 4 / 4 / 4 a client" in str(found)
+    assert "2 clients, 8 samples: 4 / 4 / 4 per client" in str(found)
 
 
 def test_even_holders_count_as_many_as_they_are() -> None:
@@ -75,14 +75,14 @@ def test_regression_data_have_a_summary_without_labels() -> None:
     assert data.summary().label_entropy is None
     with pytest.raises(HansaError, match="no classes"):
         data.label_counts()
-    with pytest.raises(HansaError, match="one class number a row"):
+    with pytest.raises(HansaError, match="one class number per row"):
         label_counts(split, torch.randn(3), 2)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"targets": torch.zeros(5, dtype=torch.int64)}, "expected one target a row"),
+        ({"targets": torch.zeros(5, dtype=torch.int64)}, "expected one target per row"),
         ({"targets": torch.tensor([0, 0, 1, 1, 2, 3])}, "targets run from 0 to 3: expected 0 to 2"),
         ({"index": torch.tensor([0, 2, 4, 1, 6])}, "rows 0 to 6, but the data has rows 0 to 5"),
         ({"index": torch.tensor([0, 2, 4, 1, -1])}, "rows -1 to 4"),

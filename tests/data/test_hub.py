@@ -67,7 +67,7 @@ def test_writers_own_their_images_which_are_normalised_as_elsewhere():
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (play(x=["short"] * 23), {}, "row 0 has 5 characters and 1 to follow"),
+        (play(x=["short"] * 23), {}, "row 0 has 5 characters and 1 as target"),
         (play(x=["\u20ac" * 80] * 23), {}, "LEAF's alphabet"),
         (Columns(role=["a"], x=["b"], y=["c"]), {}, "no column 'character_id'"),
         (play(), {"owners": 3}, "at most 2"),

@@ -138,8 +138,8 @@ def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
         ({"a": ([image(1)], [0])}, {"users": ["b"]}, "x and y of user 'b', found none"),
         ({"a": ([image(1)], [0])}, {"num_samples": []}, "as many num_samples as users"),
         ({"a": ([image(1)[:-1]], [0])}, {}, "images of 784 pixels of user 'a', found 783"),
-        ({"a": ([image(1), [0.5]], [0, 1])}, {}, "rows of other kinds or lengths"),
-        ({"a": ([["x"] * 784], [0])}, {}, "rows of other kinds or lengths"),
+        ({"a": ([image(1), [0.5]], [0, 1])}, {}, "rows of other types or lengths"),
+        ({"a": ([["x"] * 784], [0])}, {}, "rows of other types or lengths"),
         ({"a": ([image(256)], [0])}, {}, "pixels of user 'a' from 0 to 1"),
         ({"a": ([image(1)], [62])}, {}, "labels from 0 to 61, found 62"),
         ({"a": ([image(1)], [0.5])}, {}, "class numbers"),
@@ -148,8 +148,8 @@ def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
             {"users": ["a", "a"], "num_samples": [1, 1]},
             "every user once, found user 'a' twice",
         ),
-        ({"a": ([image(1)], [0]), "b": ([image(1)], [0])}, {"users": ["a"], "num_samples": [1]}, "that of 'b', who is"),
-        ({"a": ([], [])}, {}, "at least 1 as num_samples of user 'a', found 0. LEAF's preprocess"),
+        ({"a": ([image(1)], [0]), "b": ([image(1)], [0])}, {"users": ["a"], "num_samples": [1]}, "data of 'b', who is"),
+        ({"a": ([], [])}, {}, "at least 1 as num_samples of user 'a', found 0. The option -k of LEAF's preprocess"),
         ({"a": ([image(1)], [0])}, {"num_samples": [-1]}, "at least 1 as num_samples of user 'a', found -1"),
         ({"a": ([image(1)], [0])}, {"num_samples": [True]}, "at least 1 as num_samples of user 'a', found True"),
         ({"a": ([image(1)], [0])}, {"num_samples": [1.0]}, r"at least 1 as num_samples of user 'a', found 1\.0"),
@@ -159,9 +159,9 @@ def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
         ({"\ud800": ([image(1)], [0])}, {}, r"users with names, found '\\ud800'"),
         ({"a": ([image(1)], [0])}, {"user_data": [1]}, "x and y of user 'a', found none"),
         ({"a": ([image(1)], [0])}, {"user_data": {"a": [1]}}, "x and y of user 'a', found none"),
-        ({"a": ([["0.5"] * 784], [0])}, {}, "rows of other kinds or lengths"),
-        ({"a": ([[10**400] * 784], [0])}, {}, "rows of other kinds or lengths"),
-        ({"a": ([0.5], [0])}, {}, "rows of other kinds or lengths"),
+        ({"a": ([["0.5"] * 784], [0])}, {}, "rows of other types or lengths"),
+        ({"a": ([[10**400] * 784], [0])}, {}, "rows of other types or lengths"),
+        ({"a": ([0.5], [0])}, {}, "rows of other types or lengths"),
         ({"a": ([image(1)], [10**400])}, {}, "class numbers"),
         ({"a": ([image(1)], [True])}, {}, "class numbers"),
         ({"a": ([[float("nan")] * 784], [0])}, {}, "pixels of user 'a' from 0 to 1, found nan"),
@@ -204,7 +204,7 @@ def test_json_with_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     sample = json.dumps({"x": [image(1)], "y": [0]})
     content = f'{{"users": ["a"], "num_samples": [1], "user_data": {{"a": {sample}, "a": {sample}}}}}'
     (tmp_path / "train" / "a.json").write_text(content)
-    with pytest.raises(DataError, match=r"whole JSON, found the key 'a' stands twice in one object"):
+    with pytest.raises(DataError, match=r"whole JSON, found the key 'a' appears twice in one object"):
         read_femnist(tmp_path)
 
 
@@ -236,7 +236,7 @@ def test_an_npz_that_claims_what_it_has_not_takes_no_memory(tmp_path: Path, shap
 
 
 def test_a_zip_bomb_is_refused_by_the_sizes_that_it_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hansa.data.readers.npz.LARGEST", 1 << 20)
+    monkeypatch.setattr("hansa.data.readers.npz.MAX_BYTES", 1 << 20)
     with_member(tmp_path / "some.npz", "x_train", claiming((1 << 21,)) + bytes(1 << 21))
     assert (tmp_path / "some.npz").stat().st_size < 5_000
     with pytest.raises(DataError, match=r"at most 1048576 bytes of arrays, found 2\d{6}"):
@@ -269,11 +269,9 @@ def test_files_that_are_not_leafs_are_refused(tmp_path: Path, content: str) -> N
 
 
 def test_missing_folders_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(
-        MissingFileError, match=r"all_data_\*\.json: no such file\. It has no ready-made official download"
-    ):
+    with pytest.raises(MissingFileError, match=r"all_data_\*\.json: no such file\. It has no official download"):
         load("femnist", tmp_path)
-    with pytest.raises(MissingFileError, match=r"shakespeare\.json: no such file\. It has no ready-made"):
+    with pytest.raises(MissingFileError, match=r"shakespeare\.json: no such file\. It has no official"):
         load("shakespeare", tmp_path)
 
 
@@ -372,7 +370,7 @@ def test_leafs_ready_windows(tmp_path: Path) -> None:
     assert found.test_targets.tolist() == encode(text[88:90]).tolist()
     assert found.groups.tolist() == [0] * 8
     write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([windows[0][:-1]], ["a"])})
-    with pytest.raises(DataError, match="windows of 80 characters and one to follow of role 'HAMLET'"):
+    with pytest.raises(DataError, match="windows of 80 characters and one next character of role 'HAMLET'"):
         read_shakespeare(tmp_path)
 
 

@@ -41,7 +41,7 @@ def tiny_idx(root: Path, packed: bool = False) -> DatasetInfo:
         shape = (rows, 28, 28) if "images" in member.path else (rows,)
         array = DRAW.integers(0, 10, shape, dtype=np.uint8)
         members.append(replace(member, rows=rows, sha256=write_idx(root / member.path, array, packed)))
-    return replace(dataset_info("mnist"), members=tuple(members))
+    return replace(dataset_info("mnist"), files=tuple(members))
 
 
 def tiny_cifar(root: Path) -> DatasetInfo:
@@ -49,7 +49,7 @@ def tiny_cifar(root: Path) -> DatasetInfo:
     for member in dataset_info("cifar10").files:
         pixels, labels = DRAW.integers(0, 256, (2, 3072), dtype=np.uint8), [3, 8]
         members.append(replace(member, rows=2, sha256=write_cifar(root / member.path, pixels, labels)))
-    return replace(dataset_info("cifar10"), members=tuple(members))
+    return replace(dataset_info("cifar10"), files=tuple(members))
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_options_that_a_set_does_not_take_are_refused() -> None:
         load("fashion-mini", stride=2)
     with pytest.raises(HansaError, match=r"synthetic: .*gamma"):
         federate("synthetic", gamma=2)
-    with pytest.raises(HansaError, match="brings its own clients"):
+    with pytest.raises(HansaError, match="has its own clients"):
         federate("two-gaussians", dirichlet(0.3))
 
 

@@ -233,7 +233,7 @@ def test_more_clients_than_can_be_served_are_refused_with_the_largest_feasible_n
 
 @pytest.mark.parametrize("how", [shards(4, 1), dirichlet(0.5)], ids=repr)
 def test_partitions_by_label_refuse_targets_that_are_not_classes(how: Partition) -> None:
-    with pytest.raises(HansaError, match=r"deals by label, but these targets are torch\.float32"):
+    with pytest.raises(HansaError, match=r"partitions by label, but these targets are torch\.float32"):
         how.split(torch.randn(40), 4, Key(0))
 
 
@@ -274,9 +274,9 @@ def test_rows_that_are_nobodys_are_never_dealt_by_any_partition() -> None:
 
 
 def test_splits_that_do_not_add_up_are_refused() -> None:
-    with pytest.raises(HansaError, match="rise from 0 to the 3 rows"):
+    with pytest.raises(HansaError, match="increasing values from 0 to 3"):
         Split(torch.arange(3), torch.tensor([0, 2]))
-    with pytest.raises(HansaError, match="rise from 0"):
+    with pytest.raises(HansaError, match="increasing values from 0"):
         Split(torch.arange(3), torch.tensor([0, 4, 3]))
     with pytest.raises(HansaError, match="int64"):
         Split(torch.arange(3).float(), torch.tensor([0, 3]))

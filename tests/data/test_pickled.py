@@ -85,7 +85,7 @@ def test_the_refused_global_is_named(tmp_path: Path) -> None:
         (b"\x80\x02Pabc\n.", "the instruction PERSID"),
         (b"\x80\x04}.", "pickle protocol 4"),
         (b"\x80\x02]}.", "2 values at the end"),
-        (b"\x80\x02].", "a dict with names, found a list"),
+        (b"\x80\x02].", "a dict with string keys, found a list"),
         (b"\x80\x02}K\x01K\x02s.", "an entry of int and int"),
     ],
 )

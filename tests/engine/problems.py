@@ -60,16 +60,16 @@ def data(clients: int = CLIENTS, test: int = 2300) -> FederatedData:
 class divided(hansa.Task):
     """A task whose evaluation is shared out."""
 
-    def pieces(self) -> list[tuple[int, int]]:
+    def test_chunks(self) -> list[tuple[int, int]]:
         total = len(self.data.test_targets)
         return [(first, min(first + 500, total)) for first in range(0, total, 500)]
 
-    def total(self, parts) -> dict[str, float]:
+    def compute_metrics(self, parts) -> dict[str, float]:
         rows = len(self.data.test_targets)
         return {"loss": math.fsum(part.loss_sum for part in parts) / rows, "hits": sum(part.correct for part in parts)}
 
     def evaluate(self, shell, vectors) -> dict[str, float]:
-        return self.total([shell.evaluate(vectors, *piece) for piece in self.pieces()])
+        return self.compute_metrics([shell.evaluate(vectors, *piece) for piece in self.test_chunks()])
 
 
 def task(model=perceptron, native: bool | None = None) -> hansa.Task:

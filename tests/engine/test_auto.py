@@ -47,7 +47,9 @@ def test_a_small_run_stays_serial_and_says_so(caplog):
     task = problems.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(None, rounds=3)))
-    assert [record.message for record in caplog.records] == ["serial: workers would not have saved time in so short a run"]
+    assert [record.message for record in caplog.records] == [
+        "serial: workers would not have saved time in so short a run"
+    ]
 
 
 def test_workers_take_over_in_the_middle_of_a_round_when_they_pay(caplog, monkeypatch):
@@ -95,7 +97,7 @@ def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplo
 
 def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
     monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 0.0)
-    auto.warn_once.cache_clear()
+    auto._warn_once.cache_clear()
     task = hansa.Task(problems.dropout, _Held(), problems.data(), native=False)
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))

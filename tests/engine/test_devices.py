@@ -18,7 +18,6 @@ from hansa.core import devices as places
 from hansa.engine import auto_engine
 from hansa.engine.processes import ProcessGroup
 from hansa.rounds import round
-from hansa.rounds.round import to_cpu, to_device
 from hansa.runs.driver import Run
 from hansa.training.module_state import ModuleState
 
@@ -70,7 +69,9 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
     monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
-    monkeypatch.setattr(ModuleState, "check_constant_buffers", lambda private: None)  # compares bits, of which there are none
+    monkeypatch.setattr(
+        ModuleState, "check_constant_buffers", lambda private: None
+    )  # compares bits, of which there are none
     got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
     with Pretended():
         trainer = task.trainer(torch.float32, META)
@@ -152,7 +153,7 @@ def test_a_worker_that_is_replaced_leaves_its_place_among_the_devices(monkeypatc
 
 
 def test_the_task_says_a_device_and_the_run_another(monkeypatch):
-    monkeypatch.setattr(places, "available", lambda: {places.CPU: "CPU", GPU: "pretended"})
+    monkeypatch.setattr(places, "available_devices", lambda: {places.CPU: "CPU", GPU: "pretended"})
     task = hansa.Task(problems.perceptron, nn.functional.cross_entropy, problems.data(), device="cuda")
     assert Run(hansa.presets.fedavg(), task).devices == (GPU,)
     run = Run(hansa.presets.fedavg(), task, device=["cpu", "cuda:0"])
@@ -172,7 +173,7 @@ def test_the_task_says_a_device_and_the_run_another(monkeypatch):
     ],
 )
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch, asked, told):
-    monkeypatch.setattr(places, "available", lambda: {places.CPU: "CPU"})
+    monkeypatch.setattr(places, "available_devices", lambda: {places.CPU: "CPU"})
     with pytest.raises(hansa.HansaError, match=told):
         hansa.run(hansa.presets.fedavg(), problems.task(), rounds=1, device=asked)
 

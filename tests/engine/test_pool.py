@@ -103,7 +103,7 @@ def test_the_evaluation_is_the_same_for_any_number_of_workers_and_while_a_round_
     alone = Serial(algorithm, task, torch.float32, CPU)
     expected, reports = alone.evaluate(problems.vectors_of(orders[0])), {r.cohort: r for r in alone.run(orders)}
     assert expected.keys() == {"loss", "hits"}
-    assert len(task.pieces()) == 5
+    assert len(task.test_chunks()) == 5
     for workers in (1, 2, 3):
         with Pool(algorithm, task, torch.float32, CPU, workers=workers, group=group) as pool:
             assert pool.evaluate(problems.vectors_of(orders[0])) == expected
@@ -249,12 +249,12 @@ def test_a_worker_that_goes_on_in_time_is_left_alone(monkeypatch):
         while not member.is_stopped():
             time.sleep(0.01)
         assert pool._group._replace_stopped() == []
-        assert member.stopped == 1
+        assert member.stopped_polls == 1
         os.kill(member.popen.pid, signal.SIGCONT)
         while member.is_stopped():
             time.sleep(0.01)
         assert pool._group._replace_stopped() == []
-        assert member.stopped == 0
+        assert member.stopped_polls == 0
 
 
 def test_there_are_never_more_workers_than_orders(monkeypatch):

@@ -18,7 +18,7 @@ from hansa import presets
 from hansa.core.errors import HansaError
 from hansa.engine import Serial, ray_pool
 from hansa.engine.ray_pool import ObjectStoreMemory, RayPool
-from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack
+from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
 from hansa.runs.driver import Run
 
 
@@ -113,7 +113,7 @@ def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_
     )
     lent = np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed)).copy()
     lent.setflags(write=False)
-    found = unpack(packed, [ObjectStoreMemory(lent, copy=False)], copy=False)
+    found = unpack_object(packed, [ObjectStoreMemory(lent, copy=False)], copy=False)
     first, last = lent.ctypes.data, lent.ctypes.data + lent.nbytes
     assert first <= found["large"].data_ptr() < last
     assert not first <= found["little"].data_ptr() < last
@@ -121,7 +121,7 @@ def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_
     assert torch.equal(found["wide"], wide)
     assert found["wide"].is_contiguous(memory_format=torch.channels_last)
     assert found["none"].shape == (0, 4)
-    own = unpack(packed, [ObjectStoreMemory(lent, copy=True)], copy=False)
+    own = unpack_object(packed, [ObjectStoreMemory(lent, copy=True)], copy=False)
     assert not first <= own["large"].data_ptr() < last
 
 

@@ -18,7 +18,7 @@ from engine import problems
 from hansa.engine.pool import Pool
 from hansa.engine.processes import ProcessGroup
 from hansa.engine.serial import Serial
-from hansa.engine.shared_memory import CodePacker, Packer, SharedMemory, unpack
+from hansa.engine.shared_memory import CodePacker, Packer, SharedMemory, unpack_object
 
 auto = import_module("hansa.engine.auto")
 
@@ -132,15 +132,15 @@ def test_a_class_that_only_the_script_has_comes_back_from_a_worker_as_itself():
     kind = type("Own", (tuple,), {"__module__": "__main__"})
     there, back = SharedMemory(), SharedMemory()
     packed = Packer(there).pack({"row": torch.arange(3.0), "own": kind([1, 2])})
-    found = unpack(packed, [there], copy=True)
-    again = unpack(CodePacker(back).pack(found), [back], copy=True)
+    found = unpack_object(packed, [there], copy=True)
+    again = unpack_object(CodePacker(back).pack(found), [back], copy=True)
     assert type(again["own"]) is kind
     assert torch.equal(again["row"], torch.arange(3.0))
 
 
 def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
     monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 1e9)
-    auto.warn_once.cache_clear()
+    auto._warn_once.cache_clear()
     lock = threading.Lock()
 
     def loss(output, target):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import hansa
 from engine import problems
 from hansa import presets
-from hansa.engine.shared_memory import Packer, SharedMemory, unpack
+from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
 from hansa.training.batch_sources import SampleStore
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.complex64]
@@ -49,7 +49,7 @@ def same(left, right) -> bool:
 @given(trees, st.integers(0, 100), st.booleans())
 def test_anything_comes_back_as_it_was_with_its_strides(tree, start, copy):
     memory = SharedMemory()
-    found = unpack(Packer(memory, start=start).pack(tree), [SharedMemory(memory.handle())], copy=copy)
+    found = unpack_object(Packer(memory, start=start).pack(tree), [SharedMemory(memory.handle())], copy=copy)
     assert same(tree, found)
 
 
@@ -63,7 +63,7 @@ def test_large_contents_are_not_in_the_skeleton():
 def test_a_tensor_that_is_met_twice_is_laid_once():
     memory, row = SharedMemory(), torch.ones(1000)
     packer = Packer(memory)
-    left, right = unpack(packer.pack([row, row]), [memory], copy=False)
+    left, right = unpack_object(packer.pack([row, row]), [memory], copy=False)
     assert left.data_ptr() == right.data_ptr()
     assert packer.end < 2 * 4000
 
@@ -71,8 +71,8 @@ def test_a_tensor_that_is_met_twice_is_laid_once():
 def test_views_see_what_the_other_side_writes_and_copies_do_not():
     memory = SharedMemory()
     packed = Packer(memory).pack(torch.zeros(3))
-    view, copy = (unpack(packed, [SharedMemory(memory.handle())], copy=copy) for copy in (False, True))
-    unpack(packed, [memory], copy=False).fill_(7)
+    view, copy = (unpack_object(packed, [SharedMemory(memory.handle())], copy=copy) for copy in (False, True))
+    unpack_object(packed, [memory], copy=False).fill_(7)
     assert view.tolist() == [7, 7, 7]
     assert copy.tolist() == [0, 0, 0]
 
@@ -80,8 +80,8 @@ def test_views_see_what_the_other_side_writes_and_copies_do_not():
 def test_a_memory_grows_and_earlier_views_stay_valid():
     memory = SharedMemory()
     reader = SharedMemory(memory.handle())
-    first = unpack(Packer(memory).pack(torch.arange(4)), [reader], copy=False)
-    large = unpack(Packer(memory, start=4096).pack(torch.ones(10**6)), [reader], copy=False)
+    first = unpack_object(Packer(memory).pack(torch.arange(4)), [reader], copy=False)
+    large = unpack_object(Packer(memory, start=4096).pack(torch.ones(10**6)), [reader], copy=False)
     assert large.sum() == 10**6
     assert first.tolist() == [0, 1, 2, 3]
 
@@ -91,7 +91,7 @@ def test_the_data_of_a_task_are_shared_and_no_worker_copies_them():
     task = problems.task(problems.convolution)
     memory = SharedMemory()
     packed = Packer(memory).pack(task)
-    worker = unpack(packed, [SharedMemory(memory.handle(), private=True)], copy=False)
+    worker = unpack_object(packed, [SharedMemory(memory.handle(), private=True)], copy=False)
     assert torch.equal(worker.data.inputs, task.data.inputs)
     assert worker.data.inputs.stride() == task.data.inputs.stride()
     assert (
@@ -114,7 +114,7 @@ def region(address: int) -> str:
 def test_what_a_worker_writes_into_the_data_is_seen_by_nobody_else():
     memory = SharedMemory()
     packed = Packer(memory).pack(torch.zeros(4))
-    mine, other = (unpack(packed, [SharedMemory(memory.handle(), private=True)], copy=False) for _ in range(2))
+    mine, other = (unpack_object(packed, [SharedMemory(memory.handle(), private=True)], copy=False) for _ in range(2))
     mine.fill_(1)
     assert other.tolist() == [0, 0, 0, 0]
 

@@ -32,9 +32,9 @@ def columns(text):
 
 def test_a_resnet_of_ones_own_with_crops_seeds_and_a_figure(tmp_path):
     pytest.importorskip("matplotlib")
-    told = run(tmp_path, "resnet", DATA="fashion-mini", ROUNDS="1", SEEDS="2")
-    assert "FedAvg" in told
-    assert "FedAMS" in told
+    output = run(tmp_path, "resnet", DATA="fashion-mini", ROUNDS="1", SEEDS="2")
+    assert "FedAvg" in output
+    assert "FedAMS" in output
     assert (tmp_path / "resnet.pdf").stat().st_size > 1000
 
 
@@ -52,17 +52,17 @@ def test_a_language_model_with_dict_inputs(tmp_path):
 
 def test_adapters_of_peft_on_a_model_of_transformers(tmp_path):
     pytest.importorskip("peft", reason="adapters by peft are not exercised: pip install 'hansa[peft]'")
-    told = run(tmp_path, "peft_lora", ROUNDS="3")
-    assert told.startswith("1024 of 27392 parameters")
-    found = columns(told.split("\n", 1)[1])
+    output = run(tmp_path, "peft_lora", ROUNDS="3")
+    assert output.startswith("1024 of 27392 parameters")
+    found = columns(output.split("\n", 1)[1])
     assert found["test_loss"][-1] < found["test_loss"][0]
     assert found["up_bytes"][0] < 6 * (4 * 1024 + 200)
 
 
 def test_lora_trains_and_sends_the_corrections_alone(tmp_path):
-    told = run(tmp_path, "lora", ROUNDS="3")
-    trained = int(told.split()[0])
+    output = run(tmp_path, "lora", ROUNDS="3")
+    trained = int(output.split()[0])
     assert trained == 4 * (784 + 256) + 4 * (256 + 256) + 2570
-    found = columns(told.split("\n", 1)[1])
+    found = columns(output.split("\n", 1)[1])
     assert max(found["test_accuracy"]) > 0.3
     assert found["up_bytes"][0] < 6 * (4 * trained + 200)

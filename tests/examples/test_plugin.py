@@ -56,8 +56,8 @@ def home(tmp_path_factory):
     """Where the package is installed: the environment of the tests stays as it is."""
     place = tmp_path_factory.mktemp("plugin")
     shutil.copytree(PACKAGE, place / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    words = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
-    command = [sys.executable, "-m", "pip", "install", *words, "--target", place / "site", place / "source"]
+    arguments = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "install", *arguments, "--target", place / "site", place / "source"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return place / "site"
@@ -81,8 +81,8 @@ def cli(plugged):
     from hansa.cli.app import app  # isort: skip
     from typer.testing import CliRunner
 
-    def run(*words):
-        result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [str(word) for word in words])
+    def run(*arguments):
+        result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [str(word) for word in arguments])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
@@ -141,16 +141,16 @@ def test_its_names_are_listed(cli):
 
 
 def test_its_names_are_suggested_and_its_arguments_checked(cli):
-    for words, said in [
+    for arguments, message in [
         (["compare", "server_lian"], "Did you mean server_lion"),
         (["topology", "chordal_rin"], "Did you mean chordal_ring?"),
         (["config", "show", "small.yaml", "-s", "sample.kind=round_robbin"], "Did you mean round_robin?"),
         (["config", "show", "small.yaml", "-s", "uplink.compressor.treshold=1"], "Did you mean threshold?"),
         (["config", "show", "small.yaml", "-s", "algorithm.lrr=1"], "server_lion has no such word. Did you mean lr?"),
     ]:
-        result = cli(*words)
-        assert result.exit_code == 2, words
-        assert said in result.stderr, words
+        result = cli(*arguments)
+        assert result.exit_code == 2, arguments
+        assert message in result.stderr, arguments
 
 
 def test_it_runs_compares_sweeps_and_is_reported(cli, plugged):
@@ -181,6 +181,6 @@ def test_the_commands_of_its_readme_are_commands(cli):
     text = (PACKAGE / "README.md").read_text()
     quick = ["--set", "model=logistic", "--set", "local.steps=1", "--set", "workers=1", "--rounds", "1", "--quiet"]
     for line in re.findall(r"^hansa (.*)$", text, flags=re.MULTILINE):
-        words = line.split()
-        result = cli(*words, *(quick if words[0] in ("compare", "sweep") else []))
+        arguments = line.split()
+        result = cli(*arguments, *(quick if arguments[0] in ("compare", "sweep") else []))
         assert result.exit_code == 0, result.output

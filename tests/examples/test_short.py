@@ -19,30 +19,30 @@ def numbers(text, name):
 
 
 def test_first_steps(tmp_path):
-    told = run(tmp_path, "quickstart", ROUNDS="2")
-    assert "FedAvg" in told
+    output = run(tmp_path, "quickstart", ROUNDS="2")
+    assert "FedAvg" in output
     assert "FedAMS" in (tmp_path / "quickstart.html").read_text(encoding="utf-8")
 
 
 def test_a_new_method(tmp_path):
-    told = run(tmp_path, "new_method", ROUNDS="2")
-    assert "2 seeds each" in told
-    assert numbers(told, "FedAvg") != numbers(told, "restarted")
+    output = run(tmp_path, "new_method", ROUNDS="2")
+    assert "2 seeds each" in output
+    assert numbers(output, "FedAvg") != numbers(output, "restarted")
 
 
 def test_topologies(tmp_path):
     pytest.importorskip("matplotlib")
-    told = run(tmp_path, "topology_study", ROUNDS="1")
-    assert numbers(told, "silence")[:2] == [1, 0]
-    assert numbers(told, "ring")[:2] == [0.805, 64]  # two neighbours, 32 clients; rho = (1 + sqrt 2) / 3
-    assert numbers(told, "complete")[:2] == [0, 224]
+    output = run(tmp_path, "topology_study", ROUNDS="1")
+    assert numbers(output, "silence")[:2] == [1, 0]
+    assert numbers(output, "ring")[:2] == [0.805, 64]  # two neighbours, 32 clients; rho = (1 + sqrt 2) / 3
+    assert numbers(output, "complete")[:2] == [0, 224]
     assert (tmp_path / "topologies.pdf").stat().st_size > 1000
 
 
 def test_compressors(tmp_path):
     pytest.importorskip("matplotlib")
-    told = run(tmp_path, "compression_study", ROUNDS="1")
-    sent = {name: numbers(told, name)[0] for name in ("none", "16 bits", "quantized", "sign", "top 1/64")}
+    output = run(tmp_path, "compression_study", ROUNDS="1")
+    sent = {name: numbers(output, name)[0] for name in ("none", "16 bits", "quantized", "sign", "top 1/64")}
     assert sorted(sent, key=sent.get, reverse=True) == list(sent)
     assert sent["none"] / sent["sign"] == pytest.approx(32, rel=0.03)
     assert (tmp_path / "compression.pdf").stat().st_size > 1000
@@ -50,16 +50,16 @@ def test_compressors(tmp_path):
 
 def test_a_figure_of_a_paper(tmp_path):
     pytest.importorskip("matplotlib")
-    told = run(tmp_path, "paper_figure", SCALE="smoke")
-    assert told.startswith("Figure 4: ")
-    assert "FedCAMS, top-k 1/256" in told
+    output = run(tmp_path, "paper_figure", SCALE="smoke")
+    assert output.startswith("Figure 4: ")
+    assert "FedCAMS, top-k 1/256" in output
     assert (tmp_path / "figure-4.pdf").stat().st_size > 1000
 
 
 def test_a_federation_on_loopback_is_the_simulation(tmp_path):
-    told = run(tmp_path, "loopback", ROUNDS="2")
-    assert "equal to the simulation: True" in told
-    assert len(columns(told)["up_bytes"]) == 2
+    output = run(tmp_path, "loopback", ROUNDS="2")
+    assert "equal to the simulation: True" in output
+    assert len(columns(output)["up_bytes"]) == 2
 
 
 def test_the_page_names_every_example():

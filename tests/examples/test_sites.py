@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def run(folder, script, *words, rounds=2):
+def run(folder, script, *arguments, rounds=2):
     environment = {**os.environ, "ROUNDS": str(rounds), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-W", "error", str(script), *words]
+    command = [sys.executable, "-W", "error", str(script), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
 
 
 def test_sites_of_csv_files_with_their_aucs_an_export_and_predictions(tmp_path):
-    script = EXAMPLES / "federation.py"
+    script = EXAMPLES / "sites.py"
     assert len(script.read_text().splitlines()) < 40
     done = run(tmp_path, script, rounds=3)
     assert done.returncode == 0, done.stderr

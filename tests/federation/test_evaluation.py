@@ -175,11 +175,11 @@ def test_marks_that_cannot_be_are_refused():
     for reason, change in wrong:
         before = engine.refusals.counts[reason]
         said = SiteEvaluationReply(**{**{name: getattr(good, name) for name in good.__slots__}, **change})
-        assert engine._marked("north", said.to_bytes(), exam, {"north"}) is None
+        assert engine._handle_evaluation("north", said.to_bytes(), exam, {"north"}) is None
         assert engine.refusals.counts[reason] == before + 1
-    assert engine._marked("north", good.to_bytes(), exam, set()) is None
+    assert engine._handle_evaluation("north", good.to_bytes(), exam, set()) is None
     assert engine.refusals.counts["unasked"] == 1
-    assert engine._marked("north", good.to_bytes(), exam, {"north"}) == good
+    assert engine._handle_evaluation("north", good.to_bytes(), exam, {"north"}) == good
 
 
 def test_where_is_one_of_three():
@@ -233,7 +233,7 @@ def test_fewer_bits_are_fewer_bytes_on_the_link():
 
 
 def test_checkpoints_say_how_far_back_sites_must_remember(tmp_path):
-    config = hansa.config.from_text(
+    config = hansa.config.from_yaml(
         "algorithm: fedavg\nrounds: 7\ndata: {clients: 5}\nmodel: logistic\ncheckpoint: {every: 2, keep: 2}"
     )
     experiment = Experiment.new(config, tmp_path / "run")
@@ -250,6 +250,6 @@ def test_checkpoints_say_how_far_back_sites_must_remember(tmp_path):
 
 
 def test_sites_are_evaluated_where_there_are_sites(tmp_path):
-    config = hansa.config.from_text("algorithm: fedavg\nrounds: 1\nevaluate: {where: sites}")
+    config = hansa.config.from_yaml("algorithm: fedavg\nrounds: 1\nevaluate: {where: sites}")
     with pytest.raises(HansaError, match=r"evaluate\.where: sites: engine pool has no sites"):
         Experiment.new(config, tmp_path / "run")

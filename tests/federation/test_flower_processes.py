@@ -92,7 +92,7 @@ def _runs(number: int) -> bool:
 
 def test_a_site_has_programs_of_its_own_before_flowers(tmp_path):
     folder = flower_processes.write_task_programs(tmp_path / "bin")
-    env = flower_processes.environment(tmp_path, folder)
+    env = flower_processes.flower_environment(tmp_path, folder)
     assert env["PATH"].split(os.pathsep)[0] == str(folder)
     assert env["FLWR_TELEMETRY_ENABLED"] == "0"
     assert "run_site_app.py" in (folder / "flwr-clientapp").read_text()

@@ -408,7 +408,9 @@ def models_and_tasks() -> None:
     add("choco_sgd", partial(preset, "choco_sgd"), "batch", "double", "dropping", own=True)
     add("fedaware", partial(preset, "fedaware"), "digits", "double", "batch", "quadratic")
     add("fedmgda", partial(preset, "fedmgda"), "digits", "double")
-    add("fedavg", partial(preset, "fedavg"), "hidden layers", "convmixer", "convmixer, groups", "function", "normalized")
+    add(
+        "fedavg", partial(preset, "fedavg"), "hidden layers", "convmixer", "convmixer, groups", "function", "normalized"
+    )
     add("fedavg", partial(preset, "fedavg"), "pair", "remembering", "binary", "bytes, on disk", "collated")
     add("fedavg", partial(preset, "fedavg"), "huber", "weighted classes", "torch weights", "sum")
     add("fedprox", partial(preset, "fedprox"), "dirichlet", "shards", "quantity skew", "iid", "synthetic")

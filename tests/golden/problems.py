@@ -1,4 +1,4 @@
-"""Data, models and tasks of the golden cases: tiny, with clients of unequal size and models written as users write them.
+"""Data, models and tasks of the golden cases: tiny, with clients of unequal size and models as users write them.
 
 All numbers come from NumPy's PCG64 and no value depends on the library under test.
 """
@@ -109,9 +109,7 @@ def two_inputs() -> Any:
     """Inputs of two tensors a row, which a model takes by name."""
     arrays = classes_by_client(VECTOR, seed=8)
     parts = [{"left": x[:, :12], "right": x[:, 12:]} for x in (arrays["x"], arrays["test"][0])]
-    return hansa.data.from_arrays(
-        parts[0], arrays["y"], clients=arrays["clients"], test=(parts[1], arrays["test"][1])
-    )
+    return hansa.data.from_arrays(parts[0], arrays["y"], clients=arrays["clients"], test=(parts[1], arrays["test"][1]))
 
 
 def dealt(how: Callable[[], Any], clients: int = 11) -> Any:
@@ -343,7 +341,7 @@ class Remembering(nn.Module):
         x = torch.tanh(self.first(x))
         if self.training:
             self.calls += 1
-            self.means.append(float(x.mean()))
+            self.means.append(x.mean().item())
             self.level = 0.5 * self.level + x.detach().mean(0)
             noise = torch.randn(9, generator=self.torch_draw) + float(self.numpy_draw.standard_normal())
             x = x + 0.05 * noise + 0.1 * self.level + 0.01 * self.calls * self.means[-1]
@@ -429,7 +427,10 @@ TASKS: dict[str, Callable[[], Any]] = {
         Strided,
         nll_loss,
         federated(COLOUR),
-        augment=[hansa.augment.normalize([0.1, 0.2, 0.3], [1.1, 1.2, 1.3]), hansa.augment.crop(1, fill=[0.1, 0.2, 0.3])],
+        augment=[
+            hansa.augment.normalize([0.1, 0.2, 0.3], [1.1, 1.2, 1.3]),
+            hansa.augment.crop(1, fill=[0.1, 0.2, 0.3]),
+        ],
     ),
     "dirichlet": lambda: hansa.Task(Mlp, cross_entropy, dealt(lambda: hansa.data.dirichlet(0.5))),
     "shards": lambda: hansa.Task(Mlp, cross_entropy, dealt(lambda: hansa.data.shards(22, 2))),

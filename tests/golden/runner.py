@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+
 TESTS = Path(__file__).parents[1]
 GOLDEN = Path(__file__).with_name("golden.json")
+FOLDER = Path(__file__).with_name("folder-0.2")
+"""A run that version 0.2.0 stopped after three of six rounds."""
+
 KERNELS = ("avx512", "avx2", "off")
 """Each is a value of the environment variable; ``off`` runs PyTorch and NumPy alone."""
 
@@ -33,7 +39,8 @@ VARIABLE = "HANSA_NATIVE"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 ROUND = (
-    "train_loss", "test_loss", "test_accuracy", "loss", "up_bytes", "down_bytes", "peer_bytes", "clients", "lost", "moved",
+    "train_loss", "test_loss", "test_accuracy", "loss", "up_bytes", "down_bytes", "peer_bytes", "clients", "lost",
+    "moved",
 )  # fmt: skip
 """What of a round's record is pinned as ``rounds``. A key that was renamed is renamed here, in its place."""
 
@@ -86,17 +93,17 @@ def of_records(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> st
 
 
 def digests(run: Any, own: bool) -> dict[str, Any]:
-    """What is pinned of a finished run; losses are there to be read."""
+    """What is pinned of a finished run, lesser digests cut short; losses are there to be read."""
     module = hasattr(run.task, "module")
     found = {
         "model": of_tensors(run.model.state_dict() if module else {"x": run.params}),
         "rounds": of_records(run.history, ROUND),
-        "diagnostics": of_records(run.history, DIAGNOSTICS),
-        "losses": [None if math.isnan(record["train_loss"]) else record["train_loss"] for record in run.history],
+        "diagnostics": of_records(run.history, DIAGNOSTICS)[:16],
+        "losses": [f"{record['train_loss']:.6g}" for record in run.history],
     }
     if own:
         clients = range(len(run.task.population.samples))
-        found["clients"] = sha(of_tensors(run.model_of(client).state_dict()).encode() for client in clients)
+        found["clients"] = sha(of_tensors(run.model_of(client).state_dict()).encode() for client in clients)[:16]
     return found
 
 
@@ -157,39 +164,48 @@ def _processor() -> str:
 def _kernels() -> str:
     """The instruction set of the native kernels and the compiler that built them; the one place that looks inside."""
     import hansa
-    from hansa import native
+    from hansa.core import native
 
-    if not native.available():
-        return "off" if os.environ.get(VARIABLE) == "off" else f"none: {native.unavailable_reason()}"
+    chosen = native.instruction_set()
+    if chosen is None:
+        return "off" if os.environ.get(VARIABLE) == "off" else "none"
     compiler = "unknown compiler"
     for path in Path(hansa.__file__).parent.rglob("_kernels*.so"):
         if named := re.search(rb"(GCC: [^\0]+|clang version [^\0]+)", path.read_bytes()):
             compiler = named.group(1).decode()
-    return f"{native.instruction_set()}, {compiler}"
+    return f"{chosen}, {compiler}"
 
 
-def start(kernels: str, *arguments: str) -> None:
-    """Run this module in a process that uses the given kernels and the hansa that this process would import."""
+def environment(kernels: str) -> dict[str, str]:
+    """The environment of a process that uses the given kernels, one thread, and the hansa that this process imports."""
     import hansa
 
     paths = [str(Path(hansa.__file__).parents[1]), str(TESTS), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        **dict.fromkeys(THREADS, "1"),
-        VARIABLE: kernels,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    command = [sys.executable, "-m", "golden.runner", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AssertionError(f"{VARIABLE}={kernels} {' '.join(command)}:\n{done.stdout}\n{done.stderr}")
+    threads = dict.fromkeys(THREADS, "1")
+    wide = {"COLUMNS": "200"}  # so that no message is broken in the middle
+    return {**os.environ, **threads, **wide, VARIABLE: kernels, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def results(kernels: str, folder: Path, *arguments: str) -> Any:
-    """What such a process wrote."""
+    """What this module writes when it runs in a process of its own."""
     out = folder / f"{kernels}.json"
-    start(kernels, str(out), *arguments)
+    command = [sys.executable, "-m", "golden.runner", str(out), *arguments]
+    done = subprocess.run(command, env=environment(kernels), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(f"{VARIABLE}={kernels} {' '.join(command)}:\n{done.stdout}\n{done.stderr}")
     return json.loads(out.read_text(encoding="utf-8"))
+
+
+def resumed(kernels: str, source: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``hansa resume`` of a copy of a run folder, which is left in ``folder``."""
+    shutil.copytree(source, folder)
+    command = [sys.executable, "-c", "from hansa.cli import main; main()", "resume", str(folder), "-q", *arguments]
+    return subprocess.run(command, env=environment(kernels), capture_output=True, text=True, check=False)
+
+
+def of_folder(folder: Path) -> str:
+    """The digest of the model that a run folder ended with."""
+    return of_tensors(safetensors.torch.load_file(folder / "model.safetensors"))
 
 
 def recorded() -> dict[str, Any]:
@@ -206,8 +222,10 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
             continue
         wrong = [part for part in expected[name] if part != "losses" and expected[name][part] != found[name].get(part)]
         if wrong:
-            told = f"losses {expected[name]['losses']} recorded, {found[name].get('losses')} found"
-            lines.append(f"{name}: {found[name].get('error') or f'{chr(44).join(wrong)} differ; {told}'}")
+            losses = (
+                f"losses {' '.join(expected[name]['losses'])} recorded, {' '.join(found[name].get('losses', ()))} found"
+            )
+            lines.append(f"{name}: {found[name].get('error') or ', '.join(wrong) + ' differ; ' + losses}")
     return [*lines, *(f"{name}: not recorded" for name in found if name not in expected)]
 
 

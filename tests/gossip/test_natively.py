@@ -118,7 +118,7 @@ def test_a_client_that_leaves_the_numbers_is_lost_and_the_rest_go_on(name, spoil
     monkeypatch.setattr("hansa.local.cohort.lazy_pays", lambda *_: False)
     walked = run(method, spoilt=spoilt)
     assert sum(record["lost"] for record in walked.history) > 0
-    assert [(r, lost) for r, lost in marched.lost] == [(r, lost) for r, lost in walked.lost]
+    assert [(r, lost) for r, lost in marched.dropped_clients] == [(r, lost) for r, lost in walked.dropped_clients]
     torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=2e-6)
     for found, expected in zip(marched.history, walked.history, strict=True):
         assert found["peer_bytes"] == expected["peer_bytes"]
@@ -172,7 +172,7 @@ def test_models_made_from_changes_are_the_rows_that_are_held(name, spoilt, monke
     lazily(monkeypatch, False)
     held = run(method, spoilt=spoilt, rounds=12)
     assert spoilt is None or sum(record["lost"] for record in held.history) > 0
-    assert list(made.lost) == list(held.lost)
+    assert list(made.dropped_clients) == list(held.dropped_clients)
     torch.testing.assert_close(made.trajectory, held.trajectory, rtol=0, atol=3e-6)
     for found, expected in zip(made.history, held.history, strict=True):
         assert found["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6, nan_ok=True)

@@ -19,7 +19,7 @@ def trained(rows: Rows, mixer: Mixer, lost: bool) -> None:
         for position, row in zip(active, rows.read(active), strict=True):
             rows.write(position, row, row + torch.randn(DIM, generator=draw, dtype=row.dtype))
         if lost and step == 1:
-            mixer.lose(2)
+            mixer.drop(2)
         rows.mix(mixer)
 
 

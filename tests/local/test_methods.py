@@ -186,7 +186,11 @@ def test_adamw_with_kept_state_is_one_long_adamw(split):
         normed_data().inputs[:9].double(), torch.arange(9) % 2, clients=[0] * 9, dtype=torch.float64
     )
     task = hansa.Task(lambda: nn.Linear(4, 2), nn.functional.cross_entropy, data)
-    local = {"optimizer": adam(0.9, 0.999, 1e-8, bias_correction=True), "decoupled_weight_decay": True, "optimizer_state": "kept"}
+    local = {
+        "optimizer": adam(0.9, 0.999, 1e-8, bias_correction=True),
+        "decoupled_weight_decay": True,
+        "optimizer_state": "kept",
+    }
     words = {"local_lr": 0.03, "steps": steps, "batch_size": None, "weight_decay": 0.1}
     run = hansa.run(presets.fedavg(**words).with_local(**local), task, rounds=rounds, dtype=torch.float64)
     module = task.module(task.start(hansa.Key(0), torch.float64)).double()
@@ -227,8 +231,8 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
     local = {
         "optimizer": chain(adam(), scale(0.5)),
         "optimizer_state": "kept",
-        "private": blocks("norm.*"),
-        "frozen": blocks("last.bias"),
+        "private_blocks": blocks("norm.*"),
+        "frozen_blocks": blocks("last.bias"),
         "solver": sam(0.1),
     }
     words = {"local_lr": 0.05, "steps": 2, "batch_size": 3, "participation": 0.7}

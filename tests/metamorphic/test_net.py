@@ -9,7 +9,8 @@ import pytest
 import hansa.local.work
 from hansa.aggregate import aware
 from hansa.core.types import Update
-from hansa.gossip.rows import ApartRows
+from hansa.gossip.rows import SeparateRows
+from hansa.local.cohort import Cohort
 from hansa.local.solvers import Correction, prox
 from hansa.local.work import Work
 from hansa.rounds import ServerState, cohort
@@ -32,19 +33,19 @@ def test_batches_of_the_first_members_size(monkeypatch):
 
 
 def test_gossip_that_leaks_between_the_isolated(monkeypatch):
-    monkeypatch.setattr(ApartRows, "mix", ApartRows.average)
+    monkeypatch.setattr(SeparateRows, "mix", SeparateRows.average)
     broken(relations.isolated_clients_are_the_plain_loop, NATIVE, "fedadam", "compressed")
 
 
 def test_a_momentum_that_starts_anew_at_every_step_of_a_cohort(monkeypatch):
-    real = cohort._Cohort._descent
+    real = Cohort.local_step
 
     def forgetful(self, client):
-        descent = real(self, client)
-        descent.velocity = None
-        return descent
+        step = real(self, client)
+        step.velocity = None
+        return step
 
-    monkeypatch.setattr(cohort._Cohort, "_descent", forgetful)
+    monkeypatch.setattr(Cohort, "local_step", forgetful)
     broken(relations.isolated_clients_are_the_plain_loop, NATIVE, "fedavg", "options")
 
 
@@ -62,17 +63,17 @@ def test_updates_stored_under_each_others_ids(monkeypatch):
 
 @pytest.mark.parametrize(("name", "forgotten"), [("choco_sgd", "local/public"), ("dadam", "local/optimizer/m")])
 def test_memory_that_ends_with_the_round(name, forgotten, monkeypatch):
-    real = cohort._Cohort._memory
+    real = cohort._memory
 
-    def forgetful(self, client, row):
-        return {name: kept for name, kept in real(self, client, row).items() if name != forgotten}
+    def forgetful(*arguments):
+        return {name: row for name, row in real(*arguments).items() if name != forgotten}
 
-    monkeypatch.setattr(cohort._Cohort, "_memory", forgetful)
+    monkeypatch.setattr(cohort, "_memory", forgetful)
     broken(relations.steps_may_be_split_over_rounds, name)
 
 
 def test_weights_that_are_not_heard(monkeypatch):
-    monkeypatch.setattr(sys.modules["hansa.aggregate.mean"], "counts", lambda weights, asked: [1.0] * len(asked))
+    monkeypatch.setattr(sys.modules["hansa.aggregate.mean"], "raw_weights", lambda weights, asked: [1.0] * len(asked))
     broken(relations.a_client_may_stand_twice_with_half_its_weight, EAGER, "fedavg", "plain")
 
 

@@ -163,10 +163,10 @@ def test_a_round_is_the_same_whatever_order_reports_come_in(name, shuffle):
     lab = task(problem())
     algorithm = small(name).bind(CLIENTS, hansa.Key(1))
     key = hansa.Key(1)
-    shell = lab.trainer(torch.float64, torch.device("cpu"))
+    trainer = lab.trainer(torch.float64, torch.device("cpu"))
     state = ServerState.start(algorithm, lab.start(key, torch.float64), CLIENTS)
     opened = open_round(algorithm, state, lab.population, "run", key)
-    reports = [client_round(algorithm, order, shell, lab.population) for order in opened.orders]
+    reports = client_round(algorithm, opened.orders, shell, lab.population)
     straight = close_round(
         algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.runs.store.RamStore()
     )

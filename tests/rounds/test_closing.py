@@ -51,7 +51,7 @@ def updates_alive(algorithm, monkeypatch) -> int:
         most = max(most, living)
         return torch.from_numpy(memory)
 
-    monkeypatch.setattr(allocator, "like", watched)
+    monkeypatch.setattr(allocator, "empty_like", watched)
     Run(algorithm, task(100), evaluate_every=0).advance(1)
     return most
 

@@ -63,15 +63,15 @@ def test_mail_that_does_not_make_the_model_is_not_trained_on():
     algorithm, held = small("fedavg", batch_size=3), task()
     run = Run(algorithm, held)
     opened = hansa.rounds.open_round(run.algorithm, run.state, held.population, "run", Key(0))
-    order = WorkOrder.from_bytes(opened.addressed(opened.orders[0]).to_bytes())
+    order = WorkOrder.from_bytes(opened.for_receiver(opened.orders[0]).to_bytes())
     shell = held.trainer(torch.float32, torch.device("cpu"))
-    good = hansa.rounds.client_round(run.algorithm, order, shell, held.population)
+    (good,) = hansa.rounds.client_round(run.algorithm, [order], shell, held.population)
     assert good.uploads
     other = {name: Broadcast.whole(made.vector + 1) for name, made in opened.broadcasts.items()}
     wrong = WorkOrder.from_bytes(replace(order, broadcasts=other).to_bytes())
-    bad = hansa.rounds.client_round(run.algorithm, wrong, shell, held.population)
+    (bad,) = hansa.rounds.client_round(run.algorithm, [wrong], shell, held.population)
     assert not bad.uploads
-    assert [lost.reason for lost in bad.lost] == ["base"]
+    assert [lost.reason for lost in bad.dropped] == ["base"]
 
 
 def example_report() -> Report:

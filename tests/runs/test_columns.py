@@ -59,7 +59,8 @@ def test_the_client_record_has_the_declared_columns_and_types(tmp_path):
 def test_totals_add_up_declared_columns():
     assert all(part in COLUMNS for name in TOTALS for part in COLUMNS[name].sum_of)
     assert list(BITS) == ["up_bits", "down_bits", "peer_bits"]
-    history = [{"round": 1, "up_bytes": 2, "down_bytes": 3, "peer_bytes": 5, "seconds": 0.5, "simulated_seconds": 2.0}] * 2
+    sizes = {"up_bytes": 2, "down_bytes": 3, "peer_bytes": 5}
+    history = [{"round": 1, **sizes, "seconds": 0.5, "simulated_seconds": 2.0}] * 2
     last = with_totals(history)[-1]
     scale = {"bits": 8, "seconds": 1}
     for name in TOTALS:
@@ -88,8 +89,10 @@ def test_the_direction_of_a_column(name, lower):
 
 
 def test_runs_are_ranked_and_drawn_by_declared_columns():
-    assert OUTCOMES[0] == "test_accuracy" and set(OUTCOMES) <= set(COLUMNS)
-    assert list(AXES)[0] == "round" and all(AXES.values())
+    assert OUTCOMES[0] == "test_accuracy"
+    assert set(OUTCOMES) <= set(COLUMNS)
+    assert next(iter(AXES)) == "round"
+    assert all(AXES.values())
 
 
 def test_the_documentation_has_every_column():

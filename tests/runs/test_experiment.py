@@ -19,7 +19,8 @@ from hansa.engine import Pool, Serial
 from hansa.runs import checkpoint, folder_lock
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
+from hansa.runs.folder import RunFolder
+from hansa.runs.folder_lock import ENVIRONMENT, LOCK, NAMES
 from hansa.runs.store import RamStore, disk, io
 from hansa.runs.store.lock import FileLock
 from torture.disks import Counting, Dead, Hasty

@@ -18,7 +18,7 @@ from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import LOCK, MARKER, REPLACED, REPLACING, FolderLock
 from hansa.runs.store import DiskStore, io
-from hansa.runs.store.lock import InUseError, FileLock
+from hansa.runs.store.lock import FileLock, InUseError
 from torture.disks import Counting, Dead, Hasty
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1")
@@ -179,7 +179,7 @@ def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_pat
     out = tmp_path / "out"
     Experiment.new(config("seed=5", "checkpoint.every=0"), out).execute()
     with io.use_disk(Counting()) as counted:
-        Experiment.new(config("checkpoint.every=0"), tmp_path / "new").folder.release()
+        Experiment.new(config("checkpoint.every=0"), tmp_path / "new").folder.lock.release()
     old = state(out)
     seen = set()
     for at in range(len(counted.calls) + 80):
@@ -192,7 +192,7 @@ def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_pat
         for lock in held:
             lock.close()
         taken = FolderLock(out)
-        taken.lock()  # as `hansa resume` does
+        taken.acquire_existing()  # as `hansa resume` does
         taken.release()
         seed = RunFolder(out).config.seed
         seen.add(seed)

@@ -91,13 +91,15 @@ def rewrite_marker(folder, format, version):
 def test_a_run_of_an_older_version_is_refused_by_its_version(done):
     rewrite_marker(done, 1, "0.2.0")
     before = {path.name: path.read_bytes() for path in done.path.iterdir() if path.is_file()}
-    with pytest.raises(HansaError, match=rf"written by Hansa 0.2.0; this is Hansa {hansa.__version__}.*Use Hansa 0.2.0"):
+    with pytest.raises(
+        HansaError, match=rf"written by Hansa 0.2.0; this is Hansa {hansa.__version__}.*Use Hansa 0.2.0"
+    ):
         Experiment.resume(done.path, rounds=4)
     assert {path.name: path.read_bytes() for path in done.path.iterdir() if path.is_file()} == before
     assert done.summary["rounds"] == 3  # it can still be shown
     (done / "config.yaml").write_text("local: {clip: 1.0}\n")
     with pytest.raises(HansaError, match=r"written by Hansa 0.2.0.*config.yaml:1: local.clip: no such key"):
-        RunFolder(done.path).config
+        _ = RunFolder(done.path).config
     (done / ".hansa-run").unlink()
     with pytest.raises(HansaError, match=r"written by Hansa .*start a new run"):
         Experiment.resume(done.path)
@@ -128,7 +130,7 @@ def test_the_summary_is_what_the_metrics_say_and_a_changed_one_is_told(done, cap
 def test_an_end_that_is_missing_is_told(done, caplog):
     lines = (done / "metrics.jsonl").read_text().splitlines(keepends=True)
     (done / "metrics.jsonl").write_text("".join(lines[:-1]))
-    assert done.summary["rounds"] == 3
+    assert done.summary["rounds"] == 2
     assert "metrics_seal" in caplog.text
 
 
@@ -177,9 +179,11 @@ def test_a_hundred_thousand_rounds_are_shown_in_little_memory(done):
         done / "metrics.jsonl", ({**record, "round": round, "clients": list(range(20))} for round in range(1, 20_001))
     )
     script = (
-        "import sys, tracemalloc; from hansa.runs.folder import RunFolder; import hansa.study.report; tracemalloc.start()\n"
+        "import sys, tracemalloc; from hansa.runs.folder import RunFolder\n"
+        "import hansa.study.report; tracemalloc.start()\n"
         "found = RunFolder(sys.argv[1]); numbers = found.metrics; told = found.summary_of(numbers)\n"
-        "entry = hansa.study.report.ReportEntry.from_folder(sys.argv[1]); hansa.study.report.rank([entry]); entry.series()\n"
+        "entry = hansa.study.report.ReportEntry.from_folder(sys.argv[1])\n"
+        "hansa.study.report.rank([entry]); entry.series()\n"
         "print(told['rounds'], tracemalloc.get_traced_memory()[1])"
     )
     answer = subprocess.run([sys.executable, "-c", script, str(done)], capture_output=True, text=True, check=True)

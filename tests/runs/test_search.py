@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hansa
-from hansa.runs.search import DONE, PRUNED, SEARCH, Search, search_range, parse_range
+from hansa.runs.search import DONE, PRUNED, SEARCH, Search, parse_range, search_range
 from hansa.training import quadratic
 
 pytest.importorskip("optuna")
@@ -75,12 +75,12 @@ def test_seeds_are_averaged_and_a_loss_is_made_small():
 def test_another_search_and_a_damaged_file_are_refused(tmp_path):
     play(Search(AXES, "score", rounds=10, folder=tmp_path), 2)
     with pytest.raises(
-        hansa.HansaError, match=r"search.json: holds a search with other metric, rounds. Choose another"
+        hansa.HansaError, match=r"search.json: holds a search with another metric, rounds. Choose another"
     ):
         Search(AXES, "loss", rounds=3, folder=tmp_path)
     for damaged in ("{", json.dumps({"search": 1, "trials": [2]}), "[]"):
         (tmp_path / SEARCH).write_text(damaged)
-        with pytest.raises(hansa.HansaError, match="not a search that can be gone on with"):
+        with pytest.raises(hansa.HansaError, match="not a search that can be resumed"):
             Search(AXES, "score", rounds=10, folder=tmp_path)
 
 

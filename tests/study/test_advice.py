@@ -12,22 +12,22 @@ from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.rounds.ledger import LinkModel
 from hansa.runs.experiment import Experiment
-from hansa.study.advice import Network, list_options, packet_bytes, pareto_front, rank_options
+from hansa.study.advice import NetworkProfile, list_options, packet_bytes, pareto_front, rank_options
 
 LINKS = LinkModel(up_bandwidth=1e5, down_bandwidth=4e5, latency=0.5, peer_bandwidth=1e6, peer_latency=0.05)
 
 
-def called(*words: str) -> Any:
+def called(*arguments: str) -> Any:
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
     from typer.testing import CliRunner
 
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["advise", *words])
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["advise", *arguments])
 
 
 @pytest.mark.parametrize("name", ["none", "sign"])
 @pytest.mark.parametrize("method", ["plain", "ha_fed", "cafga"])
 def test_bytes_and_time_of_a_round_are_those_of_a_run(name: str, method: str, tmp_path: Path) -> None:
-    network = Network(parameters=610, clients=12, participants=4, links=LINKS)
+    network = NetworkProfile(parameters=610, clients=12, participants=4, links=LINKS)
     found = [option for option in list_options(network, steps=(3,)) if option.compressor == name and not option.two_way]
     option = next(one for one in found if one.method == method or (method == "plain" and not one.topology))
     base = {
@@ -56,10 +56,10 @@ def test_packets_of_large_models_are_scaled() -> None:
 
 
 def test_orders_follow_the_theorems() -> None:
-    part = list_options(Network(parameters=100, clients=64, participants=8), steps=(1, 10))
+    part = list_options(NetworkProfile(parameters=100, clients=64, participants=8), steps=(1, 10))
     plain = {option.steps: option.rounds for option in part if option.method == "fedams"}
     assert plain == {1: 1.0, 10: 10.0}
-    full = list_options(Network(parameters=100, clients=64, participants=64), steps=(1, 10))
+    full = list_options(NetworkProfile(parameters=100, clients=64, participants=64), steps=(1, 10))
     assert {option.steps: option.rounds for option in full if option.method == "fedams"} == {1: 1.0, 10: 0.1}
     dense = [option for option in part if option.method == "ha_fed" and option.topology == "complete"]
     assert all(option.rounds == 0.1 for option in dense if "does not" not in option.why)
@@ -67,12 +67,12 @@ def test_orders_follow_the_theorems() -> None:
 
 
 def test_without_peers_nobody_gossips() -> None:
-    found = list_options(Network(parameters=100, clients=16, participants=4, peers=False))
+    found = list_options(NetworkProfile(parameters=100, clients=16, participants=4, peers=False))
     assert {option.method for option in found} == {"fedams", "fedcams"}
 
 
 def test_the_front_is_not_beaten() -> None:
-    found = list_options(Network(parameters=100_000, clients=40, participants=8, links=LINKS, step_seconds=0.01))
+    found = list_options(NetworkProfile(parameters=100_000, clients=40, participants=8, links=LINKS, step_seconds=0.01))
     kept = pareto_front(found, 100)
     for one in kept:
         beaten = [o for o in found if o.bytes(100) < one.bytes(100) and o.hours(100) < one.hours(100)]
@@ -100,7 +100,7 @@ def test_the_command_writes_a_configuration_that_runs_and_pilots(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--parameters", "1e6"], "expected both, or a configuration"),
         (["--parameters", "1e6", "--clients", "10", "--bytes", "1", "--hours", "1"], "expected one of the two"),
@@ -109,8 +109,8 @@ def test_the_command_writes_a_configuration_that_runs_and_pilots(tmp_path: Path,
         (["--parameters", "1e6", "--clients", "10", "--participants", "11"], "at most clients=10"),
     ],
 )
-def test_bad_words(words: list[str], message: str) -> None:
-    result = called(*words)
+def test_bad_words(arguments: list[str], message: str) -> None:
+    result = called(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
 

@@ -31,8 +31,8 @@ def task():
     inputs = torch.randn(150, 5, generator=generator)
     targets = (inputs @ torch.randn(5, 3, generator=generator)).argmax(1)
     owners = torch.repeat_interleave(torch.arange(5), torch.tensor([10, 20, 25, 35, 60]))
-    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:60], targets[:60]))
-    return hansa.Task(Net, nn.functional.cross_entropy, held)
+    federated = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:60], targets[:60]))
+    return hansa.Task(Net, nn.functional.cross_entropy, federated)
 
 
 def method(lr=0.3):

@@ -31,16 +31,16 @@ class Regression(nn.Module):
         return self.out(x)
 
 
-def ran(name: str, rounds: int, **words) -> hansa.Run:
+def ran(name: str, rounds: int, **arguments) -> hansa.Run:
     draw = torch.Generator().manual_seed(0)
     owners = torch.repeat_interleave(torch.arange(CLIENTS), torch.arange(CLIENTS) + 2)
     x, y = torch.randn(len(owners), 200, generator=draw), torch.randn(len(owners), 10, generator=draw)
     task = hansa.Task(Regression, nn.functional.mse_loss, hansa.data.from_arrays(x, y, clients=owners))
     if name == "HA-Fed, CAFGA":
-        words |= {"clusters": 2, "reporters": 1, "steps": page.STEPS}
+        arguments |= {"clusters": 2, "reporters": 1, "steps": page.STEPS}
     else:
-        words |= {"steps": 2, "two_way": True} if name == "FedCAMS, both ways" else {"steps": 2}
-    method = getattr(hansa.presets, FAMILIES[name].preset)(batch_size=2, local_lr=0.01, **words)
+        arguments |= {"steps": 2, "two_way": True} if name == "FedCAMS, both ways" else {"steps": 2}
+    method = getattr(hansa.presets, FAMILIES[name].preset)(batch_size=2, local_lr=0.01, **arguments)
     return hansa.run(method, task, rounds=rounds, workers=1, evaluate_every=0)
 
 
@@ -63,8 +63,8 @@ def test_a_family_costs_what_the_page_says(name):
     passed_on = seen * page.dense(d)  # to all but those who report
     assert last["peer_bytes"] == (CLIENTS * family.peer(d) - passed_on if family.peer(d) else 0)
     state = run.state.tree()
-    held = floats([state[part] for part in ("vectors", "server", "aggregate", "downlink")])
-    assert held == (family.server - two_way) * d  # the log of packets is less than a vector
+    stored = floats([state[part] for part in ("vectors", "server", "aggregate", "downlink")])
+    assert stored == (family.server - two_way) * d  # the log of packets is less than a vector
     assert floats(run.store.read(last["clients"][0])) == family.kept * d
     if family.rows:
         assert run.store.read_many(last["clients"], MOMENTUM).shape == (seen, d)

@@ -254,7 +254,9 @@ def changed(preset: str, place: Path) -> Counter[str]:
         marker = RunFolder(folder).marker
         assert marker is not None
         assert [note["changed"] for note in marker["accepted"]] == [[kind]], f"{preset}, {kind}: not noted"
-        assert Experiment.resume(folder, rounds=5).execute()["rounds"] == 5  # what was accepted is what it is bound to now
+        assert (
+            Experiment.resume(folder, rounds=5).execute()["rounds"] == 5
+        )  # what was accepted is what it is bound to now
         seen[kind] += 1
 
     def fresh(kind: str) -> Path:

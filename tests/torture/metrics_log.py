@@ -1,7 +1,7 @@
 """Damage to metrics.jsonl: a resume either names it, or comes to the very history of the run that nobody damaged.
 
-``python -m torture.metrics_log 1000`` (with ``tests`` on the path) damages the numbers of a stopped run in 1,000 ways and
-resumes it; where the resume is refused, ``--fallback`` has to come to the same history.
+``python -m torture.metrics_log 1000`` (with ``tests`` on the path) damages the metrics of a stopped run in 1,000 ways
+and resumes it; where the resume is refused, ``--fallback`` has to come to the same history.
 """
 
 from __future__ import annotations

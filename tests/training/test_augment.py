@@ -79,7 +79,7 @@ def test_each_place_in_the_list_draws_at_its_own_address():
         (lambda: crop()(torch.zeros(2, 3), generator()), r"\[2, 3\]"),
         (lambda: crop()({"a": 1}, generator()), "found dict"),
         (lambda: normalize([0.5], [1.0])(IMAGES, generator()), "2 channels"),
-        (lambda: Pipeline((lambda batch, generator: None,))(IMAGES, Key(0), generator()), "gave None"),
+        (lambda: Pipeline((lambda batch, generator: None,))(IMAGES, Key(0), generator()), "returned None"),
     ],
 )
 def test_what_is_wrong_is_told(make, message):

@@ -76,7 +76,7 @@ def task(model=Net, **options):
 def traced(monkeypatch):
     """The same without C++: what is traced, backwards too, run by torch's own operations."""
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
-    monkeypatch.setattr(compiled, "why_not", lambda: None)
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: None)
     yield
     torch._dynamo.reset()
 
@@ -98,7 +98,7 @@ def test_compiled_is_eager_to_rounding_and_the_same_bits_for_any_number_of_worke
     shell.load(whole.params, whole.state.vectors["buffers"])
     shell.seed(hansa.Key(0))
     found = shell.gradient(0, torch.arange(4))
-    assert [*shell.compiled._fits.values()] == [True]
+    assert [*shell.compiled._agrees.values()] == [True]
     assert torch.isfinite(found[0])
 
 
@@ -110,7 +110,7 @@ def test_each_form_of_batch_is_compiled_apart_and_every_client_equals_eager(trac
     shell = made.trainer(torch.float32, torch.device("cpu"))
     for rows in (5, 9, 5, 7):
         shell.gradient(0, torch.arange(rows))
-    assert [*shell.compiled._fits.values()] == [True] * 3
+    assert [*shell.compiled._agrees.values()] == [True] * 3
 
 
 def test_float64_and_steps_that_look_ahead_are_compiled_too(traced):
@@ -127,7 +127,7 @@ def test_what_cannot_be_compiled_as_a_whole_is_eager_bit_for_bit_and_says_why(na
     model, why = REFUSED[name]
     made = task(model, compile=True)
     assert not made.compile
-    said = [record.message for record in caplog.records if "compile: true is left out" in record.message]
+    said = [record.message for record in caplog.records if "compile: true is ignored" in record.message]
     assert len(said) == 1
     assert why in said[0]
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in (made, task(model))]
@@ -136,16 +136,18 @@ def test_what_cannot_be_compiled_as_a_whole_is_eager_bit_for_bit_and_says_why(na
 
 def test_without_a_compiler_one_sentence_says_so_and_eager_is_used(monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(compiled, "why_not", lambda: "there is no C++ compiler on the path")
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: "there is no C++ compiler on the path")
     made = task(compile=True)
     assert not made.compile
-    assert "compile: true is left out: there is no C++ compiler" in caplog.text
+    assert "compile: true is ignored: there is no C++ compiler" in caplog.text
     assert torch.equal(*(hansa.run(ALGORITHM, one, rounds=1, workers=1).params for one in (made, task())))
 
 
 def test_a_worker_without_a_compiler_does_not_quietly_train_otherwise(traced, monkeypatch):
     made = task(compile=True)
-    monkeypatch.setattr(compiled, "why_not", lambda: "there is no C++ compiler on the path: install g++ or clang")
+    monkeypatch.setattr(
+        compiled, "missing_compiler", lambda: "there is no C++ compiler on the path: install g++ or clang"
+    )
     with pytest.raises(HansaError, match="compile: there is no C"):
         made.trainer(torch.float32, torch.device("cpu"))
 
@@ -154,11 +156,11 @@ def test_a_worker_without_a_compiler_does_not_quietly_train_otherwise(traced, mo
     ("wrong", "why"), [(lambda x: 1.01 * x, "loss is"), (lambda x: x.detach() + 0 * x, "gradient")]
 )
 def test_a_compiled_form_that_is_not_the_same_is_not_used(wrong, why, traced, monkeypatch, caplog):
-    made, true = task(compile=True), compiled._compiled
-    monkeypatch.setattr(compiled, "_compiled", lambda whole, backend: lambda x, y: wrong(whole(x, y)))
+    made, true = task(compile=True), compiled._compile
+    monkeypatch.setattr(compiled, "_compile", lambda whole, backend: lambda x, y: wrong(whole(x, y)))
     with caplog.at_level(logging.WARNING, logger="hansa"):
         found = hansa.run(ALGORITHM, made, rounds=1, workers=1)
-    assert true is not compiled._compiled
+    assert true is not compiled._compile
     assert why in caplog.text
     assert torch.equal(found.params, hansa.run(ALGORITHM, task(), rounds=1, workers=1).params)
 

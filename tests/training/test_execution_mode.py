@@ -16,8 +16,8 @@ import hansa
 from core.native.written import WRITTEN, LeNet5, TwoNN
 from hansa import HansaError, local, presets, server
 from hansa.core import native
-from hansa.core.native.eligibility import NotEligible
 from hansa.core.native.network import Network
+from hansa.core.native.tracing import NotEligible
 from hansa.engine.auto import auto_engine
 from hansa.runs.driver import Run
 from hansa.training import execution_mode, random_state
@@ -319,7 +319,7 @@ def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(n
     make, loss, why = REFUSED[name]
     with caplog.at_level(logging.INFO, logger="hansa"):
         task = hansa.Task(make, loss, Shards((12,), 3))
-    assert task.stack is None
+    assert task.network is None
     said = [record.message for record in caplog.records if "eager PyTorch" in record.message]
     assert len(said) == 1
     assert why in said[0]
@@ -350,7 +350,7 @@ def test_a_residual_network_stays_eager_bit_for_bit_and_says_why(caplog):
     data = Shards((3, 8, 8), 4)
     with caplog.at_level(logging.INFO, logger="hansa"):
         tasks = [hansa.Task(SmallResNet, F.cross_entropy, data, native=choice) for choice in (None, False)]
-    assert tasks[0].stack is None
+    assert tasks[0].network is None
     assert "trained by eager PyTorch: it calls torch.nn.functional.group_norm" in caplog.text
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
     assert torch.equal(*runs)
@@ -362,7 +362,7 @@ def test_a_wrong_native_form_does_not_pass_the_proof():
     model, loss, shape, classes = WRITTEN["2NN"]
     data = Shards(shape, classes)
     task = hansa.Task(model, loss, data)
-    stages = list(task.stack.stages)
+    stages = list(task.network.stages)
     stages[1] = replace(stages[1], relu=False)
     with pytest.raises(NotEligible, match=r"native (loss|gradient)"):
         execution_mode._prove(Network(tuple(stages), shape), model(), loss, task.layout, data.inputs, data.targets)
@@ -373,7 +373,7 @@ def test_a_metric_of_ones_own_is_measured_eagerly_while_training_stays_native():
     data = Shards((1, 28, 28), 10)
     within_two = lambda out, y: (out.topk(2).indices == y[:, None]).any(1).sum()  # noqa: E731
     task = hansa.Task(TwoNN, F.cross_entropy, data, metric=within_two)
-    assert task.stack is not None
+    assert task.network is not None
     run = hansa.run(ALGORITHM, task, rounds=2)
     with torch.no_grad():
         output = run.model.eval()(data.test_inputs)
@@ -387,7 +387,7 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
     data = Shards((3, 32, 32), 10)
     data.targets[3] = -100
     task = hansa.Task(LeNet5, nn.CrossEntropyLoss(), data)
-    assert task.stack is None
+    assert task.network is None
     hansa.run(ALGORITHM, task, rounds=1)
 
 
@@ -405,10 +405,10 @@ def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, mon
     with random_state.preserve_rng():
         random_state.seed_all(key, torch.device("cpu"))
         shell.module(shell.batch(0, torch.arange(4)).inputs)
-    stages = [stage for stage in task.stack.stages if stage.drop is not None]
+    stages = [stage for stage in task.network.stages if stage.drop is not None]
     assert len(eager) == len(stages)
-    for stage, piece, wanted in zip(stages, keep.split([4 * s.keeps for s in stages]), eager, strict=True):
-        if wanted.ndim == 4 and stage.keeps == stage.out:
+    for stage, piece, wanted in zip(stages, keep.split([4 * s.dropout_numbers for s in stages]), eager, strict=True):
+        if wanted.ndim == 4 and stage.dropout_numbers == stage.out:
             wanted = wanted[:, :, 0, 0]
         elif wanted.ndim == 4:
             wanted = wanted.permute(0, 2, 3, 1)
@@ -450,14 +450,14 @@ def test_dropout_of_augmented_batches_is_native_and_equals_eager_to_rounding():
 def test_an_augmentation_of_ones_own_draws_before_dropout_and_keeps_to_eager(caplog):
     with caplog.at_level(logging.INFO, logger="hansa"):
         task = made("drops everywhere", augment=[lambda batch, _: batch + 0.1 * torch.randn_like(batch)])
-    assert task.stack is None
-    assert "augmentation of your own" in caplog.text
+    assert task.network is None
+    assert "user-defined augmentation" in caplog.text
 
 
 @WITH_NATIVE
 def test_many_steps_of_dropout_are_drawn_piece_by_piece_with_the_same_bits(monkeypatch):
     whole = hansa.run(ALGORITHM, made("drops everywhere"), rounds=1, workers=1).params
-    monkeypatch.setattr("hansa.training.trainer._KEPT", 1)
+    monkeypatch.setattr("hansa.training.trainer._DROPOUT_NUMBERS", 1)
     assert torch.equal(hansa.run(ALGORITHM, made("drops everywhere"), rounds=1, workers=1).params, whole)
 
 
@@ -507,7 +507,7 @@ def test_a_client_without_samples_is_named_among_a_million():
             sizes[765_432] = 0
             return sizes
 
-    with pytest.raises(HansaError, match="client 765432 holds no samples"):
+    with pytest.raises(HansaError, match="client 765432 has no samples"):
         hansa.Task(lambda: nn.Linear(4, 2), F.cross_entropy, Gap())
 
 

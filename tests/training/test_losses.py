@@ -100,7 +100,7 @@ def test_any_other_weighted_loss_is_the_mean_over_batches_of_500_and_says_so(cap
 
 
 def test_a_loss_of_every_row_is_refused():
-    with pytest.raises(HansaError, match=r"gave a tensor of shape \(12,\): expected one number for a batch"):
+    with pytest.raises(HansaError, match=r"returned a tensor of shape \(12,\): expected one number for a batch"):
         hansa.Task(Net, nn.CrossEntropyLoss(reduction="none"), DATA)
 
 
@@ -173,7 +173,9 @@ def auc(output, target):
 
 
 def test_a_metric_that_is_no_count_is_refused_with_the_remedy():
-    with pytest.raises(HansaError, match=r"metric=auc\).*no count of hits. Give Task\(metrics=\{'auc': ...\}\)"):
+    with pytest.raises(
+        HansaError, match=r"metric=auc\).*neither the sum nor the mean.*Use Task\(metrics=\{'auc': ...\}\)"
+    ):
         outcome(F.cross_entropy, from_arrays(X, Y, clients=3, test=(X[::3], Y[::3])), metric=auc)
 
 
@@ -190,7 +192,11 @@ def spread(output, target):
 
 @pytest.mark.parametrize(
     ("metrics", "message"),
-    [({"loss": auc}, "expected a name"), ({"a b": auc}, "expected a name"), ({"auc": 3}, "a function of")],
+    [
+        ({"loss": auc}, "expected an identifier"),
+        ({"a b": auc}, "expected an identifier"),
+        ({"auc": 3}, "a function of"),
+    ],
 )
 def test_metrics_without_a_proper_name_are_refused(metrics, message):
     with pytest.raises(HansaError, match=message):
@@ -198,7 +204,7 @@ def test_metrics_without_a_proper_name_are_refused(metrics, message):
 
 
 def test_a_metric_that_gives_no_number_is_refused():
-    with pytest.raises(HansaError, match="logits gave tensor"):
+    with pytest.raises(HansaError, match="logits returned tensor"):
         outcome(F.cross_entropy, metrics={"logits": lambda output, target: output})
     with pytest.raises(HansaError, match="expected the number of hits, or one value a row"):
         outcome(F.cross_entropy, metric=lambda output, target: output)

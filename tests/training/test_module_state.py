@@ -259,4 +259,4 @@ def test_modules_functions_and_settings_are_left_alone():
     shell.load(torch.zeros(shell.y.numel()), None)
     assert shell.module.layers is layers
     assert shell.module.layers[0] is shell.module.layer is shell.module.table["layer"]
-    assert shell.private.unrestorable == ["layers (list)", "table (dict)"]
+    assert shell.module_state.unrestorable == ["layers (list)", "table (dict)"]

@@ -213,14 +213,14 @@ def test_unused_parameters_are_left_where_they_are():
 
 
 def test_a_module_object_in_place_of_a_factory_is_refused():
-    with pytest.raises(HansaError, match="expected a function that makes the model"):
+    with pytest.raises(HansaError, match="expected a function that returns the model"):
         hansa.Task(convolutional(), cross_entropy, images())
 
 
 def test_a_client_without_samples_is_named():
     data = images()
     data.parts[1] = []
-    with pytest.raises(HansaError, match="client 1 holds no samples"):
+    with pytest.raises(HansaError, match="client 1 has no samples"):
         hansa.Task(convolutional, cross_entropy, data)
 
 

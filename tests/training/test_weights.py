@@ -96,9 +96,12 @@ def test_ignored_and_smoothed_and_with_classes_last():
 def test_a_file_says_it():
     text = "data: {name: synthetic, clients: 4, options: {largest: 60}}\nmodel: {loss: {kind: cross_entropy, %s}}"
     asked = config.from_yaml(text % "class_weights: [1, 2, 3, 1, 1, 1, 1, 1, 1, 1]", ["model.loss.label_smoothing=0.1"])
-    task = config.build.task(asked, config.build.federated(asked))
+    task = config.build.build_task(asked, config.build.load_data(asked))
     assert task.loss == losses.cross_entropy([1, 2, 3, 1, 1, 1, 1, 1, 1, 1], label_smoothing=0.1)
-    for wrong, message in (("class_weight: [1]", "cross_entropy has no 'class_weight'"), ("ignore: x", "ignore")):
+    for wrong, message in (
+        ("class_weight: [1]", "cross_entropy has no 'class_weight'"),
+        ("ignore_index: x", "ignore_index"),
+    ):
         with pytest.raises(HansaError, match=rf"model.loss.*{message}"):
             config.from_yaml(text % wrong)
 
@@ -106,7 +109,7 @@ def test_a_file_says_it():
 def test_what_is_wrong_is_told():
     with pytest.raises(HansaError, match=r"cross_entropy\(class_weights=-1"):
         losses.cross_entropy([1, -1])
-    with pytest.raises(HansaError, match="weights: expected one number of at least 0 a row"):
+    with pytest.raises(HansaError, match="weights: expected one non-negative number per row"):
         from_arrays(X, Y, clients=OWNERS, weights=-W)
 
     def mean_loss(output, target):

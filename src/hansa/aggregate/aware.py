@@ -137,14 +137,14 @@ class aware(BaseAggregator):
                 total.add_(fresh[seen[i]].double(), alpha=float(weights[i] * scale[i]))
         squares = scaled.diagonal().tolist()
         objective = client_weights(self.weights, seen, ctx.population.samples)
-        given = torch.tensor(objective, dtype=torch.float64)
+        objective_weights = torch.tensor(objective, dtype=torch.float64)
         info = {
             "weights": {seen[i]: float(weights[i]) for i in used},
             "density": len(used),
             "seen": len(seen),
             "zero_rows": int((lengths == 0).sum()),
             "surrogate_diversity": surrogate_diversity(squares, objective, solved.value),
-            "momentum_diversity": diversity(squares, objective, float(given @ scaled @ given)),
+            "momentum_diversity": diversity(squares, objective, float(objective_weights @ scaled @ objective_weights)),
             "chi_square": chi_square(weights.tolist(), objective),
             "min_norm_gap": solved.gap,
             "min_norm_steps": solved.certificate.iterations,

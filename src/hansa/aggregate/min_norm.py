@@ -246,10 +246,10 @@ class _Problem:
         while True:
             block = self.matrix[chosen][:, chosen]
             part = _Problem(block, self.low[chosen], self.high[chosen], self.tolerance)
-            found = part.solve()
+            solution = part.solve()
             self.iterations += part.iterations
             weights = torch.zeros_like(self.low)
-            weights[chosen] = found.weights
+            weights[chosen] = solution.weights
             point = self.at(weights)
             below = point.gradient.clone()
             below[chosen] = torch.inf
@@ -350,9 +350,9 @@ class _Problem:
         Slacks and duals are [2, n]: below ``sides * (weights - bounds) >= 0`` with sides +1 (lower) and -1 (upper).
         """
         free = self.movable.nonzero()[:, 0]
-        held = torch.where(self.movable, 0.0, self.low)
-        matrix, shift = self.matrix[free][:, free], self.matrix[free] @ held
-        low, high, total = self.low[free], self.high[free], 1 - float(held.sum())
+        fixed = torch.where(self.movable, 0.0, self.low)
+        matrix, shift = self.matrix[free][:, free], self.matrix[free] @ fixed
+        low, high, total = self.low[free], self.high[free], 1 - float(fixed.sum())
         implied = total - (low.sum() - low)
         sides = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
         # an upper bound that the sum implies is moved out of the way, or its dual would not be unique

@@ -84,8 +84,8 @@ class trimmed_mean(BaseAggregator):
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         cut = math.floor(self.trim * len(updates))
-        kept = slice(cut, len(updates) - cut)
-        return Combined(_by_coordinate(in_client_order(updates), lambda s: s[kept].mean(dim=0)), state, {})
+        middle_values = slice(cut, len(updates) - cut)
+        return Combined(_by_coordinate(in_client_order(updates), lambda s: s[middle_values].mean(dim=0)), state, {})
 
 
 @dataclass(frozen=True, slots=True)

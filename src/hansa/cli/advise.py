@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from hansa.cli import options as opt
 from hansa.cli.console import note, out, plain_table, report_errors, say
-from hansa.cli.options import OUTPUT, Quiet, Sets, changes, option, read_config
 from hansa.cli.report import ranking_table, write_report
 from hansa.cli.run import run_entries
+from hansa.core.errors import HansaError
+from hansa.study.report.formats import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.rounds.ledger import LinkModel
-    from hansa.study.advice import Network, TrainingOption
+    from hansa.study.advice import NetworkProfile, TrainingOption
 
 SETTING, LINKS, RANKING = "Setting", "Links", "Ranking"
 
@@ -31,29 +33,29 @@ def advise(
             show_default=False,
         ),
     ] = None,
-    parameters: Annotated[float | None, option(SETTING, help="Parameters of the model, such as 11e6.")] = None,
-    clients: Annotated[int | None, option(SETTING, help="Number of clients.", min=1)] = None,
+    parameters: Annotated[float | None, opt.option(SETTING, help="Parameters of the model, such as 11e6.")] = None,
+    clients: Annotated[int | None, opt.option(SETTING, help="Number of clients.", min=1)] = None,
     participants: Annotated[
-        int | None, option(SETTING, help="Clients in each round. By default a tenth.", min=1)
+        int | None, opt.option(SETTING, help="Clients in each round. By default a tenth.", min=1)
     ] = None,
-    step: Annotated[float, option(SETTING, help="Seconds of a local step.")] = 0.05,
-    up: Annotated[float, option(LINKS, help="Uplink of a client, bytes per second.")] = 1e6,
-    down: Annotated[float, option(LINKS, help="Downlink of a client, bytes per second.")] = 4e6,
-    latency: Annotated[float, option(LINKS, help="Latency of an exchange with the server, seconds.")] = 0.1,
+    step: Annotated[float, opt.option(SETTING, help="Seconds of a local step.")] = 0.05,
+    up: Annotated[float, opt.option(LINKS, help="Uplink of a client, bytes per second.")] = 1e6,
+    down: Annotated[float, opt.option(LINKS, help="Downlink of a client, bytes per second.")] = 4e6,
+    latency: Annotated[float, opt.option(LINKS, help="Latency of an exchange with the server, seconds.")] = 0.1,
     peer: Annotated[
         float | None,
-        option(LINKS, help="Links between clients, bytes per second. Without it, clients cannot communicate."),
+        opt.option(LINKS, help="Links between clients, bytes per second. Without it, clients cannot communicate."),
     ] = None,
-    peer_latency: Annotated[float, option(LINKS, help="Latency of an exchange between clients, seconds.")] = 0.01,
-    steps: Annotated[str, option(RANKING, help="Numbers of local steps to consider.")] = "1,10,50",
-    rounds: Annotated[int, option(RANKING, help="Rounds that FedAMS needs with the fewest local steps.", min=1)] = 500,
-    max_bytes: Annotated[float | None, option(RANKING, "--bytes", help="Budget of bytes with the server.")] = None,
-    max_hours: Annotated[float | None, option(RANKING, "--hours", help="Budget of hours.")] = None,
-    top: Annotated[int, option(RANKING, help="How many options to show and to pilot.", min=1)] = 8,
-    pilot: Annotated[int, option(RANKING, help="Train the best options for this many rounds and rank them.")] = 0,
-    sets: Sets = None,
-    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder for the results.")] = Path("advice"),
-    quiet: Quiet = False,
+    peer_latency: Annotated[float, opt.option(LINKS, help="Latency of an exchange between clients, seconds.")] = 0.01,
+    steps: Annotated[str, opt.option(RANKING, help="Numbers of local steps to consider.")] = "1,10,50",
+    rounds: Annotated[int, opt.option(RANKING, help="Rounds that FedAMS needs with the fewest steps.", min=1)] = 500,
+    max_bytes: Annotated[float | None, opt.option(RANKING, "--bytes", help="Budget of bytes with the server.")] = None,
+    max_hours: Annotated[float | None, opt.option(RANKING, "--hours", help="Budget of hours.")] = None,
+    top: Annotated[int, opt.option(RANKING, help="How many options to show and to pilot.", min=1)] = 8,
+    pilot: Annotated[int, opt.option(RANKING, help="Train the best options for this many rounds and rank them.")] = 0,
+    sets: opt.Sets = None,
+    folder: Annotated[Path, opt.output("--out", "-o", help="Folder for the results.")] = Path("advice"),
+    quiet: opt.Quiet = False,
 ) -> None:
     """Rank methods for given link speeds.
 
@@ -61,18 +63,17 @@ def advise(
     time is that of the links and the local steps. The number of rounds is an order from the papers, not a prediction:
     use --pilot to measure.
     """
-    from hansa.core.errors import HansaError
     from hansa.rounds.ledger import LinkModel
-    from hansa.study.advice import Network, list_options, pareto_front, rank_options
+    from hansa.study.advice import NetworkProfile, list_options, pareto_front, rank_options
 
     if max_bytes is not None and max_hours is not None:
         raise HansaError("--bytes and --hours: expected one of the two.")
     if pilot and config is None:
         raise HansaError("--pilot needs a configuration with data and model: hansa advise run.yaml --pilot 10.")
-    base = None if config is None else read_config(config, None, changes(sets))
+    base = None if config is None else opt.read_config(config, None, opt.changes(sets))
     links = LinkModel(up, down, latency, peer if peer is not None else float("inf"), peer_latency)
     size = _setting(base, parameters, clients, participants)
-    network = Network(*size, links, step, peers=peer is not None)
+    network = NetworkProfile(*size, links, step, peers=peer is not None)
     by = "hours" if max_hours is not None else "bytes"
     ranked = rank_options(list_options(network, _parse_steps(steps)), rounds, by)
     budget = max_hours if max_hours is not None else max_bytes
@@ -91,8 +92,6 @@ def _setting(
     base: Config | None, parameters: float | None, clients: int | None, participants: int | None
 ) -> tuple[int, int, int]:
     """Parameters, clients and participants, from the options or else from the configuration."""
-    from hansa.core.errors import HansaError
-
     if base is not None and (parameters is None or clients is None):
         from hansa.config import build
         from hansa.core.keys import Key
@@ -108,8 +107,6 @@ def _setting(
 
 
 def _parse_steps(text: str) -> list[int]:
-    from hansa.core.errors import HansaError
-
     try:
         return sorted({int(number) for number in text.split(",") if number.strip()})
     except ValueError as error:
@@ -126,9 +123,7 @@ def _diverse(options: Sequence[TrainingOption], top: int) -> list[TrainingOption
     return chosen
 
 
-def _show_options(network: Network, best: Sequence[TrainingOption], rounds: int, by: str, fits: bool) -> None:
-    from hansa.study.report.formats import format_bytes, format_duration
-
+def _show_options(network: NetworkProfile, best: Sequence[TrainingOption], rounds: int, by: str, fits: bool) -> None:
     headings = ("option", "up/round", "down/round", "time/round", "rounds", "server bits", "total time")
     table = plain_table(*headings, left=("option",))
     for place, each in enumerate(best):
@@ -195,7 +190,7 @@ def _write_advice(
     folder: Path,
     chosen: TrainingOption,
     base: Config | None,
-    network: Network,
+    network: NetworkProfile,
     options: Sequence[TrainingOption],
     front: Sequence[TrainingOption],
     rounds: int,

@@ -8,23 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hansa.cli import options as opt
 from hansa.cli.console import note, report_errors
-from hansa.cli.options import (
-    CONFIGURATION,
-    OUTPUT,
-    Device,
-    Quiet,
-    Report,
-    Rounds,
-    Seed,
-    Seeds,
-    Sets,
-    Workers,
-    changes,
-    option,
-)
 from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_entries
+from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -42,17 +30,17 @@ def compare(
     runs: Annotated[list[str], typer.Argument(help="Configuration files, run folders, presets, or MODULE:FUNCTION.")],
     base: Annotated[
         Path | None,
-        option(CONFIGURATION, "--config", "-c", help="Configuration file that the presets share where it applies."),
+        opt.setting("--config", "-c", help="Configuration file that the presets share."),
     ] = None,
-    sets: Sets = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    device: Device = None,
-    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder for new runs.")] = Path("runs/compare"),
-    report: Report = Path("report.html"),
-    quiet: Quiet = False,
+    sets: opt.Sets = None,
+    rounds: opt.Rounds = None,
+    seed: opt.Seed = None,
+    seeds: opt.Seeds = None,
+    workers: opt.Workers = None,
+    device: opt.Device = None,
+    folder: Annotated[Path, opt.output("--out", "-o", help="Folder for new runs.")] = Path("runs/compare"),
+    report: opt.Report = Path("report.html"),
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run several methods, rank them, and write a report page.
 
@@ -60,7 +48,7 @@ def compare(
     """
     from hansa.study.report.run_discovery import is_run_folder, unique_name
 
-    overrides = changes(sets, rounds, seed, workers, seeds, device)
+    overrides = opt.changes(sets, rounds, seed, workers, seeds, device)
     folders = [name for name in runs if is_run_folder(name)]
     finished, problems = read_entries(folders, alone=len(folders) == len(runs))
     requested: dict[str, Config | ReportEntry] = dict(finished)
@@ -77,7 +65,6 @@ def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config
     """The configuration of a file; or of a preset or MODULE:FUNCTION, alone or on top of a shared file."""
     from hansa.config import from_preset, load, read_document, validate
     from hansa.config.registry import KINDS
-    from hansa.core.errors import HansaError, suggestion
 
     if Path(item).is_file():
         return load(item, overrides)

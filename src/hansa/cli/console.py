@@ -20,6 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
+from hansa.core.errors import HansaError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -85,8 +87,6 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
-        from hansa.core.errors import HansaError
-
         try:
             with _log_warnings():
                 return command(*arguments, **options)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hansa.cli import options as opt
 from hansa.cli.console import report_errors
-from hansa.cli.options import OUTPUT, Quiet, Report, Seed, Seeds, Workers, changes, option
 from hansa.cli.report import print_and_write
 from hansa.cli.run import run_entries
 
@@ -47,12 +47,12 @@ TINY = ("rounds=2", "data.clients=10", "local.steps=2", "local.batch_size=10")
 @report_errors
 def demo(
     tiny: Annotated[bool, typer.Option("--tiny", help="Run two rounds with ten clients, as a test.")] = False,
-    seed: Seed = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder for the runs.")] = Path("runs/demo"),
-    page: Report = Path("report.html"),
-    quiet: Quiet = False,
+    seed: opt.Seed = None,
+    seeds: opt.Seeds = None,
+    workers: opt.Workers = None,
+    folder: Annotated[Path, opt.output("--out", "-o", help="Folder for the runs.")] = Path("runs/demo"),
+    page: opt.Report = Path("report.html"),
+    quiet: opt.Quiet = False,
 ) -> None:
     """Compare methods on the embedded data and write a report page.
 
@@ -62,7 +62,7 @@ def demo(
     from hansa.data.sources import dataset_info
     from hansa.study.report import LabelCounts
 
-    configs = demo_configs([*(TINY if tiny else ()), *changes(None, None, seed, workers, seeds)])
+    configs = demo_configs([*(TINY if tiny else ()), *opt.changes(None, None, seed, workers, seeds)])
     entries = run_entries(dict(configs), folder, quiet, overwrite=True)
     config = next(iter(configs.values()))
     data, partition = build.load_data(config), config.data.partition

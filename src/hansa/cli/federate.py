@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hansa.cli import options as opt
 from hansa.cli.console import note, report_errors
-from hansa.cli.options import OUTPUT, Quiet, Report, Rounds, Sets, Track, changes, option, read_config
 from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_and_summarize
+from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -25,8 +26,8 @@ INSECURE = (
     "no TLS and no keys: anyone who can reach the port can read and change all messages and impersonate any site. Use "
     "this only for tests on one machine."
 )
-Keys = Annotated[Path | None, option(CONNECTION, "--keys", help="Folder of keys, made by `hansa keys`.")]
-Insecure = Annotated[bool, option(CONNECTION, "--insecure", help="Use no TLS and no keys, for tests on one machine.")]
+Keys = Annotated[Path | None, opt.option(CONNECTION, "--keys", help="Folder of keys, made by `hansa keys`.")]
+Insecure = Annotated[bool, opt.option(CONNECTION, "--insecure", help="Use no TLS and no keys; for local tests only.")]
 
 
 @report_errors
@@ -37,28 +38,27 @@ def serve(
     ],
     keys: Keys = None,
     insecure: Insecure = False,
-    host: Annotated[str, option(CONNECTION, help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
-    port: Annotated[int, option(CONNECTION, help="Port that sites connect to.", min=1, max=65535)] = 8443,
-    sets: Sets = None,
-    rounds: Rounds = None,
+    host: Annotated[str, opt.option(CONNECTION, help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, opt.option(CONNECTION, help="Port that sites connect to.", min=1, max=65535)] = 8443,
+    sets: opt.Sets = None,
+    rounds: opt.Rounds = None,
     folder: Annotated[
         Path | None,
-        option(OUTPUT, "--out", "-o", help="Run folder; with several configurations, the folder above them."),
+        opt.output("--out", "-o", help="Run folder; with several configurations, the folder above them."),
     ] = None,
-    resume: Annotated[bool, option(OUTPUT, "--resume", help="Resume the run in --out if there is one.")] = False,
+    resume: Annotated[bool, opt.output("--resume", help="Resume the run in --out if there is one.")] = False,
     forget: Annotated[
         list[int] | None,
-        option(OUTPUT, "--forget", metavar="CLIENT", help="Reset a client whose site lost its memory. Repeatable."),
+        opt.output("--forget", metavar="CLIENT", help="Reset a client whose site lost its memory. Repeatable."),
     ] = None,
-    report: Report = Path("report.html"),
-    track: Track = None,
-    quiet: Quiet = False,
+    report: opt.Report = Path("report.html"),
+    track: opt.Track = None,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run configurations as the server of a federation.
 
     Waits for the sites, then runs the configurations on their data, one after the other.
     """
-    from hansa.core.errors import HansaError
     from hansa.federation.certificates import ServerKeys
     from hansa.federation.serve import clients_by_site
     from hansa.federation.superlink import SuperLink
@@ -66,7 +66,7 @@ def serve(
     from hansa.runs.trackers import check_trackers
 
     check_trackers(track or [])
-    requested = [read_config(path, None, changes(sets, rounds)) for path in configs]
+    requested = [opt.read_config(path, None, opt.changes(sets, rounds)) for path in configs]
     sites = [clients_by_site(config.engine) for config in requested]
     if any(other != sites[0] for other in sites):
         raise HansaError("serve: the configurations have different engine.sites: expected the same for all.")
@@ -126,7 +126,6 @@ def join(
 
     Trains this site's clients when the server asks. Their data never leaves the site.
     """
-    from hansa.core.errors import HansaError
     from hansa.federation.agent import Agent
     from hansa.federation.certificates import SiteKeys
     from hansa.federation.policy import Policy
@@ -198,8 +197,6 @@ def data_source(value: str) -> DataSource:
 
 def _check_keys(keys: Path | None, insecure: bool) -> Path | None:
     """Return the folder of keys, or None with a warning if --insecure is given instead."""
-    from hansa.core.errors import HansaError
-
     if (keys is None) != insecure:
         raise HansaError("expected --keys FOLDER (made by `hansa keys`) or --insecure, and not both.")
     if insecure:

@@ -11,8 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from hansa.cli import options as opt
 from hansa.cli.console import out, plain_table, plugin_names, report_errors, say
-from hansa.cli.options import AsJson, Sets, changes, read_config
+from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,12 +43,11 @@ evaluate: {every: 1, target: 0.8}
 @report_errors
 def presets(
     name: Annotated[str | None, typer.Argument(help="Preset to describe.", show_default=False)] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """List the presets, or describe one."""
     from hansa.config.registry import KINDS, ConfigValueError
     from hansa.config.registry.signatures import summary_line
-    from hansa.core.errors import HansaError
 
     kind = KINDS["preset"]
     if name is not None:
@@ -120,13 +120,12 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
 @report_errors
 def parts(
     name: Annotated[str | None, typer.Argument(help="Kind or component to describe.", show_default=False)] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """List the components that methods are composed of."""
     from hansa.config.registry import KINDS, normalize_name, signature_of, unknown_plugins
     from hansa.config.registry.plugins import warn_once
     from hansa.config.registry.signatures import summary_line
-    from hansa.core.errors import HansaError, suggestion
 
     for plugin in unknown_plugins():
         warn_once(plugin)
@@ -166,15 +165,15 @@ def cite(
     from hansa.config import cited_works, to_dict
     from hansa.config.registry.import_path import unknown_code
     from hansa.core.citations import bibtex_entries
-    from hansa.core.errors import HansaError
-    from hansa.runs.folder import CONFIG, RunFolder
+    from hansa.runs.folder import RunFolder
+    from hansa.runs.folder_lock import CONFIG
     from hansa.runs.seed_group import GROUP, SeedGroupFolder
 
     keys: list[str] = []
     for item in items:
         known = ((RunFolder.containing(item), CONFIG), (SeedGroupFolder(item), GROUP))
         folder, file = next(((folder, name) for folder, name in known if folder.exists), (None, ""))
-        read = read_config(Path(item), None, []) if folder is None else folder.config
+        read = opt.read_config(Path(item), None, []) if folder is None else folder.config
         code = unknown_code(to_dict(read)) if folder is not None and Path(item).is_dir() else []
         if code:
             raise HansaError(
@@ -209,7 +208,7 @@ def topology(
     steps: Annotated[int | None, typer.Option(help="Local steps per round, for the theorems.", min=1)] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds, for the theorems.", min=1)] = None,
     svg: Annotated[Path | None, typer.Option(help="Also write a drawing of the graph.")] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Describe a gossip graph: how fast it averages and what it costs."""
     from hansa import gossip
@@ -240,7 +239,6 @@ def _find_topology(
     from hansa import gossip
     from hansa.config.registry import KINDS, ConfigValueError, component_field
     from hansa.config.yaml_text import parse_value
-    from hansa.core.errors import HansaError
     from hansa.core.keys import Key
 
     if target is not None:
@@ -276,7 +274,7 @@ def config_schema() -> None:
 @report_errors
 def config_show(
     path: Annotated[Path, typer.Argument(help="Configuration file, preset, or MODULE:FUNCTION.")],
-    sets: Sets = None,
+    sets: opt.Sets = None,
 ) -> None:
     """Check a configuration and print it with all defaults.
 
@@ -284,7 +282,7 @@ def config_show(
     """
     from hansa.config import composition, to_yaml
 
-    read = read_config(path, None, changes(sets))
+    read = opt.read_config(path, None, opt.changes(sets))
     print(to_yaml(read, composition(read).comments), end="")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,41 +13,40 @@ import typer
 if TYPE_CHECKING:
     from hansa.config import Config
 
-CONFIGURATION, EXECUTION, OUTPUT = "Configuration", "Execution", "Output"
-
 
 def option(panel: str, *names: str, **options: Any) -> Any:
     """Return a typer option in a panel of the help."""
     return typer.Option(*names, rich_help_panel=panel, **options)
 
 
+setting, execution, output = (partial(option, panel) for panel in ("Configuration", "Execution", "Output"))
+
+
 Sets = Annotated[
     list[str] | None,
-    option(CONFIGURATION, "--set", "-s", metavar="KEY=VALUE", help="Override a configuration key, e.g. local.lr=0.1."),
+    setting("--set", "-s", metavar="KEY=VALUE", help="Override a configuration key, e.g. local.lr=0.1."),
 ]
-Rounds = Annotated[int | None, option(CONFIGURATION, "--rounds", "-r", help="Number of rounds.", min=1)]
-Seed = Annotated[int | None, option(CONFIGURATION, "--seed", help="Random seed.", min=0)]
+Rounds = Annotated[int | None, setting("--rounds", "-r", help="Number of rounds.", min=1)]
+Seed = Annotated[int | None, setting("--seed", help="Random seed.", min=0)]
 Seeds = Annotated[
     str | None,
-    option(
-        CONFIGURATION,
+    setting(
         "--seeds",
         metavar="N|A,B,...",
         help="Run several seeds and report their mean: a number of seeds, or a list.",
     ),
 ]
-Workers = Annotated[int | None, option(EXECUTION, "--workers", "-w", help="Number of worker processes.", min=1)]
-Device = Annotated[str | None, option(EXECUTION, "--device", help="Device: cpu, cuda:0, or several as cuda:0,cuda:1.")]
-Quiet = Annotated[bool, option(OUTPUT, "--quiet", "-q", help="Do not show progress.")]
-Report = Annotated[Path, option(OUTPUT, "--report", help="Where to write the report page.")]
+Workers = Annotated[int | None, execution("--workers", "-w", help="Number of worker processes.", min=1)]
+Device = Annotated[str | None, execution("--device", help="Device: cpu, cuda:0, or several as cuda:0,cuda:1.")]
+Quiet = Annotated[bool, output("--quiet", "-q", help="Do not show progress.")]
+Report = Annotated[Path, output("--report", help="Where to write the report page.")]
 Track = Annotated[
     list[str] | None,
-    option(OUTPUT, "--track", help="Also log to tensorboard, mlflow, wandb or trackio. Repeatable."),
+    output("--track", help="Also log to tensorboard, mlflow, wandb or trackio. Repeatable."),
 ]
 Accept = Annotated[
     list[str] | None,
-    option(
-        EXECUTION,
+    execution(
         "--accept-changes",
         metavar="KINDS",
         help="Resume although these have changed: data, partition, model, loss, metric, method, version. The change "
@@ -54,7 +54,7 @@ Accept = Annotated[
     ),
 ]
 Fallback = Annotated[
-    bool, option(EXECUTION, "--fallback", help="If the latest checkpoint is damaged, use the latest intact one.")
+    bool, execution("--fallback", help="If the latest checkpoint is damaged, use the latest intact one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

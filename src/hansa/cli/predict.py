@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hansa.cli.console import report_errors, say
+from hansa.core.errors import HansaError
+from hansa.study.report.formats import format_percent
 
 if TYPE_CHECKING:
     from hansa.runs.export import Predictions
@@ -32,9 +34,7 @@ def predict(
     ] = Path("predictions.csv"),
 ) -> None:
     """Predict classes or raw outputs for new inputs."""
-    from hansa.core.errors import HansaError
     from hansa.runs.export import predict_from_folder
-    from hansa.study.report.formats import format_percent
 
     if to.suffix not in (".csv", ".npy"):
         raise HansaError(f"{to}: expected a file name that ends in .csv or .npy.")

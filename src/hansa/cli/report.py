@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from hansa.cli.console import err, note, out, plain_table, report_errors, say
+from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -52,7 +53,6 @@ def watch(
     Press Ctrl-C to stop; the runs continue. The page is served on this machine only and needs the token in its address.
     To open it from another machine: ssh -L 8642:127.0.0.1:8642 HOST.
     """
-    from hansa.core.errors import HansaError
     from hansa.study.report.live import ReportServer, RunWatcher
 
     folders = runs or [Path("runs")]
@@ -83,7 +83,6 @@ def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dic
 
     It is an error if none can be read and there is nothing else to show (``alone``).
     """
-    from hansa.core.errors import HansaError
     from hansa.study.report import run_discovery
 
     entries, problems = run_discovery.read_runs([Path(folder) for folder in folders])

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from hansa.cli import options as opt
 from hansa.cli.console import err, note, out, plain_table, report_errors, say
-from hansa.cli.options import OUTPUT, Quiet, Seeds, Sets, Workers, changes, option
 from hansa.cli.report import write_report
 from hansa.cli.run import run_each
+from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
     from hansa.study.recipes import Recipe
@@ -38,24 +39,21 @@ def reproduce(
             help="smoke: a test of seconds. cpu: reduced, some minutes on two cores. paper: the published setting."
         ),
     ] = "cpu",
-    seeds: Seeds = None,
-    sets: Sets = None,
-    workers: Workers = None,
-    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder for runs and results.")] = Path(
-        "runs/reproduce"
-    ),
+    seeds: opt.Seeds = None,
+    sets: opt.Sets = None,
+    workers: opt.Workers = None,
+    folder: Annotated[Path, opt.output("--out", "-o", help="Folder for runs and results.")] = Path("runs/reproduce"),
     export: Annotated[
         Path | None,
-        option(OUTPUT, "--export", help="Also write text, numbers, curves, figures and configurations to this folder."),
+        opt.output("--export", help="Also write text, numbers, curves, figures and configurations to this folder."),
     ] = None,
-    quiet: Quiet = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Reproduce published tables and figures.
 
     Shows the numbers beside the published ones. Finished runs are not repeated, even if two recipes share them. Run the
     same command again to continue after an interruption.
     """
-    from hansa.core.errors import HansaError, suggestion
     from hansa.runs.store.io import make_folder, write_file
     from hansa.study.recipes import SCALES, find_recipes, library
     from hansa.study.recipes.outcome import RecipeResult, results_page
@@ -69,7 +67,7 @@ def reproduce(
         return
     chosen = {recipe.name: recipe for name in names or [] for recipe in find_recipes(name)}
     recipes = list((library() if all_recipes else chosen).values())
-    overrides = changes(sets, None, None, workers, seeds)
+    overrides = opt.changes(sets, None, None, workers, seeds)
     place = folder / scale
     results = []
     for recipe in recipes:

@@ -9,27 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, note, out, report_errors
-from hansa.cli.options import (
-    CONFIGURATION,
-    EXECUTION,
-    OUTPUT,
-    Accept,
-    Device,
-    Fallback,
-    Quiet,
-    Rounds,
-    Seed,
-    Seeds,
-    Sets,
-    Track,
-    Workers,
-    changes,
-    option,
-    parse_devices,
-    read_config,
-)
 from hansa.cli.show import show_group, summary_table
+from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -47,38 +30,38 @@ def run(
         Path | None, typer.Argument(help="Configuration file. `hansa config example` prints one.", show_default=False)
     ] = None,
     preset: Annotated[
-        str | None, option(CONFIGURATION, "--preset", "-p", help="Run a preset on the embedded data instead.")
+        str | None, opt.setting("--preset", "-p", help="Run a preset on the embedded data instead.")
     ] = None,
-    sets: Sets = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    device: Device = None,
-    engine: Annotated[str | None, option(EXECUTION, "--engine", help="Engine: pool, or ray for a cluster.")] = None,
+    sets: opt.Sets = None,
+    rounds: opt.Rounds = None,
+    seed: opt.Seed = None,
+    seeds: opt.Seeds = None,
+    workers: opt.Workers = None,
+    device: opt.Device = None,
+    engine: Annotated[str | None, opt.execution("--engine", help="Engine: pool, or ray for a cluster.")] = None,
     address: Annotated[
         str | None,
-        option(EXECUTION, "--address", help="Ray cluster, HOST:PORT or auto. By default a local one is started."),
+        opt.execution("--address", help="Ray cluster, HOST:PORT or auto. By default a local one is started."),
     ] = None,
     folder: Annotated[
-        Path | None, option(OUTPUT, "--out", "-o", help="Run folder. By default a new folder in runs/.")
+        Path | None, opt.output("--out", "-o", help="Run folder. By default a new folder in runs/.")
     ] = None,
-    overwrite: Annotated[bool, option(OUTPUT, "--overwrite", help="Replace the run in --out.")] = False,
-    resume: Annotated[bool, option(OUTPUT, "--resume", help="Resume the run in --out if there is one.")] = False,
-    fallback: Fallback = False,
-    accept: Accept = None,
-    track: Track = None,
-    quiet: Quiet = False,
+    overwrite: Annotated[bool, opt.output("--overwrite", help="Replace the run in --out.")] = False,
+    resume: Annotated[bool, opt.output("--resume", help="Resume the run in --out if there is one.")] = False,
+    fallback: opt.Fallback = False,
+    accept: opt.Accept = None,
+    track: opt.Track = None,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run a configuration or a preset."""
-    from hansa.core.errors import HansaError
     from hansa.runs.experiment import Experiment
-    from hansa.runs.folder import CONFIG, RunFolder, slug
+    from hansa.runs.folder import RunFolder, slug
+    from hansa.runs.folder_lock import CONFIG
     from hansa.runs.seed_group import GROUP, SeedGroupFolder
     from hansa.runs.trackers import check_trackers
 
     check_trackers(track or [])
-    overrides = changes(sets, rounds, seed, workers, seeds, device)
+    overrides = opt.changes(sets, rounds, seed, workers, seeds, device)
     overrides += [f"engine.kind={engine}"] if engine else ["engine.kind=ray"] if address else []
     overrides += [f"engine.address={address}"] if address else []
     if resume and overwrite:
@@ -86,7 +69,7 @@ def run(
     from_folder = config is None and preset is None
     resuming: dict[str, Any] = {"fallback": fallback, "accept": accept or []}
     if resume and folder is not None and RunFolder(folder).exists:
-        requested = read_config(folder / CONFIG if from_folder else config, preset, overrides)
+        requested = opt.read_config(folder / CONFIG if from_folder else config, preset, overrides)
         saved = RunFolder(folder).config
         refuse_changed_settings(folder, saved, requested)
         last = requested.rounds if rounds is not None else max(requested.rounds, saved.rounds)
@@ -97,7 +80,7 @@ def run(
         return
     group = None if folder is None else SeedGroupFolder(folder)
     group_exists = resume and group is not None and group.exists
-    requested = read_config(
+    requested = opt.read_config(
         group / GROUP if group is not None and group_exists and from_folder else config, preset, overrides
     )
     if requested.seeds is not None or group_exists:
@@ -121,15 +104,13 @@ def run(
 @report_errors
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or the folder of several seeds.")],
-    rounds: Annotated[
-        int | None, option(CONFIGURATION, "--rounds", "-r", help="Train up to this round.", min=1)
-    ] = None,
-    workers: Workers = None,
-    device: Device = None,
-    fallback: Fallback = False,
-    accept: Accept = None,
-    track: Track = None,
-    quiet: Quiet = False,
+    rounds: Annotated[int | None, opt.setting("--rounds", "-r", help="Train up to this round.", min=1)] = None,
+    workers: opt.Workers = None,
+    device: opt.Device = None,
+    fallback: opt.Fallback = False,
+    accept: opt.Accept = None,
+    track: opt.Track = None,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Resume a run from its last checkpoint.
 
@@ -140,7 +121,7 @@ def resume(
     from hansa.runs.trackers import check_trackers
 
     check_trackers(track or [])
-    requested: dict[str, Any] = {"rounds": rounds, "workers": workers, "device": parse_devices(device)}
+    requested: dict[str, Any] = {"rounds": rounds, "workers": workers, "device": opt.parse_devices(device)}
     resuming: dict[str, Any] = {"fallback": fallback, "accept": accept or []}
     group = SeedGroupFolder(folder)
     if group.exists:
@@ -153,7 +134,6 @@ def resume(
 def refuse_changed_settings(folder: Path, saved: Config, requested: Config) -> None:
     """Refuse to resume with different settings; rounds, workers, engine and device may change."""
     from hansa.config import to_dict
-    from hansa.core.errors import HansaError
     from hansa.runs.trackers import flatten
 
     before, after = flatten(to_dict(saved)), flatten(to_dict(requested))
@@ -196,7 +176,6 @@ def run_experiment(
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run one experiment until it ends or is interrupted; a failure is reported with its round and folder."""
-    from hansa.core.errors import HansaError
     from hansa.runs.trackers import build_trackers
 
     title = experiment.config.title if title is None else title

@@ -11,8 +11,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from hansa.cli import options as opt
 from hansa.cli.console import out, plain_table, report_errors, say, say_json
-from hansa.cli.options import AsJson
+from hansa.core.errors import HansaError
+from hansa.runs.columns import OUTCOMES, column_of, lower_is_better
+from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.runs.client_columns import ClientColumns
@@ -43,13 +46,12 @@ MAX_CLIENTS = 12
 def show(
     folder: Annotated[Path, typer.Argument(help="Run folder, or the folder of several seeds.")],
     clients: Annotated[bool, typer.Option("--clients", help="Show single clients, the worst first.")] = False,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show the summary, the curve and the last rounds of a run."""
-    from hansa.runs.columns import OUTCOMES
-    from hansa.runs.folder import MODEL, RunFolder
+    from hansa.runs.folder import RunFolder
+    from hansa.runs.folder_lock import MODEL
     from hansa.runs.seed_group import SeedGroupFolder
-    from hansa.study.report import formats
 
     if (group := SeedGroupFolder(folder)).exists:
         from hansa.study.report import ReportEntry
@@ -86,8 +88,6 @@ def summary_table(
     title: str, summary: Mapping[str, Any], statistics: Mapping[str, SeedStatistics] | None = None
 ) -> Table:
     """Return a run's summary; with several seeds, means and deviations."""
-    from hansa.runs.columns import column_of
-    from hansa.study.report import formats
     from hansa.study.report.ranking import SPREAD_SHOWN
 
     statistics = statistics or {}
@@ -118,7 +118,7 @@ def summary_table(
 def show_group(group: SeedGroupFolder, entry: ReportEntry, as_json: bool = False) -> None:
     """Show the combined numbers of several seeds, and one line for each seed."""
     from hansa.runs.seed_statistics import summarize_seeds
-    from hansa.study.report import formats, rank
+    from hansa.study.report import rank
     from hansa.study.report.entries import ranking_metric
 
     numbers, statistics = summarize_seeds(entry.histories, group.config.evaluate.target)
@@ -142,8 +142,6 @@ def show_group(group: SeedGroupFolder, entry: ReportEntry, as_json: bool = False
 
 def show_clients(columns: ClientColumns, title: str, as_json: bool) -> None:
     """Show one row for each client, the worst first; as JSON, all clients."""
-    from hansa.core.errors import HansaError
-    from hansa.runs.columns import lower_is_better
     from hansa.study.report.client_view import describe_spread, format_client_cell, worst_first
 
     if not columns.rows:

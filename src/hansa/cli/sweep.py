@@ -13,26 +13,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
-from hansa.cli.options import (
-    OUTPUT,
-    Device,
-    Quiet,
-    Rounds,
-    Seed,
-    Seeds,
-    Sets,
-    Workers,
-    changes,
-    option,
-    read_config,
-)
 from hansa.cli.report import write_report
 from hansa.cli.run import run_entries, run_experiment
+from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.runs.columns import lower_is_better
+from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.core.errors import HansaError
     from hansa.runs.search import Axis, RunningTrial, Search
     from hansa.runs.seed_statistics import SeedStatistics
     from hansa.study.report import ReportEntry
@@ -58,22 +48,23 @@ def sweep(
         typer.Argument(metavar="KEY=V1,V2,...", help="Keys and their values; for a search also LOW..HIGH[:log]."),
     ],
     metric: Annotated[str, typer.Option(help="Metric to rank by: the mean of its last five values.")] = "test_accuracy",
-    sets: Sets = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    device: Device = None,
-    folder: Annotated[Path, option(OUTPUT, "--out", "-o", help="Folder of the sweep.")] = Path("runs/sweep"),
+    sets: opt.Sets = None,
+    rounds: opt.Rounds = None,
+    seed: opt.Seed = None,
+    seeds: opt.Seeds = None,
+    workers: opt.Workers = None,
+    device: opt.Device = None,
+    folder: Annotated[Path, opt.output("--out", "-o", help="Folder of the sweep.")] = Path("runs/sweep"),
     report: Annotated[
-        Path | None, option(OUTPUT, "--report", help="Where to write the report page. By default in that folder.")
+        Path | None,
+        opt.output("--report", help="Where to write the report page. By default in that folder."),
     ] = None,
     search: Annotated[
-        str | None, option(SEARCH, "--search", help="Search for the best point with this library: optuna.")
+        str | None, opt.option(SEARCH, "--search", help="Search for the best point with this library: optuna.")
     ] = None,
-    trials: Annotated[int, option(SEARCH, "--trials", help="Number of points to try.", min=1)] = 20,
-    prune: Annotated[bool, option(SEARCH, "--prune/--no-prune", help="Stop points that are below the median.")] = True,
-    quiet: Quiet = False,
+    trials: Annotated[int, opt.option(SEARCH, "--trials", help="Number of points to try.", min=1)] = 20,
+    prune: Annotated[bool, opt.option(SEARCH, "--prune/--no-prune", help="Stop points below the median.")] = True,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run every combination of values, or search for the best one.
 
@@ -82,33 +73,33 @@ def sweep(
 
     With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
-    from hansa.core.errors import HansaError, invalid_argument
     from hansa.runs.seed_statistics import summarize_seeds
 
     axes, listed = split_seeds(grid)
     if listed is not None and (seed is not None or seeds is not None):
         raise _duplicate_seeds()
-    overrides = changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device)
+    overrides = opt.changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device)
     message = ""
     if search is None:
         points = [
-            (values, read_config(config, None, [*overrides, *point_changes(values)])) for values in grid_points(axes)
+            (values, opt.read_config(config, None, [*overrides, *point_changes(values)]))
+            for values in grid_points(axes)
         ]
         configs: dict[str, Config | ReportEntry] = {point_name(values) or each.title: each for values, each in points}
         entries = run_entries(configs, folder, quiet)
-        found = list(zip([values for values, _ in points], entries, strict=True))
+        finished = list(zip([values for values, _ in points], entries, strict=True))
     elif search != "optuna":
         raise invalid_argument("sweep", "search", search, "optuna")
     else:
-        done, found = run_search(config, axes, overrides, metric, trials, prune, folder, quiet)
-        if not found:
+        done, finished = run_search(config, axes, overrides, metric, trials, prune, folder, quiet)
+        if not finished:
             raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
         message = f"\n{done.counts()}"
-    ranked = rank_points([SweepPoint(values, *summarize_seeds(e.histories), e) for values, e in found], metric)
+    ranked = rank_points([SweepPoint(values, *summarize_seeds(e.histories), e) for values, e in finished], metric)
     _write_points(folder / "results.csv", ranked, metric)
     _write_runs(folder / "runs.csv", ranked, metric)
     page = folder / "report.html" if report is None else report
-    write_report([entry for _, entry in found], page, title=f"Sweep of {config}")
+    write_report([entry for _, entry in finished], page, title=f"Sweep of {config}")
     out().print(_points_table(ranked, metric))
     best = "  ".join(f"--set {change}" for change in point_changes(ranked[0].values)) or "the only point"
     say(f"{message}\nbest: {best}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}")
@@ -128,8 +119,6 @@ def split_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _duplicate_seeds() -> HansaError:
-    from hansa.core.errors import HansaError
-
     return HansaError("seeds are given twice. Pass them in the grid or with --seeds.")
 
 
@@ -139,7 +128,6 @@ def grid_points(grid: Sequence[str]) -> list[dict[str, str]]:
     >>> [point_name(values) for values in grid_points(["local.lr=0.1,0.2", "local.steps=1,5"])][:2]
     ['local.lr=0.1 local.steps=1', 'local.lr=0.1 local.steps=5']
     """
-    from hansa.core.errors import HansaError
     from hansa.runs.search import search_range
 
     axes = parse_axes(grid)
@@ -165,7 +153,6 @@ def parse_axes(grid: Sequence[str]) -> dict[str, Axis]:
     >>> parse_axes(["local.lr=1e-3..1:log", "local.steps=5,10"])
     {'local.lr': search_range(low=0.001, high=1.0, log=True), 'local.steps': ['5', '10']}
     """
-    from hansa.core.errors import HansaError
     from hansa.runs.search import parse_range
 
     axes: dict[str, Axis] = {}
@@ -211,7 +198,7 @@ def run_search(
     from hansa.runs.seed_group import expand_seeds
     from hansa.study.report.progress import InterruptHandler, progress_display
 
-    base = read_config(config, None, overrides)
+    base = opt.read_config(config, None, overrides)
     seeds = [each.seed for each in expand_seeds(base)] if base.seeds is not None else [base.seed]
     search = Search(
         parse_axes(grid),
@@ -227,12 +214,12 @@ def run_search(
     with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
         for trial in search.ask(trials):
             name = point_name(format_point(trial.point))
-            requested = read_config(config, None, [*overrides, *point_changes(format_point(trial.point))])
+            requested = opt.read_config(config, None, [*overrides, *point_changes(format_point(trial.point))])
             _run_trial(trial, requested.model_copy(update={"name": name}), folder, display, interrupt)
     points = [format_point(each.point) for each in search.trials if each.status == DONE]
     done = {point_name(point): point for point in points}
     configs: dict[str, Config | ReportEntry] = {
-        name: read_config(config, None, [*overrides, *point_changes(point)]) for name, point in done.items()
+        name: opt.read_config(config, None, [*overrides, *point_changes(point)]) for name, point in done.items()
     }
     return search, list(zip(done.values(), run_entries(configs, folder, True), strict=True))
 
@@ -272,9 +259,6 @@ def format_point(point: Mapping[str, Any]) -> dict[str, str]:
 
 def rank_points(points: Sequence[SweepPoint], metric: str) -> list[SweepPoint]:
     """Rank points by their mean over seeds; points without a value for every seed come last."""
-    from hansa.core.errors import HansaError, suggestion
-    from hansa.runs.columns import lower_is_better
-
     key = f"last5_{metric}"
     if all(point.numbers.get(key) is None for point in points):
         known = {name.removeprefix("last5_") for p in points for name in p.numbers if name.startswith("last5_")}
@@ -284,8 +268,6 @@ def rank_points(points: Sequence[SweepPoint], metric: str) -> list[SweepPoint]:
 
 
 def _points_table(ranked: Sequence[SweepPoint], metric: str) -> Table:
-    from hansa.study.report import formats
-
     keys = tuple(map(escape, ranked[0].values))
     seeds = ("seeds",) if any(point.entry.members for point in ranked) else ()
     table = plain_table(*keys, *seeds, metric.replace("_", " "), "best", "sent", "wall time", left=keys, no_wrap=True)

@@ -165,8 +165,8 @@ class Coder:
         except Exception as error:
             raise PacketError(f"packet: {self.kind} cannot read the payload: {reprlib.repr(str(error))}.") from error
         if not isinstance(values, np.ndarray) or values.shape != (dim,) or values.dtype != dtype:
-            found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-            raise PacketError(f"packet: {self.kind} reads {found}, expected {dtype} ({dim},).")
+            description = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+            raise PacketError(f"packet: {self.kind} reads {description}, expected {dtype} ({dim},).")
         return DenseValues.checked(values)
 
     def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:

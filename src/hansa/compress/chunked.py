@@ -130,7 +130,7 @@ def _reaching(x: Array, threshold: Any) -> Array:
     """Where |x| is not below the threshold; so NaN and infinity are always found."""
     if native_array(x):
         return native_kernels.indices_reaching(x, float(threshold))[0]
-    found = []
+    pieces = []
     room, below = np.empty(min(CHUNK, x.size), x.dtype), np.empty(min(CHUNK, x.size), bool)
     with np.errstate(invalid="ignore"):
         for start in range(0, x.size, CHUNK):
@@ -139,5 +139,5 @@ def _reaching(x: Array, threshold: Any) -> Array:
             mask = np.less(room[: piece.size], threshold, out=below[: piece.size])
             where = np.flatnonzero(np.logical_not(mask, out=mask))
             where += start
-            found.append(where)
-    return np.concatenate(found)
+            pieces.append(where)
+    return np.concatenate(pieces)

@@ -78,7 +78,7 @@ class Downlink(Protocol):
         """The state once these clients are known to hold the round's vector."""
 
     @abstractmethod
-    def apply(self, held: Tensor | None, packets: Sequence[Packet]) -> Tensor:
+    def apply(self, previous: Tensor | None, packets: Sequence[Packet]) -> Tensor:
         """The vector that a client holds after a message, from the one it held before."""
 
 
@@ -128,8 +128,8 @@ class replica:
     ) -> tuple[ServerBroadcast, State]:
         vector, version, log = state["replica"], state["version"], list(state["log"])
         if x.shape != vector.shape or x.dtype != vector.dtype:
-            found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (x, vector))
-            raise HansaError(f"replica.broadcast: the vector is {found}, the replica {wanted}: from another model?")
+            actual, expected = (f"{v.dtype} {tuple(v.shape)}" for v in (x, vector))
+            raise HansaError(f"replica.broadcast: the vector is {actual}, the replica {expected}: from another model?")
         grain = state.get("grain")
         if round % self.every == 0 and not torch.equal(x, vector):
             moved = self._increment(x, vector, grain, key)
@@ -145,12 +145,12 @@ class replica:
             size -= len(log.pop(0))
         oldest = version - len(log)
         unheard = 0 if self.public_start else -1
-        held = {client: state["held"].get(str(client), unheard) for client in clients}
-        behind = {version - base for base in held.values() if base >= max(oldest, 0)}
+        versions = {client: state["held"].get(str(client), unheard) for client in clients}
+        behind = {version - base for base in versions.values() if base >= max(oldest, 0)}
         latest = self._latest([Packet.parse(memoryview(entry.numpy())) for entry in log], behind)
         latest = {n: sent for n, sent in latest.items() if sum(packet.nbytes for packet in sent) < full.nbytes}
-        messages = {client: latest.get(version - base, (full,)) for client, base in held.items()}
-        bases = {client: base if version - base in latest else None for client, base in held.items()}
+        messages = {client: latest.get(version - base, (full,)) for client, base in versions.items()}
+        bases = {client: base if version - base in latest else None for client, base in versions.items()}
         after = {"replica": vector, "version": version, "round": round, "log": log}
         if grain is not None:
             after["grain"] = grain
@@ -187,17 +187,17 @@ class replica:
             raise HansaError(f"replica.acknowledge(round={round}): the last broadcast was of round {state['round']}.")
         return {**state, "held": {**state["held"], **{str(client): state["version"] for client in clients}}}
 
-    def apply(self, held: Tensor | None, packets: Sequence[Packet]) -> Tensor:
+    def apply(self, previous: Tensor | None, packets: Sequence[Packet]) -> Tensor:
         """The replica after a message. A client that is ahead of the message's base drops what it has applied, or with
         merged increments starts from what it held before."""
-        dim, dtype = (None, None) if held is None else (held.numel(), held.dtype)
+        dim, dtype = (None, None) if previous is None else (previous.numel(), previous.dtype)
         if packets and packets[0].kind == "whole":
             if len(packets) > 1:
                 raise PacketError(f"replica.apply: {len(packets) - 1} packets follow the whole replica.")
             return decode(packets[0], dim=dim, dtype=dtype)
-        if held is None:
+        if previous is None:
             raise PacketError("replica.apply: increments arrived, but no replica is held. Ask for the whole one.")
-        vector = held.clone() if packets else held
+        vector = previous.clone() if packets else previous
         for packet in packets:
             packet.check(kind=packet_kind(self.compressor), dim=dim, dtype=dtype)
             if isinstance(self.compressor, Mergeable):
@@ -214,6 +214,6 @@ class _Increment(NamedTuple):
     grain: int | None
 
 
-def _worth_keeping(held: Mapping[str, int], oldest: int) -> dict[str, int]:
+def _worth_keeping(versions: Mapping[str, int], oldest: int) -> dict[str, int]:
     """Who holds a version that increments can still mend; all others are sent the whole replica in any case."""
-    return {client: version for client, version in held.items() if version >= oldest}
+    return {client: version for client, version in versions.items() if version >= oldest}

@@ -110,14 +110,14 @@ class grid(Coder):
         wanted = set(counts)
         if not wanted <= set(range(1, len(packets) + 1)):
             raise invalid_argument("grid.merge_latest", "counts", sorted(wanted), f"counts from 1 to {len(packets)}")
-        found = {n: packets[-1] for n in wanted if n == 1}
+        merged = {n: packets[-1] for n in wanted if n == 1}
         total: Lattice | None = None
         for n in range(1, max(wanted, default=0) + 1):
             latest = Lattice.of(packets[-n])
             total = latest if total is None else total.plus(latest)
             if n in wanted and n > 1:
-                found[n] = total.packet(packets[-1].dtype)
-        return found
+                merged[n] = total.packet(packets[-1].dtype)
+        return merged
 
     def finest(self, packet: Packet) -> int:
         """The exponent of the grid on which everything lies that this packet is to be added to."""

@@ -85,10 +85,10 @@ class quantize(Coder):
         bucket = bucket_size(self.bucket, x.size)
         if native_array(x):
             drawn = None if self.rounding == "nearest" else key.digest(16)
-            found = kernels.quantize_pack(x, bucket, self.levels, self.width, drawn)
-            if found is None:
+            native_result = kernels.quantize_pack(x, bucket, self.levels, self.width, drawn)
+            if native_result is None:
                 raise nonfinite_error(x, "quantize.encode")
-            norms, packed = found
+            norms, packed = native_result
         else:
             norms, packed = self._eagerly(x, key, bucket)
         if self.rounding == "stochastic":

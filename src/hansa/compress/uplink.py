@@ -93,10 +93,10 @@ class direct:
     def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
         return state
 
-    def apply(self, held: Tensor | None, packets: Sequence[Packet]) -> Tensor:
+    def apply(self, previous: Tensor | None, packets: Sequence[Packet]) -> Tensor:
         if len(packets) != 1:
             raise PacketError(f"direct.apply: {len(packets)} packets, expected one.")
-        return decode(packets[0], kind="whole", dim=None if held is None else held.numel())
+        return decode(packets[0], kind="whole", dim=None if previous is None else previous.numel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class error_feedback:
         if residual is None:
             total = allocator.empty_like(x).copy_(x.detach())
         elif residual.shape != x.shape or residual.dtype != x.dtype:
-            found, wanted = (f"{v.dtype} {tuple(v.shape)}" for v in (residual, x))
-            raise HansaError(f"error_feedback: the residual is {found}, the update {wanted}: from another model?")
+            actual, expected = (f"{v.dtype} {tuple(v.shape)}" for v in (residual, x))
+            raise HansaError(f"error_feedback: the residual is {actual}, the update {expected}: from another model?")
         else:
             total = torch.add(x.detach(), residual, out=allocator.empty_like(x))
         packet = self.compressor.encode(total, key)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.config.compose import Composition, composition
@@ -40,18 +40,5 @@ __all__ = [
     "validate",
 ]
 
-HOMES = {
-    **dict.fromkeys(("Composition", "composition"), "hansa.config.compose"),
-    **dict.fromkeys(
-        ("build_algorithm", "cited_works", "from_preset", "from_yaml", "load", "to_dict", "to_yaml", "validate"),
-        "hansa.config.loader",
-    ),
-    "Config": "hansa.config.sections",
-    "json_schema": "hansa.config.schema",
-    **dict.fromkeys(
-        ("ConfigError", "Document", "Problem", "parse_document", "read_document"), "hansa.config.yaml_text"
-    ),
-}
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -155,9 +155,7 @@ class LocalSection(ConfigSection):
     @model_validator(mode="after")
     def _one_of_two(self) -> LocalSection:
         if self.steps is not None and self.epochs is not None:
-            raise ValueError(
-                "steps and epochs: expected one of the two. An epoch is a pass over the client's data."
-            )
+            raise ValueError("steps and epochs: expected one of the two. An epoch is a pass over the client's data.")
         return self
 
 

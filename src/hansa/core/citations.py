@@ -26,10 +26,10 @@ def bibliography() -> dict[str, str]:
     return dict(zip(entries, blocks, strict=True))
 
 
-def citations_of(part: object) -> tuple[str, ...]:
+def citations_of(component: object) -> tuple[str, ...]:
     """What a part cites: keys, or BibTeX entries, which begin with an @; one of either need not be in a tuple."""
-    found = getattr(part, "cites", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    cites = getattr(component, "cites", ())
+    return (cites,) if isinstance(cites, str) else tuple(cites)
 
 
 def check_citations(parts: Iterable[object]) -> None:

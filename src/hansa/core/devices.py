@@ -19,15 +19,15 @@ CPU = torch.device("cpu")
 
 def available_devices() -> dict[torch.device, str]:
     """The devices of this machine, with a name each."""
-    found = {CPU: "CPU"}
+    devices = {CPU: "CPU"}
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
-        return found
+        return devices
     module: Any = torch.get_device_module(kind)
     for index in range(torch.accelerator.device_count()):
         name = module.get_device_name(index) if hasattr(module, "get_device_name") else kind.type
-        found[torch.device(kind.type, index)] = str(name)
-    return found
+        devices[torch.device(kind.type, index)] = str(name)
+    return devices
 
 
 def resolve_devices(requested: Device, component: str = "run") -> tuple[torch.device, ...]:
@@ -46,25 +46,25 @@ def resolve_devices(requested: Device, component: str = "run") -> tuple[torch.de
     return tuple(_resolve_device(word, there, component) for word in each)
 
 
-def _resolve_device(asked: str | torch.device, there: dict[torch.device, str], part: str) -> torch.device:
-    listed = ", ".join(f"{device} ({name})" for device, name in there.items())
+def _resolve_device(requested: str | torch.device, available: dict[torch.device, str], component: str) -> torch.device:
+    listed = ", ".join(f"{device} ({name})" for device, name in available.items())
     try:
-        wanted = torch.device(asked)
+        wanted = torch.device(requested)
     except (RuntimeError, TypeError) as error:
         raise HansaError(
-            f"{part}(device={short_repr(asked)}): torch knows no such device. There is: {listed}."
+            f"{component}(device={short_repr(requested)}): torch knows no such device. There is: {listed}."
         ) from error
     if wanted.index is None:
-        same = [device for device in there if device.type == wanted.type]
-        found = same[0] if same else None
+        same = [device for device in available if device.type == wanted.type]
+        match = same[0] if same else None
     else:
-        found = wanted if wanted in there else None
+        match = wanted if wanted in available else None
         if wanted.type == "cpu" and wanted.index == 0:
-            found = CPU
-    if found is None:
-        told = short_repr(str(asked) if isinstance(asked, torch.device) else asked)
-        raise HansaError(f"{part}(device={told}): there is no such device here. There is: {listed}.")
-    return found
+            match = CPU
+    if match is None:
+        shown = short_repr(str(requested) if isinstance(requested, torch.device) else requested)
+        raise HansaError(f"{component}(device={shown}): there is no such device here. There is: {listed}.")
+    return match
 
 
 def check_dtype(device: torch.device, dtype: torch.dtype, component: str = "run") -> None:

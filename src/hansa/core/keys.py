@@ -38,10 +38,10 @@ class Key:
                 continue
             if not isinstance(part, (str, int)) or isinstance(part, bool):
                 raise invalid_argument("Key.child", "part", part, "words and whole numbers")
-        made = object.__new__(Key)  # the seed has been looked at, and a round makes many of these
-        object.__setattr__(made, "seed", self.seed)
-        object.__setattr__(made, "path", self.path + parts)
-        return made
+        key = object.__new__(Key)  # the seed has been looked at, and a round makes many of these
+        object.__setattr__(key, "seed", self.seed)
+        object.__setattr__(key, "path", self.path + parts)
+        return key
 
     def digest(self, size: int = 16) -> bytes:
         """Bytes that stand for this address; every part is written with its type and length."""

@@ -1,39 +1,66 @@
-"""Packages whose names are imported when they are first asked for, so that nobody waits for what is not used."""
+"""Packages whose public names are imported on first use, so that nobody waits for what is not used.
+
+The names are written once, as imports below ``if TYPE_CHECKING:`` in the ``__init__`` of the package. Type checkers read
+them there, and so does `lazy_exports`.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TypeAlias
 
 Getter: TypeAlias = Callable[[str], object]
 Lister: TypeAlias = Callable[[], list[str]]
+_BLOCK = re.compile(r"^if TYPE_CHECKING:.*\n((?:(?:[ \t].*)?\n)*)", re.MULTILINE)
+_IMPORT = re.compile(r"^ +from ([\w.]+) import (?:\(([^)]*)\)|([^(\n]*))", re.MULTILINE)
 
 
-def lazy_attributes(
-    package: str, homes: Mapping[str, str] | None = None, public: Sequence[str] = ()
-) -> tuple[Getter, Lister]:
-    """``__getattr__`` and ``__dir__`` of a package: its modules, and names from the modules in which they are at home.
+@cache
+def exports(package: str) -> dict[str, str]:
+    """Return the module of each public name that a package imports on first use.
 
-    >>> __getattr__, __dir__ = lazy_attributes("hansa.runs.store", {"Damaged": "hansa.runs.store.io"})
-    >>> __getattr__("Damaged").__module__, __getattr__("lock").__name__
-    ('hansa.runs.store.io', 'hansa.runs.store.lock')
+    >>> exports("hansa.study")["run"]
+    'hansa.study.api'
     """
-    known = dict(homes or {})
+    spec = sys.modules[package].__spec__
+    source = spec.loader.get_source(package) if spec is not None else ""  # type: ignore[union-attr]
+    block = _BLOCK.search(source or "")
+    return {
+        name.split(" as ")[0].strip(): module
+        for module, in_parentheses, on_the_line in _IMPORT.findall(block[1] if block is not None else "")
+        for name in (in_parentheses or on_the_line).split(",")
+        if name.strip()
+    }
+
+
+def lazy_exports(package: str) -> tuple[Getter, Lister]:
+    """Return ``__getattr__`` and ``__dir__`` of a package, from its imports for type checkers.
+
+    Its modules are attributes as well, imported on first use.
+
+    >>> __getattr__, __dir__ = lazy_exports("hansa.study")
+    >>> __getattr__("run").__module__, __getattr__("advice").__name__
+    ('hansa.study.api', 'hansa.study.advice')
+    """
+    modules = exports(package)
 
     def get(name: str) -> object:
-        if name in known:
-            home = import_module(known[name])
-            if not hasattr(home, name) and hasattr(home, "__path__"):
-                import_module(f"{known[name]}.{name}")
-            found = getattr(home, name)
-            setattr(sys.modules[package], name, found)
-            return found
-        inside = f"{package}.{name}"
-        if not name.startswith("_") and find_spec(inside) is not None:
-            return import_module(inside)
+        home = modules.get(name, package)
+        if home != package:
+            module = import_module(home)
+            if not hasattr(module, name) and hasattr(module, "__path__"):
+                import_module(f"{home}.{name}")
+            value = getattr(module, name)
+            setattr(sys.modules[package], name, value)
+            return value
+        submodule = f"{package}.{name}"
+        if not name.startswith("_") and find_spec(submodule) is not None:
+            return import_module(submodule)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *known, *public})
+    return get, lambda: sorted({*vars(sys.modules[package]), *modules})

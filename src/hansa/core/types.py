@@ -36,13 +36,13 @@ class ClientStats(NamedTuple):
 
     def updated(self, losses: Mapping[int, float | None], norms: Mapping[int, float]) -> ClientStats:
         """With what the clients of a round said; this one stays as it is."""
-        found = ClientStats(*(column.clone() for column in self))
+        stats = ClientStats(*(column.clone() for column in self))
         clients = sorted(norms)
-        told = [math.nan if (loss := losses[client]) is None else loss for client in clients]
-        found.losses[clients] = torch.tensor(told, dtype=torch.float64)
-        found.norms[clients] = torch.tensor([norms[client] for client in clients], dtype=torch.float64)
-        found.participations[clients] += 1
-        return found
+        reported = [math.nan if (loss := losses[client]) is None else loss for client in clients]
+        stats.losses[clients] = torch.tensor(reported, dtype=torch.float64)
+        stats.norms[clients] = torch.tensor([norms[client] for client in clients], dtype=torch.float64)
+        stats.participations[clients] += 1
+        return stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class EncodedUpdate(Update):
         steps: float,
         loss: float | None = None,
     ) -> None:
-        given = (("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps), ("loss", loss))
-        for name, value in given:
+        fields = (("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps), ("loss", loss))
+        for name, value in fields:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_decode", decode)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.data.arrays import dataset, from_arrays, from_dataset, from_hf
@@ -11,16 +11,14 @@ if TYPE_CHECKING:
     from hansa.data.downloads import download
     from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
     from hansa.data.files import DataError, MissingFileError, data_folder
+    from hansa.data.heterogeneity_settings import HETEROGENEITY_SETTINGS, HeterogeneitySetting, heterogeneity_setting
     from hansa.data.hub import from_hub
     from hansa.data.loading import FileStatus, check_files, dataset_names, federate, is_present, load
     from hansa.data.memory_mapped import MemmapArray, from_memmap
     from hansa.data.on_demand import CollatedData, GeneratedData, from_function, from_items
     from hansa.data.partitions import (
-        HETEROGENEITY_SETTINGS,
-        HeterogeneitySetting,
         Partition,
         dirichlet,
-        heterogeneity_setting,
         iid,
         natural,
         quantity_skew,
@@ -83,36 +81,5 @@ __all__ = [
     "with_test_clients",
 ]
 
-_MODULES = {
-    "arrays": ("dataset", "from_arrays", "from_dataset", "from_hf"),
-    "client_tests": ("with_test_clients",),
-    "csv_folder": ("from_csv_folder",),
-    "downloads": ("download",),
-    "federated": ("Dataset", "FederatedData", "apply_split", "partition_dataset"),
-    "files": ("DataError", "MissingFileError", "data_folder"),
-    "hub": ("from_hub",),
-    "loading": ("FileStatus", "check_files", "dataset_names", "federate", "is_present", "load"),
-    "memory_mapped": ("MemmapArray", "from_memmap"),
-    "on_demand": ("CollatedData", "GeneratedData", "from_function", "from_items"),
-    "partitions": (
-        "HETEROGENEITY_SETTINGS",
-        "HeterogeneitySetting",
-        "Partition",
-        "dirichlet",
-        "heterogeneity_setting",
-        "iid",
-        "natural",
-        "quantity_skew",
-        "shards",
-        "subsample",
-    ),
-    "sources": ("DATASETS", "DatasetInfo", "dataset_info"),
-    "split": ("Split", "load_split", "save_split", "saved_split"),
-    "summary": ("Summary", "label_counts"),
-    "synthetic_data": ("synthetic", "two_gaussians"),
-}
-HOMES = {name: f"hansa.data.{module}" for module, names in _MODULES.items() for name in names}
-"""The module of each public name, imported on first use."""
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -45,8 +45,8 @@ def from_arrays(
             ``dtype`` / 255, floats ``dtype``, other integers int64.
         y: Targets: class numbers, floats for regression, or several numbers per row for several labels or a sequence,
             of which -100 is ignored by losses. Also a dict or tuple of arrays.
-        clients: The number of clients, the client of every row (numbers from 0 or names, as an array, a list, a tuple or
-            a pandas Series), or one list of row numbers per client.
+        clients: The number of clients, the client of every row (numbers from 0 or names, as an array, a list, a tuple
+            or a pandas Series), or one list of row numbers per client.
         partition: How rows are assigned to a number of clients; default iid.
         seed: Seed of the partition.
         test: The test set, (x, y) or (x, y, weights).

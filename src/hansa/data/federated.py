@@ -13,6 +13,7 @@ from hansa.core.keys import Key
 from hansa.data.partitions import Partition
 from hansa.data.split import Split, saved_split
 from hansa.data.summary import Summary, label_counts, summarize_split
+from hansa.training.batch_sources import count_rows
 from hansa.training.losses import strip_weights
 
 
@@ -52,13 +53,13 @@ class Dataset:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         _check_owners(self.name, self.test_groups, self.test_targets, None)
-        if self.groups is not None and self.groups.shape != (_count_rows(self.targets),):
-            raise HansaError(f"{self.name}: {len(self.groups)} owners for {_count_rows(self.targets)} rows.")
+        if self.groups is not None and self.groups.shape != (count_rows(self.targets),):
+            raise HansaError(f"{self.name}: {len(self.groups)} owners for {count_rows(self.targets)} rows.")
 
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return _count_rows(self.targets)
+        return count_rows(self.targets)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,15 +103,15 @@ class FederatedData:
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         _check_owners(self.name, self.test_owners, self.test_targets, self.population)
         rows = self.split.index
-        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < _count_rows(self.inputs)):
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count_rows(self.inputs)):
             raise HansaError(
                 f"{self.name}: clients have rows {int(rows.min())} to {int(rows.max())}, "
-                f"but the data has rows 0 to {_count_rows(self.inputs) - 1}."
+                f"but the data has rows 0 to {count_rows(self.inputs) - 1}."
             )
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {self.classes} classes"
-        test = 0 if self.test_targets is None else _count_rows(self.test_targets)
+        test = 0 if self.test_targets is None else count_rows(self.test_targets)
         shapes = torch.utils._pytree.tree_map(lambda leaf: tuple(leaf.shape[1:]), self.inputs)
         rows = f"{len(self.index)} samples of shape {shapes}"
         return f"FederatedData({self.name!r}, {self.population} clients, {rows}{classes}, {test} test rows)"
@@ -181,7 +182,7 @@ def partition_dataset(data: Dataset, partition: Partition, clients: int | None =
     """
     key, labels = Key(seed).child("partition"), strip_weights(data.targets)
     if not isinstance(labels, torch.Tensor):  # only the number of rows is known
-        labels = torch.zeros(_count_rows(labels))
+        labels = torch.zeros(count_rows(labels))
     if isinstance(partition, saved_split) or data.groups is None or bool((data.groups >= 0).all()):
         split = partition.split(labels, clients, key, data.groups)
     else:
@@ -231,10 +232,6 @@ def _test_owners(data: Dataset, split: Split) -> torch.Tensor | None:
     return client_of[data.test_groups]
 
 
-def _count_rows(tree: Any) -> int:
-    return len(torch.utils._pytree.tree_leaves(tree)[0])
-
-
 def _shape(name: str, inputs: Any) -> tuple[int, ...]:
     if isinstance(inputs, (dict, tuple, list)):
         raise HansaError(f"{name}: its inputs are several tensors, which no built-in model takes: use your own model.")
@@ -260,7 +257,7 @@ def _check_owners(name: str, owners: torch.Tensor | None, targets: Any, populati
     """Raise for owners of test rows that do not match the rows, or that are not clients."""
     if owners is None:
         return
-    rows = 0 if targets is None else _count_rows(targets)
+    rows = 0 if targets is None else count_rows(targets)
     if owners.dtype != torch.int64 or owners.shape != (rows,):
         raise HansaError(
             f"{name}: owners of test rows are {owners.dtype} of shape {tuple(owners.shape)}: expected int64, one for "
@@ -278,10 +275,10 @@ def _check_test(name: str, inputs: Any, test_inputs: Any, test_targets: Any, cla
     if test_inputs is None or test_targets is None:
         raise HansaError(f"{name}: a test set needs both inputs and targets.")
     _check_pair(name, "test inputs", test_inputs, "test targets", test_targets, classes)
-    form, other = (torch.utils._pytree.tree_structure(each) for each in (inputs, test_inputs))
+    structure, other = (torch.utils._pytree.tree_structure(each) for each in (inputs, test_inputs))
     shapes = [
         [tuple(leaf.shape[1:]) for leaf in torch.utils._pytree.tree_leaves(each)] for each in (inputs, test_inputs)
     ]
-    if form != other or shapes[0] != shapes[1]:
+    if structure != other or shapes[0] != shapes[1]:
         train, test = (each[0] if len(each) == 1 else each for each in shapes)
         raise HansaError(f"{name}: test inputs are {test} each, training inputs {train}.")

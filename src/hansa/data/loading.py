@@ -44,7 +44,7 @@ class FileStatus:
         state: "ok", "missing" or "damaged".
         detail: The error message.
 
-    >>> FileState("train.bin", "missing").state
+    >>> FileStatus("train.bin", "missing").state
     'missing'
     """
 

@@ -46,8 +46,8 @@ def _is_owner_per_row(name: str, clients: Any, argument: str = "clients") -> boo
     if any(single) and not all(single):
         position = single.index(not single[0])
         raise HansaError(
-            f"{name}: clients contains {reprlib.repr(clients[0])} and, at {position}, {reprlib.repr(clients[position])}: "
-            "expected owners of rows or lists of rows, not both."
+            f"{name}: clients contains {reprlib.repr(clients[0])} and, at {position}, {reprlib.repr(clients[position])}"
+            ": expected owners of rows or lists of rows, not both."
         )
     return bool(single) and all(single)
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file
+from hansa.training.batch_sources import count_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -136,7 +137,7 @@ def save_split(
         "format": _FORMAT,
         "targets_sha256": targets_fingerprint(targets),
         "split_sha256": _digest(split),
-        "rows": str(len(torch.utils._pytree.tree_leaves(targets)[0])),
+        "rows": str(count_rows(targets)),
         "made_by": made_by,
     }
     if counts is not None:
@@ -156,7 +157,7 @@ def save_split(
 def read_label_counts(path: Path | str) -> tuple[int, list[list[int]]] | None:
     """Return the number of clients of a saved split and its label counts, or None without counts.
 
-    Only the header of the file is read, and torch is not needed.
+    Only the header of the file is read.
     """
     try:
         with open(path, "rb") as file:
@@ -202,7 +203,7 @@ def load_split(path: Path | str, targets: Any | None) -> Split:
     if _digest(split) != facts.get("split_sha256"):
         raise invalid_file(path, f"rows of SHA-256 {facts.get('split_sha256')}", _digest(split))
     if targets is not None and targets_fingerprint(targets) != facts.get("targets_sha256"):
-        rows = len(torch.utils._pytree.tree_leaves(targets)[0])
+        rows = count_rows(targets)
         raise invalid_file(
             path,
             f"a partition of these {rows} targets (SHA-256 {targets_fingerprint(targets)})",

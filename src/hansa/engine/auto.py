@@ -186,7 +186,7 @@ class AutoEngine:
                     return False
             except WorkerStartError as error:
                 self._close_pool()
-                warn_once(f"{self._arguments[1].name}: runs serially, without workers: {error}")
+                _warn_once(f"{self._arguments[1].name}: runs serially, without workers: {error}")
                 return False
             self._serial = None
         return True
@@ -247,7 +247,7 @@ class AutoEngine:
                 log.info("%s: %s", task.name, reason)
             log.info("%d workers: %s", workers, "threads" if kind == "thread" else "processes")
             return
-        warn_once(f"{task.name}: runs serially, without workers: {'; '.join(reasons)}")
+        _warn_once(f"{task.name}: runs serially, without workers: {'; '.join(reasons)}")
 
     def _worker_kinds(self) -> Iterator[WorkerKind]:
         algorithm, task, dtype, device = self._arguments
@@ -265,7 +265,7 @@ class AutoEngine:
 
 
 @lru_cache(maxsize=1000)
-def warn_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     """Log a warning, the same one only once."""
     log.warning("%s", message)
 

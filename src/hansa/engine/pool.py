@@ -23,9 +23,10 @@ from hansa.engine.requests import (
     LoadEvaluationMemory,
     LoadMemory,
     RemoteError,
-    SplitEvaluation,
-    describe,
+    combine_evaluation,
+    describe_request,
     estimated_cost,
+    evaluation_requests,
     unchanged,
 )
 from hansa.engine.threads import ThreadGroup
@@ -112,9 +113,7 @@ class Pool:
         self._finish((EvaluationRequest, EvaluationJob))
         vectors = {name: vector.detach().clone() for name, vector in vectors.items()}
         self._group.publish(EvaluationRequest, vectors.values())
-        requests = [EvaluationRequest(vectors)]
-        if isinstance(self.task, SplitEvaluation):
-            requests = [EvaluationRequest(vectors, piece) for piece in self.task.test_chunks()]
+        requests = evaluation_requests(self.task, vectors)
         finished: deque[Job] = deque()
         jobs = [Job(request, estimated_cost(request), finished) for request in requests]
         self._submit(jobs)
@@ -217,7 +216,7 @@ class Pool:
             if exited.cannot_start or self._failed_starts >= _MAX_CRASHES:
                 raise WorkerStartError(f"a worker process could not start: {exited.cause.strip()}")
         if jobs:
-            job, request = jobs[0], describe(jobs[0].request)
+            job, request = jobs[0], describe_request(jobs[0].request)
             job.crashes += not exited.not_at_fault
             log.warning("%s: the worker died (%s); it is replaced and the work repeated", request, exited.cause)
             if job.crashes >= _MAX_CRASHES:
@@ -255,9 +254,7 @@ class PendingEvaluation:
         while self._left:
             self._pool._next_answer(self._finished)
             self._left -= 1
-        parts = [job.answer for job in self._jobs]
-        task = self._pool.task
-        return task.total(parts) if isinstance(task, SplitEvaluation) else dict(parts[0])
+        return combine_evaluation(self._pool.task, [job.answer for job in self._jobs])
 
 
 def refuse_inside_worker() -> None:

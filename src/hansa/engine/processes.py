@@ -24,7 +24,7 @@ from hansa.core.devices import CPU
 from hansa.core.errors import check_integer
 from hansa.core.types import Vector
 from hansa.engine.requests import NumericSettings
-from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack
+from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
 from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, RESET, SETUP, WorkerSetup
 from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerReady, WorkersUnsupported
 from hansa.rounds.messages import WorkOrder
@@ -214,7 +214,7 @@ class ProcessGroup:
             worker.pending_setups -= 1
             return WorkerReady(worker)
         number, *packed = MESSAGE.unpack(message)
-        return JobDone(worker, unpack(PackedObject(*packed), [worker.slots[number]], copy=True))
+        return JobDone(worker, unpack_object(PackedObject(*packed), [worker.slots[number]], copy=True))
 
     def close(self) -> None:
         """End all workers and free their memory."""

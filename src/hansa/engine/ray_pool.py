@@ -25,19 +25,19 @@ from hansa.core.errors import HansaError, check_integer
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import arithmetic
 from hansa.engine.requests import (
-    EvaluationRequest,
     LoadEvaluationMemory,
     LoadMemory,
     NumericSettings,
     RemoteError,
-    Request,
-    SplitEvaluation,
-    describe,
+    combine_evaluation,
+    describe_request,
     estimated_cost,
+    evaluation_requests,
     execute,
     unchanged,
 )
-from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack
+from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
+from hansa.engine.worker_group import Job
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
@@ -53,8 +53,8 @@ _SMALL_BYTES = 1 << 16  # smaller tensors of a task are copied to each actor
 
 
 class ObjectStoreMemory:
-    """Memory of Ray's object store, as `unpack` reads it. It is shared and must not be written: with ``copy`` all
-    tensors are copied, otherwise only small ones."""
+    """Memory of Ray's object store, as `unpack_object` reads it. It is shared and must not be written: with ``copy``
+    all tensors are copied, otherwise only small ones."""
 
     def __init__(self, data: Bytes, *, copy: bool) -> None:
         self._data, self._copy = data, copy
@@ -87,7 +87,7 @@ class _ActorWorker:
     def __init__(self, packed: PackedObject, setup: Bytes) -> None:
         os.environ["HANSA_WORKER"] = "1"
         memory = ObjectStoreMemory(setup, copy=False)
-        algorithm, task, dtype, settings = unpack(packed, [memory], copy=False)  # type: ignore[list-item]
+        algorithm, task, dtype, settings = unpack_object(packed, [memory], copy=False)  # type: ignore[list-item]
         settings.apply()
         self.algorithm, self.task = algorithm, task
         self.trainer = task.trainer(dtype, torch.device("cpu"))
@@ -96,7 +96,7 @@ class _ActorWorker:
     def execute(self, packed: PackedObject, own: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
         """Execute a request, given by its own data and the vectors it shares with others."""
         memories = [ObjectStoreMemory(own, copy=True), ObjectStoreMemory(shared, copy=False)]
-        request = unpack(packed, memories, copy=False)  # type: ignore[arg-type]
+        request = unpack_object(packed, memories, copy=False)  # type: ignore[arg-type]
         reply = Packer(self._buffer).pack(execute(request, self.algorithm, self.task, self.trainer))
         return reply, _as_array(self._buffer, reply)
 
@@ -106,25 +106,12 @@ class _ActorWorker:
 
 
 @dataclass(slots=True, eq=False)
-class _RayJob:
-    request: Request
-    load_memory: LoadMemory | LoadEvaluationMemory | None = None
-    lost_actors: int = 0
-
-    def load_request(self) -> Request:
-        """Return the request with the memory of its clients, read now."""
-        load: Any = self.load_memory
-        request: Request = self.request if load is None else load(self.request)
-        return request
-
-
-@dataclass(slots=True, eq=False)
 class _Actor:
     """An actor, the future of its start (None once it has started), and its jobs by future."""
 
     handle: Any
     starting: Any
-    jobs: dict[Any, _RayJob] = field(default_factory=dict)
+    jobs: dict[Any, Job] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +164,7 @@ class RayPool:
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._remote = ray.remote(num_cpus=1, max_restarts=0)(_ActorWorker)
         self._actors = [self._spawn() for _ in range(count)]
-        self._pending: deque[_RayJob] = deque()
+        self._pending: deque[Job] = deque()
         self._aggregators = arithmetic.parallel_sums(os.cpu_count() or 1)
 
     def _spawn(self) -> _Actor:
@@ -194,25 +181,16 @@ class RayPool:
         if not orders:
             return
         shared = self._publish(sent.packets[0].content for sent in orders[0].broadcasts.values())
-        jobs = [_RayJob(order, load_memory) for order in sorted(orders, key=estimated_cost, reverse=True)]
+        jobs = [Job(order, load_memory=load_memory) for order in sorted(orders, key=estimated_cost, reverse=True)]
         for _, report in self._execute(jobs, shared):
             yield report
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate on all actors."""
-        pieces: Sequence[tuple[int, int] | None] = [None]
-        if isinstance(self.task, SplitEvaluation):
-            pieces = list(self.task.test_chunks())
-            if not pieces:
-                return self.task.total([])
         detached = {name: vector.detach() for name, vector in vectors.items()}
-        jobs = [_RayJob(EvaluationRequest(detached, piece)) for piece in pieces]
-        results: dict[tuple[int, int] | None, Any] = {}
-        for job, answer in self._execute(jobs, self._publish(detached.values())):
-            assert isinstance(job.request, EvaluationRequest)
-            results[job.request.piece] = answer
-        parts = [results[piece] for piece in pieces]
-        return self.task.total(parts) if isinstance(self.task, SplitEvaluation) else dict(parts[0])
+        jobs = [Job(request) for request in evaluation_requests(self.task, detached)]
+        answers = {id(job): answer for job, answer in self._execute(jobs, self._publish(detached.values()))}
+        return combine_evaluation(self.task, [answers[id(job)] for job in jobs])
 
     def evaluate_clients(
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
@@ -220,7 +198,7 @@ class RayPool:
         """Yield the clients' results, request by request."""
         if not requests:
             return
-        jobs = [_RayJob(request, load_memory) for request in requests]
+        jobs = [Job(request, load_memory=load_memory) for request in requests]
         answers = self._execute(jobs, self._publish(requests[0].vectors.values()))
         results = {id(job.request): metrics for job, metrics in answers}
         yield from (results[id(request)] for request in requests)
@@ -233,7 +211,7 @@ class RayPool:
         placed = {id(vector): packer.write_tensor(vector, memory=1) for vector in vectors}
         return _SharedVectors(self.ray.put(_as_array(memory, PackedObject(packer.end, 0))), placed, vectors)
 
-    def _execute(self, jobs: Sequence[_RayJob], shared: _SharedVectors) -> Iterator[tuple[_RayJob, Any]]:
+    def _execute(self, jobs: Sequence[Job], shared: _SharedVectors) -> Iterator[tuple[Job, Any]]:
         """Yield each job with its answer; the jobs of a lost actor are executed again."""
         self._pending = deque(jobs)
         left = len(jobs)
@@ -258,7 +236,7 @@ class RayPool:
                         continue
                     job = actor.jobs.pop(future)
                     packed, data = result
-                    answer = unpack(packed, [ObjectStoreMemory(data, copy=True)], copy=False)  # type: ignore[list-item]
+                    answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)  # type: ignore[list-item]
                     if isinstance(answer, RemoteError):
                         raise answer.to_exception()
                     left -= 1
@@ -290,10 +268,10 @@ class RayPool:
         jobs = list(actor.jobs.values())
         cause = message.splitlines()[0]
         if jobs:
-            jobs[0].lost_actors += 1
-            request = describe(jobs[0].request)
+            jobs[0].crashes += 1
+            request = describe_request(jobs[0].request)
             log.warning("%s: the actor was lost (%s); the work is repeated", request, cause)
-            if jobs[0].lost_actors >= _MAX_LOST_ACTORS:
+            if jobs[0].crashes >= _MAX_LOST_ACTORS:
                 raise HansaError(f"{request}: {_MAX_LOST_ACTORS} actors in a row were lost executing it: {cause}")
         actor.jobs.clear()
         self._actors[self._actors.index(actor)] = self._spawn()

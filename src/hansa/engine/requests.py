@@ -33,7 +33,7 @@ class SplitEvaluation(Protocol):
         """Return the ranges of test rows."""
         ...
 
-    def total(self, parts: Sequence[Any]) -> dict[str, float]:
+    def compute_metrics(self, parts: Sequence[Any]) -> dict[str, float]:
         """Combine the results of all ranges, in their order."""
         ...
 
@@ -44,6 +44,18 @@ class EvaluationRequest:
 
     vectors: Vectors
     piece: tuple[int, int] | None = None
+
+
+def evaluation_requests(task: TaskLike, vectors: Vectors) -> list[EvaluationRequest]:
+    """Split the evaluation of a task, if it can be split."""
+    if isinstance(task, SplitEvaluation):
+        return [EvaluationRequest(vectors, piece) for piece in task.test_chunks()]
+    return [EvaluationRequest(vectors)]
+
+
+def combine_evaluation(task: TaskLike, parts: Sequence[Any]) -> dict[str, float]:
+    """Combine the answers to `evaluation_requests`, in their order."""
+    return task.compute_metrics(parts) if isinstance(task, SplitEvaluation) else dict(parts[0])
 
 
 Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
@@ -164,17 +176,17 @@ class BatchSizer:
 
 def request_error(request: Request, error: Exception) -> HansaError:
     """Return the error for the caller: it names the round, the client and the local step that failed."""
-    location = describe(request)
+    location = describe_request(request)
     if isinstance(request, WorkOrder) and (failed := failed_step(error)) is not None:
         client, step = failed
         location = f"round {request.round}, client {client}" + ("" if step is None else f", step {step}")
     return HansaError(f"{location}: {type(error).__name__}: {error}")
 
 
-def describe(request: Request) -> str:
+def describe_request(request: Request) -> str:
     """Return a short description of a request for messages.
 
-    >>> describe(EvaluationRequest({}, (0, 500)))
+    >>> describe_request(EvaluationRequest({}, (0, 500)))
     'the evaluation of test rows 0 to 499'
     """
     if isinstance(request, WorkOrder):

@@ -214,12 +214,12 @@ class _Unpacker(pickle.Unpickler):
         return tensor.clone() if self._copy else tensor
 
 
-def unpack(packed: PackedObject, memories: Sequence[SharedMemory], *, copy: bool) -> Any:
+def unpack_object(packed: PackedObject, memories: Sequence[SharedMemory], *, copy: bool) -> Any:
     """Return the packed object. Its tensors are views of the memories, or copies with ``copy``.
 
     >>> memory = SharedMemory()
     >>> packed = Packer(memory).pack({"x": torch.arange(3.0), "n": 1})
-    >>> unpack(packed, [memory], copy=True)
+    >>> unpack_object(packed, [memory], copy=True)
     {'x': tensor([0., 1., 2.]), 'n': 1}
     """
     end = packed.offset + packed.size

@@ -21,7 +21,15 @@ from hansa.algorithm import Algorithm
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vector
-from hansa.engine.requests import MAX_BATCH, BatchSizer, NumericSettings, RemoteError, Request, describe, execute_all
+from hansa.engine.requests import (
+    MAX_BATCH,
+    BatchSizer,
+    NumericSettings,
+    RemoteError,
+    Request,
+    describe_request,
+    execute_all,
+)
 from hansa.engine.worker_group import Event, Job, JobDone, WorkersUnsupported
 from hansa.local import BaseTrainer
 from hansa.rounds.messages import WorkOrder
@@ -172,7 +180,7 @@ class ThreadGroup:
             stream.synchronize()
         last = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
         if last and random_state.rng_changed(self._generators[device], device):
-            answers = [RemoteError(f"{describe(request)}: {_DRAWS}", "") for request in requests]
+            answers = [RemoteError(f"{describe_request(request)}: {_DRAWS}", "") for request in requests]
         for queued, answer in zip(batch, answers, strict=True):
             self._events.put(JobDone(queued.worker, answer, queued.job))
 

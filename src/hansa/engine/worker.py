@@ -19,7 +19,7 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.engine.requests import NumericSettings, Request, execute
-from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, unpack
+from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, unpack_object
 from hansa.training import TaskLike
 from hansa.training.random_state import use_deterministic_cudnn
 
@@ -63,7 +63,7 @@ class WorkerState:
     """The algorithm, the task and the trainer of a worker."""
 
     def __init__(self, packed: PackedObject, memory: SharedMemory, number: int) -> None:
-        setup: WorkerSetup = unpack(packed, [memory], copy=False)
+        setup: WorkerSetup = unpack_object(packed, [memory], copy=False)
         setup.settings.apply()
         self.algorithm, self.task = setup.algorithm, setup.task
         use_deterministic_cudnn(setup.devices)
@@ -96,7 +96,7 @@ def worker_main(options: Mapping[str, Any]) -> NoReturn:
             continue
         assert state is not None
         slot = slots[number]
-        answer = state.execute(unpack(packed, [slot, *shared], copy=False))
+        answer = state.execute(unpack_object(packed, [slot, *shared], copy=False))
         # written after the request: the client's memory may lie in the slot and be part of the answer
         reply = Packer(slot, start=sum(packed)).pack(answer)
         pipe.send_bytes(MESSAGE.pack(number, *reply))

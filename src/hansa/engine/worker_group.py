@@ -26,8 +26,8 @@ class Job:
     ``block`` are started first."""
 
     request: Request
-    cost: float
-    finished: deque[Job]
+    cost: float = 0.0
+    finished: deque[Job] = field(default_factory=deque)
     load_memory: LoadMemory | LoadEvaluationMemory | None = None
     block: int = 0
     crashes: int = 0

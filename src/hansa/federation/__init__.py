@@ -8,7 +8,7 @@ engine bit for bit.
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.federation.agent import Agent
@@ -48,22 +48,5 @@ __all__ = [
     "Where",
 ]
 
-HOMES = {
-    name: f"hansa.federation.{module}"
-    for module, names in {
-        "agent": ("Agent",),
-        "client_memory": ("DiskMemoryStore", "MemoryStore", "RamMemoryStore"),
-        "messages": (
-            "MemoryVersion", "Refusals", "RoundOrders", "RoundReports", "SiteEvaluationReply", "SiteEvaluationRequest",
-        ),
-        "policy": ("Policy",),
-        "serve": ("Server",),
-        "server": ("Federation", "Where"),
-        "site": ("Site",),
-        "transport": ("EnrollingTransport", "SiteConnections", "Transport"),
-    }.items()
-    for name in names
-}  # fmt: skip
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -6,11 +6,13 @@ import hashlib
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 
-from hansa.federation.messages import PROTOCOL, check_protocol
+from hansa.federation.messages import PROTOCOL, Message, check_protocol
 from hansa.rounds import wire_format
+from hansa.rounds.wire_format import Blobs, Frame
 
 ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH = "charge", "hello", "refused", "several"
 
@@ -21,10 +23,11 @@ def numeric_platform() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EnrollmentRequest:
+class EnrollmentRequest(Message):
     """Asks a site to take part in a run: the configuration, the site's clients, the population, and, once they are
     known, the run and the clusters. Without a run it only asks which data the site has."""
 
+    kind = ENROLLMENT
     site: str
     version: str
     config: str
@@ -34,9 +37,8 @@ class EnrollmentRequest:
     clusters: tuple[tuple[int, ...], ...] | None = None
     arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
 
-    def to_bytes(self) -> bytes:
-        head = {
-            "protocol": PROTOCOL,
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {
             "site": self.site,
             "version": self.version,
             "config": self.config,
@@ -46,30 +48,28 @@ class EnrollmentRequest:
             "clusters": self.clusters,
             "arithmetic": dict(self.arithmetic),
         }
-        return wire_format.pack(ENROLLMENT, head)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> EnrollmentRequest:
-        head = check_protocol(wire_format.unpack(data, ENROLLMENT, limit=limit).head)
-        with wire_format.reading(ENROLLMENT):
-            groups = head["clusters"]
-            return cls(
-                str(head["site"]),
-                str(head["version"]),
-                str(head["config"]),
-                tuple(int(client) for client in head["clients"]),
-                int(head["population"]),
-                str(head["run"]),
-                None if groups is None else tuple(tuple(int(client) for client in group) for group in groups),
-                {str(name): str(value) for name, value in head["arithmetic"].items()},
-            )
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        groups = head["clusters"]
+        return cls(
+            str(head["site"]),
+            str(head["version"]),
+            str(head["config"]),
+            tuple(int(client) for client in head["clients"]),
+            int(head["population"]),
+            str(head["run"]),
+            None if groups is None else tuple(tuple(int(client) for client in group) for group in groups),
+            {str(name): str(value) for name, value in head["arithmetic"].items()},
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EnrollmentReply:
+class EnrollmentReply(Message):
     """A site's reply to the enrollment with this digest: its clients' numbers of samples, their label counts if its
     policy permits, and the digest of the initial model that it builds."""
 
+    kind = ENROLLMENT_REPLY
     enrollment: str
     version: str
     samples: Mapping[int, int]
@@ -77,10 +77,9 @@ class EnrollmentReply:
     labels: Mapping[int, tuple[int, ...]] | None = None
     arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
 
-    def to_bytes(self) -> bytes:
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
         labels = self.labels
-        head = {
-            "protocol": PROTOCOL,
+        return {
             "charge": self.enrollment,
             "version": self.version,
             "samples": {str(client): count for client, count in self.samples.items()},
@@ -88,42 +87,36 @@ class EnrollmentReply:
             "labels": None if labels is None else {str(client): list(counts) for client, counts in labels.items()},
             "arithmetic": dict(self.arithmetic),
         }
-        return wire_format.pack(ENROLLMENT_REPLY, head)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> EnrollmentReply:
-        head = check_protocol(wire_format.unpack(data, ENROLLMENT_REPLY, limit=limit).head)
-        with wire_format.reading(ENROLLMENT_REPLY):
-            labels = head["labels"]
-            return cls(
-                str(head["charge"]),
-                str(head["version"]),
-                {int(client): int(count) for client, count in head["samples"].items()},
-                str(head["model"]),
-                None
-                if labels is None
-                else {int(client): tuple(int(count) for count in counts) for client, counts in labels.items()},
-                {str(name): str(value) for name, value in head["arithmetic"].items()},
-            )
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        labels = head["labels"]
+        return cls(
+            str(head["charge"]),
+            str(head["version"]),
+            {int(client): int(count) for client, count in head["samples"].items()},
+            str(head["model"]),
+            None
+            if labels is None
+            else {int(client): tuple(int(count) for count in counts) for client, counts in labels.items()},
+            {str(name): str(value) for name, value in head["arithmetic"].items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Message):
     """Why a frame was refused: a short word for counting, and a sentence."""
 
+    kind = REFUSAL
     reason: str
     detail: str
 
-    def to_bytes(self) -> bytes:
-        return wire_format.pack(
-            REFUSAL, {"protocol": PROTOCOL, "reason": self.reason, "detail": self.detail[:_MAX_TEXT]}
-        )
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {"reason": self.reason, "detail": self.detail[:_MAX_TEXT]}
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Refusal:
-        head = check_protocol(wire_format.unpack(data, REFUSAL, limit=limit).head)
-        with wire_format.reading(REFUSAL):
-            return cls(str(head["reason"])[:_MAX_TEXT], str(head["detail"])[:_MAX_TEXT])
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        return cls(str(head["reason"])[:_MAX_TEXT], str(head["detail"])[:_MAX_TEXT])
 
 
 _MAX_TEXT = 2000

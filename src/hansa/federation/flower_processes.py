@@ -39,7 +39,7 @@ def find_program(program: str) -> str:
     return path
 
 
-def environment(home: Path, first: Path | None = None) -> dict[str, str]:
+def flower_environment(home: Path, first: Path | None = None) -> dict[str, str]:
     """Return the environment of Flower's programs; the folder ``first`` comes first on PATH."""
     before = [] if first is None else [str(first)]
     folders = [*before, str(Path(sys.executable).parent), os.environ.get("PATH", "")]

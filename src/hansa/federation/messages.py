@@ -8,7 +8,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
@@ -16,10 +16,13 @@ from hansa.core.errors import HansaError
 from hansa.core.types import Vector
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, Report, Upload, WorkOrder, read_broadcasts, write_broadcasts
-from hansa.rounds.wire_format import Blobs, FrameError
+from hansa.rounds.wire_format import Blobs, Frame, FrameError
 
 PROTOCOL = 1
 """Raised when the meaning of a message changes. Messages of another version are refused."""
+
+ORDERS, REPORTS, EVALUATION, EVALUATION_REPLY = "orders", "reports", "exam", "marks"
+"""The kinds of frames, as named on the wire."""
 
 
 class MemoryVersion(NamedTuple):
@@ -61,14 +64,43 @@ class MemoryVersion(NamedTuple):
         return cls.parse(bytes(row.tolist()).decode("ascii", "replace"))
 
 
+class Message:
+    """Base of the messages: a frame of a ``kind``, whose head also has the version of the protocol."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        """Return the head of the frame, and add large contents to ``blobs``."""
+        raise NotImplementedError
+
+    @classmethod
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        raise NotImplementedError
+
+    def to_bytes(self) -> bytes:
+        blobs = Blobs()
+        head = self._head(blobs)
+        return wire_format.pack(self.kind, {"protocol": PROTOCOL, **head}, blobs.found)
+
+    @classmethod
+    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Self:
+        """Read a frame of at most ``limit`` bytes, or raise `FrameError`."""
+        frame = wire_format.unpack(data, cls.kind, limit=limit)
+        head = check_protocol(frame.head)
+        with wire_format.reading(cls.kind):
+            return cls._read(head, frame)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class RoundOrders:
+class RoundOrders(Message):
     """The request of a round to a site.
 
     It has the broadcasts, with the digest of each decoded channel; the orders of the site's cohorts; the memory version
     that each reporter starts from, None for no memory; and the oldest round that the server may resume from.
     """
 
+    kind = ORDERS
     run: str
     round: int
     keep_from: int
@@ -77,10 +109,8 @@ class RoundOrders:
     versions: Mapping[int, MemoryVersion | None]
     digests: Mapping[str, bytes]
 
-    def to_bytes(self) -> bytes:
-        blobs = Blobs()
-        head = {
-            "protocol": PROTOCOL,
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {
             "run": self.run,
             "round": self.round,
             "keep_from": self.keep_from,
@@ -91,102 +121,89 @@ class RoundOrders:
                 str(client): None if version is None else str(version) for client, version in self.versions.items()
             },
         }
-        return wire_format.pack("orders", head, blobs.found)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> RoundOrders:
-        frame = wire_format.unpack(data, "orders", limit=limit)
-        head = check_protocol(frame.head)
-        with wire_format.reading("orders"):
-            return cls(
-                wire_format.name(head["run"]),
-                wire_format.integer(head["round"]),
-                wire_format.integer(head["keep_from"]),
-                read_broadcasts(head["mail"], frame),
-                tuple(WorkOrder.from_bytes(frame.take(at)) for at in head["orders"]),
-                {
-                    wire_format.whole_key(client): None if version is None else MemoryVersion.parse(version)
-                    for client, version in head["stamps"].items()
-                },
-                {wire_format.name(name): bytes.fromhex(digest) for name, digest in head["digests"].items()},
-            )
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        return cls(
+            wire_format.name(head["run"]),
+            wire_format.integer(head["round"]),
+            wire_format.integer(head["keep_from"]),
+            read_broadcasts(head["mail"], frame),
+            tuple(WorkOrder.from_bytes(frame.take(at)) for at in head["orders"]),
+            {
+                wire_format.whole_key(client): None if version is None else MemoryVersion.parse(version)
+                for client, version in head["stamps"].items()
+            },
+            {wire_format.name(name): bytes.fromhex(digest) for name, digest in head["digests"].items()},
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RoundReports:
+class RoundReports(Message):
     """A site's reply: a report per cohort, without client memory, and the clients whose memory was ``updated``; or the
     channels that it ``need``s in full, since it lacks the version that their broadcast is relative to."""
 
+    kind = REPORTS
     run: str
     round: int
     reports: tuple[Report, ...] = ()
     need: tuple[str, ...] = ()
     updated: frozenset[int] = frozenset()
 
-    def to_bytes(self) -> bytes:
-        blobs = Blobs()
-        head = {
-            "protocol": PROTOCOL,
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {
             "run": self.run,
             "round": self.round,
             "reports": [blobs.bytes(replace(report, memory={}).to_bytes()) for report in self.reports],
             "need": list(self.need),
             "kept": sorted(self.updated),
         }
-        return wire_format.pack("reports", head, blobs.found)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> RoundReports:
-        frame = wire_format.unpack(data, "reports", limit=limit)
-        head = check_protocol(frame.head)
-        with wire_format.reading("reports"):
-            return cls(
-                wire_format.name(head["run"]),
-                wire_format.integer(head["round"]),
-                tuple(Report.from_bytes(frame.take(at)) for at in head["reports"]),
-                tuple(wire_format.name(name) for name in head["need"]),
-                frozenset(wire_format.integers(head["kept"])),
-            )
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        return cls(
+            wire_format.name(head["run"]),
+            wire_format.integer(head["round"]),
+            tuple(Report.from_bytes(frame.take(at)) for at in head["reports"]),
+            tuple(wire_format.name(name) for name in head["need"]),
+            frozenset(wire_format.integers(head["kept"])),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiteEvaluationRequest:
+class SiteEvaluationRequest(Message):
     """Asks a site to evaluate the full model after a round on its test rows; ``digest`` is the model's."""
 
+    kind = EVALUATION
     run: str
     round: int
     broadcasts: Mapping[str, Broadcast]
     digest: bytes
 
-    def to_bytes(self) -> bytes:
-        blobs = Blobs()
-        head = {
-            "protocol": PROTOCOL,
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {
             "run": self.run,
             "round": self.round,
             "mail": write_broadcasts(self.broadcasts, blobs),
             "digest": self.digest.hex(),
         }
-        return wire_format.pack("exam", head, blobs.found)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> SiteEvaluationRequest:
-        frame = wire_format.unpack(data, "exam", limit=limit)
-        head = check_protocol(frame.head)
-        with wire_format.reading("exam"):
-            return cls(
-                wire_format.name(head["run"]),
-                wire_format.integer(head["round"]),
-                read_broadcasts(head["mail"], frame),
-                bytes.fromhex(head["digest"]),
-            )
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        return cls(
+            wire_format.name(head["run"]),
+            wire_format.integer(head["round"]),
+            read_broadcasts(head["mail"], frame),
+            bytes.fromhex(head["digest"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class SiteEvaluationReply:
+class SiteEvaluationReply(Message):
     """A site's sums over its test rows: the loss and its divisor, the hits if the task counts any, and the number of
     rows. No row and no output leaves the site."""
 
+    kind = EVALUATION_REPLY
     run: str
     round: int
     digest: bytes
@@ -195,9 +212,8 @@ class SiteEvaluationReply:
     weight: float = 0.0
     hits: float | None = None
 
-    def to_bytes(self) -> bytes:
-        head = {
-            "protocol": PROTOCOL,
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {
             "run": self.run,
             "round": self.round,
             "digest": self.digest.hex(),
@@ -206,21 +222,18 @@ class SiteEvaluationReply:
             "weight": wire_format.number(self.weight),
             "hits": wire_format.number(self.hits),
         }
-        return wire_format.pack("marks", head)
 
     @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> SiteEvaluationReply:
-        head = check_protocol(wire_format.unpack(data, "marks", limit=limit).head)
-        with wire_format.reading("marks"):
-            return cls(
-                wire_format.name(head["run"]),
-                wire_format.integer(head["round"]),
-                bytes.fromhex(head["digest"]),
-                wire_format.integer(head["rows"], most=1 << 53),
-                float(wire_format.as_number(head["loss"]) or 0.0),
-                float(wire_format.as_number(head["weight"]) or 0.0),
-                wire_format.as_number(head["hits"]),
-            )
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        return cls(
+            wire_format.name(head["run"]),
+            wire_format.integer(head["round"]),
+            bytes.fromhex(head["digest"]),
+            wire_format.integer(head["rows"], most=1 << 53),
+            float(wire_format.as_number(head["loss"]) or 0.0),
+            float(wire_format.as_number(head["weight"]) or 0.0),
+            wire_format.as_number(head["hits"]),
+        )
 
 
 def check_protocol(head: Any) -> Any:

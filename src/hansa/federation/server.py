@@ -17,6 +17,8 @@ from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine.requests import LoadMemory, unchanged
 from hansa.federation.enrollment import REFUSAL, Refusal
 from hansa.federation.messages import (
+    EVALUATION_REPLY,
+    REPORTS,
     MemoryVersion,
     ProtocolError,
     Refusals,
@@ -186,7 +188,7 @@ class Federation:
             if wire_format.kind_of(data) == REFUSAL and site in pending:
                 refusal = self._record_refusal(site, data)
                 return _dropped(pending.pop(site), "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
-            if wire_format.kind_of(data) == "marks":
+            if wire_format.kind_of(data) == EVALUATION_REPLY:
                 raise ProtocolError("unasked", f"site {site} replies to an evaluation that is over")
             answer = RoundReports.from_bytes(data, limit=self.limit)
             request = pending.get(site)
@@ -276,7 +278,7 @@ class Federation:
                 self._record_refusal(site, data)
                 waiting.discard(site)
                 return None
-            if wire_format.kind_of(data) == "reports" or site not in waiting:
+            if wire_format.kind_of(data) == REPORTS or site not in waiting:
                 raise ProtocolError("unasked", f"site {site} has no pending evaluation")
             reply = SiteEvaluationReply.from_bytes(data, limit=self.limit)
             if (reply.run, reply.round, reply.digest) != (request.run, request.round, request.digest):

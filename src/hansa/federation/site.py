@@ -40,6 +40,7 @@ from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine.requests import SplitEvaluation
 from hansa.federation.client_memory import MemoryStore, RamMemoryStore
 from hansa.federation.messages import (
+    EVALUATION,
     MemoryVersion,
     ProtocolError,
     Refusals,
@@ -105,7 +106,7 @@ class Site:
         """Return the answer to a frame, or raise `ProtocolError`."""
         try:
             request: SiteEvaluationRequest | RoundOrders
-            if wire_format.kind_of(data) == "exam":
+            if wire_format.kind_of(data) == EVALUATION:
                 request = SiteEvaluationRequest.from_bytes(data, limit=self.limit)
             else:
                 request = RoundOrders.from_bytes(data, limit=self.limit)
@@ -257,11 +258,11 @@ class Site:
             return reply
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
-        hits = [score.hits for score in scores if score.hits is not None]
+        hits = [score.correct for score in scores if score.correct is not None]
         return replace(
             reply,
             rows=sum(stop - start for start, stop in pieces),
-            loss=math.fsum(score.loss for score in scores),
+            loss=math.fsum(score.loss_sum for score in scores),
             weight=math.fsum(score.weight for score in scores),
             hits=math.fsum(hits) if len(hits) == len(scores) else None,
         )

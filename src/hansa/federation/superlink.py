@@ -91,7 +91,7 @@ class SuperLink:
 
     def _start(self) -> None:
         self._starts += 1
-        env = flower_processes.environment(self._home / "flwr")
+        env = flower_processes.flower_environment(self._home / "flwr")
         (self._home / "flwr").mkdir(exist_ok=True)
         command = ["flower-superlink", "--host", self.host, "--port", str(self.port)]
         if self.keys is None:

@@ -85,7 +85,7 @@ class SuperNode:
             self._node.stop()
 
     def _start(self) -> flower_processes.ManagedProcess:
-        env = flower_processes.environment(
+        env = flower_processes.flower_environment(
             self._home / "flwr", flower_processes.write_task_programs(self._home / "bin")
         )
         (self._home / "flwr").mkdir(exist_ok=True)

@@ -199,19 +199,19 @@ class replay(BaseActivity):
 
     def __post_init__(self) -> None:
         try:
-            kept = tuple(tuple(tuple(sorted(map(index, step))) for step in steps) for steps in self.rounds)
+            rounds = tuple(tuple(tuple(sorted(map(index, step))) for step in steps) for steps in self.rounds)
         except TypeError:
             raise invalid_argument(
                 "replay", "rounds", self.rounds, "for each round, for each step, a list of client ids"
             ) from None
-        if not kept or not all(kept):
+        if not rounds or not all(rounds):
             raise invalid_argument("replay", "rounds", self.rounds, "at least one round, and at least one step in each")
-        for at, steps in enumerate(kept):
+        for at, steps in enumerate(rounds):
             for step, clients in enumerate(steps):
                 if len(set(clients)) != len(clients):
                     twice = next(a for a, b in pairwise(clients) if a == b)
                     raise HansaError(f"replay: round {at}, step {step} names client {twice} twice.")
-        object.__setattr__(self, "rounds", kept)
+        object.__setattr__(self, "rounds", rounds)
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Every client named must be in some cluster, and every round must be long enough."""

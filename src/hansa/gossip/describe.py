@@ -48,27 +48,27 @@ class Description:
 
     def record(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
-        found, afga = self.corollary, self.afga
+        corollary, afga = self.corollary, self.afga
         return {
             "topology": str(self.topology),
-            "clients": found.clients,
-            "clusters": found.clusters,
+            "clients": corollary.clients,
+            "clusters": corollary.clusters,
             "cluster_sizes": list(self.sizes),
-            "reporters": list(found.reporters),
+            "reporters": list(corollary.reporters),
             "rho": {str(n): value for n, value in self.rho.items()},
-            "rho_max": found.rho_max,
+            "rho_max": corollary.rho_max,
             "edges": self.edges,
             "messages_per_step": self.messages,
             "bytes_per_step": self.step_bytes,
-            "drift": None if self.steps is None else drift(found.rho_max, self.steps),
-            "useful_steps": None if found.rho_max >= 1 else 1 / (1 - found.rho_max),
+            "drift": None if self.steps is None else drift(corollary.rho_max, self.steps),
+            "useful_steps": None if corollary.rho_max >= 1 else 1 / (1 - corollary.rho_max),
             "corollary_5_11": {
-                "holds": found.holds,
-                "bound": None if math.isinf(found.bound) else found.bound,
-                "dense_enough": found.dense_enough,
-                "few_enough": found.few_enough,
+                "holds": corollary.holds,
+                "bound": None if math.isinf(corollary.bound) else corollary.bound,
+                "dense_enough": corollary.dense_enough,
+                "few_enough": corollary.few_enough,
                 "changes": [change.summary for change in self.changes],
-                "orders": self._orders(found.orders(self.steps, self.rounds)),
+                "orders": self._orders(corollary.orders(self.steps, self.rounds)),
             },
             "afga": {
                 "theorem": afga.name,
@@ -100,32 +100,32 @@ class Description:
         yield Text(draw.text(self.topology.sparse(max(self.sizes)), width, ascii_only=options.ascii_only))
 
     def _lines(self) -> Iterator[tuple[str, str]]:
-        found = self.corollary
+        corollary = self.corollary
         low, high = min(self.sizes), max(self.sizes)
         yield (
             "clients",
-            f"{found.clients} in {_count(found.clusters, 'cluster')} of {low if low == high else f'{low} to {high}'}",
+            f"{corollary.clients} in {_count(corollary.clusters, 'cluster')} of {low if low == high else f'{low} to {high}'}",
         )
-        low, high = min(found.reporters), max(found.reporters)
+        low, high = min(corollary.reporters), max(corollary.reporters)
         yield "reporters a cluster", str(low) if low == high else f"{low} to {high}"
         yield (
             "rho",
             ", ".join(f"{value:.3f}" + (f" (n = {n})" if len(self.rho) > 1 else "") for n, value in self.rho.items()),
         )
-        yield "rho_max", f"{found.rho_max:.3f}"
+        yield "rho_max", f"{corollary.rho_max:.3f}"
         yield "edges", f"{self.edges:,}"
         yield "messages a step", f"{self.messages:,}"
         yield "bytes a step", f"{self.step_bytes:,} ({self.dim:,} numbers of {self.itemsize} bytes)"
-        yield "Corollary 5.11", "holds" if found.holds else "does not hold"
-        if math.isinf(found.bound):
+        yield "Corollary 5.11", "holds" if corollary.holds else "does not hold"
+        if math.isinf(corollary.bound):
             yield "", "m = n: rho_max is free"
         else:
-            sign = "<=" if found.dense_enough else ">"
-            yield "", f"rho_max = {found.rho_max:.3f} {sign} 1/(2 sqrt(n - m)) = {found.bound:.3f}"
-        yield "", f"K = {found.clusters} {'<' if found.few_enough else '>='} n = {min(self.sizes)}"
+            sign = "<=" if corollary.dense_enough else ">"
+            yield "", f"rho_max = {corollary.rho_max:.3f} {sign} 1/(2 sqrt(n - m)) = {corollary.bound:.3f}"
+        yield "", f"K = {corollary.clusters} {'<' if corollary.few_enough else '>='} n = {min(self.sizes)}"
         for place, change in enumerate(self.changes):
             yield ("it would with" if place == 0 else "or with"), change.summary
-        yield from self._order_lines(found.orders(self.steps, self.rounds))
+        yield from self._order_lines(corollary.orders(self.steps, self.rounds))
         afga = self.afga
         yield f"AFGA {afga.name}", "holds" if afga.holds else "does not hold"
         bound = "M/(M + N)" if len(self.sizes) == 1 else "m/(m + n)"
@@ -182,8 +182,8 @@ def describe(
         if number is not None:
             check_integer("describe", name, number)
     sizes = tuple(len(group) for group in resolve(clusters, clients, Key(0)))
-    asked: float = reporters if reporters is not None else float(1 if participation is None else participation)
-    found = corollary(topology, sizes, asked)
+    requested: float = reporters if reporters is not None else float(1 if participation is None else participation)
+    result = corollary(topology, sizes, requested)
     matrices = {n: topology.sparse(n) for n in sorted(set(sizes))}
     return Description(
         topology=topology,
@@ -193,9 +193,9 @@ def describe(
         messages=sum(sizes.count(n) * messages(W) for n, W in matrices.items()),
         dim=dim,
         itemsize=itemsize,
-        corollary=found,
-        changes=suggest_changes(found, asked),
-        afga=AfgaTheorem(found.topology, found.sizes, found.reporters, found.rho_max),
+        corollary=result,
+        changes=suggest_changes(result, requested),
+        afga=AfgaTheorem(result.topology, result.sizes, result.reporters, result.rho_max),
         steps=steps,
         rounds=rounds,
     )

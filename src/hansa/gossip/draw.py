@@ -64,8 +64,8 @@ def _pairs(W: Matrix) -> list[tuple[int, int, float]]:
     """Each pair that talks, with the larger weight of the two ways."""
     S = as_sparse(W)
     both = S.maximum(S.T).tocoo()
-    found = zip(both.row.tolist(), both.col.tolist(), both.data.tolist(), strict=True)
-    return [(i, j, weight) for i, j, weight in found if i < j]
+    entries = zip(both.row.tolist(), both.col.tolist(), both.data.tolist(), strict=True)
+    return [(i, j, weight) for i, j, weight in entries if i < j]
 
 
 def _pattern(W: Matrix, most: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:

@@ -70,25 +70,25 @@ def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Ma
             component="with_rho",
             argument="kind",
         )
-    found: list[tuple[float, int, float, Match]] = []
+    candidates: list[tuple[float, int, float, Match]] = []
     for name, graph in FIXED.items():
         if word in (None, name):
-            found += _evaluate([graph], sizes, target)
+            candidates += _evaluate([graph], sizes, target)
     for name, make in RANDOM.items():
         if word in (None, name):
-            found += _random(make, sizes, target)
-    if not found:
+            candidates += _random(make, sizes, target)
+    if not candidates:
         raise HansaError(
             f"with_rho(kind={kind!r}): does not come in the sizes {sorted(set(sizes))}.",
             component="with_rho",
             argument="kind",
         )
-    return min(found, key=lambda entry: entry[:3])[3]
+    return min(candidates, key=lambda entry: entry[:3])[3]
 
 
 def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -> list[tuple[float, int, float, Match]]:
     """The graphs that come in these sizes, ordered by distance beyond `CLOSE`, messages and distance."""
-    found = []
+    evaluated = []
     for graph in graphs:
         try:
             value = rho_max(graph, sizes)
@@ -96,8 +96,8 @@ def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -
         except HansaError:  # no hypercube of that size, no connected graph that thin
             continue
         away = abs(value - target)
-        found.append((away if away > CLOSE else 0.0, sent, away, Match(graph, value)))
-    return found
+        evaluated.append((away if away > CLOSE else 0.0, sent, away, Match(graph, value)))
+    return evaluated
 
 
 def _random(

@@ -107,8 +107,8 @@ def _second(S: WeightMatrix, squared: bool = False) -> float:
 
     operator = linalg.LinearOperator((n, n), matvec=beyond_mean, dtype=np.dtype(np.float64))
     try:
-        found = linalg.eigsh(operator, k=1, which="LM", v0=start, maxiter=40, tol=1e-12, return_eigenvectors=False)
-        return min(1.0, float(abs(found[0])))
+        eigenvalues = linalg.eigsh(operator, k=1, which="LM", v0=start, maxiter=40, tol=1e-12, return_eigenvectors=False)
+        return min(1.0, float(abs(eigenvalues[0])))
     except linalg.ArpackNoConvergence:
         # eigenvalues crowd near 1 on long rings and paths, which factor cheaply: look from just outside the spectrum
         B = scipy.sparse.csc_array(T @ S if squared else S)

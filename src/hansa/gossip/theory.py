@@ -212,11 +212,11 @@ def afga_theorem(topology: Topology, sizes: Sequence[int], reporters: float) -> 
     >>> afga_theorem(complete(), [10] * 5, 1).holds
     True
     """
-    found = corollary(topology, sizes, reporters)
-    return AfgaTheorem(found.topology, found.sizes, found.reporters, found.rho_max)
+    conditions = corollary(topology, sizes, reporters)
+    return AfgaTheorem(conditions.topology, conditions.sizes, conditions.reporters, conditions.rho_max)
 
 
-def suggest_changes(found: Corollary, reporters: float) -> tuple[Change, ...]:
+def suggest_changes(setting: Corollary, reporters: float) -> tuple[Change, ...]:
     """The smallest change of each kind that makes the corollary hold: more reporters, a denser graph, fewer clusters.
 
     ``reporters`` is what was asked for: a count stays a count and a share a share as clusters grow. Where no single
@@ -227,73 +227,73 @@ def suggest_changes(found: Corollary, reporters: float) -> tuple[Change, ...]:
     8 reporters a cluster instead of 2
     complete() instead of ring(): rho 0.000
     """
-    if found.holds:
+    if setting.holds:
         return ()
-    single = [*_more_reporters(found), *_denser(found), *_fewer(found, reporters)]
-    return tuple(single or _combine_changes(found, reporters))
+    single = [*_more_reporters(setting), *_denser(setting), *_fewer(setting, reporters)]
+    return tuple(single or _combine_changes(setting, reporters))
 
 
-def _more_reporters(found: Corollary, prefix: str = "") -> Iterator[Change]:
+def _more_reporters(setting: Corollary, prefix: str = "") -> Iterator[Change]:
     """The least m with n - m <= 1/(4 rho^2)."""
-    if not found.few_enough:
+    if not setting.few_enough:
         return
-    for m in range(max(found.reporters) + 1, min(found.sizes) + 1):
-        if Corollary(found.topology, found.sizes, (m,) * found.clusters, found.rho_max).holds:
-            words = f"{prefix}{m} reporters a cluster instead of {max(found.reporters)}"
-            yield Change("reporters", found.topology, found.clusters, m, words)
+    for m in range(max(setting.reporters) + 1, min(setting.sizes) + 1):
+        if Corollary(setting.topology, setting.sizes, (m,) * setting.clusters, setting.rho_max).holds:
+            words = f"{prefix}{m} reporters a cluster instead of {max(setting.reporters)}"
+            yield Change("reporters", setting.topology, setting.clusters, m, words)
             return
 
 
-def _denser(found: Corollary, prefix: str = "") -> Iterator[Change]:
+def _denser(setting: Corollary, prefix: str = "") -> Iterator[Change]:
     """Of the known graphs that are dense enough, the one with the fewest messages."""
-    if not found.few_enough:
+    if not setting.few_enough:
         return
     suited: list[tuple[int, int, float]] = []
     for place, topology in enumerate(CANDIDATES):
         try:
-            sent = sum(messages(topology.sparse(n)) for n in set(found.sizes))
-            value = rho_max(topology, found.sizes)
+            sent = sum(messages(topology.sparse(n)) for n in set(setting.sizes))
+            value = rho_max(topology, setting.sizes)
         except HansaError:  # no hypercube of that size
             continue
-        if Corollary(topology, found.sizes, found.reporters, value).holds:
+        if Corollary(topology, setting.sizes, setting.reporters, value).holds:
             suited.append((sent, place, value))
     if suited:
         _, place, value = min(suited)
-        words = f"{prefix}{CANDIDATES[place]!r} instead of {found.topology}: rho {value:.3f}"
-        yield Change("graph", CANDIDATES[place], found.clusters, max(found.reporters), words)
+        words = f"{prefix}{CANDIDATES[place]!r} instead of {setting.topology}: rho {value:.3f}"
+        yield Change("graph", CANDIDATES[place], setting.clusters, max(setting.reporters), words)
 
 
-def _fewer(found: Corollary, reporters: float) -> Iterator[Change]:
+def _fewer(setting: Corollary, reporters: float) -> Iterator[Change]:
     """The largest number of clusters below K that cuts the clients evenly and holds as it is."""
-    for fewer in _cluster_counts(found):
+    for fewer in _cluster_counts(setting):
         try:
-            again = corollary(found.topology, [found.clients // fewer] * fewer, reporters)
+            again = corollary(setting.topology, [setting.clients // fewer] * fewer, reporters)
         except HansaError:  # the graph does not come in that size
             continue
         if again.holds:
-            words = f"{fewer} clusters of {again.sizes[0]} instead of {found.clusters}"
-            yield Change("clusters", found.topology, fewer, again.reporters[0], words)
+            words = f"{fewer} clusters of {again.sizes[0]} instead of {setting.clusters}"
+            yield Change("clusters", setting.topology, fewer, again.reporters[0], words)
             return
 
 
-def _combine_changes(found: Corollary, reporters: float) -> Iterator[Change]:
+def _combine_changes(setting: Corollary, reporters: float) -> Iterator[Change]:
     """The largest K with K < n, and then what that still lacks."""
-    for fewer in _cluster_counts(found):
-        sizes = [found.clients // fewer] * fewer
-        prefix = f"{fewer} clusters of {sizes[0]} instead of {found.clusters}, and "
+    for fewer in _cluster_counts(setting):
+        sizes = [setting.clients // fewer] * fewer
+        prefix = f"{fewer} clusters of {sizes[0]} instead of {setting.clusters}, and "
         try:
-            again = corollary(found.topology, sizes, reporters)
+            again = corollary(setting.topology, sizes, reporters)
             yield from _more_reporters(again, prefix)
         except HansaError:
             m = count_of("corollary", "reporters", reporters, sizes[0])
-            again = Corollary(found.topology, tuple(sizes), (m,) * fewer, 1.0)
+            again = Corollary(setting.topology, tuple(sizes), (m,) * fewer, 1.0)
         yield from _denser(again, prefix)
         return
 
 
-def _cluster_counts(found: Corollary) -> Iterator[int]:
+def _cluster_counts(setting: Corollary) -> Iterator[int]:
     """Numbers of clusters below K that divide N evenly into clusters larger than their number."""
-    for fewer in range(found.clusters - 1, 0, -1):
-        size, rest = divmod(found.clients, fewer)
+    for fewer in range(setting.clusters - 1, 0, -1):
+        size, rest = divmod(setting.clients, fewer)
         if rest == 0 and fewer < size <= SEARCH_UP_TO:
             yield fewer

@@ -134,11 +134,11 @@ def metropolis(n: int, pairs: Iterable[tuple[int, ...]] | NDArray[np.integer]) -
     own = 1.0 / (1 + np.bincount(i, minlength=n))
     w = np.minimum(own[i], own[j])
     # 1 - sum_j w_ij, written as a sum of non-negative terms: exact 1/(1 + d) on regular graphs
-    kept = own + np.bincount(i, weights=own[i] - w, minlength=n)
+    diagonal = own + np.bincount(i, weights=own[i] - w, minlength=n)
     every = np.arange(n)
     return scipy.sparse.csr_array(
         scipy.sparse.coo_array(
-            (np.concatenate([w, kept]), (np.concatenate([i, every]), np.concatenate([j, every]))), shape=(n, n)
+            (np.concatenate([w, diagonal]), (np.concatenate([i, every]), np.concatenate([j, every]))), shape=(n, n)
         )
     )
 

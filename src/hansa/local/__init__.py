@@ -1,5 +1,8 @@
 """Client work: solvers as affine corrections, how much work, the local step and the trainers that take it."""
 
+from typing import TYPE_CHECKING
+
+from hansa.core.lazy_imports import lazy_exports
 from hansa.local.blocks import blocks
 from hansa.local.distributions import Distribution, between, lognormal, one_of
 from hansa.local.solvers import (
@@ -16,9 +19,11 @@ from hansa.local.solvers import (
     solver_receives,
 )
 from hansa.local.step import LocalStep, effective_steps
-from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, take_steps, train
 from hansa.local.work import BaseLocalWork, LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
 from hansa.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
+
+if TYPE_CHECKING:
+    from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, take_steps, train
 
 __all__ = [
     "AscentOffset",
@@ -60,3 +65,6 @@ __all__ = [
     "train",
     "warmup",
 ]
+
+if not TYPE_CHECKING:  # trainers need torch, which commands that only read files do not wait for
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -10,7 +10,7 @@ import torch
 
 from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.core.types import Vector
-from hansa.core.vectors.layout import TensorEntry, Layout
+from hansa.core.vectors.layout import Layout, TensorEntry
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -15,7 +15,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator
-from hansa.gossip.activity import Activity, BaseActivity, selected
+from hansa.gossip import Activity, BaseActivity, selected
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, SeparateRows, lazy_pays
 from hansa.local.mixing import Mixing
 from hansa.local.step import LocalStep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -13,9 +13,11 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
-from hansa.local.cohort import Cohort, CohortOutcome
 from hansa.local.step import LocalStep, Tensors
 from hansa.local.work import Work
+
+if TYPE_CHECKING:  # importing hansa does not load what gossip needs
+    from hansa.local.cohort import Cohort, CohortOutcome
 
 BatchRows: TypeAlias = Any
 """The batches of a round, one entry a step: row numbers [steps, batch], or an object of the trainer's own."""

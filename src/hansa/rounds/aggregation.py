@@ -1,17 +1,17 @@
-"""The fold: reports are admitted one by one in cohort order, aggregated, and the servers step."""
+"""Closing a round: reports are validated in cohort order and aggregated, and each channel's server steps."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from hansa.aggregate import BaseAggregator
-from hansa.aggregate.base import Combined, RunningAggregate, Participant
+from hansa.aggregate.base import Combined, Participant, RunningAggregate
 from hansa.algorithm import Algorithm, Channel
 from hansa.core.protocols import with_defaults
 from hansa.core.types import (
@@ -22,6 +22,7 @@ from hansa.core.types import (
     Population,
     RoundContext,
     RowReader,
+    State,
     Update,
     Vector,
     Vectors,
@@ -31,16 +32,55 @@ from hansa.core.vectors.arithmetic import all_finite
 from hansa.local import effective_steps
 from hansa.local.solvers import BaseSolver
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
-from hansa.rounds.state import ServerState
 from hansa.rounds.validation import ExpectedUpload, RefusedUpdate, repeated_senders, sender_of, validate_upload
 
 StageMemory = Callable[[int, Vectors], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ServerState:
+    """All that the server keeps between rounds, as plain trees. States are keyed by channel."""
+
+    round: int
+    vectors: Vectors
+    server: State
+    aggregate: State
+    downlink: State
+    heard: State = field(default_factory=dict)
+    """The last statistics of every client, where a component needs them."""
+
+    @classmethod
+    def start(cls, algorithm: Algorithm, vectors: Vectors, population: int) -> ServerState:
+        """Return the state before the first round; channels that a solver adds start at zero."""
+        x = vectors[MODEL]
+        vectors = {name: vectors.get(name, torch.zeros_like(x)) for name in algorithm.channels}
+        parts = algorithm.channels.items()
+        return cls(
+            round=0,
+            vectors=vectors,
+            server={name: channel.server.init(vectors[name]) for name, channel in parts},
+            aggregate={
+                name: channel.aggregate.init(vectors[name].numel(), population)
+                for name, channel in parts
+                if channel.follows is None
+            },
+            downlink={name: channel.downlink.init(vectors[name]) for name, channel in parts},
+            heard=ClientStats.empty(population)._asdict() if algorithm.needs_client_stats else {},
+        )
+
+    def population_with_stats(self, population: Population) -> Population:
+        """Return the population as samplers and aggregators see it."""
+        return replace(population, stats=ClientStats(**self.heard)) if self.heard else population
+
+    def tree(self) -> State:
+        """Return the state as one plain tree, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What happened in a round. ``moved`` is False where fewer than the quorum survived: then nothing changed. Losses
-    and norms are those of all uploads that passed the door."""
+    """What happened in a round. ``applied`` is False where fewer updates than the quorum were valid: then nothing
+    changed. Losses and norms are those of all valid uploads."""
 
     round: int
     applied: bool
@@ -58,9 +98,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundDiagnostics:
-    """What an observer may look at once a round has closed: lengths and losses of the admitted updates, what each
-    channel's updates came to, the updates themselves by channel where they were kept, and the mean of all local models
-    where the orders asked for it."""
+    """What diagnostics may read of a closed round: norms and losses of the valid updates, the aggregate of each channel,
+    the updates by channel where they were kept, and the mean of all local models where the orders asked for it."""
 
     round: int
     orders: Mapping[int, WorkOrder]
@@ -73,7 +112,7 @@ class RoundDiagnostics:
 
 
 class ClosedRound(NamedTuple):
-    """The state after a round, the client memory to commit with it, what happened, and what observers may see."""
+    """The state after a round, the client memory to commit with it, what happened, and what diagnostics may read."""
 
     state: ServerState
     memory: dict[int, Vectors]
@@ -130,7 +169,9 @@ class RoundAggregation:
         self._exchanges = 0
         self._steps: dict[int, float] = {}
         self._info: dict[str, list[float]] = {}
-        self._local_mean = LocalModelMean({name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors})
+        self._local_mean = LocalModelMean(
+            {name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors}
+        )
 
     def _start_running(self, channel: Channel) -> RunningAggregate | None:
         begin = with_defaults(channel.aggregate, BaseAggregator).running
@@ -142,7 +183,7 @@ class RoundAggregation:
         return found
 
     def add(self, report: Report) -> None:
-        """Admit what a cohort sent, or note why not."""
+        """Validate a cohort's uploads and add them, or record why not."""
         self.dropped += report.dropped
         if report.peer_bytes:
             self._peer.update(report.peer_bytes)
@@ -152,7 +193,11 @@ class RoundAggregation:
         self._local_mean.add(report)
         if self._expected is None:
             return
-        several = self._repeated if len(report.uploads) < 2 else {*self._repeated, *repeated_senders([report], self._expected)}
+        several = (
+            self._repeated
+            if len(report.uploads) < 2
+            else {*self._repeated, *repeated_senders([report], self._expected)}
+        )
         for upload in report.uploads:
             try:
                 vectors, norms, nbytes = validate_upload(upload, self._expected, report.cohort, several)
@@ -191,12 +236,14 @@ class RoundAggregation:
         return EncodedUpdate(client, order.cohort, decode, self.population.samples[client], steps, loss)
 
     def close(self) -> ClosedRound:
-        """Aggregate, step, and say what happened. Below the quorum nothing moves: same model, same moments."""
+        """Aggregate and step. Below the quorum nothing changes: same model, same moments."""
         state = self.state
         admitted = tuple(sorted(self._norms))
         needed = max(self.quorum, min_updates(self.algorithm, len(self.orders)))
         if len(admitted) < needed:
-            self.dropped += [DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted]
+            self.dropped += [
+                DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted
+            ]
             return ClosedRound(replace(state, round=state.round + 1), {}, self._outcome((), {}), None)
         ctx = RoundContext(state.round, state.population_with_stats(self.population), admitted, self.rows)
         combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
@@ -255,7 +302,7 @@ class RoundAggregation:
 
 
 class LocalModelMean:
-    """w' = mean_i w_i over the models that all clients of all cohorts ended with, added up as reports come."""
+    """w' = mean_i w_i over the final local models of all clients of all cohorts, summed as reports arrive."""
 
     def __init__(self, like: Vectors) -> None:
         self._like = like
@@ -263,7 +310,7 @@ class LocalModelMean:
         self._count = 0
 
     def add(self, report: Report) -> None:
-        """Take a cohort's mean; one that is not of the model's size and finite is nobody's."""
+        """Add a cohort's mean; one that is not finite or not of the model's size is ignored."""
         mean = report.mean
         if mean is None or report.trained < 1:
             return
@@ -283,8 +330,10 @@ class LocalModelMean:
         return found
 
 
-def expected_upload(algorithm: Algorithm, state: ServerState, orders: Sequence[WorkOrder], max_norm: float) -> ExpectedUpload:
-    """The schema that every upload of a round is held against."""
+def expected_upload(
+    algorithm: Algorithm, state: ServerState, orders: Sequence[WorkOrder], max_norm: float
+) -> ExpectedUpload:
+    """Return what every upload of a round is validated against."""
     first = orders[0]
     return ExpectedUpload(
         first.run,
@@ -298,7 +347,7 @@ def expected_upload(algorithm: Algorithm, state: ServerState, orders: Sequence[W
 
 
 def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> Iterator[Report]:
-    """Reports as soon as all before them have come; those that answer no order come last."""
+    """Yield reports as soon as all before them have arrived; those that answer no order come last."""
     waiting = [order.cohort for order in orders]
     early: dict[int, Report] = {}
     late: list[Report] = []
@@ -320,7 +369,7 @@ def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> I
 
 
 def min_updates(algorithm: Algorithm, requested: int) -> int:
-    """The updates that every aggregator can work with; where not even so many were asked for, it says so itself."""
+    """Return how many updates every aggregator needs, at most as many as were requested: it raises on fewer itself."""
     needed: list[int] = [
         with_defaults(channel.aggregate, BaseAggregator).min_updates for channel in algorithm.channels.values()
     ]

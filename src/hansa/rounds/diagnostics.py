@@ -1,4 +1,4 @@
-"""What is observed of a round that has closed. It looks at the evidence and cannot change the result."""
+"""Diagnostics of a closed round. They read what happened and cannot change the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def diagnose(
     after: Mapping[int, Vectors],
     key: Key,
 ) -> dict[str, float]:
-    """The diversity and aggregate norm of every round, and the measures asked for.
+    """Return the diversity and aggregate norm of a round, and the requested measures.
 
     ``before`` reads a client's memory as it was when the round began, ``after`` is what will be committed.
     """

@@ -1,4 +1,4 @@
-"""A fault plan for simulation: clients that vanish or misbehave, at given rates, as a function of the seed."""
+"""A fault plan for simulation: clients that drop out or misbehave, at given rates, as a function of the seed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class faults:
     """Chances, per client and round, of what goes wrong in real deployments; at most one befalls a client a round.
 
     Clients are lost ``before`` training, ``after`` it, or in mid-``upload``; or send an update that is ``nan``,
-    ``scaled`` by ``factor``, sign-``flipped``, or ``stale``, made for the round before. Whether the door refuses it or
-    the method withstands it is what one wants to see. A client that gossips and is lost before training is missed by
+    ``scaled`` by ``factor``, sign-``flipped``, or ``stale``, made for the round before. The run then shows whether
+    validation refuses it or the method withstands it. A client that gossips and is lost before training is missed by
     its cluster; lost later, its neighbours have heard it. All of it is a function of the run's seed, on any engine.
 
     >>> faults(before=0.1, flipped=0.05).draw(Key(0), 3, 7) in ("", "before", "flipped")
@@ -46,7 +46,7 @@ class faults:
         return [(item.name, getattr(self, item.name)) for item in fields(self) if item.name != "factor"]
 
     def draw(self, key: Key, round: int, client: int) -> str:
-        """What befalls a client in a round, or nothing."""
+        """Return the name of a client's fault in a round, or an empty string."""
         coin = float(key.child("fault", round, client).numpy().random())
         for name, rate in self._rates():
             if coin < rate:
@@ -55,7 +55,7 @@ class faults:
         return ""
 
     def apply_to_orders(self, orders: Sequence[WorkOrder]) -> tuple[list[WorkOrder], list[DroppedClient]]:
-        """The orders that reach somebody who reports, and the reporters lost before training."""
+        """Return the orders that still have a reporter, and the reporters that drop out before training."""
         left, lost = [], []
         for order in orders:
             gone = [client for client in order.clients if self.draw(order.key, order.round, client) == "before"]
@@ -68,7 +68,7 @@ class faults:
     def apply_to_reports(
         self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
     ) -> Iterator[Report]:
-        """The reports as they arrive, with uploads lost or spoilt on the way."""
+        """Yield the reports with uploads dropped or corrupted on the way."""
         asked = {order.cohort: order for order in orders}
         for report in reports:
             order = asked[report.cohort]

@@ -1,7 +1,7 @@
-"""What travels between the server and where clients are: orders out, reports back. All of it is data with a byte form.
+"""Messages between the server and its clients: work orders out, reports back. All of them have a byte form.
 
-An order's ``mail`` is what its cohort is sent. Engines in this process hand over the vector itself in a whole packet,
-uncopied; over a network it is `Opened.addressed` that has each receiver's own packets, upon what it holds.
+An order's ``broadcasts`` are what its cohort is sent. Engines in this process pass the vector itself in a whole packet,
+uncopied; over a network `OpenedRound.for_receiver` has each receiver's own packets, which build upon what it holds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hansa.rounds.wire_format import Blobs, Frame, FrameError
 
 @dataclass(frozen=True, slots=True)
 class DroppedClient:
-    """A client that a round goes on without, and why. The reason is a word to count by, the detail is for people."""
+    """A client that a round continues without. The reason is a word to count by, the detail is for people."""
 
     client: int
     reason: str
@@ -30,7 +30,7 @@ class DroppedClient:
 
 
 class Broadcast(NamedTuple):
-    """What a receiver is sent on one channel: packets that make ``version`` of ``base``; None means of nothing."""
+    """What a receiver is sent on one channel: packets that turn version ``base`` (None: nothing) into ``version``."""
 
     version: int
     base: int | None
@@ -38,12 +38,12 @@ class Broadcast(NamedTuple):
 
     @classmethod
     def whole(cls, vector: Vector, version: int = 0) -> Broadcast:
-        """The vector itself, uncopied."""
+        """Return a broadcast of the vector itself, uncopied."""
         return cls(version, None, (Packet.of(vector, "whole"),))
 
 
 def write_broadcasts(mail: Mapping[str, Broadcast], blobs: Blobs) -> dict[str, Any]:
-    """Deliveries as a head has them."""
+    """Return broadcasts as the head of a frame has them."""
     return {
         name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
         for name, sent in mail.items()
@@ -51,7 +51,7 @@ def write_broadcasts(mail: Mapping[str, Broadcast], blobs: Blobs) -> dict[str, A
 
 
 def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadcast]:
-    """What `write_mail` wrote."""
+    """Read what `write_broadcasts` wrote."""
     return {
         wire_format.name(name): Broadcast(
             wire_format.integer(version),
@@ -64,9 +64,9 @@ def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadca
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkOrder:
-    """A cohort's work of one round: who trains, who reports, what they are sent, what they remember. Those of the
-    clients who are ``absent`` cannot be reached: the others go on without them. ``base`` is the digest of the model
-    that the mail makes. With ``mean`` the report is to have the mean of the cohort's models."""
+    """A cohort's work of one round: who trains, who reports, what they are sent, what they remember. Clients that are
+    ``absent`` cannot be reached: the others continue without them. ``base`` is the digest of the model that the
+    broadcasts decode to. With ``mean`` the report contains the mean of the cohort's models."""
 
     run: str
     round: int
@@ -82,7 +82,7 @@ class WorkOrder:
     mean: bool = False
 
     def to_bytes(self) -> bytes:
-        """The order as one frame."""
+        """Return the order as one frame."""
         blobs = Blobs()
         head = {
             "run": self.run,
@@ -102,7 +102,7 @@ class WorkOrder:
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> WorkOrder:
-        """The order in a frame."""
+        """Read an order from a frame."""
         frame = wire_format.unpack(data, "order", limit=limit)
         with wire_format.reading("order"):
             head = frame.head
@@ -126,8 +126,8 @@ class WorkOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalUpdate:
-    """What training made of one reporting client: how far its model and buffers moved, and its loss on the way
-    (None where nobody computed)."""
+    """The result of one reporting client: the change of its model and buffers, its training loss (None where nobody
+    computed), and its memory."""
 
     change: Vector
     buffers: Vector | None
@@ -137,7 +137,7 @@ class LocalUpdate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
-    """What one client sends: a packet a channel, and the few facts the server checks it by."""
+    """What one client sends: a packet per channel, and what the server validates it by."""
 
     run: str
     round: int
@@ -149,9 +149,9 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """A cohort's answer. The memory in it counts only once the round has closed with the client's upload admitted.
+    """A cohort's answer. Its memory is committed only once the round has closed with the client's upload accepted.
 
-    ``peer`` has the bytes each client sent to neighbours, ``exchanges`` how often neighbours exchanged. ``mean`` is,
+    ``peer_bytes`` has the bytes each client sent to neighbours, ``exchanges`` how often neighbours exchanged. ``mean`` is,
     where the order asked for it, the mean of the models that ``trained`` clients ended with, buffers behind.
     """
 
@@ -166,7 +166,7 @@ class Report:
     trained: int = 0
 
     def to_bytes(self) -> bytes:
-        """The report as one frame."""
+        """Return the report as one frame."""
         blobs = Blobs()
         uploads = [
             {

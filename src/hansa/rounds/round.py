@@ -1,5 +1,5 @@
-"""The story of a round: ``open_round`` makes orders, ``client_round`` turns an order into a report, ``close_round``
-folds the reports. The three are pure: engines only carry orders and reports between them."""
+"""A round: ``open_round`` makes work orders, ``client_round`` turns orders into reports, ``close_round`` aggregates the
+reports. The three are pure: engines only carry orders and reports between them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, train
-from hansa.rounds.aggregation import ClosedRound, RoundAggregation, expected_upload
+from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
 from hansa.rounds.cohort import CohortResult, train_cohort
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
-from hansa.rounds.state import ServerState
 from hansa.rounds.validation import repeated_senders
 
 
 class OpenedRound(NamedTuple):
-    """Orders, each channel's broadcast, the server's state with it made, and the bytes each client was sent."""
+    """Work orders, each channel's broadcast, the server's state after it, and the bytes each client was sent."""
 
     orders: tuple[WorkOrder, ...]
     broadcasts: Mapping[str, ServerBroadcast]
@@ -34,7 +33,7 @@ class OpenedRound(NamedTuple):
     down_bytes: dict[int, int]
 
     def for_receiver(self, order: WorkOrder) -> WorkOrder:
-        """The order with the packets that its first reporter is really sent, as a network would carry them."""
+        """Return the order with the packets that its first reporter is sent over a network."""
         receiver = order.reporters[0]
         mail = {
             name: Broadcast(sent.version, sent.bases[receiver], tuple(sent.packets(receiver)))
@@ -44,7 +43,7 @@ class OpenedRound(NamedTuple):
 
 
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:
-    """Choose the participants, draw their work, make the broadcast."""
+    """Select the participants, draw their work and make the broadcasts."""
     clients = algorithm.sampler.select(state.round, state.population_with_stats(population), key)
     broadcasts, after, sent = {}, {}, dict.fromkeys(clients, 0)
     for name, channel in algorithm.channels.items():
@@ -67,7 +66,7 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
 
 
 def _cohorts(algorithm: Algorithm, clients: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Who trains with whom, and who of them reports: everybody alone, or clusters that gossip."""
+    """Yield who trains together and who of them reports: every client alone, or clusters that gossip."""
     mixing = algorithm.local.mixing
     if mixing is None:
         yield from ((cohort, (client,), (client,)) for cohort, client in enumerate(clients))
@@ -191,7 +190,7 @@ def _to(vectors: Vectors, device: torch.device) -> Vectors:
 
 
 def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, held: Mapping[str, Vector]) -> Vectors | None:
-    """What the mail comes to on each channel; None where it is not the model that the order names."""
+    """Decode the broadcast of each channel; None where it is not the model that the order names."""
     got, carried = {}, False
     for name, channel in algorithm.channels.items():
         sent = order.broadcasts[name]
@@ -208,10 +207,10 @@ def close_round(
     population: Population,
     **options: Any,
 ) -> ClosedRound:
-    """Admit what came back, aggregate it in client order, let each channel's server step.
+    """Validate the reports, aggregate them in client order, and let each channel's server step.
 
-    It is the fold of all reports and nothing else; a driver that has them one by one uses `Closing`, which has the
-    ``options`` and folds as they arrive. Of a client that sent several answers none is taken.
+    A driver that receives reports one by one uses `RoundAggregation`, which has the same ``options``. Of a client that
+    sent several answers none is accepted.
     """
     several = repeated_senders(reports, expected_upload(algorithm, state, orders, math.inf)) if orders else ()
     closing = RoundAggregation(algorithm, state, orders, population, repeated=several, **options)
@@ -273,7 +272,7 @@ def _finish_job(
 def _upload(
     algorithm: Algorithm, order: WorkOrder, got: Vectors, client: int, trained: LocalUpdate
 ) -> tuple[Upload, Vectors]:
-    """Finish the solver's round and send each channel's vector through its uplink."""
+    """Finish the solver's round and encode each channel's vector with its uplink."""
     before = order.memory.get(client, {})
     phase = algorithm.local
     finished = phase.solver.finish(

@@ -1,4 +1,4 @@
-"""The door: an upload is admitted whole, or refused with a reason, before any state changes.
+"""Validation: an upload is accepted whole, or refused with a reason, before any state changes.
 
 ==============  ========================================================================
 reason          what is wrong, in the order in which it is looked for
@@ -79,7 +79,9 @@ class ValidUpload(NamedTuple):
     nbytes: dict[str, int]
 
 
-def validate_upload(upload: object, expected: ExpectedUpload, cohort: int, repeated: Collection[int] = ()) -> ValidUpload:
+def validate_upload(
+    upload: object, expected: ExpectedUpload, cohort: int, repeated: Collection[int] = ()
+) -> ValidUpload:
     """The upload's vectors, or `Refused`; nothing that an upload contains raises anything else.
 
     ``cohort`` is the one whose report it came in, ``repeated`` are the clients of whom several uploads came.

@@ -220,14 +220,13 @@ class Run:
         opened = open_round(self.algorithm, self.state, self.task.population, self.id, self.key)
         if wants_mean(self.options.measures, self.state.round):
             opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
-        orders, gone = (
-            (opened.orders, ()) if self.options.faults is None else self.options.faults.apply_to_orders(opened.orders)
-        )
+        faults, measures = self.options.faults, self.options.measures
+        orders, gone = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
         if isinstance(engine, RemoteEngine):
             engine.round_opened(opened, self.oldest_resumable_round)
         reports = engine.run(orders, self._with_memory)
-        if self.options.faults is not None:
-            reports = self.options.faults.apply_to_reports(self.algorithm, orders, reports)
+        if faults is not None:
+            reports = faults.apply_to_reports(self.algorithm, orders, reports)
         aggregation = RoundAggregation(
             self.algorithm,
             opened.state,
@@ -237,8 +236,8 @@ class Run:
             rows=self.store,
             unreachable=gone,
             max_norm=self.options.max_norm,
-            keep_updates=bool(self.options.measures),
-            stage_memory=None if self.options.measures else self.store.stage,
+            keep_updates=bool(measures),
+            stage_memory=None if measures else self.store.stage,
         )
         try:
             for report in in_cohort_order(reports, orders):
@@ -298,11 +297,8 @@ class Run:
         """Return the diagnostics of a closed round, before its memories are committed."""
         if closed.diagnostics is None:
             return {"diversity": math.nan, "aggregate_norm": math.nan}
-        return dict(
-            diagnose(
-                self.algorithm, closed.diagnostics, self.options.measures, self.store.read, closed.memory, self.key
-            )
-        )
+        measures = self.options.measures
+        return dict(diagnose(self.algorithm, closed.diagnostics, measures, self.store.read, closed.memory, self.key))
 
     def checkpoint_state(self) -> State:
         """Return what a checkpoint holds besides client rows and history."""

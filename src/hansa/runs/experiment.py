@@ -22,17 +22,8 @@ from hansa.rounds.measures import Measure, compression, local_mean_loss, track_h
 from hansa.runs import checkpoint, client_record
 from hansa.runs.client_record import ClientRecord
 from hansa.runs.driver import Run
-from hansa.runs.folder import (
-    CHECKPOINT,
-    CLIENTS,
-    FAILED,
-    FINISHED,
-    PARTITION,
-    RECORD,
-    STOPPED,
-    RunFolder,
-    arithmetic_description,
-)
+from hansa.runs.folder import FAILED, FINISHED, STOPPED, RunFolder, arithmetic_description
+from hansa.runs.folder_lock import CHECKPOINT, CLIENTS, PARTITION, RECORD
 from hansa.runs.options import Callback, Record, RunOptions
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
 from hansa.runs.store import ClientStore, DamagedFileError, DiskStore, io
@@ -71,9 +62,9 @@ class Experiment:
             _refuse_python(config, "the configuration")
         folder = RunFolder(path)
         if not numbered:
-            folder.check(overwrite=overwrite)
+            folder.lock.check(overwrite=overwrite)
         run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
-        folder.acquire(overwrite=overwrite, numbered=numbered)
+        folder.lock.acquire(overwrite=overwrite, numbered=numbered)
         try:
             folder.write_start(config, run)
             run.client_record = ClientRecord(folder / RECORD)
@@ -82,10 +73,10 @@ class Experiment:
                 run.store = DiskStore(folder / CLIENTS)
                 experiment.save()  # so that the run can be resumed from the start
             folder.write_config(config)  # last, because a folder with a configuration counts as a run
-            folder.finish_replacing()
+            folder.lock.discard_replaced()
         except BaseException:
             run.store.close()
-            folder.roll_back()
+            folder.lock.roll_back()
             raise
         return experiment
 
@@ -114,7 +105,7 @@ class Experiment:
         """
         accepted = parse_accepted_changes(accept)
         folder = RunFolder.containing(path)
-        folder.lock()
+        folder.lock.acquire_existing()
         stores: list[ClientStore] = []
         try:
             folder.check_resumable()
@@ -151,7 +142,7 @@ class Experiment:
         except BaseException:
             for store in stores:
                 store.close()
-            folder.release()
+            folder.lock.release()
             raise
 
     @property
@@ -216,7 +207,7 @@ class Experiment:
 
     def _close(self) -> None:
         self.run.store.close()
-        self.folder.release()
+        self.folder.lock.release()
 
 
 RunFactory: TypeAlias = "Callable[[Config, ClientStore | None, int], Run]"
@@ -289,7 +280,7 @@ def _check_provenance(
     sizes = {name: len(vector) for name, vector in run.state.vectors.items()}
     saved = {name: len(vector) for name, vector in point.state["server"]["vectors"].items()}
     if sizes != saved:
-        raise HansaError(f"{folder}: the model now has {sizes} parameters, the checkpoint {saved}: it cannot resume.")
+        raise HansaError(f"{folder}: the model now has {sizes} parameters, the checkpoint {saved}: not resumable.")
     if point.meta["run"] != run.id and not changed:
         raise _config_changed(folder)
     if changed:
@@ -384,14 +375,14 @@ def add_simulated_seconds(run: Run, record: Record) -> None:
 
 def measure_global_loss(task: Task, every: int = 1) -> Callback:
     """Return a callback that adds the loss of the server's model on all training data to the record."""
-    everything = task.on_training_data()
-    shells: list[Any] = []
+    training = task.on_training_data()
+    trainers: list[Any] = []
 
     def measure(run: Run, record: Record) -> None:
         if every and record["round"] % every == 0:
-            if not shells:
-                shells.append(everything.trainer(run.dtype, run.device))
-            record["global_loss"] = everything.evaluate(shells[0], run.state.vectors)["test_loss"]
+            if not trainers:
+                trainers.append(training.trainer(run.dtype, run.device))
+            record["global_loss"] = training.evaluate(trainers[0], run.state.vectors)["test_loss"]
 
     return measure
 

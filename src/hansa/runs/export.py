@@ -21,8 +21,9 @@ from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
-from hansa.runs.folder import CLIENTS, RunFolder
-from hansa.runs.folder import MODEL as MODEL_FILE
+from hansa.runs.folder import RunFolder
+from hansa.runs.folder_lock import CLIENTS
+from hansa.runs.folder_lock import MODEL as MODEL_FILE
 from hansa.runs.per_client import check_client, client_vectors, has_client_models
 from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store import DiskStore, io

@@ -37,13 +37,9 @@ from hansa.core.errors import HansaError
 from hansa.runs import client_record, metrics, metrics_log
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.folder_lock import (
-    CHECKPOINT,
-    CLIENTS,
     CONFIG,
     ENVIRONMENT,
     FORMAT,
-    LOCK,
-    MARKER,
     METRICS,
     MODEL,
     NAMES,
@@ -63,29 +59,6 @@ if TYPE_CHECKING:
     from hansa.runs.driver import Run
     from hansa.runs.options import Record
 
-__all__ = [
-    "CHECKPOINT",
-    "CLIENTS",
-    "CONFIG",
-    "ENVIRONMENT",
-    "FAILED",
-    "FINISHED",
-    "LOCK",
-    "MARKER",
-    "METRICS",
-    "MODEL",
-    "NAMES",
-    "PARTITION",
-    "RECORD",
-    "STOPPED",
-    "SUMMARY",
-    "UNFINISHED",
-    "RunFolder",
-    "arithmetic_description",
-    "environment",
-    "slug",
-]
-
 log = logging.getLogger("hansa")
 
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
@@ -95,7 +68,7 @@ class RunFolder:
     """The folder of one run, existing or to be created."""
 
     def __init__(self, path: Path | str) -> None:
-        self._lock = FolderLock(Path(path))
+        self.lock = FolderLock(Path(path))
         self.seal = metrics_log.INITIAL_SEAL
 
     @classmethod
@@ -108,7 +81,7 @@ class RunFolder:
     @property
     def path(self) -> Path:
         """The path."""
-        return self._lock.path
+        return self.lock.path
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -207,38 +180,6 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """The machine and versions that the run was made with."""
         return _read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
-
-    def check(self, *, overwrite: bool = False) -> None:
-        """Refuse early, before anything is built, what `acquire` would refuse."""
-        self._lock.check(overwrite=overwrite)
-
-    def acquire(self, *, overwrite: bool = False, numbered: bool = False) -> None:
-        """Lock the folder for a new run.
-
-        Args:
-            overwrite: Also where there is a run, which is moved aside until `finish_replacing`.
-            numbered: Under the next free name.
-        """
-        if numbered:
-            self._lock.acquire_numbered()
-        else:
-            self._lock.acquire(overwrite=overwrite)
-
-    def lock(self) -> None:
-        """Lock the folder of a run that is to be resumed."""
-        self._lock.lock()
-
-    def finish_replacing(self) -> None:
-        """Remove the run that was replaced: the new one can be resumed."""
-        self._lock.discard_replaced()
-
-    def roll_back(self) -> None:
-        """Restore the folder as it was before `acquire`: the new run could not be started."""
-        self._lock.roll_back()
-
-    def release(self) -> None:
-        """Unlock the folder."""
-        self._lock.release()
 
     def write_start(self, config: Config, run: Run) -> None:
         """Write what is known before the first round; the configuration follows when the run can be resumed."""

@@ -68,8 +68,16 @@ class FolderLock:
                 "folder."
             )
 
-    def acquire(self, *, overwrite: bool = False) -> None:
-        """Create and lock the folder; a run in it is moved aside."""
+    def acquire(self, *, overwrite: bool = False, numbered: bool = False) -> None:
+        """Create and lock the folder for a new run.
+
+        Args:
+            overwrite: Move a run in it aside, until `discard_replaced` or `roll_back`.
+            numbered: Take the name, or the next free one: name, name-2, name-3, ...
+        """
+        if numbered:
+            self._acquire_numbered()
+            return
         self.check(overwrite=overwrite)
         io.make_folder(self.path.parent.absolute())
         self._created = io.create_folder(self.path.absolute())
@@ -85,8 +93,7 @@ class FolderLock:
             self.release()
             raise
 
-    def acquire_numbered(self) -> None:
-        """Create and lock the folder of this name, or of the next free one: name, name-2, name-3, ..."""
+    def _acquire_numbered(self) -> None:
         wanted, number = self.path, 1
         io.make_folder(wanted.parent.absolute())
         while not io.create_folder(self.path.absolute()):
@@ -95,7 +102,7 @@ class FolderLock:
         self._created = True
         self._lock_folder()
 
-    def lock(self) -> None:
+    def acquire_existing(self) -> None:
         """Lock the folder of a run that is to be resumed."""
         if not self.path.is_dir() or not (_has_config(self.path) or self._interrupted()):
             raise HansaError(f"{self.path}: not a run folder: {CONFIG} is missing.")

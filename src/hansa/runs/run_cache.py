@@ -11,7 +11,8 @@ from pathlib import Path
 from hansa.config import Config, build
 from hansa.core.errors import HansaError
 from hansa.runs.experiment import Experiment, build_run, config_digest
-from hansa.runs.folder import CHECKPOINT, FINISHED, RunFolder, slug
+from hansa.runs.folder import FINISHED, RunFolder, slug
+from hansa.runs.folder_lock import CHECKPOINT
 from hansa.runs.provenance import changed_kinds, provenance_of
 from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 

@@ -37,7 +37,7 @@ TOPOLOGIES: tuple[Topology, ...] = (ring(), exponential(), complete())
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkProfile:
     """A federation: its model, its clients and their links.
 
     Args:
@@ -58,11 +58,11 @@ class Network:
 
     def __post_init__(self) -> None:
         for name in ("parameters", "clients", "participants"):
-            check_integer("Network", name, getattr(self, name))
+            check_integer("NetworkProfile", name, getattr(self, name))
         if self.participants > self.clients:
-            raise HansaError(f"Network(participants={self.participants}): expected at most clients={self.clients}.")
+            raise HansaError(f"NetworkProfile(participants={self.participants}): expected at most clients={self.clients}.")
         if self.step_seconds:
-            check_positive("Network", "step_seconds", self.step_seconds)
+            check_positive("NetworkProfile", "step_seconds", self.step_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _encoded_bytes(compressor: Compressor | None, dim: int) -> int:
 
 
 def list_options(
-    network: Network, steps: Sequence[int] = (1, 10, 50), compressors: Iterable[str] | None = None
+    network: NetworkProfile, steps: Sequence[int] = (1, 10, 50), compressors: Iterable[str] | None = None
 ) -> list[TrainingOption]:
     """Return every option that the network allows, with its costs, in no particular order.
 
@@ -162,7 +162,7 @@ def list_options(
 
 
 def _without_gossip(
-    network: Network, name: str, two_way: bool, steps: int, first: int, up: int, down: int
+    network: NetworkProfile, name: str, two_way: bool, steps: int, first: int, up: int, down: int
 ) -> TrainingOption:
     full = network.participants == network.clients
     rounds = first / steps if full else steps / first
@@ -178,7 +178,7 @@ def _without_gossip(
 
 
 def _with_gossip(
-    network: Network, name: str, two_way: bool, steps: int, first: int, up: int, down: int
+    network: NetworkProfile, name: str, two_way: bool, steps: int, first: int, up: int, down: int
 ) -> Iterator[TrainingOption]:
     if not network.peers or steps == 1:
         return
@@ -207,14 +207,14 @@ def _with_gossip(
                 yield TrainingOption(method, name, two_way, graph, clusters, steps, *costs, rounds, why)
 
 
-def _cluster_counts(network: Network) -> list[int]:
+def _cluster_counts(network: NetworkProfile) -> list[int]:
     """At most three numbers of equal clusters that divide the clients and have a reporter each."""
     most = min(network.participants, network.clients // 2)
     fitting = [count for count in range(1, most + 1) if network.clients % count == 0]
     return sorted({*fitting[-2:], *fitting[len(fitting) // 2 : len(fitting) // 2 + 1]})
 
 
-def _round_seconds(network: Network, up: int, down: int, peer: dict[int, int], exchanges: int, steps: int) -> float:
+def _round_seconds(network: NetworkProfile, up: int, down: int, peer: dict[int, int], exchanges: int, steps: int) -> float:
     clients = range(network.participants)
     transfer = network.links.seconds(dict.fromkeys(clients, up), dict.fromkeys(clients, down), peer, exchanges)
     return transfer + steps * network.step_seconds
@@ -241,7 +241,7 @@ def rank_options(options: Sequence[TrainingOption], rounds: float, by: str = "by
 def pareto_front(options: Sequence[TrainingOption], rounds: float) -> list[TrainingOption]:
     """Return the options that no other beats in both bytes and hours, by bytes.
 
-    >>> network = Network(parameters=1000, clients=8, participants=4)
+    >>> network = NetworkProfile(parameters=1000, clients=8, participants=4)
     >>> [option.name for option in pareto_front(list_options(network, steps=(1, 8)), 100)][:1]
     ['cafga, 2 x complete, top_k 1/256 both ways, 8 steps']
     """

@@ -231,7 +231,7 @@ def search(
 ) -> Search:
     """Search for the arguments of ``factory`` with which ``metric`` is best. Needs the extra ``optuna``.
 
-    ``hansa.search(presets.fedams, task, {"local_lr": hansa.search_range(1e-3, 1, log=True), "steps": [5, 10]}, rounds=40)``
+    ``hansa.search(presets.fedams, task, {"local_lr": hansa.search_range(1e-3, 1), "steps": [5, 10]}, rounds=40)``
 
     A trial runs with all seeds; its value is the mean over seeds of the mean of the metric's last five values. The
     result has ``best`` and ``trials``.
@@ -387,7 +387,7 @@ class _Job(NamedTuple):
             config = persisted_runs.describe_run(self, seeds[0]).model_copy(update={"seeds": list(seeds)})
             if not group.exists:
                 group.check()
-            elif not self.folder.overwrite and persisted_runs.digest_without_seed(group.config) != persisted_runs.digest_without_seed(config):
+            elif not self.folder.overwrite and not persisted_runs.same_but_for_seed(group.config, config):
                 raise persisted_runs.folder_taken_error(group)
             group.write_config(config)
             jobs = {

@@ -34,7 +34,8 @@ def run_in_folder(job: _Job, seed: int, store: ClientStore | None, display: Disp
     assert place is not None
     if store is not None:
         raise invalid_argument("run", "store", store, "None with out", "The run's folder holds client memory.")
-    config, make, folder = describe_run(job, seed), run_factory(job.algorithm, job.task, job.options), RunFolder(place.path)
+    config, folder = describe_run(job, seed), RunFolder(place.path)
+    make = run_factory(job.algorithm, job.task, job.options)
     if not folder.exists or place.overwrite:
         experiment = Experiment.new(config, place.path, overwrite=place.overwrite, run_factory=make)
     else:
@@ -89,9 +90,10 @@ def describe_run(job: _Job, seed: int) -> Config:
     )
 
 
-def digest_without_seed(config: Config) -> str:
-    """Return what identifies a run apart from its seed."""
-    return config_digest(config.model_copy(update={"seed": 0, "seeds": None}))
+def same_but_for_seed(one: Config, other: Config) -> bool:
+    """Return whether two configurations describe the same run apart from the seed."""
+    seedless = {"seed": 0, "seeds": None}
+    return config_digest(one.model_copy(update=seedless)) == config_digest(other.model_copy(update=seedless))
 
 
 def folder_taken_error(folder: RunFolder | SeedGroupFolder) -> HansaError:

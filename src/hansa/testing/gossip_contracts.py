@@ -72,8 +72,8 @@ def check_clustering(part: Clustering, population: int = 12, classes: int = 4) -
     """
     check_component_contract(part, Clustering)
     labels = np.random.default_rng(0).integers(0, 9, (population, classes)).astype(np.float64)
-    given = None if with_defaults(part, BaseClustering).needs_labels is False else labels
-    groups = call_twice(part, "assign", part.assign, [population, Key(1), given])
+    label_counts = None if with_defaults(part, BaseClustering).needs_labels is False else labels
+    groups = call_twice(part, "assign", part.assign, [population, Key(1), label_counts])
     require(all(len(group) for group in groups), part, f"gives an empty cluster: {groups}")
     members = sorted(client for group in groups for client in group)
     require(members == list(range(population)), part, f"gives {groups}: expected every client once")

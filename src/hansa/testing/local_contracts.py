@@ -24,9 +24,9 @@ def check_solver(part: Solver, dim: int = 23) -> None:
     receives, pull = with_defaults(part, BaseSolver).receives, with_defaults(part, BaseSolver).prox_weight
     for dtype in DTYPES:
         got = {name: vector(dim, place, dtype) for place, name in enumerate((MODEL, *channels, *receives))}
-        held: dict[str, torch.Tensor] = {}
+        memory_rows: dict[str, torch.Tensor] = {}
         for round in range(3):
-            correction = call_twice(part, "correction", part.correction, [got, held])
+            correction = call_twice(part, "correction", part.correction, [got, memory_rows])
             require(isinstance(correction, Correction), part, "correction gives no Correction(a, s)")
             require(
                 correction.prox_weight == pull,
@@ -36,15 +36,15 @@ def check_solver(part: Solver, dim: int = 23) -> None:
             if correction.shift is not None:
                 _check_form(part, "s of correction", correction.shift, dim, dtype)
             change = vector(dim, 10 + round, dtype)
-            finished = call_twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, held])
+            finished = call_twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, memory_rows])
             require(isinstance(finished, SolverResult), part, "finish gives no Finished(reports, memory)")
             reports = set(finished.reports)
             require(reports == set(channels), part, f"reports on {sorted(reports)}, declares {sorted(channels)}")
-            kept = set(finished.memory)
-            require(kept == set(memory), part, f"keeps the rows {sorted(kept)}, declares {sorted(memory)}")
+            kept_rows = set(finished.memory)
+            require(kept_rows == set(memory), part, f"keeps the rows {sorted(kept_rows)}, declares {sorted(memory)}")
             for name, row in {**finished.reports, **finished.memory}.items():
                 _check_form(part, f"{name} of finish", row, dim, dtype)
-            held = dict(finished.memory)
+            memory_rows = dict(finished.memory)
         ahead = with_defaults(part, BaseSolver).ascent_offset
         if ahead is not None:
             gradients = [vector(4, 1, dtype), vector(6, 2, dtype).reshape(2, 3)]

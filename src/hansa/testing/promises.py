@@ -27,9 +27,9 @@ class ContractError(AssertionError):
     """
 
 
-def require(kept: object, part: object, text: str) -> None:
+def require(condition: object, part: object, text: str) -> None:
     """Say which part breaks which promise."""
-    if not kept:
+    if not condition:
         raise ContractError(f"{part!r}: {text}")
 
 
@@ -80,10 +80,10 @@ def unsupported_state(tree: Any, place: str = "state") -> str:
         if wrong:
             return f"{place} has the key {wrong[0]!r}, which is no string"
         return next(
-            (told for name, item in tree.items() if (told := unsupported_state(item, f"{place}[{name!r}]"))), ""
+            (problem for name, item in tree.items() if (problem := unsupported_state(item, f"{place}[{name!r}]"))), ""
         )
     if isinstance(tree, list):
-        return next((told for at, item in enumerate(tree) if (told := unsupported_state(item, f"{place}[{at}]"))), "")
+        return next((problem for at, item in enumerate(tree) if (problem := unsupported_state(item, f"{place}[{at}]"))), "")
     if tree is None or isinstance(tree, (bool, int, float, str, Tensor)):
         return ""
     return f"{place} is a {type(tree).__name__}"

@@ -46,8 +46,8 @@ def check_server(part: ServerTransform, dim: int = 33) -> None:
         require(isinstance(start, dict), part, f"init gives a {type(start).__name__}, expected a dict")
         states, steps = [start], []
         for round in range(4):
-            told = unsupported_state(states[-1])
-            require(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+            problem = unsupported_state(states[-1])
+            require(not problem, part, f"{problem}: a checkpoint holds tensors, numbers, strings, lists and dicts")
             ctx = RoundContext(round, Population(SAMPLES), (0, 2, 3))
             delta = vector(dim, round + 1, dtype) if round != 2 else torch.zeros(dim, dtype=dtype)
             step, after = call_twice(part, "update", part.update, [delta, states[-1], ctx])
@@ -103,18 +103,18 @@ def _check_rounds(part: Aggregator, dim: int, most: int, least: int, dtype: torc
         ]
         ctx = RoundContext(round, _with_client_stats(part, BaseAggregator, population), clients, store)
         before = deep_copy([update.vector for update in updates]), deep_copy(state)
-        found = _checked_result(part, part.combine(updates, state, ctx), dim, dtype)
+        combined = _checked_result(part, part.combine(updates, state, ctx), dim, dtype)
         require(same_bits(before, ([u.vector for u in updates], state)), part, "combine changes what it is given")
         for shuffled in (updates[::-1], [*updates[1::2], *updates[::2]]):
             other = part.combine(shuffled, state, ctx)
-            require(same_bits(other.vector, found.vector), part, "the order in which updates arrive matters")
-            require(same_bits(other.state, found.state), part, "the order in which updates arrive matters to the state")
-        told = unsupported_state(found.state)
-        require(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
-        strangers = set(found.rows) - set(range(population.count))
+            require(same_bits(other.vector, combined.vector), part, "the order in which updates arrive matters")
+            require(same_bits(other.state, combined.state), part, "the order in which updates arrive matters to the state")
+        problem = unsupported_state(combined.state)
+        require(not problem, part, f"{problem}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+        strangers = set(combined.rows) - set(range(population.count))
         require(not strangers, part, f"keeps rows of {sorted(strangers)}, who are no clients")
-        store.commit(round, {client: dict(kept) for client, kept in found.rows.items()})
-        state = found.state
+        store.commit(round, {client: dict(rows) for client, rows in combined.rows.items()})
+        state = combined.state
 
 
 def _with_client_stats(
@@ -128,13 +128,13 @@ def _with_client_stats(
     return replace(population, stats=heard)
 
 
-def _checked_result(part: Aggregator, found: object, dim: int, dtype: torch.dtype) -> Combined:
-    require(isinstance(found, Combined), part, f"combine gives a {type(found).__name__}, expected Combined(...)")
-    assert isinstance(found, Combined)
-    form = (found.vector.dtype, tuple(found.vector.shape))
+def _checked_result(part: Aggregator, combined: object, dim: int, dtype: torch.dtype) -> Combined:
+    require(isinstance(combined, Combined), part, f"combine gives a {type(combined).__name__}, expected Combined(...)")
+    assert isinstance(combined, Combined)
+    form = (combined.vector.dtype, tuple(combined.vector.shape))
     require(form == (dtype, (dim,)), part, f"combine gives {form[0]} {form[1]} for {dtype} ({dim},)")
-    require(all_finite_tree(found.vector), part, "combine gives NaN or infinity for finite updates")
-    return found
+    require(all_finite_tree(combined.vector), part, "combine gives NaN or infinity for finite updates")
+    return combined
 
 
 def check_sampler(

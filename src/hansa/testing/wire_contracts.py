@@ -100,7 +100,7 @@ def _check_hostile_payloads(part: Compressor, x: Tensor) -> None:
         data = bytes(make_packet(packet_kind(part), like, [payload]).bytes)
         out = torch.ones(dim, dtype=x.dtype)
         try:
-            found = decode(data, part, dim=dim)
+            decoded = decode(data, part, dim=dim)
             accumulate(data, out, 1.0, part)
         except PacketError:
             require(bool((out == 1).all()), part, "a refused packet changes the vector it was to be added to")
@@ -110,7 +110,7 @@ def _check_hostile_payloads(part: Compressor, x: Tensor) -> None:
                 f"{part!r}: raises {error!r} for bytes it did not write, expected a PacketError"
             ) from error
         require(
-            found.shape == x.shape and all_finite_tree(found), part, "reads what it did not write as no proper vector"
+            decoded.shape == x.shape and all_finite_tree(decoded), part, "reads what it did not write as no proper vector"
         )
 
 
@@ -146,23 +146,23 @@ def check_uplink(part: Uplink, dim: int = 97) -> None:
         for turn in range(3):
             x = vector(dim, turn, dtype)
             before = deep_copy((x, memory))
-            packet, kept = part.send(x, memory, KEY.child(turn))
+            packet, rows = part.send(x, memory, KEY.child(turn))
             again, same_kept = part.send(x, memory, KEY.child(turn))
             require(same_bits((x, memory), before), part, "send changes what it is given")
-            require(set(kept) == set(names), part, f"keeps the rows {sorted(kept)}, declares {sorted(names)}")
-            equal = bytes(packet.bytes) == bytes(again.bytes) and same_bits(kept, same_kept)
+            require(set(rows) == set(names), part, f"keeps the rows {sorted(rows)}, declares {sorted(names)}")
+            equal = bytes(packet.bytes) == bytes(again.bytes) and same_bits(rows, same_kept)
             require(equal, part, "send gives another result the second time: all memory is in its rows")
             require(packet.nbytes == len(packet.bytes), part, f"says {packet.nbytes} bytes, sends {len(packet.bytes)}")
-            found = part.receive(packet, dim=dim, dtype=dtype)
+            received = part.receive(packet, dim=dim, dtype=dtype)
             carried = part.receive(Packet.parse(bytes(packet.bytes)), dim=dim, dtype=dtype)
-            require(same_bits(found, carried), part, "receives another vector once the packet has travelled as bytes")
+            require(same_bits(received, carried), part, "receives another vector once the packet has travelled as bytes")
             require(
-                (found.dtype, found.shape) == (dtype, x.shape), part, "receives another dtype or shape than was sent"
+                (received.dtype, received.shape) == (dtype, x.shape), part, "receives another dtype or shape than was sent"
             )
             _check_refused(
                 part, "receives a packet of another size", PacketError, part.receive, packet, dim=dim + 1, dtype=dtype
             )
-            memory = dict(kept)
+            memory = dict(rows)
         stranger = _Stranger().encode(x, KEY)
         _check_refused(
             part,
@@ -179,7 +179,7 @@ def check_uplink(part: Uplink, dim: int = 97) -> None:
 class _Listener:
     """A client: what it holds, of which version, and what it held before the last message."""
 
-    held: Tensor | None
+    vector: Tensor | None
     version: int = 0
     before: tuple[Tensor | None, int] = (None, 0)
 
@@ -200,34 +200,34 @@ def check_downlink(part: Downlink, dim: int = 64, clients: int = 4, rounds: int 
         draw = np.random.default_rng(3)
         for round in range(rounds):
             x = x + (0.1 * vector(dim, round + 1, dtype) if round % 5 else 0.0)
-            asked = [client for client in range(clients) if draw.random() < 0.6] or [round % clients]
+            participants = [client for client in range(clients) if draw.random() < 0.6] or [round % clients]
             before = deep_copy((x, state))
-            broadcast, after = part.broadcast(x, state, asked, round, KEY.child(round))
-            again, _ = part.broadcast(x, state, asked, round, KEY.child(round))
+            broadcast, after = part.broadcast(x, state, participants, round, KEY.child(round))
+            again, _ = part.broadcast(x, state, participants, round, KEY.child(round))
             require(same_bits((x, state), before), part, "broadcast changes what it is given")
             require(same_bits(again.vector, broadcast.vector), part, "broadcast gives another vector the second time")
-            told = unsupported_state(after)
-            require(not told, part, f"{told}: a checkpoint holds tensors, numbers, strings, lists and dicts")
-            for client in asked:
+            problem = unsupported_state(after)
+            require(not problem, part, f"{problem}: a checkpoint holds tensors, numbers, strings, lists and dicts")
+            for client in participants:
                 got = _receive(part, listeners[client], broadcast, client, after)
                 require(
                     same_bits(got, broadcast.vector), part, f"client {client} holds another vector in round {round}"
                 )
-            answered = [client for client in asked if draw.random() < 0.8]
+            answered = [client for client in participants if draw.random() < 0.8]
             state = call_twice(part, "acknowledge", part.acknowledge, [after, answered, round])
 
 
 def _receive(part: Downlink, listener: _Listener, broadcast: Any, client: int, state: State) -> Tensor:
     """What a client makes of the bytes of its message: it knows on which of its versions they build."""
     packets = [Packet.parse(bytes(packet.bytes)) for packet in broadcast.packets(client)]
-    base, held = broadcast.bases[client], (listener.held, listener.version)
+    base, previous = broadcast.bases[client], (listener.vector, listener.version)
     if base is not None and isinstance(getattr(part, "compressor", None), Mergeable):
-        held = held if base == listener.version else listener.before
+        previous = previous if base == listener.version else listener.before
     elif base is not None:
         packets = packets[listener.version - base :]
-    listener.held, listener.before = part.apply(held[0], packets), held
+    listener.vector, listener.before = part.apply(previous[0], packets), previous
     listener.version = int(state.get("version", 0))
-    return listener.held
+    return listener.vector
 
 
 def _check_refused(part: object, text: str, error: type[Exception], call: Any, *arguments: Any, **words: Any) -> None:

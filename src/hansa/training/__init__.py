@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.training.client_evaluation import personalise
@@ -11,13 +11,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Task", "TaskLike", "function", "personalise", "quadratic"]
 
-HOMES = {
-    "Task": "hansa.training.task",
-    "TaskLike": "hansa.training.task",
-    "function": "hansa.training.function_tasks",
-    "personalise": "hansa.training.client_evaluation",
-    "quadratic": "hansa.training.function_tasks",
-}
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -13,9 +13,8 @@ from torch import nn
 
 from hansa.core import native
 from hansa.core.keys import Key
-from hansa.core.native.eligibility import NotEligible
 from hansa.core.native.network import AffineStep, Network
-from hansa.core.native.tracing import stages_of
+from hansa.core.native.tracing import NotEligible, stages_of
 from hansa.core.vectors.layout import Layout, convert_module
 from hansa.training import random_state
 from hansa.training.losses import LossFunction

@@ -14,8 +14,8 @@ from hansa.core import native
 from hansa.core.devices import Device, resolve_devices
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.core.native.eligibility import NotEligible
 from hansa.core.native.network import Network
+from hansa.core.native.tracing import NotEligible
 from hansa.core.types import BUFFERS, MODEL, Population, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.layout import Layout, widen_module

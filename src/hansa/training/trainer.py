@@ -184,7 +184,7 @@ class ModuleTrainer(BaseTrainer):
             if self.kernel.network.dropout_numbers:
                 return [self._train_with_dropout(self.kernel, job) for job in jobs]
             first = jobs[0].step
-            apart = first.shift is not None or first.momentum != 0
+            apart = any(job.step.shift is not None or job.step.momentum != 0 for job in jobs)
             if apart or any(job.x is not jobs[0].x or job.step.numbers != first.numbers for job in jobs):
                 return [self._train_bundle(self.kernel, [job])[0] for job in jobs]
             return self._train_bundle(self.kernel, jobs)

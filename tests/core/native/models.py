@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from hansa.core import native
+from hansa.core.native.network import Network
+from hansa.core.native.tracing import NotEligible, stages_of
 
 ReLU, Flatten, Sequential = nn.ReLU, nn.Flatten, nn.Sequential
 Conv, Linear = nn.Conv2d, nn.Linear
@@ -173,3 +177,13 @@ def reference(module: nn.Module, inputs: Tensor, labels: Tensor, dtype: torch.dt
 def distance(a: Tensor, b: Tensor) -> float:
     """||a - b|| / ||b|| in float64."""
     return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-300))
+
+
+def compile_network(module: nn.Module, input_shape: Sequence[int], isa: str = "") -> Network | None:
+    """The native form of a module on inputs of the given shape, (C, H, W) or (features,); None where it has none."""
+    if not native.available():
+        return None
+    try:
+        return Network(stages_of(module, input_shape), tuple(input_shape), isa)
+    except NotEligible:
+        return None

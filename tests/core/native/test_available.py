@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from core.native import sanitize
+from core.native.models import compile_network
 from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
-from hansa.core.native.network import compile_network
 from hansa.core.vectors import kernels
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,9 @@ def linear() -> nn.Module:
 def test_where_a_compiler_is_found_the_kernels_are_there() -> None:
     if os.environ.get("HANSA_NATIVE") == "off":
         pytest.skip("HANSA_NATIVE=off")
-    assert native.unavailable_reason() is None, f"{COMPILER} is on the path, but: {native.unavailable_reason()}. Install again."
+    assert native.unavailable_reason() is None, (
+        f"{COMPILER} is on the path, but: {native.unavailable_reason()}. Install again."
+    )
     assert native.instruction_set() in native.instruction_sets()
     assert "base" in native.instruction_sets()
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from core.native.models import STACKS, parameters_of, smooth
+from core.native.models import STACKS, compile_network, parameters_of, smooth
 from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import network as network_module
 from hansa.core.native.client_kernel import ClientKernel, NativeJob, shuffled_batches, shuffles_like_numpy
-from hansa.core.native.network import AffineStep, compile_network
+from hansa.core.native.network import AffineStep
 from hansa.training.trainer import batch_stream
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -39,7 +39,9 @@ def made(name: str = "CNN-29k", isa: str = ""):
 def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
     for seed in range(3):
         key = Key(seed).child("local", 3, samples, "batch")
-        assert np.array_equal(shuffled_batches(key.digest(16), samples, length, isa), batch_stream(samples, length, key))
+        assert np.array_equal(
+            shuffled_batches(key.digest(16), samples, length, isa), batch_stream(samples, length, key)
+        )
     assert shuffles_like_numpy()
 
 
@@ -54,7 +56,14 @@ def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(momentum, i
     network, x, inputs, labels = made(isa=isa)
     own, key = torch.tensor([3, 4, 7, 11, 12, 20, 29]), Key(5).child("batch")
     s = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
-    options = {"lr": 0.03, "prox_weight": 0.1, "shift": s, "weight_decay": 0.01, "momentum": momentum, "max_grad_norm": 1.0}
+    options = {
+        "lr": 0.03,
+        "prox_weight": 0.1,
+        "shift": s,
+        "weight_decay": 0.01,
+        "momentum": momentum,
+        "max_grad_norm": 1.0,
+    }
     y, delta, velocity = torch.empty_like(x), torch.empty_like(x), torch.zeros_like(x)
     kernel = ClientKernel(network, inputs, labels)
     for _ in range(2):  # a second client finds nothing of the first
@@ -85,7 +94,9 @@ def test_slices_do_not_change_a_bit(monkeypatch):
         monkeypatch.setattr(network_module, "SLICE", seconds)
         monkeypatch.setattr("hansa.core.native.client_kernel.SLICE", seconds)
         y, delta = torch.empty_like(x), torch.empty_like(x)
-        losses, _ = train_one(ClientKernel(network, inputs, labels), x, y, delta, own, 9, 4, bytes(16), AffineStep(lr=0.1))
+        losses, _ = train_one(
+            ClientKernel(network, inputs, labels), x, y, delta, own, 9, 4, bytes(16), AffineStep(lr=0.1)
+        )
         plain = x.clone()
         network.train(plain, inputs, labels, torch.arange(20).view(5, 4), AffineStep(0.1))
         found.append((losses, delta, plain))
@@ -135,7 +146,9 @@ def test_clients_one_after_the_other_move_as_each_alone(name):
     found = ClientKernel(network, inputs, labels).train_clients(x, y, index, jobs, step)
     for job, each in zip(jobs, found, strict=True):
         own, alone, model = index[job.first : job.stop].clone(), torch.empty_like(x), torch.empty_like(x)
-        alone_result = train_one(ClientKernel(network, inputs, labels), x, model, alone, own, job.steps, job.batch, job.key, step)
+        alone_result = train_one(
+            ClientKernel(network, inputs, labels), x, model, alone, own, job.steps, job.batch, job.key, step
+        )
         assert alone_result == each
         assert torch.equal(job.delta, alone)
         assert torch.equal(model - x, alone)
@@ -145,4 +158,6 @@ def test_rows_that_are_not_there_are_refused():
     network, x, inputs, labels = made("MLP")
     job = NativeJob(torch.empty_like(x), 5, ROWS + 1, 1, 2, bytes(16))
     with pytest.raises(HansaError, match=f"outside of the {ROWS}"):
-        ClientKernel(network, inputs, labels).train_clients(x, torch.empty_like(x), torch.arange(ROWS), [job], AffineStep(lr=0.1))
+        ClientKernel(network, inputs, labels).train_clients(
+            x, torch.empty_like(x), torch.arange(ROWS), [job], AffineStep(lr=0.1)
+        )

@@ -12,11 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from core.native.models import STACKS, distance, exact, flatten, parameters_of, pieces, reference, smooth
+from core.native.models import (
+    STACKS,
+    compile_network,
+    distance,
+    exact,
+    flatten,
+    parameters_of,
+    pieces,
+    reference,
+    smooth,
+)
 from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
-from hansa.core.native.network import AffineStep, Network, compile_network
+from hansa.core.native.network import AffineStep, Network
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 ROWS = 12

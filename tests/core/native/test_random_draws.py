@@ -7,7 +7,7 @@ import pytest
 
 from hansa.core import native
 from hansa.core.keys import Key
-from hansa.core.native.random_draws import draws_like_numpy, draw_without_replacement
+from hansa.core.native.random_draws import draw_without_replacement, draws_like_numpy
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 

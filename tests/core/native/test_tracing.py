@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from core.native.models import STACKS, cnn_29k
-from hansa.core.native.eligibility import NotEligible
-from hansa.core.native.tracing import stages_of
+from hansa.core.native.tracing import NotEligible, stages_of
 
 SHAPE = (1, 8, 8)
 

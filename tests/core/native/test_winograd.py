@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
-from core.native.models import distance, parameters_of
+from core.native.models import compile_network, distance, parameters_of
 from core.native.sets import each_set
-from hansa.core.native.network import Network, compile_network
+from hansa.core.native.network import Network
 
 SHAPES = [(3, 16, 32, 14, 14), (5, 16, 32, 14, 14), (5, 9, 20, 11, 17), (3, 40, 7, 9, 8), (5, 64, 5, 36, 33)]
 

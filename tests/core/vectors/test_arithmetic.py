@@ -119,7 +119,7 @@ def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -
     if not native.available():
         pytest.skip(f"no native kernels: {native.unavailable_reason()}")
     asked: list[str] = []
-    for name in ("squared_norm", "weighted_sum", "server_step", "sign_pack", "sign_put", "reaching"):
+    for name in ("squared_norm", "native_weighted_sum", "server_step", "sign_pack", "sign_write", "indices_reaching"):
         real = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *a, _n=name, _r=real, **k: (asked.append(_n), _r(*a, **k))[1])
     x = vector(1000)
@@ -128,7 +128,7 @@ def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -
     server.ams().update(x, server.ams().init(x), CTX)
     decode(sign().encode(x, Key(0)))
     top_k(0.1).encode(x, Key(0))
-    assert set(asked) == {"squared_norm", "weighted_sum", "server_step", "sign_pack", "sign_put", "reaching"}
+    assert set(asked) == {"squared_norm", "native_weighted_sum", "server_step", "sign_pack", "sign_write", "indices_reaching"}
 
 
 def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch) -> None:

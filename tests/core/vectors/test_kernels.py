@@ -343,7 +343,7 @@ def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(isa: str, 
         assert crcs == [zlib.crc32(rows[client].numpy()) for client in order]
         with pytest.raises(ShortRowError) as told:
             StreamedInnerProducts(2, vectors, isa).add_from(file.fileno(), [6, 6 + 4 * (5 * d + 10)], d, [0, 0])
-        assert (told.value.place, told.value.found) == (1, 4 * (d - 10))
+        assert (told.value.place, told.value.available) == (1, 4 * (d - 10))
     with pytest.raises(OSError, match="Bad file descriptor"):
         StreamedInnerProducts(1, vectors, isa).add_from(-1, [0], d, [0])
 

@@ -170,7 +170,9 @@ def test_streamed_rows_are_checked_whoever_reads_them(
         path = next((tmp_path / "rows").iterdir())
         data = path.read_bytes()
         path.write_bytes(data[:-9000])
-        with pytest.raises(DamagedFileError, match=r"client 69, row 'a' of round 0 is damaged: the file ends after \d+ of 160"):
+        with pytest.raises(
+            DamagedFileError, match=r"client 69, row 'a' of round 0 is damaged: the file ends after \d+ of 160"
+        ):
             store.dot(clients, "a", vectors)
         stride = -(-4 * d // 4096) * 4096
         hurt = bytearray(data)

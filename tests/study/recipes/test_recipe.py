@@ -20,22 +20,22 @@ from hansa.study.recipes.recipe import merge_fragment
 RECIPES = sorted(library())
 
 
-def called(*words: str) -> Any:
+def called(*arguments: str) -> Any:
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
     from typer.testing import CliRunner
 
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["reproduce", *words])
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["reproduce", *arguments])
 
 
-def reproduce(*words: str) -> str:
-    result = called(*words)
+def reproduce(*arguments: str) -> str:
+    result = called(*arguments)
     assert result.exit_code == 0, result.output
     return str(result.stdout)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_smoke(name: str, tmp_path: Path) -> None:
-    told = reproduce(name, "--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
+    output = reproduce(name, "--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
     recipe = library()[name]
     record = json.loads((tmp_path / "smoke" / f"{name}.json").read_text())
     cells = list(recipe.cells("smoke"))
@@ -45,7 +45,7 @@ def test_smoke(name: str, tmp_path: Path) -> None:
         reached = recipe.measures[one["measure"]].target is None
         assert one["ours"] is not None or not reached, one
     for row in {cell.row for cell in cells}:
-        assert row in told
+        assert row in output
     verdicts = (tmp_path / "smoke" / f"{name}-verdict.html").read_text()
     assert all(line in verdicts.replace("&#x27;", "'").replace("&gt;", ">") for line in (recipe.reference,))
     assert (tmp_path / "smoke" / f"{name}.html").stat().st_size > 10_000
@@ -58,16 +58,16 @@ def test_every_scale_is_a_configuration(name: str, scale: str) -> None:
     cells = list(library()[name].cells(scale))
     assert cells
     configs = [from_yaml(yaml.safe_dump(cell.document)) for cell in cells]
-    told = [config.model_dump_json(exclude={"name"}) for config in configs]
-    assert len(set(told)) == len(told) or name == "cams-table-2"  # uncompressed one way is uncompressed both ways
+    output = [config.model_dump_json(exclude={"name"}) for config in configs]
+    assert len(set(output)) == len(output) or name == "cams-table-2"  # uncompressed one way is uncompressed both ways
 
 
 def test_nothing_is_run_twice(tmp_path: Path) -> None:
-    words = ("--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
-    reproduce("afga-table-4", *words)
+    arguments = ("--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
+    reproduce("afga-table-4", *arguments)
     runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "runs").glob("*/**/metrics.jsonl")}
     assert len(runs) == 4
-    reproduce("afga-table-4", "afga-figure-1a", *words)
+    reproduce("afga-table-4", "afga-figure-1a", *arguments)
     again = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "runs").glob("*/**/metrics.jsonl")}
     assert {path: again[path] for path in runs} == runs
     assert len(again) == 4 + 2  # AFGA on its ring is a cell of both
@@ -79,29 +79,29 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
 def test_a_result_is_exported_with_tables_curves_and_configurations(tmp_path: Path) -> None:
     mine, kept = tmp_path / "mine.yaml", tmp_path / "kept"
     mine.write_text(OWN)
-    words = ("--scale", "cpu", "--out", str(tmp_path / "out"), "--export", str(kept), "--quiet", "--workers", "1")
-    reproduce(str(mine), *words)
-    told = (kept / "runs.md").read_text()
+    arguments = ("--scale", "cpu", "--out", str(tmp_path / "out"), "--export", str(kept), "--quiet", "--workers", "1")
+    reproduce(str(mine), *arguments)
+    output = (kept / "runs.md").read_text()
     record = json.loads((kept / "runs.json").read_text())
     for number in record["numbers"]:
-        assert f"| {number['row']} |" in told
-    assert "hansa reproduce runs --scale cpu" in told
+        assert f"| {number['row']} |" in output
+    assert "hansa reproduce runs --scale cpu" in output
     configs = yaml.safe_load((kept / "runs.yaml").read_text())
-    with open(kept / "runs.csv", newline="") as held:
-        lines = list(csv.DictReader(held))
+    with open(kept / "runs.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
     assert {line["row"] for line in lines} == set(configs) == {number["row"] for number in record["numbers"]}
     for row, config in configs.items():
-        asked = from_yaml(yaml.safe_dump(config))
+        requested = from_yaml(yaml.safe_dump(config))
         best = max(100 * float(line["test_accuracy"]) for line in lines if line["row"] == row)
         ours = next(number["ours"] for number in record["numbers"] if number["row"] == row)
-        assert asked.rounds == max(int(line["round"]) for line in lines if line["row"] == row)
+        assert requested.rounds == max(int(line["round"]) for line in lines if line["row"] == row)
         assert best == pytest.approx(ours["mean"], abs=1e-3)
     assert not list(kept.glob("needs-data*"))
     if importlib.util.find_spec("matplotlib"):
-        assert "![" in told
+        assert "![" in output
         assert (kept / "runs-test_accuracy.svg").read_text().startswith("<?xml")
     again = {path.name: path.read_bytes() for path in kept.iterdir()}
-    reproduce(str(mine), *words)
+    reproduce(str(mine), *arguments)
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == again
 
 
@@ -111,9 +111,9 @@ def test_a_recipe_that_cannot_be_run_is_told_and_the_rest_goes_on(
     monkeypatch.setenv("HANSA_DATA", str(tmp_path / "empty"))
     mine = tmp_path / "mine.yaml"
     mine.write_text(OWN)
-    told = reproduce(str(mine), "--scale", "cpu", "--out", str(tmp_path / "out"), "--quiet", "--workers", "1")
-    assert re.search(r"needs-data +Table 9 +not run", told)
-    assert re.search(r"runs +Table 8 +1 agrees, 1 differs, 1 of 2 claims hold", told)
+    output = reproduce(str(mine), "--scale", "cpu", "--out", str(tmp_path / "out"), "--quiet", "--workers", "1")
+    assert re.search(r"needs-data +Table 9 +not run", output)
+    assert re.search(r"runs +Table 8 +1 agrees, 1 differs, 1 of 2 claims hold", output)
     page = (tmp_path / "out" / "cpu" / "reproduced.html").read_text()
     assert "<b>Not run:</b>" in page
     assert "<script>alert" not in page
@@ -147,8 +147,8 @@ recipes:
 
 
 def test_the_list() -> None:
-    told = reproduce()
-    assert all(name in told for name in RECIPES)
+    output = reproduce()
+    assert all(name in output for name in RECIPES)
 
 
 @pytest.mark.parametrize(
@@ -171,15 +171,15 @@ def test_a_wrong_recipe_is_told_exactly(tmp_path: Path, change: tuple[str, str],
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["cams-tabel-2"], "Did you mean cams-table-2 or"),
         (["cams-table-2", "--scale", "cpus"], "expected smoke, cpu or paper"),
         (["cams-table-2", "--all"], "expected one of the two"),
     ],
 )
-def test_bad_words(words: list[str], message: str) -> None:
-    result = called(*words)
+def test_bad_words(arguments: list[str], message: str) -> None:
+    result = called(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
 

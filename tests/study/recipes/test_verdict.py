@@ -24,18 +24,18 @@ def recipe(published: dict[str, Any], compares: str = "numbers", **more: Any) ->
     return Recipe.model_validate({**body, "measures": measures, "scales": {"cpu": {"compares": compares}}, **more})
 
 
-def verdicts(asked: Recipe, ours: dict[str, list[float]]) -> dict[str, str]:
+def verdicts(requested: Recipe, ours: dict[str, list[float]]) -> dict[str, str]:
     comparisons, _ = compare_with_paper(
-        asked, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
+        requested, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
     )
     return {one.cell.row: one.verdict for one in comparisons}
 
 
 def test_numbers_within_the_rule_agree_and_others_keep_their_order_or_not() -> None:
-    asked = recipe({"a": 80.0, "b": 70.0, "c": 60.0})
-    assert verdicts(asked, {"a": [0.809], "b": [0.691], "c": [0.60]}) == dict.fromkeys("abc", "agrees")
-    assert verdicts(asked, {"a": [0.50], "b": [0.40], "c": [0.30]}) == dict.fromkeys("abc", "same order")
-    assert verdicts(asked, {"a": [0.50], "b": [0.55], "c": [0.30]}) == {
+    requested = recipe({"a": 80.0, "b": 70.0, "c": 60.0})
+    assert verdicts(requested, {"a": [0.809], "b": [0.691], "c": [0.60]}) == dict.fromkeys("abc", "agrees")
+    assert verdicts(requested, {"a": [0.50], "b": [0.40], "c": [0.30]}) == dict.fromkeys("abc", "same order")
+    assert verdicts(requested, {"a": [0.50], "b": [0.55], "c": [0.30]}) == {
         "a": "differs",
         "b": "differs",
         "c": "same order",
@@ -49,8 +49,8 @@ def test_spread_widens_the_rule() -> None:
 
 
 def test_an_order_within_the_spread_is_no_other_order() -> None:
-    asked = recipe({"a": 80.0, "b": 70.0})
-    assert verdicts(asked, {"a": [0.49, 0.51], "b": [0.50, 0.52]}) == {"a": "same order", "b": "same order"}
+    requested = recipe({"a": 80.0, "b": 70.0})
+    assert verdicts(requested, {"a": [0.49, 0.51], "b": [0.50, 0.52]}) == {"a": "same order", "b": "same order"}
     close = recipe({"a": [80.0, 6.0], "b": [79.0, 6.0]}, compares="order")
     assert verdicts(close, {"a": [0.3], "b": [0.4]}) == {"a": "not comparable", "b": "not comparable"}
 
@@ -65,13 +65,13 @@ def test_what_a_scale_cannot_judge() -> None:
 
 
 def test_not_reached_agrees_with_not_reached() -> None:
-    asked = recipe(
+    requested = recipe(
         {"a": "500+", "b": 100},
         measures={
             "accuracy": {"statistic": "rounds_to", "target": 0.5, "factor": 1, "tolerance": 0.2, "relative": True}
         },
     )
-    assert verdicts(asked, {"a": [0.4], "b": [0.4]}) == {"a": "agrees", "b": "not comparable"}
+    assert verdicts(requested, {"a": [0.4], "b": [0.4]}) == {"a": "agrees", "b": "not comparable"}
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_claims_hold_fail_or_are_undecided() -> None:
         {"statement": "b before c", "measure": "accuracy", "order": ["c", "b"]},
         {"statement": "alike", "measure": "accuracy", "similar": ["b", "c"], "tolerance": 2.0},
     ]
-    asked = recipe({"a": 1, "b": 1, "c": 1}, claims=claims)
+    requested = recipe({"a": 1, "b": 1, "c": 1}, claims=claims)
     ours = {"a": [0.8, 0.8], "b": [0.50, 0.54], "c": [0.49, 0.53]}
     _, checks = compare_with_paper(
-        asked, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
+        requested, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
     )
     assert [one.holds for one in checks] == [True, False, None, True]

@@ -21,8 +21,8 @@ def find():
     """The browser's program, or a skipped test that says so; with HANSA_BROWSER=1 a missing one is a failure."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
-        told = f"no browser, none of {', '.join(NAMES)}: pages are NOT tested (apt-get install chromium)"
-        (pytest.fail if os.environ.get("HANSA_BROWSER") == "1" else pytest.skip)(told)
+        output = f"no browser, none of {', '.join(NAMES)}: pages are NOT tested (apt-get install chromium)"
+        (pytest.fail if os.environ.get("HANSA_BROWSER") == "1" else pytest.skip)(output)
     return found
 
 
@@ -121,10 +121,10 @@ class Browser:
         found = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=full)
         Path(path).write_bytes(base64.b64decode(found["data"]))
 
-    def _call(self, method, **words):
+    def _call(self, method, **arguments):
         self._number += 1
         number = self._number
-        message = {"id": number, "method": method, "params": words}
+        message = {"id": number, "method": method, "params": arguments}
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
@@ -145,14 +145,14 @@ class Browser:
             if "id" in message:
                 self._answers[message["id"]] = message
                 continue
-            method, told = message["method"], message["params"]
+            method, output = message["method"], message["params"]
             if method == "Page.loadEventFired":
                 self._loaded = True
             elif method == "Runtime.exceptionThrown":
-                self.console.append(told["exceptionDetails"].get("exception", {}).get("description", str(told)))
-            elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-                self.console.append(str(told["args"]))
-            elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-                self.console.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+                self.console.append(output["exceptionDetails"].get("exception", {}).get("description", str(output)))
+            elif method == "Runtime.consoleAPICalled" and output["type"] in ("error", "warning", "assert"):
+                self.console.append(str(output["args"]))
+            elif method == "Log.entryAdded" and output["entry"]["level"] in ("error", "warning"):
+                self.console.append(f"{output['entry']['text']} {output['entry'].get('url', '')}")
             elif method == "Network.requestWillBeSent":
-                self.requests.append(told["request"]["url"])
+                self.requests.append(output["request"]["url"])

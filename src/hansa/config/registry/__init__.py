@@ -8,7 +8,7 @@ error_feedback(compressor=top_k(ratio=0.015625, values='float32'))
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.config.registry.components import (
@@ -46,16 +46,5 @@ __all__ = [
     "unknown_plugins",
 ]
 
-HOMES = {
-    **dict.fromkeys(
-        ("ConfigValueError", "Factory", "KINDS", "Keys", "Kind", "register_kind", "unknown_plugins"),
-        "hansa.config.registry.components",
-    ),
-    **dict.fromkeys(("ComponentField", "component_field", "field_for_argument"), "hansa.config.registry.fields"),
-    **dict.fromkeys(("Plugin", "normalize_name"), "hansa.config.registry.plugins"),
-    **dict.fromkeys(("PythonExpression", "PythonWriter", "to_python"), "hansa.config.registry.python_expression"),
-    **dict.fromkeys(("Argument", "Signature", "signature_of"), "hansa.config.registry.signatures"),
-}
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)
+    __getattr__, __dir__ = lazy_exports(__name__)

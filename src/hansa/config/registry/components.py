@@ -19,6 +19,7 @@ from hansa.config.registry import import_path, plugins
 from hansa.config.registry.plugins import Plugin, normalize_name
 from hansa.config.registry.signatures import PROTOCOLS, return_type, type_hints
 from hansa.core.errors import HansaError, short_repr, suggestion
+from hansa.core.lazy_imports import exports
 from hansa.rounds import ledger
 from hansa.rounds.faults import faults
 from hansa.training import augment, losses
@@ -181,7 +182,7 @@ def register_kind(
     empty = Kind(name, protocol, {}, methods, label)
     built_in = package if isinstance(package, Mapping) else {
         each: factory for each in package.__all__ if each.islower()
-        if not modules or package.HOMES[each] in modules
+        if not modules or exports(package.__name__)[each] in modules
         if empty.is_factory(factory := getattr(package, each))
     }  # fmt: skip
     PROTOCOLS[protocol.__name__] = protocol
@@ -267,6 +268,11 @@ LINK_MODEL = register_kind(
     default="custom",
 )
 FAULTS = register_kind(
-    "fault_plan", faults, {"faults": faults}, ("apply_to_orders", "apply_to_reports"), label="fault plan", default="faults"
+    "fault_plan",
+    faults,
+    {"faults": faults},
+    ("apply_to_orders", "apply_to_reports"),
+    label="fault plan",
+    default="faults",
 )
 PRESET = register_kind("preset", Algorithm, presets.catalogue())

@@ -1,4 +1,4 @@
-"""Native kernels for small models, the server and the wire: optional, and never needed for a result.
+"""Native kernels for small models, servers and compressors: optional, never needed for a result.
 
 They are built by a plain install wherever a C compiler is found, and loaded through ctypes, so that a call releases the
 interpreter lock. Each call runs on one thread in one fixed order of operations: equal inputs give equal bits on one
@@ -28,28 +28,28 @@ def available() -> bool:
 
 
 def unavailable_reason() -> str | None:
-    """The reason why the native kernels are not available, or None."""
+    """Return why the native kernels cannot be used here, or None."""
     return _reason(__file__, _requested_set())
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """The instruction sets that the library was built for and this machine runs, best first."""
+    """Return the instruction sets that the library was built for and this machine runs, best first."""
     library = _load_library(__file__)
     return () if isinstance(library, str) else tuple(name for name in NAMES if library.hansa_kernels_for(name.encode()))
 
 
 def instruction_set() -> str | None:
-    """The instruction set in use, or None where the kernels are not available."""
+    """Return the instruction set in use, or None where the kernels are not available."""
     return None if unavailable_reason() else str(load().name.decode())
 
 
 def load(isa: str = "") -> Any:
-    """The table of kernels (``hansa.core.native.abi.Kernels``) of one instruction set, by default the best."""
-    wish = _requested_set()
-    reason = _reason(__file__, wish)
+    """Return the kernels (``hansa.core.native.abi.Kernels``) of one instruction set, by default the best."""
+    requested = _requested_set()
+    reason = _reason(__file__, requested)
     if reason is not None:
         raise HansaError(f"native kernels: {reason}.")
-    return _load_table(__file__, isa or wish)
+    return _load_table(__file__, isa or requested)
 
 
 def _requested_set() -> str:
@@ -57,31 +57,31 @@ def _requested_set() -> str:
 
 
 @cache
-def _reason(file: str, wish: str) -> str | None:
-    if wish == "off":
+def _reason(file: str, requested: str) -> str | None:
+    if requested == "off":
         return "HANSA_NATIVE=off hides the native kernels"
     library = _load_library(file)
     if isinstance(library, str):
         return library
-    if wish and wish not in instruction_sets():
-        return f"HANSA_NATIVE={wish}: this machine runs {', '.join(instruction_sets())}"
+    if requested and requested not in instruction_sets():
+        return f"HANSA_NATIVE={requested}: this machine runs {', '.join(instruction_sets())}"
     return None
 
 
 @cache
 def _load_table(file: str, isa: str) -> Any:
-    found = _load_library(file).hansa_kernels_for(isa.encode())
-    if not found:
+    kernels = _load_library(file).hansa_kernels_for(isa.encode())
+    if not kernels:
         raise HansaError(f"native kernels for {isa!r}: this machine runs {', '.join(instruction_sets())}.")
-    return found.contents
+    return kernels.contents
 
 
 def _size_mismatches(library: Any) -> str:
-    """The structures that the library and `abi` do not agree on; a call with one would read beyond its end."""
+    """Describe the structures whose sizes differ between the library and `abi`; a call would read beyond their end."""
     try:
         library.hansa_size.argtypes, library.hansa_size.restype = [ctypes.c_int64], ctypes.c_int64
     except AttributeError:
-        return "it does not tell the sizes of its structures"
+        return "it does not report the sizes of its structures"
     here = {kind.__name__: ctypes.sizeof(kind) for kind in abi.STRUCTURES}
     there = [library.hansa_size(place) for place in range(len(here) + 1)]
     if there[-1] != -1 or -1 in there[:-1]:
@@ -92,7 +92,7 @@ def _size_mismatches(library: Any) -> str:
 
 @cache
 def _load_library(file: str) -> Any:
-    """The library loaded from beside a file, or the reason why there is none."""
+    """Load the library beside a file; return the reason where there is none."""
     built = [Path(file).parent / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:
@@ -105,8 +105,8 @@ def _load_library(file: str) -> Any:
         return f"{path.name} does not load: {error}"
     if version != abi.ABI:
         return f"{path.name} is of another version ({version}, expected {abi.ABI}): install again"
-    if told := _size_mismatches(library):
-        return f"{path.name} was built from other sources: {told}. Install again"
+    if mismatches := _size_mismatches(library):
+        return f"{path.name} was built from other sources: {mismatches}. Install again"
     library.hansa_kernels_for.argtypes = [ctypes.c_char_p]
     library.hansa_kernels_for.restype = ctypes.POINTER(abi.Kernels)
     return library

@@ -1,8 +1,7 @@
-"""Small stacks trained natively: convolutions, ReLU, pools, dropout, linear layers and mean cross-entropy, in float32.
+"""Small networks trained natively: convolutions, ReLU, pools, dropout, linear layers, mean cross-entropy, in float32.
 
-One call runs a client's whole local phase with the interpreter lock released. The flat vector is Hansa's own layout:
-parameters in module order, convolution weights channels-last. Results agree with eager PyTorch to float rounding and
-repeat to the bit on one instruction set.
+The flat vector is Hansa's own layout: parameters in module order, convolution weights channels-last. Calls release the
+interpreter lock. Results agree with eager PyTorch to float rounding and repeat to the bit on one instruction set.
 """
 
 from __future__ import annotations
@@ -12,38 +11,116 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_float, c_int64
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from hansa.core import native
 from hansa.core.errors import HansaError, check_positive, invalid_argument
 from hansa.core.native import abi
-from hansa.core.native.eligibility import NotEligible
-from hansa.core.native.stages import LayerStage
-from hansa.core.native.tracing import stages_of
+
+if TYPE_CHECKING:  # commands that only read files import this module, and must not wait for torch
+    from torch import Tensor
 
 _EVALUATION_BATCH = 64
 SLICE = 0.1  # seconds that a call lasts at most, plus one step, so that Ctrl-C is heard in between
 
 
-def compile_network(module: nn.Module, input_shape: Sequence[int], isa: str = "") -> Network | None:
-    """The native form of a module on inputs of the given shape, (C, H, W) or (features,); None where there is none.
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The maximum or the mean (``kind``) of windows of ``size``, ``step`` apart; both are (height, width).
 
-    A stack is any module whose ``forward()`` amounts to square convolutions (stride 1 to 4), ReLU, pools by maximum or
-    mean without a border, dropout, flattening and linear layers, ending in a linear one. Nothing else is, nor one with
-    a frozen, shared or hooked layer.
-
-    >>> compile_network(nn.Sequential(nn.Linear(4, 2), nn.Tanh()), (4,)) is None
-    True
+    >>> Pool(abi.MAX, (3, 3), (2, 2)).output_sides((8, 8))
+    (3, 3)
     """
-    if not native.available():
-        return None
-    try:
-        return Network(stages_of(module, input_shape), tuple(input_shape), isa)
-    except NotEligible:
-        return None
+
+    kind: int
+    size: tuple[int, int]
+    step: tuple[int, int]
+
+    def output_sides(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Return the (height, width) of an image after the pool."""
+        high, wide = ((side - w) // s + 1 for side, w, s in zip(image, self.size, self.step, strict=True))
+        return high, wide
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Dropout with probability ``p``: of values, of values already flattened, or of whole channels (``kind``)."""
+
+    kind: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStage:
+    """One convolution or linear layer with the ReLU, pool and dropout that follow it.
+
+    ``shape`` is its input as (channels, height, width). ``weight`` and ``bias`` are the offsets of its parameters in
+    the flat vector; -1 is no bias. ``planar``: images and convolution weights are contiguous, not channels-last.
+    """
+
+    kind: int
+    shape: tuple[int, int, int]
+    out: int
+    kernel: int = 0
+    padding: int = 0
+    relu: bool = False
+    pool: Pool | None = None
+    weight: int = 0
+    bias: int = -1
+    planar: bool = False
+    stride: int = 1
+    relu_after_pool: bool = False
+    drop: Drop | None = None
+
+    @property
+    def out_shape(self) -> tuple[int, int, int]:
+        if self.kind == abi.LINEAR:
+            return self.out, 1, 1
+        high, wide = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in self.shape[1:])
+        return self.out, *((high, wide) if self.pool is None else self.pool.output_sides((high, wide)))
+
+    @property
+    def dim(self) -> int:
+        inputs = self.kernel**2 * self.shape[0] if self.kind == abi.CONV else math.prod(self.shape)
+        return self.out * (inputs + (self.bias >= 0))
+
+    @property
+    def dropout_numbers(self) -> int:
+        """The numbers that its dropout draws for one example."""
+        if self.drop is None:
+            return 0
+        return self.out if self.drop.kind == abi.DROP_CHANNELS else math.prod(self.out_shape)
+
+    def write_to(self, place: abi.Stage) -> None:
+        """Write the stage into the structure that native code reads."""
+        place.kind, place.out, place.kernel, place.padding = self.kind, self.out, self.kernel, self.padding
+        place.channels, place.height, place.width = self.shape
+        place.relu = 2 if self.relu and self.relu_after_pool else int(self.relu)
+        place.planar, place.stride = self.planar, self.stride
+        place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
+        if self.pool is not None:
+            place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size
+            place.step_h, place.step_w = self.pool.step
+
+    def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
+        """Draw what dropout multiplies by, 0 or 1 / (1 - p), as eager torch draws it for as many rows: the generator's
+        numbers in the order in which torch stores the values. ``out`` is flat, in the kernels' order."""
+        assert self.drop is not None
+        if self.kind == abi.LINEAR or self.drop.kind != abi.DROP:
+            _bernoulli(out, self.drop.p, generator)
+            return
+        channels, height, width = self.out_shape
+        image = out.view(rows, height, width, channels).permute(0, 3, 1, 2)
+        if self.planar:
+            image.copy_(_bernoulli(torch.empty(image.shape), self.drop.p, generator))
+        else:
+            _bernoulli(image, self.drop.p, generator)
+
+
+def _bernoulli(out: Tensor, p: float, generator: torch.Generator) -> Tensor:
+    return out.bernoulli_(1 - p, generator=generator).div_(1 - p)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +159,7 @@ class Network:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", sum(stage.dim for stage in self.stages))
-        object.__setattr__(self, "keeps", sum(stage.dropout_numbers for stage in self.stages))
+        object.__setattr__(self, "dropout_numbers", sum(stage.dropout_numbers for stage in self.stages))
 
     @property
     def classes(self) -> int:
@@ -104,7 +181,7 @@ class Network:
 
         The step's velocity is updated in place; without it momentum starts from zero. ``sizes`` gives each step's own
         batch size, the rest of its row being ignored. uint8 inputs need ``table`` [C, 256], the value of each byte. A
-        network with dropout needs ``keep`` [steps, batch keeps], of which each row is what `draw` fills.
+        network with dropout needs ``keep`` [steps, batch dropout_numbers], of which each row is what `draw` fills.
         """
         data = self.examples(inputs, labels, table)
         self.check_vector("y", y)
@@ -138,8 +215,7 @@ class Network:
         table: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> tuple[float, Tensor]:
-        """The mean loss over the given rows at y, and its gradient (in ``out`` if given); ``keep`` is what `draw`
-        fills."""
+        """Return the mean loss over rows at y and its gradient, in ``out`` if given; ``keep`` is what `draw` fills."""
         data = self.examples(inputs, labels, table)
         self.check_vector("y", y)
         out = torch.empty_like(y) if out is None else out
@@ -161,7 +237,7 @@ class Network:
         *,
         table: Tensor | None = None,
     ) -> tuple[float, int]:
-        """The summed loss and the number of right answers over rows start..stop."""
+        """Return the summed loss and the number of correct predictions over rows start..stop."""
         stop = len(inputs) if stop is None else stop
         if not 0 <= start <= stop <= len(inputs):
             raise invalid_argument(
@@ -177,7 +253,7 @@ class Network:
         return score.loss, score.correct
 
     def logits(self, y: Tensor, inputs: Tensor, rows: Tensor, *, table: Tensor | None = None) -> Tensor:
-        """The outputs [rows, classes] for the given rows."""
+        """Return the logits [rows, classes]."""
         data = self.examples(inputs, None, table)
         self.check_vector("y", y)
         out = torch.empty(len(rows), self.classes)
@@ -192,15 +268,15 @@ class Network:
         return out
 
     def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
-        """What dropout multiplies a batch by, into ``out`` [rows keeps]: the numbers that eager torch would draw from a
-        generator in this state, in the order of the layers."""
+        """Draw what dropout multiplies a batch by into ``out`` [rows dropout_numbers]: the numbers that eager torch
+        would draw from a generator in this state, in the order of the layers."""
         pieces = torch.split(out, [rows * stage.dropout_numbers for stage in self.stages])
         for stage, piece in zip(self.stages, pieces, strict=True):
             if stage.drop is not None:
                 stage.draw(rows, generator, piece)
 
     def batch_index(self, index: Tensor, sizes: Tensor | None, where: str, keep: Tensor | None) -> abi.BatchIndex:
-        """The C view of batches and of what dropout multiplies them by."""
+        """Return the C structure of batches and of what dropout multiplies them by."""
         batches = batch_index(index, sizes, where)
         if keep is None and not self.dropout_numbers:
             return batches
@@ -219,7 +295,7 @@ class Network:
 
     @contextmanager
     def _workspace(self, batch: int) -> Iterator[tuple[Any, int]]:
-        """A workspace nobody else uses, for at least the given batch. Lists pop and append atomically."""
+        """Borrow a workspace for at least the given batch. Lists pop and append atomically."""
         try:
             space = self._idle.pop()
         except IndexError:
@@ -232,7 +308,7 @@ class Network:
             self._idle.append(space)
 
     def check_vector(self, name: str, vector: Tensor) -> None:
-        """Refuse what is not a flat vector of this network."""
+        """Raise unless this is a flat vector of the network."""
         fits = vector.dtype == torch.float32 and vector.shape == (self.dim,) and vector.is_contiguous()
         if not fits or not vector.is_cpu:
             raise HansaError(
@@ -240,7 +316,7 @@ class Network:
             )
 
     def examples(self, inputs: Tensor, labels: Tensor | None, table: Tensor | None) -> abi.Data:
-        """The C view of the examples, which keeps them alive."""
+        """Return the C structure of the examples, which keeps them alive."""
         if inputs.shape[1:] != self.input_shape or inputs.device.type != "cpu":
             wanted = _inside(self.input_shape)
             raise HansaError(f"Network: inputs are {_describe(inputs)}, expected [n, {wanted}] on the CPU.")
@@ -302,7 +378,7 @@ def batch_index(index: Tensor, sizes: Tensor | None, where: str) -> abi.BatchInd
 def check_code(
     code: int, where: str, network: Network, index: Tensor, sizes: Tensor | None, labels: Tensor | None, rows: int
 ) -> None:
-    """Turn a refusal of the C side, which changed nothing, into an error that names the value."""
+    """Raise the error of a return code with the value that caused it; the call changed nothing."""
     if code == abi.OK:
         return
     if code == abi.BAD_SIZE:

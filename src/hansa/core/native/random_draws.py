@@ -1,4 +1,4 @@
-"""Draws without replacement as NumPy makes them, in one native call: making a generator takes longer than the draw."""
+"""NumPy's draws without replacement in one native call: making a generator takes longer than the draw."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAX_POPULATION = 10_000
 
 
 def draw_without_replacement(key: bytes, many: int, some: int) -> list[int]:
-    """``some`` of the numbers below ``many``, as Generator.choice without replacement or shuffle gives them with the
-    Philox of this key of 16 bytes.
+    """Return ``some`` of the numbers below ``many``, as Generator.choice without replacement or shuffle draws them with
+    the Philox of this key of 16 bytes.
 
-    >>> chosen(bytes(16), 3, 3)
+    >>> draw_without_replacement(bytes(16), 3, 3)
     [0, 1, 2]
     """
     if native.available() and some <= min(MAX_DRAWN, many) and many <= MAX_POPULATION and draws_like_numpy():
@@ -32,13 +32,13 @@ def _draw_natively(key: bytes, many: int, some: int) -> list[int]:
 
 def _draw_with_numpy(key: bytes, many: int, some: int) -> list[int]:
     generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
-    found: list[int] = generator.choice(many, some, replace=False, shuffle=False).tolist()
-    return found
+    drawn: list[int] = generator.choice(many, some, replace=False, shuffle=False).tolist()
+    return drawn
 
 
 @cache
 def draws_like_numpy() -> bool:
-    """Whether this NumPy chooses as the native code does, which follows NumPy 1.17 to 2.x."""
+    """Whether this NumPy draws as the native code does, which follows NumPy 1.17 to 2.x."""
     cases = [(many, some) for many in (1, 2, 5, 20, 999) for some in (1, 2, 5, 60) if some <= many]
     key = bytes(range(16))
     return all(_draw_natively(key, many, some) == _draw_with_numpy(key, many, some) for many, some in cases)

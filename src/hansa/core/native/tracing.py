@@ -1,26 +1,33 @@
-"""Which modules are stacks that the native kernels can train, whatever way they are written.
+"""Tracing: which modules the native kernels can train, whatever way they are written.
 
-``forward()`` and the loss run on a small batch while every call of torch is watched. Layers, functions and methods of
+``forward()`` and the loss run on a small batch while every call of torch is traced. Layers, functions and methods of
 tensors that do the same are the same; what is not a chain of stages ending in mean cross-entropy is refused by name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.core.native import abi
-from hansa.core.native.eligibility import NotEligible, parameter_offsets, check_pure
-from hansa.core.native.stages import Drop, Pool, LayerStage
+from hansa.core.native.network import Drop, LayerStage, Pool
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+
+class NotEligible(Exception):
+    """Why a module has no native form."""
 
 
 def stages_of(
@@ -29,7 +36,7 @@ def stages_of(
     loss: Loss = cross_entropy,
     channels_last: bool = True,
 ) -> tuple[LayerStage, ...]:
-    """The module as stages, or `Unfit` with the first thing that is not one.
+    """Return the module as stages, or raise `NotEligible` with the first thing that is not one.
 
     >>> [stage.out for stage in stages_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))]
     [3, 2]
@@ -166,7 +173,9 @@ class _Watch(TorchFunctionMode):
             self._image()
         shape = (self.shape[0], self.shape[1], self.shape[2])
         kind, pad = (abi.CONV, shape, out.shape[1], kernel), _both(padding)[0]
-        self.stages.append(LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, stride=steps[0]))
+        self.stages.append(
+            LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, stride=steps[0])
+        )
         self.shape = self.stages[-1].out_shape
 
     def _image(self) -> tuple[int, int, int]:
@@ -350,3 +359,51 @@ _RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
     **dict.fromkeys(("contiguous", "float", "to", "clone"), _Watch.same),
     **dict.fromkeys(_DROPOUTS, _Watch.dropout),
 }
+
+
+def parameter_offsets(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
+    """Each parameter with its place in the flat vector, by identity."""
+    if any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
+        raise NotEligible("there are hooks for all modules")
+    for part in module.modules():
+        if any(getattr(part, name, None) for name in _HOOKS):
+            raise NotEligible(f"{type(part).__name__} has a hook")
+    if any(True for _ in module.buffers()):
+        raise NotEligible("it has buffers")
+    places: dict[int, tuple[Tensor, int]] = {}
+    offset = 0
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise NotEligible(f"{name} is frozen")
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise NotEligible(f"{name} is {parameter.dtype} on {parameter.device}")
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise NotEligible(f"{name} has a hook")
+        places[id(parameter)] = (parameter, offset)
+        offset += parameter.numel()
+    return places
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+
+@contextmanager
+def check_pure(module: nn.Module) -> Iterator[None]:
+    """Refuses a forward() that writes to its module or draws random numbers: native code would do neither."""
+    before = [(part, {name: (value, _size(value)) for name, value in vars(part).items()}) for part in module.modules()]
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - it is only looked at
+    yield
+    for part, had in before:
+        now = {name: value for name, value in vars(part).items() if name != "training"}
+        for name, value in now.items():
+            if name not in had or value is not had[name][0] or _size(value) != had[name][1]:
+                raise NotEligible(f"its forward() writes to {type(part).__name__}.{name}")
+    same = torch.equal(drawn[0], torch.get_rng_state()) and drawn[1] == random.getstate()
+    state, after = drawn[2], np.random.get_state()  # noqa: NPY002
+    if not same or any(not np.array_equal(a, b) for a, b in zip(state, after, strict=True)):
+        raise NotEligible("its forward() draws random numbers")
+
+
+def _size(value: object) -> int | None:
+    return len(value) if isinstance(value, (list, dict, set)) and isinstance(value, Sized) else None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(__name__)
+    __getattr__, __dir__ = lazy_exports(__name__)

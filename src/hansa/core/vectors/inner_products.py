@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class ShortRowError(Exception):
     """A file ends within a row: its place among those asked for, and the bytes that were there."""
 
-    def __init__(self, place: int, found: int) -> None:
-        super().__init__(place, found)
-        self.place, self.found = place, found
+    def __init__(self, place: int, available: int) -> None:
+        super().__init__(place, available)
+        self.place, self.available = place, available
 
 
 class StreamedInnerProducts:
@@ -55,8 +55,8 @@ class StreamedInnerProducts:
                 f"pieces of {self._count} rows, a multiple of {abi.GRAM_LANES} long all but the last."
             )
         there = self._first + self._done * rows.element_size()
-        told = self._table.gram32_add(rows.data_ptr(), rows.stride(0), count, there, d, many, n, self._lanes.data_ptr())
-        if told != abi.OK:
+        status = self._table.gram32_add(rows.data_ptr(), rows.stride(0), count, there, d, many, n, self._lanes.data_ptr())
+        if status != abi.OK:
             raise MemoryError("inner_products: no memory for the sums")
         self._done += n
 
@@ -74,16 +74,16 @@ class StreamedInnerProducts:
             raise HansaError(
                 f"StreamedInnerProducts.add_from: {len(offsets)} rows, {self._done} + {entries} entries of {d}."
             )
-        checks, told = (ctypes.c_uint32 * self._count)(*crcs), (c_int64 * 2)()
+        checks, failure = (ctypes.c_uint32 * self._count)(*crcs), (c_int64 * 2)()
         there = self._first + self._done * self._vectors.element_size()
         places = (c_int64 * self._count)(*offsets)
         result = self._table.rows_add(
-            file, places, self._count, there, d, many, entries, self._lanes.data_ptr(), checks, told
+            file, places, self._count, there, d, many, entries, self._lanes.data_ptr(), checks, failure
         )
-        if result == abi.BAD_ROW and told[1] < 0:
-            raise OSError(-told[1], os.strerror(-told[1]))
+        if result == abi.BAD_ROW and failure[1] < 0:
+            raise OSError(-failure[1], os.strerror(-failure[1]))
         if result == abi.BAD_ROW:
-            raise ShortRowError(told[0], told[1])
+            raise ShortRowError(failure[0], failure[1])
         if result != abi.OK:
             raise MemoryError("inner_products: no memory for the sums")
         self._done += entries

@@ -67,7 +67,7 @@ def server_step(
     if (v is None) == moments or (vhat is None) == maximum:
         raise HansaError(f"server_step({kind!r}): v goes with all rules but momentum, vhat with amsgrad and ams only.")
     if out is None:
-        fresh = [allocator.empty_like(given) if given is not None else None for given in (v, vhat)]
+        fresh = [allocator.empty_like(moment) if moment is not None else None for moment in (v, vhat)]
         out = ServerStep(allocator.empty_like(delta), allocator.empty_like(m), *fresh)
     if (out.v is None) == moments or (out.vhat is None) == maximum:
         raise HansaError(f"server_step({kind!r}): out must hold the same moments as the input.")
@@ -214,10 +214,10 @@ def indices_reaching(
     kernel = native.load(isa).reaching
     while True:
         index, value = np.empty(capacity, np.int64), np.empty(capacity, np.float32)
-        found = kernel(pointer, size, threshold, capacity, index.ctypes.data, value.ctypes.data)
-        if found <= capacity:
-            return index[:found], value[:found]
-        capacity = found
+        count = kernel(pointer, size, threshold, capacity, index.ctypes.data, value.ctypes.data)
+        if count <= capacity:
+            return index[:count], value[:count]
+        capacity = count
 
 
 def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
@@ -265,8 +265,8 @@ def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 <<
     numbers = x.dtype in (torch.int32, np.int32)
     pointer = address_of("bit_planes_pack", "x", x, torch.int32 if numbers else torch.float32)
     out = np.empty(capacity + 8, np.uint8)
-    given = (None, pointer) if numbers else (pointer, None)
-    length = native.load(isa).planes_pack(*given, _length(x), _power_of_two(exponent), most, out.ctypes.data)
+    source = (None, pointer) if numbers else (pointer, None)
+    length = native.load(isa).planes_pack(*source, _length(x), _power_of_two(exponent), most, out.ctypes.data)
     if length < 0:
         raise MemoryError("bit_planes_pack: no memory for a block")
     return out[:length]

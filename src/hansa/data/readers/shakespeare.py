@@ -1,7 +1,7 @@
 """Shakespeare by role: from {role: text}, or from LEAF's JSON of windows.
 
-x is a window of 80 characters and y the next one, over LEAF's alphabet of 80 (Caldas et al. 2018). Windows are stored as
-bytes, an eighth of the memory of int64: a model begins with ``x.long()``.
+x is a window of 80 characters and y the next one, over LEAF's alphabet of 80 (Caldas et al. 2018). Windows are
+stored as bytes, an eighth of the memory of int64: a model begins with ``x.long()``.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ __all__ = [
     "gamma",
     "heterogeneity",
     "local_mean_loss",
-    "take_measures",
     "q",
     "surrogate_diversity",
+    "take_measures",
     "track_heterogeneity",
     "wants_mean",
 ]

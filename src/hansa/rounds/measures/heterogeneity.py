@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hansa.aggregate import BaseAggregator, diversity, client_weights
+from hansa.aggregate import BaseAggregator, client_weights, diversity
 from hansa.aggregate.base import Weights, check_weights
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key

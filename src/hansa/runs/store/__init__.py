@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.runs.store.base import SERVER, ClientStore, Rows
@@ -12,14 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["SERVER", "ClientStore", "DamagedFileError", "DiskStore", "RamStore", "Rows"]
 
-HOMES = {
-    "ClientStore": "hansa.runs.store.base",
-    "DamagedFileError": "hansa.runs.store.io",
-    "DiskStore": "hansa.runs.store.disk",
-    "RamStore": "hansa.runs.store.ram",
-    "Rows": "hansa.runs.store.base",
-    "SERVER": "hansa.runs.store.base",
-}
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(__name__, HOMES)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hansa.core.vectors import allocator
 from hansa.core.vectors.fingerprint import checksum
-from hansa.core.vectors.inner_products import StreamedInnerProducts, ShortRowError
+from hansa.core.vectors.inner_products import ShortRowError, StreamedInnerProducts
 from hansa.runs.store import io
 from hansa.runs.store.base import DTYPES, dtype_name, hash_header, row_bytes
 from hansa.runs.store.io import DamagedFileError
@@ -236,6 +236,6 @@ def _read_natively(rows: Sequence[_RowReader], products: StreamedInnerProducts, 
         with rows[0].file.descriptor() as file:
             crcs = products.add_from(file, [row.offset for row in rows], count, [row.crc for row in rows])
     except ShortRowError as short:
-        raise rows[short.place].short(short.found) from None
+        raise rows[short.place].short(short.available) from None
     for row, crc in zip(rows, crcs, strict=True):
         row.offset, row.crc = row.offset + 4 * count, crc

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy_imports import lazy_attributes
-from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, group_by_seed, rank
-from hansa.study.report.page import render_page, write_page
-from hansa.study.report.partition import LabelCounts
-from hansa.study.report.sections import PageSection, ReportTable
+from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
+    from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, group_by_seed, rank
+    from hansa.study.report.page import render_page, write_page
+    from hansa.study.report.partition import LabelCounts
     from hansa.study.report.results import Comparison, Runs
+    from hansa.study.report.sections import PageSection, ReportTable
 
 __all__ = [
     "Comparison",
@@ -27,6 +27,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_attributes(
-        __name__, dict.fromkeys(("Comparison", "Runs"), "hansa.study.report.results")
-    )
+    __getattr__, __dir__ = lazy_exports(__name__)

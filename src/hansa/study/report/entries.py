@@ -14,7 +14,8 @@ from hansa.core.errors import HansaError
 from hansa.runs import metrics, seed_group
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import ACCURACY, BITS, CHARTED, OUTCOMES, lower_is_better
-from hansa.runs.folder import CONFIG, RunFolder
+from hansa.runs.folder import RunFolder
+from hansa.runs.folder_lock import CONFIG
 from hansa.runs.metrics_log import HistoryColumns
 from hansa.runs.seed_statistics import SeedStatistics, summarize_seeds
 
@@ -145,6 +146,9 @@ class RankedEntry:
         numbers: Its summary; means over seeds if there are several.
         colour: Its colour in charts.
         spreads: The spread over seeds of each number.
+
+    >>> rank([ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}])])[0].numbers["best_test_accuracy"]
+    0.5
     """
 
     entry: ReportEntry
@@ -217,7 +221,13 @@ def common_target(entries: Sequence[ReportEntry]) -> float | None:
 
 
 def group_by_seed(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
-    """Combine entries whose configurations differ only in the seed."""
+    """Combine entries whose configurations differ only in the seed.
+
+    >>> configs = [f"algorithm: fedavg\\nseed: {seed}" for seed in (0, 1)]
+    >>> entries = [ReportEntry(f"run {seed}", (), config, seed=seed) for seed, config in enumerate(configs)]
+    >>> [len(entry.members) for entry in group_by_seed(entries)]
+    [2]
+    """
 
     def config(entry: ReportEntry) -> Config | None:
         return from_yaml(entry.config, building=False) if entry.config and not entry.members else None

@@ -90,7 +90,7 @@ class RunWatcher:
     def _render(self, deleted: Sequence[Path]) -> None:
         problems = [problem for _, _, messages in self._entries.values() for problem in messages]
         problems += [f"{run}: deleted since it was last read." for run in deleted]
-        entries = run_discovery.merge_seeds([entry for _, found, _ in self._entries.values() for entry in found])
+        entries = run_discovery.merge_seeds([entry for _, read, _ in self._entries.values() for entry in read])
         if entries:
             parts, content = render_parts(entries, problems=problems)
         else:

@@ -28,6 +28,9 @@ class LabelCounts:
         note: A note below the heat map.
         methods: The methods that train on this partition, if not all do.
         population: The number of clients, if ``counts`` has only the first of them.
+
+    >>> LabelCounts([[4, 0], [1, 3]], ["cat", "dog"]).heat_map().count("<rect")
+    3
     """
 
     counts: Sequence[Sequence[int]]
@@ -37,11 +40,7 @@ class LabelCounts:
     population: int | None = None
 
     def heat_map(self) -> str:
-        """Draw the counts as an SVG image, with one column for each client and one row for each label.
-
-        >>> LabelCounts([[4, 0], [1, 3]], ["cat", "dog"]).heat_map().count("<rect")
-        3
-        """
+        """Draw the counts as an SVG image, with one column for each client and one row for each label."""
         shown = self.counts[:MAX_CLIENTS]
         most = max((count for row in shown for count in row), default=0) or 1
         width, top, left = 1180, 4, 112

@@ -131,8 +131,8 @@ def test_vectors_larger_than_all_that_usually_lies_idle_are_kept_all_the_same(mo
 def test_memory_that_is_lent_when_the_interpreter_ends_is_no_matter():
     script = """
 import sys, torch
-from hansa.core.vectors import allocate
-held = [allocator.like(torch.zeros(1 << 20)) for _ in range(3)]
+from hansa.core.vectors import allocator
+held = [allocator.empty_like(torch.zeros(1 << 20)) for _ in range(3)]
 torch.held = held  # whoever is taken apart last
 sys.modules["torch.held"] = held
 """

@@ -1,0 +1,97 @@
+"""Records the golden hashes of this machine: ``python tests/golden/record.py``.
+
+Hashes are facts about a commit whose results are known to be right, so record from such a commit, never to make a
+failing test pass. ``--check`` compares without writing, ``--workers 2`` runs the cases on two workers, ``--only`` takes
+a pattern of case names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import hansa
+from golden import runner
+
+
+def commit() -> str:
+    """The commit of the hansa in use, as far as git knows it."""
+    command = ["git", "-C", str(Path(hansa.__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def dumped(golden: dict[str, Any]) -> str:
+    """JSON with one line a case, so that a difference of two versions can be read."""
+    machines = []
+    for machine, sets in sorted(golden.items()):
+        entries = []
+        for kernels, entry in sorted(sets.items()):
+            lines = [f"    {json.dumps(name)}: {json.dumps(case)}" for name, case in sorted(entry["cases"].items())]
+            head = "".join(f"   {json.dumps(key)}: {json.dumps(entry[key])},\n" for key in entry if key != "cases")
+            cases = ",\n".join(lines)
+            entries.append(f'  {json.dumps(kernels)}: {{\n{head}   "cases": {{\n{cases}\n   }}\n  }}')
+        machines.append(f" {json.dumps(machine)}: {{\n" + ",\n".join(entries) + "\n }")
+    return "{\n" + ",\n".join(machines) + "\n}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--replace", action="store_true", help="also where this machine has hashes already")
+    parser.add_argument("--workers", type=int, default=1, help="to check with")
+    parser.add_argument("--only", default="*", help="a pattern of case names, to check")
+    parser.add_argument("--kernels", nargs="*", default=runner.KERNELS, choices=runner.KERNELS)
+    options = parser.parse_args()
+    if not options.check and (options.only != "*" or options.workers != 1):
+        parser.error("--only and --workers are for --check: hashes are recorded of all cases, on one worker")
+    golden, failed = runner.recorded(), False
+    with tempfile.TemporaryDirectory() as folder:
+        for kernels in options.kernels:
+            failed |= not one_set(kernels, Path(folder), golden, options)
+    sys.exit(int(failed))
+
+
+def one_set(kernels: str, folder: Path, golden: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Record or check the cases with one set of kernels; false where something is wrong."""
+    facts = runner.results(kernels, folder, "--describe")["arithmetic"]
+    known = golden.get(facts["machine"], {}).get(facts["kernels"])
+    if facts["kernels"] == "none":
+        print(f"{kernels}: these kernels are not available here")
+        return True
+    if known is not None and not options.check and not options.replace:
+        print(f"{kernels}: recorded already from {known['recorded']}; --replace records anew")
+        return True
+    arguments = ["--workers", str(options.workers), "--only", options.only]
+    answer = runner.results(kernels, folder, *arguments)
+    seconds, cases = sum(answer["seconds"].values()), answer["cases"]
+    if options.check:
+        expected = {} if known is None else {name: known["cases"][name] for name in cases if name in known["cases"]}
+        wrong = runner.differences(expected, cases)
+        print(f"{kernels}: {len(cases)} cases in {seconds:.0f} s, {len(wrong)} differ", *wrong, sep="\n  ")
+        return not wrong
+    if errors := [f"{name}: {case['error']}" for name, case in cases.items() if "error" in case]:
+        print(f"{kernels}: nothing recorded, {len(errors)} cases fail", *errors, sep="\n  ")
+        return False
+    entry: dict[str, Any] = {"recorded": f"hansa {hansa.__version__}, {commit()}", "folder": finished(kernels, folder)}
+    golden.setdefault(facts["machine"], {})[facts["kernels"]] = {**entry, "cases": cases}
+    runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
+    print(f"{kernels}: {len(cases)} cases recorded in {seconds:.0f} s ({facts['machine']}; {facts['kernels']})")
+    return True
+
+
+def finished(kernels: str, folder: Path) -> str | None:
+    """The model that the kept run folder ends with; None where this version refuses to resume it."""
+    done = runner.resumed(kernels, runner.FOLDER, folder / f"run-{kernels}")
+    return None if done.returncode else runner.of_folder(folder / f"run-{kernels}")
+
+
+if __name__ == "__main__":
+    main()

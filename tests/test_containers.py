@@ -1,0 +1,371 @@
+"""Container files: linted where a linter is installed, and consistent with each other and with the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "containers"
+DOCKERFILE = FOLDER / "Dockerfile"
+SITES = ("north", "east", "south")
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def resources(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / "kubernetes" / name).read_text(encoding="utf-8")))
+
+
+def resource(name: str, kind: str) -> dict[str, Any]:
+    (found,) = [one for one in resources(name) if one["kind"] == kind]
+    return found
+
+
+def pod_templates(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pod templates of a Deployment or a RayJob."""
+    if one["kind"] == "Deployment":
+        return [one["spec"]["template"]]
+    if one["kind"] != "RayJob":
+        return []
+    cluster = one["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [one["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
+
+
+PODS = [
+    pytest.param(template["spec"], id=f"{one['metadata']['name']}-{template['spec']['containers'][0]['name']}")
+    for name in ("site.yaml", "rayjob.yaml")
+    for one in resources(name)
+    for template in pod_templates(one)
+]
+
+
+def program(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    path = str(beside) if beside.is_file() else shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+def run_linter(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def parse_command(arguments: list[str]) -> dict[str, Any]:
+    """Return the parameters of a command line, as Hansa's own command line parses it."""
+    pytest.importorskip("torch", reason="the command line of hansa needs torch")
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    import typer.main
+
+    name, *rest = arguments
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    return dict(command.make_context(name, list(rest), resilient_parsing=False).params)
+
+
+# ------------------------------------------------------------------------------------------------------- Dockerfile
+
+
+def instructions() -> list[dict[str, Any]]:
+    parse = pytest.importorskip("dockerfile_parse", reason="dockerfile-parse is not installed")
+    parser = parse.DockerfileParser(fileobj=open(DOCKERFILE, "rb"))  # noqa: SIM115
+    try:
+        return [one for one in parser.structure if one["instruction"] != "COMMENT"]
+    finally:
+        parser.fileobj.close()
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """Return the instructions of each stage, by its name."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for one in instructions():
+        if one["instruction"] == "FROM":
+            name = one["value"].split(" AS ")[1]
+            found[name] = []
+        if found:
+            found[name].append((one["instruction"], one["value"]))
+    return found
+
+
+def test_hadolint_accepts_the_dockerfile() -> None:
+    run_linter(program("hadolint"), DOCKERFILE)
+
+
+def test_the_default_image_is_the_last_stage_and_does_not_run_as_root() -> None:
+    last = list(stages())[-1]
+    assert last == "hansa"
+    for image in ("hansa", "ray"):
+        users = [value for name, value in stages()[image] if name == "USER"]
+        assert users[-1] == "10001:10001"
+    assert ("ENTRYPOINT", '["hansa"]') in stages()["runtime"]
+
+
+def test_images_have_no_compiler() -> None:
+    for image in ("runtime", "hansa", "ray"):
+        assert not [value for name, value in stages()[image] if name == "RUN" and re.search(r"\b(gcc|build)\b", value)]
+
+
+def test_what_the_dockerfile_copies_exists_and_is_in_the_build_context() -> None:
+    ignore = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
+    for lines in stages().values():
+        for name, value in lines:
+            if name != "COPY" or "--from=" in value:
+                continue
+            for source in value.split()[:-1]:
+                assert (ROOT / source).exists(), source
+                assert f"!{source}" in ignore, source
+
+
+def test_stages_copy_from_stages() -> None:
+    sources = re.findall(r"^COPY --from=(\S+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(sources) <= set(stages())
+
+
+def test_the_version_of_torch_is_pinned() -> None:
+    assert re.search("^torch==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+# ---------------------------------------------------------------------------------------------------------- Compose
+
+
+def test_the_compose_file_follows_its_schema() -> None:
+    run_linter(program("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml")
+
+
+def test_services_are_a_server_its_keys_and_the_sites_of_the_example() -> None:
+    compose = load("compose.yaml")
+    assert set(compose["services"]) == {"keys", "server", *SITES}
+    for name in ("fedcams.yaml", "cafga.yaml"):
+        config = yaml.safe_load((ROOT / "examples" / "federation" / name).read_text(encoding="utf-8"))
+        assert tuple(config["engine"]["sites"]) == SITES
+
+
+def test_services_are_confined() -> None:
+    for name, service in load("compose.yaml")["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "ports" not in service, name
+        assert ("user" in service) == (name == "keys"), f"{name}: the image's user is not root"
+
+
+def test_every_mounted_volume_is_declared_and_every_bound_folder_exists() -> None:
+    compose = load("compose.yaml")
+    used = set()
+    for service in compose["services"].values():
+        for mount in service["volumes"]:
+            if mount["type"] == "volume":
+                used.add(mount["source"])
+            else:
+                assert (FOLDER / mount["source"]).is_dir()
+                assert mount["read_only"] is True
+    assert used == set(compose["volumes"])
+
+
+def test_a_party_sees_its_own_keys_only_and_cannot_change_them() -> None:
+    services = load("compose.yaml")["services"]
+    for name in ("server", *SITES):
+        keys = [mount for mount in services[name]["volumes"] if mount["source"].startswith("keys-")]
+        assert keys == [{"type": "volume", "source": f"keys-{name}", "target": "/keys", "read_only": True}]
+
+
+def test_programs_in_temporary_folders_may_be_executed() -> None:
+    """Docker mounts a tmpfs with noexec, and a site's node starts programs that were written to /tmp."""
+    for service in load("compose.yaml")["services"].values():
+        assert service["tmpfs"] == ["/tmp:exec,mode=1777"]
+
+
+def test_commands_of_the_services_are_commands_of_hansa() -> None:
+    services = load("compose.yaml")["services"]
+    serve = parse_command(services["server"]["command"])
+    assert [Path(path).name for path in serve["configs"]] == ["fedcams.yaml", "cafga.yaml"]
+    for path in serve["configs"]:
+        assert (ROOT / "examples" / "federation" / Path(path).name).is_file()
+    for site in SITES:
+        join = parse_command(services[site]["command"])
+        assert join["site"] == site
+        assert join["address"] == f"server:{serve['port']}"
+        assert str(join["keys"]) == str(serve["keys"]) == "/keys"
+        assert (ROOT / "examples" / "federation" / Path(join["policy"]).name).is_file()
+
+
+def test_keys_are_made_for_all_sites_and_for_the_names_by_which_the_server_is_reached() -> None:
+    (script,) = load("compose.yaml")["services"]["keys"]["command"]
+    line = next(line for line in script.splitlines() if line.startswith("hansa keys "))
+    keys = parse_command(line.split()[1:])
+    assert keys["sites"] == ",".join(SITES)
+    assert keys["hosts"].split(",") == ["server", "localhost", "127.0.0.1"]  # its own relay connects by 127.0.0.1
+    done = subprocess.run(["sh", "-n"], input=script.replace("$$", "$"), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_health_checks_call_the_script_of_the_image() -> None:
+    copied = re.search(r"^COPY containers/healthcheck.py (\S+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert copied
+    services = load("compose.yaml")["services"]
+    assert services["server"]["healthcheck"]["test"] == ["CMD", "python", copied[1], "server", "8443"]
+    for site in SITES:
+        assert services[site]["healthcheck"]["test"] == ["CMD", "python", copied[1], "site"]
+    (container,) = resource("site.yaml", "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["livenessProbe"]["exec"]["command"] == ["python", copied[1], "site"]
+
+
+# ----------------------------------------------------------------------------------------------------- health check
+
+
+@pytest.fixture
+def healthcheck() -> Any:
+    spec = importlib.util.spec_from_file_location("healthcheck", FOLDER / "healthcheck.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_server_is_healthy_while_its_port_accepts_connections(healthcheck: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        assert healthcheck.main(["server", port]) == 0
+    assert healthcheck.main(["server", port]) == 1
+
+
+def test_a_site_is_healthy_while_its_node_runs(healthcheck: Any, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    command = tmp_path / "7" / "cmdline"
+    command.write_bytes(b"python\0-c\0'flower-supernode' is only mentioned\0")
+    assert not healthcheck.site(tmp_path)
+    command.write_bytes(b"/opt/hansa/bin/python\0/opt/hansa/bin/flower-supernode\0--superlink\0server:8443\0")
+    assert healthcheck.site(tmp_path)
+
+
+def test_a_wrong_call_is_not_reported_as_healthy(healthcheck: Any) -> None:
+    assert healthcheck.main([]) == healthcheck.main(["client"]) == healthcheck.main(["site", "1"]) == 2
+
+
+# ------------------------------------------------------------------------------------------------------- Kubernetes
+
+
+@pytest.mark.parametrize("name", ["site.yaml", "rayjob.yaml"])
+def test_resources_follow_the_schemas_of_kubernetes(name: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    checked = 0
+    for one in resources(name):
+        if not one["apiVersion"].startswith("ray.io/"):
+            validate.validate(one, validate.latest_version(), strict=True)
+            checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_pods_follow_the_schema_of_kubernetes(pod: dict[str, Any]) -> None:
+    """Also those inside a RayJob, whose own schema kubernetes-validate does not have."""
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod}
+    validate.validate(one, validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_pods_are_confined(pod: dict[str, Any]) -> None:
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert set(container["resources"]) == {"requests", "limits"}
+        assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_every_mount_of_a_pod_has_its_volume(pod: dict[str, Any]) -> None:
+    mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("name", ["site.yaml", "rayjob.yaml"])
+def test_claims_and_configurations_that_pods_use_are_in_the_file(name: str) -> None:
+    present = {(one["kind"], one["metadata"]["name"]) for one in resources(name)}
+    for one in resources(name):
+        for template in pod_templates(one):
+            for volume in template["spec"]["volumes"]:
+                if "configMap" in volume:
+                    assert ("ConfigMap", volume["configMap"]["name"]) in present
+                if "persistentVolumeClaim" in volume:
+                    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in present
+
+
+def test_no_key_is_in_the_manifests() -> None:
+    for name in ("site.yaml", "rayjob.yaml"):
+        assert "Secret" not in {one["kind"] for one in resources(name)}
+    (keys,) = [
+        one for one in resource("site.yaml", "Deployment")["spec"]["template"]["spec"]["volumes"] if "secret" in one
+    ]
+    assert keys["secret"]["defaultMode"] == 0o440
+
+
+def test_the_site_runs_a_command_of_hansa_on_files_that_hansa_reads(tmp_path: Path) -> None:
+    (container,) = resource("site.yaml", "Deployment")["spec"]["template"]["spec"]["containers"]
+    join = parse_command(container["args"])
+    assert join["address"] == "fl.example.org:8443"
+    files = resource("site.yaml", "ConfigMap")["data"]
+    assert set(files) == {Path(join["policy"]).name, "data.yaml"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    from hansa.config import load as load_config
+    from hansa.federation import Policy
+
+    assert Policy.load(tmp_path / "policy.yaml").rounds == 100
+    assert load_config(tmp_path / "data.yaml").data.name == "csv-folder"
+
+
+def test_the_ray_job_runs_a_command_of_hansa_on_its_configuration(tmp_path: Path) -> None:
+    spec = resource("rayjob.yaml", "RayJob")["spec"]
+    program, *arguments = spec["entrypoint"].split()
+    assert program == "hansa"
+    assert parse_command(arguments)
+    (tmp_path / "config.yaml").write_text(resource("rayjob.yaml", "ConfigMap")["data"]["config.yaml"], encoding="utf-8")
+    from hansa.config import load as load_config
+
+    assert load_config(tmp_path / "config.yaml").rounds == 40
+
+
+def test_the_ray_job_has_what_its_operator_requires() -> None:
+    """Required keys of the RayJob resource; the version of Ray is the one that was tested."""
+    spec = resource("rayjob.yaml", "RayJob")["spec"]
+    cluster = spec["rayClusterSpec"]
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    assert {"rayStartParams", "template"} <= set(cluster["headGroupSpec"])
+    for group in cluster["workerGroupSpecs"]:
+        assert {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"} == set(group)
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for value in (
+        cluster["headGroupSpec"]["rayStartParams"],
+        *(one["rayStartParams"] for one in cluster["workerGroupSpecs"]),
+    ):
+        assert all(isinstance(text, str) for text in value.values())
+
+
+def test_images_of_the_manifests_have_the_version_of_the_package() -> None:
+    version = re.search(
+        '^__version__ = "(.*)"$', (ROOT / "src/hansa/__init__.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert version
+    text = json.dumps([resources(name) for name in ("site.yaml", "rayjob.yaml")])
+    assert set(re.findall(r'"registry\.example/[\w-]+:([^"]+)"', text)) == {version[1]}
