@@ -55,6 +55,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .

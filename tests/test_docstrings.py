@@ -1,4 +1,4 @@
-"""Every public name says what it is, with an example; the examples run with the suite, as doctests."""
+"""Public names have a docstring with an example, and components document every argument. Examples run as doctests."""
 
 from __future__ import annotations
 
@@ -29,4 +29,19 @@ def test_has_a_docstring_with_an_example(name: str) -> None:
     value = getattr(importlib.import_module(module), last)
     text = inspect.getdoc(value)
     assert text, f"{name} has no docstring"
-    assert ">>> " in text or name in NEEDS_AN_EXTRA, f"{name} has no example"
+    protocol = getattr(value, "_is_protocol", False)  # docs/own-parts.md has an example of each
+    assert ">>> " in text or protocol or name in NEEDS_AN_EXTRA, f"{name} has no example"
+
+
+COMPONENTS = ("presets", "algorithm", "server", "aggregate", "compress", "gossip", "sample", "schedule")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PUBLIC if name.split(".")[1] in COMPONENTS and name.split(".")[2].islower()]
+)
+def test_documents_every_argument(name: str) -> None:
+    module, _, last = name.rpartition(".")
+    value = getattr(importlib.import_module(module), last)
+    listed = (inspect.getdoc(value) or "").partition("Args:")[2]
+    for argument in inspect.signature(value).parameters:
+        assert f" {argument}: " in listed.replace("*", ""), f"{name} does not document {argument}"

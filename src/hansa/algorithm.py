@@ -45,6 +45,13 @@ class Channel:
     ``follows`` names another channel: then this one is broadcast only. Nothing is reported on it; after each round its
     vector is what its server makes of the other's aggregate, as FedCM's momentum is of the model's.
 
+    Args:
+        downlink: How the server's vector reaches the clients.
+        uplink: How updates reach the server.
+        aggregate: How updates are combined.
+        server: What the server does with the aggregate before adding it.
+        follows: Channel whose reports move this one; clients only receive it.
+
     >>> Channel().aggregate
     mean(weights='uniform')
     """
@@ -64,12 +71,23 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class LocalPhase:
-    """What a client does with a round: a solver, an amount of work, a rate.
+    """What a client does in a round: a solver, an amount of work, a learning rate.
 
-    ``optimizer`` is any server transform, applied to -g; its ``optimizer_state`` is ``"fresh"`` in every round,
-    ``"kept"`` in the client's memory, or received: ``{"m": "momentum"}`` starts m from the channel momentum.
-    ``decoupled_weight_decay`` takes the weight decay out of what the optimizer sees (AdamW). ``private_blocks`` blocks stay with their
-    client: it never hears or reports them and goes on from its own (FedBN); ``frozen_blocks`` ones nobody trains.
+    Args:
+        solver: Correction of the local steps.
+        steps: Amount of local work.
+        lr: Learning rate, a number or a schedule by round.
+        batch_size: Rows per batch; None takes all rows of the client.
+        momentum: Momentum of the local steps, starting from zero in every round.
+        weight_decay: L2 penalty of the local steps.
+        max_grad_norm: Clip gradients to this norm; None does not clip.
+        optimizer: Any server transform, applied to -g; None takes plain steps.
+        mixing: Gossip between the local steps; None trains every client alone.
+        optimizer_state: "fresh" in every round, "kept" in the client's memory, or received: ``{"m": "momentum"}``
+            starts m from the channel "momentum".
+        decoupled_weight_decay: Decay the weights directly instead of through the optimizer (AdamW).
+        private_blocks: Blocks that stay with their client and are never sent (FedBN).
+        frozen_blocks: Blocks that are not trained.
 
     >>> LocalPhase(lr=0.1, batch_size=None).lr
     0.1
@@ -128,8 +146,8 @@ class LocalPhase:
                 with_defaults(self.solver, BaseSolver).prox_weight or solver_receives(self.solver)
             ):
                 raise HansaError(
-                    f"LocalPhase(solver={self.solver!r}, mixing=Mixing(keep_local_models=True)): clients that keep their own "
-                    "models receive none to be pulled towards. Use sgd().",
+                    f"LocalPhase(solver={self.solver!r}, mixing=Mixing(keep_local_models=True)): clients that keep "
+                    "their own models receive no model for a proximal term. Use sgd().",
                     component="LocalPhase",
                     argument="solver",
                 )
@@ -240,7 +258,13 @@ class LocalPhase:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm(HtmlRepr):
-    """A federated method as a composition of parts. `hansa.presets` has the famous ones.
+    """A federated method as a composition of components. `hansa.presets` has published ones.
+
+    Args:
+        name: Name in tables and errors.
+        sampler: Who takes part in a round.
+        local: What clients do.
+        channels: Channels by name; "model" is the trained one.
 
     >>> from hansa import presets
     >>> method = presets.fedavg(steps=5)
@@ -359,8 +383,8 @@ class Algorithm(HtmlRepr):
         for argument, (component, allowed) in wanted.items():
             if component != allowed:
                 raise HansaError(
-                    f"{self.name}({argument}={component!r}): with Mixing(keep_local_models=True) there is no server and everyone "
-                    f"takes part: expected {allowed!r}. Leave persistent out to have the server do something.",
+                    f"{self.name}({argument}={component!r}): with Mixing(keep_local_models=True) there is no server "
+                    f"and everyone takes part: expected {allowed!r}. Leave out keep_local_models to use a server.",
                     component=self.name,
                     argument=argument,
                 )
@@ -381,7 +405,7 @@ class Algorithm(HtmlRepr):
         return bound
 
     def check(self, population: int) -> None:
-        """Refuse a population that the parts cannot serve."""
+        """Raise if the components cannot serve a population of this size."""
         with_defaults(self.sampler, BaseSampler).check(population)
         mixing, steps = self.local.mixing, self.local.steps
         if mixing is None:
@@ -425,7 +449,9 @@ class Algorithm(HtmlRepr):
     ) -> Algorithm:
         """The same algorithm with parts exchanged in several places at once, for changes that need each other: a solver
         and the channel that it reports on. A channel that is not there yet is added."""
-        changed = {name: replace(self.channels.get(name, Channel()), **parts) for name, parts in (channels or {}).items()}
+        changed = {
+            name: replace(self.channels.get(name, Channel()), **parts) for name, parts in (channels or {}).items()
+        }
         return replace(
             self,
             sampler=self.sampler if sampler is None else sampler,

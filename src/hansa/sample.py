@@ -1,5 +1,8 @@
-"""Samplers: who takes part in a round. Each is a function of (round, population, key), so a resume needs no state: what
-one that is ``informed`` knows of the clients is part of the population, and of the server's state."""
+"""Samplers: who takes part in a round.
+
+Each is a function of (round, population, key), so that a resume needs no sampler state. What a sampler with
+``needs_client_stats`` knows of the clients is in the population, and so in the server's state.
+"""
 
 from __future__ import annotations
 
@@ -70,26 +73,26 @@ def require_sampler(owner: str, argument: str, value: object) -> None:
     check_component(owner, argument, value, Sampler, "a sampler", instead=instead, example="uniform(0.1) is one.")
 
 
-def _check_size(part: str, participation: float | None, count: int | None) -> None:
+def _check_size(component: str, participation: float | None, count: int | None) -> None:
     if (participation is None) == (count is None):
         raise HansaError(
-            f"{part}(participation={participation!r}, count={count!r}): expected one of the two. "
+            f"{component}(participation={participation!r}, count={count!r}): expected one of the two. "
             "participation=0.1 takes a tenth, count=10 takes ten.",
-            component=part,
+            component=component,
             argument="participation",
         )
     if participation is not None:
         check_fraction(
-            part, "participation", participation, "0.1 takes a tenth of the clients; for a number use count."
+            component, "participation", participation, "0.1 takes a tenth of the clients; for a number use count."
         )
     else:
-        check_integer(part, "count", count)
+        check_integer(component, "count", count)
 
 
-def _participant_count(part: str, participation: float | None, count: int | None, population: int) -> int:
+def _participant_count(component: str, participation: float | None, count: int | None, population: int) -> int:
     if count is not None:
         if count > population:
-            raise invalid_argument(part, "count", count, f"at most the population of {population} clients")
+            raise invalid_argument(component, "count", count, f"at most the population of {population} clients")
         return count
     assert participation is not None
     return max(1, math.floor(participation * population + 0.5))
@@ -98,6 +101,10 @@ def _participant_count(part: str, participation: float | None, count: int | None
 @dataclass(frozen=True, slots=True)
 class uniform(BaseSampler):
     """M clients uniformly, without replacement.
+
+    Args:
+        participation: Fraction of the clients.
+        count: Number of clients, instead of ``participation``.
 
     >>> len(uniform(0.1).select(0, Population((1,) * 50), Key(0)))
     5
@@ -133,6 +140,11 @@ def everyone() -> uniform:
 @dataclass(frozen=True, slots=True)
 class weighted(BaseSampler):
     """M clients without replacement, drawn with chances proportional to sample counts or to given numbers.
+
+    Args:
+        weights: "samples", or one number per client.
+        participation: Fraction of the clients.
+        count: Number of clients, instead of ``participation``.
 
     >>> weighted("samples", count=2).count
     2
@@ -205,6 +217,11 @@ class explore(BaseSampler):
     """Every client once, M a round in a random order, before anybody is asked again; then a new order
     (``then="again"``) or uniform sampling (``then="uniform"``).
 
+    Args:
+        participation: Fraction of the clients.
+        count: Number of clients, instead of ``participation``.
+        then: What follows the first pass: "again" for a new order, or "uniform".
+
     >>> explore(0.1).then
     'again'
     """
@@ -242,6 +259,9 @@ def _epoch_order(key: Key, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 class startup(BaseSampler):
     """Everyone in the first round, then those another sampler chooses, from its own first round on.
 
+    Args:
+        sampler: Sampler of the rounds after the first.
+
     >>> sampler = startup(replay([[2], [0, 1]]))
     >>> [sampler.select(round, Population((1,) * 3), Key(0)) for round in range(3)]
     [(0, 1, 2), (2,), (0, 1)]
@@ -267,6 +287,11 @@ class startup(BaseSampler):
 class availability(BaseSampler):
     """M clients uniformly among those a trace says are there in the round (the trace is cycled); all of them where
     fewer than M are there.
+
+    Args:
+        trace: Available clients of each round; repeated when it ends.
+        participation: Fraction of the clients.
+        count: Number of clients, instead of ``participation``.
 
     >>> availability(((0, 1), (2, 3)), count=1).count
     1
@@ -298,6 +323,9 @@ class availability(BaseSampler):
 class replay(BaseSampler):
     """The given participants, round by round, then from the start again.
 
+    Args:
+        rounds: Participants of each round; repeated when they end.
+
     >>> sampler = replay([[0, 2], [3, 1]])
     >>> sampler.select(3, Population((1,) * 4), Key(0))
     (1, 3)
@@ -319,6 +347,10 @@ class replay(BaseSampler):
 @dataclass(frozen=True, slots=True)
 class per_cluster(BaseSampler):
     """``reporters`` of each cluster, a count or a share, uniformly without replacement.
+
+    Args:
+        reporters: Clients of each cluster: a number or a fraction.
+        clusters: Clients of each cluster; by default those that gossip.
 
     >>> per_cluster(1, ((0, 1), (2, 3, 4))).select(0, Population((1,) * 5), Key(0)).__len__()
     2
@@ -362,20 +394,20 @@ class per_cluster(BaseSampler):
         return tuple(sorted(chosen))
 
 
-def _parse_rounds(part: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def _parse_rounds(component: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     parsed = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
     if not parsed or not all(parsed):
-        raise invalid_argument(part, argument, rounds, "at least one round, and at least one client in each")
+        raise invalid_argument(component, argument, rounds, "at least one round, and at least one client in each")
     for position, clients in enumerate(parsed):
         if len(set(clients)) != len(clients):
-            raise HansaError(f"{part}({argument}): a client stands twice in round {position}: {list(clients)}.")
+            raise HansaError(f"{component}({argument}): a client stands twice in round {position}: {list(clients)}.")
     return parsed
 
 
-def _check_clients(part: str, rounds: tuple[tuple[int, ...], ...], population: int) -> None:
+def _check_clients(component: str, rounds: tuple[tuple[int, ...], ...], population: int) -> None:
     for position, clients in enumerate(rounds):
         if clients[0] < 0 or clients[-1] >= population:
             wrong = clients[0] if clients[0] < 0 else clients[-1]
             raise HansaError(
-                f"{part}: round {position} names client {wrong}, the population has clients 0 to {population - 1}."
+                f"{component}: round {position} names client {wrong}, the population has clients 0 to {population - 1}."
             )

@@ -1,4 +1,4 @@
-"""Learning rates by round. A plain number is a constant rate; these parts are the others."""
+"""Learning rates by round. A plain number is a constant rate."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def check_rate(component: str, argument: str, rate: object) -> None:
 class step_decay:
     """lr * factor ** (round // every).
 
+    Args:
+        lr: Initial rate.
+        every: Rounds between decays.
+        factor: Factor of each decay.
+
     >>> step_decay(0.1, every=10, factor=0.5).at(25)
     0.025
     """
@@ -56,6 +61,10 @@ class step_decay:
 class inverse_sqrt:
     """lr / sqrt(1 + round / scale): the decay under which SGD's theory is usually stated.
 
+    Args:
+        lr: Initial rate.
+        scale: Rounds after which the rate is lr / sqrt(2).
+
     >>> inverse_sqrt(0.2, scale=1).at(3)
     0.1
     """
@@ -74,6 +83,11 @@ class inverse_sqrt:
 @dataclass(frozen=True, slots=True)
 class cosine:
     """From lr down to floor over the given rounds along half a cosine, then floor.
+
+    Args:
+        lr: Initial rate.
+        rounds: Round in which the rate reaches its end.
+        floor: Rate at the end.
 
     >>> cosine(1.0, rounds=10).at(5)
     0.5
@@ -99,6 +113,10 @@ class cosine:
 class warmup:
     """A linear rise over the first rounds, then the given rate or schedule.
 
+    Args:
+        lr: Rate, or schedule, after the warm-up.
+        rounds: Rounds of the warm-up.
+
     >>> warmup(0.4, rounds=4).at(0), warmup(0.4, rounds=4).at(9)
     (0.1, 0.4)
     """
@@ -116,7 +134,10 @@ class warmup:
 
 @dataclass(frozen=True, slots=True)
 class piecewise:
-    """The given rates, one a round; the last one stays.
+    """The given rates, one per round; the last one stays.
+
+    Args:
+        rates: Rate of each round.
 
     >>> [piecewise((0.3, 0.2)).at(r) for r in range(3)]
     [0.3, 0.2, 0.2]

@@ -76,7 +76,7 @@ def test_without_a_terminal_progress_is_plain_lines_with_all_numbers(cli):
     result = cli("run", "small.yaml", "--rounds", "40", "-s", "checkpoint.every=0")
     lines = [line for line in result.stderr.splitlines() if line.startswith("small: round")]
     assert len(lines) == 20
-    form = r"small: round 40/40  accuracy [\d.]+%  loss [\d.]+  sent [\d.]+ Mbit  lost 0  0 ms left"
+    form = r"small: round 40/40  accuracy [\d.]+%  loss [\d.]+  sent [\d.]+ Mbit  dropped 0  0 ms left"
     assert re.fullmatch(form, lines[-1]), lines[-1]
     assert "\x1b" not in result.stderr
 
@@ -134,7 +134,7 @@ def test_a_folder_with_something_else_in_it_is_never_touched(cli, folder):
     (folder / "mine" / "thesis.txt").write_text("years of work")
     result = cli("run", "small.yaml", "-o", "mine", "-q", "--overwrite")
     assert result.exit_code == 2
-    assert "is not a run" in result.stderr
+    assert "not a run folder" in result.stderr
     assert (folder / "mine" / "thesis.txt").read_text() == "years of work"
 
 

@@ -18,7 +18,7 @@ from hansa.data import MemmapArray, from_arrays, from_memmap
 DRAW = np.random.default_rng(8)
 X, Y = DRAW.normal(size=(26, 4)).astype(np.float32), DRAW.integers(0, 3, 26)
 OWNERS = np.repeat([0, 1, 2], [5, 9, 12])
-WORDS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
+OPTIONS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def file(tmp_path):
 
 def trained(data, workers=1):
     task = hansa.Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)), cross_entropy, data)
-    return hansa.run(presets.fedavg(**WORDS), task, rounds=2, workers=workers)
+    return hansa.run(presets.fedavg(**OPTIONS), task, rounds=2, workers=workers)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
@@ -72,10 +72,10 @@ def test_bytes_are_pixels_and_dicts_have_names(tmp_path):
 def test_a_resume_notices_another_file(folder, tmp_path):
     out = tmp_path / "run"
     make = lambda: hansa.Task(lambda: nn.Linear(4, 3), cross_entropy, from_memmap(folder))  # noqa: E731
-    hansa.run(presets.fedavg(**WORDS), make(), rounds=1, workers=1, out=out)
+    hansa.run(presets.fedavg(**OPTIONS), make(), rounds=1, workers=1, out=out)
     np.save(folder / "inputs.npy", X + 1)
     with pytest.raises(HansaError, match="data"):
-        hansa.run(presets.fedavg(**WORDS), make(), rounds=2, workers=1, out=out)
+        hansa.run(presets.fedavg(**OPTIONS), make(), rounds=2, workers=1, out=out)
 
 
 def test_what_is_no_such_file_is_told(tmp_path):

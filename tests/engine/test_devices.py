@@ -82,14 +82,14 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
         assert {vector.device for vector in moved[1].values()} == {META}
         (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
         (update, *_) = result.updates.values()
-        assert update.change.device == META
+        assert update.delta.device == META
         assert result.mean.device == META
         back = round.to_cpu(result)
         score = trainer.evaluate(got, 0, 40)
     (update, *_) = back.updates.values()
-    rows = [update.change, update.buffers, back.mean, *update.memory.values()]
+    rows = [update.delta, update.buffers, back.mean, *update.memory.values()]
     assert {row.device.type for row in rows if row is not None} == {"cpu"}
-    assert update.change.shape == got["model"].shape
+    assert update.delta.shape == got["model"].shape
     assert score.loss_sum is not None
 
 

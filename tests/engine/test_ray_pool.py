@@ -63,7 +63,7 @@ def test_three_actors_lost_at_one_order_end_the_run(monkeypatch):
         on(FakeRay([True] * 20), METHOD, workers=1, monkeypatch=monkeypatch)
 
 
-def test_clients_are_examined_on_actors_as_they_are_serially(monkeypatch):
+def test_clients_are_evaluated_on_actors_as_they_are_serially(monkeypatch):
     draw = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
     test = (inputs[:20], targets[:20])
@@ -78,7 +78,7 @@ def test_clients_are_examined_on_actors_as_they_are_serially(monkeypatch):
     assert any(name.startswith("client_") for name in runs[0].history[-1])
 
 
-def test_actors_for_whom_there_is_no_room_are_not_waited_for(monkeypatch):
+def test_actors_that_cannot_start_are_not_waited_for(monkeypatch):
     ray = FakeRay(room=1)
     same(on(ray, METHOD, workers=3, monkeypatch=monkeypatch), Run(METHOD, clients(tested=20), engine=Serial).advance(3))
     assert (ray.spawned, ray.killed) == (3, 3)
@@ -111,21 +111,21 @@ def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_
     packed = CodePacker(memory).pack(
         {"large": large, "little": little, "wide": wide, "none": torch.empty(0, 4), "f": clients}
     )
-    lent = np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed)).copy()
-    lent.setflags(write=False)
-    found = unpack_object(packed, [ObjectStoreMemory(lent, copy=False)], copy=False)
-    first, last = lent.ctypes.data, lent.ctypes.data + lent.nbytes
+    stored = np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed)).copy()
+    stored.setflags(write=False)
+    found = unpack_object(packed, [ObjectStoreMemory(stored, copy=False)], copy=False)
+    first, last = stored.ctypes.data, stored.ctypes.data + stored.nbytes
     assert first <= found["large"].data_ptr() < last
     assert not first <= found["little"].data_ptr() < last
     assert torch.equal(found["large"], large)
     assert torch.equal(found["wide"], wide)
     assert found["wide"].is_contiguous(memory_format=torch.channels_last)
     assert found["none"].shape == (0, 4)
-    own = unpack_object(packed, [ObjectStoreMemory(lent, copy=True)], copy=False)
+    own = unpack_object(packed, [ObjectStoreMemory(stored, copy=True)], copy=False)
     assert not first <= own["large"].data_ptr() < last
 
 
-def test_what_cannot_be_is_refused(monkeypatch):
+def test_invalid_arguments_are_refused(monkeypatch):
     monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
     with pytest.raises(HansaError, match="workers=0"):
         RayPool(METHOD, clients(tested=20), torch.float32, torch.device("cpu"), workers=0)
@@ -133,6 +133,6 @@ def test_what_cannot_be_is_refused(monkeypatch):
         RayPool(METHOD, clients(tested=20), torch.float32, torch.device("meta"))
 
 
-def test_an_address_where_nobody_answers_is_told_at_once():
+def test_an_address_without_a_cluster_is_an_immediate_error():
     with pytest.raises(HansaError, match=r"engine\.address='127\.0\.0\.1:1': no Ray cluster answers there"):
         ray_pool._connect(FakeRay(), 2, "127.0.0.1:1")

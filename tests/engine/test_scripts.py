@@ -159,7 +159,7 @@ def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
     )
 
 
-def test_memory_is_given_back_between_runs_and_a_run_left_in_its_midst_leaves_the_crew_usable():
+def test_memory_is_freed_between_runs_and_an_interrupted_run_leaves_the_workers_usable():
     task = problems.task(problems.convolution, native=False)
     method = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8)
     orders = problems.first_orders(method, task, torch.float32)

@@ -122,7 +122,7 @@ def test_rows_on_disk_need_no_store_of_the_users_own():
 def test_bfloat16_rows_take_half_the_room_and_stay_near():
     from hansa.aggregate import aware as part
 
-    narrow = run(presets.fedaware(**words()).on("model", aggregate=part(storage="bfloat16")))
+    narrow = run(presets.fedaware(**words()).on("model", aggregate=part(momentum_dtype="bfloat16")))
     wide = run(presets.fedaware(**words()))
     assert narrow.store.read_many([0], "server/aware/momentum").dtype == torch.bfloat16
     assert torch.linalg.vector_norm(narrow.params - wide.params) < 0.05 * torch.linalg.vector_norm(wide.params)

@@ -110,10 +110,10 @@ def test_fedmgda_follows_the_reference(epsilon):
     [
         ({"local_momentum": 0.6}, {"momentum": 0.6}),
         ({"weight_decay": 0.3}, {"weight_decay": 0.3}),
-        ({"max_grad_norm": 1.5}, {"max_grad_norm": 1.5}),
+        ({"max_grad_norm": 1.5}, {"clip": 1.5}),
         (
             {"local_momentum": 0.4, "weight_decay": 0.2, "max_grad_norm": 2.0},
-            {"momentum": 0.4, "weight_decay": 0.2, "max_grad_norm": 2.0},
+            {"momentum": 0.4, "weight_decay": 0.2, "clip": 2.0},
         ),
     ],
     ids=["momentum", "decay", "clip", "all"],

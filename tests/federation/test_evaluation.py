@@ -91,8 +91,8 @@ def test_both_has_both_and_the_run_is_the_same_wherever_it_is_evaluated():
 
 
 @pytest.mark.parametrize("fault", FaultyTransport.FAULTS)
-def test_marks_that_come_late_twice_or_damaged_count_once(fault):
-    """The exam is each round's last message: mishaps meet it, and late answers meet the next round."""
+def test_evaluation_replies_that_come_late_twice_or_damaged_count_once(fault):
+    """The request is each round's last message: mishaps meet it, and late answers meet the next round."""
     expected, _, _ = run(METHOD, "both", rounds=3)
     faults = iter(["deliver", "deliver", fault, fault, "deliver", fault] + [fault, "deliver"] * 3)
     found, _, _ = run(METHOD, "both", rounds=3, plan=lambda: next(faults, "deliver"))
@@ -130,7 +130,7 @@ def request_of(found, transport, **changes):
     return SiteEvaluationRequest(**{"run": found.id, "round": 2, "broadcasts": broadcasts, "digest": digest, **changes})
 
 
-def test_exams_that_are_not_for_a_site_are_refused():
+def test_evaluation_requests_for_others_are_refused():
     found, _, transport = run(METHOD, "sites")
     site = transport.sites["north"]
     site.run = found.id
@@ -152,18 +152,18 @@ def test_exams_that_are_not_for_a_site_are_refused():
             request_of(found, transport, broadcasts={**good.broadcasts, "model": Broadcast(1, None, (damaged,))}),
         ),
     ]
-    for reason, exam in wrong:
+    for reason, request in wrong:
         before = site.refusals.counts[reason]
-        assert site.handle(exam.to_bytes()) is None
+        assert site.handle(request.to_bytes()) is None
         assert site.refusals.counts[reason] == before + 1
     marks = SiteEvaluationReply.from_bytes(site.handle(good.to_bytes()))
     assert (marks.rows, marks.weight) == (7, 7.0)
 
 
-def test_marks_that_cannot_be_are_refused():
+def test_impossible_evaluation_replies_are_refused():
     found, engine, transport = run(METHOD, "sites")
-    exam = request_of(found, transport)
-    good = SiteEvaluationReply(exam.run, exam.round, exam.digest, 7, 5.0, 7.0, 3.0)
+    request = request_of(found, transport)
+    good = SiteEvaluationReply(request.run, request.round, request.digest, 7, 5.0, 7.0, 3.0)
     wrong = [
         ("marks", {"hits": 8.0}),
         ("marks", {"hits": math.nan}),
@@ -175,11 +175,11 @@ def test_marks_that_cannot_be_are_refused():
     for reason, change in wrong:
         before = engine.refusals.counts[reason]
         said = SiteEvaluationReply(**{**{name: getattr(good, name) for name in good.__slots__}, **change})
-        assert engine._handle_evaluation("north", said.to_bytes(), exam, {"north"}) is None
+        assert engine._handle_evaluation("north", said.to_bytes(), request, {"north"}) is None
         assert engine.refusals.counts[reason] == before + 1
-    assert engine._handle_evaluation("north", good.to_bytes(), exam, set()) is None
+    assert engine._handle_evaluation("north", good.to_bytes(), request, set()) is None
     assert engine.refusals.counts["unasked"] == 1
-    assert engine._handle_evaluation("north", good.to_bytes(), exam, {"north"}) == good
+    assert engine._handle_evaluation("north", good.to_bytes(), request, {"north"}) == good
 
 
 def test_where_is_one_of_three():

@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(name, tmp_path):
     same(again.run, simulated(*METHODS[name]))
 
 
-def test_a_suspect_costs_one_deadline_and_returns(tmp_path, monkeypatch):
+def test_an_unresponsive_site_costs_one_deadline_and_returns(tmp_path, monkeypatch):
     sites = LocalSites(tmp_path / "sites")
     made = server(sites, "sample=null", "rounds=6")
     experiment = made.new(tmp_path / "run")

@@ -229,12 +229,14 @@ def test_a_site_with_another_model_is_refused_and_told_of(two_way):
     run, _, _ = federated(algorithm, rounds=2, transport=transport, attempts=3)
     assert run.history[-1]["clients"] == [0, 2, 4]
     assert run.history[-1]["reasons"] == {"silent": 2}
-    assert transport.sites["south"].refusals.counts["model"] == 3 + 1, "in the second round nobody waits for a suspect"
+    assert transport.sites["south"].refusals.counts["model"] == 3 + 1, (
+        "in the second round nobody waits for an unresponsive site"
+    )
     assert "The site has another model" in transport.sites["south"].refusals.last["model"]
     assert not transport.sites["south"].memory_store.clients()
 
 
-def test_mail_that_makes_another_model_than_the_server_says_is_refused(exchange):
+def test_a_broadcast_that_decodes_to_another_model_than_the_server_says_is_refused(exchange):
     transport, _, seen = exchange
     site, orders = transport.sites["north"], RoundOrders.from_bytes(seen["north"][0])
     moved = {

@@ -201,7 +201,7 @@ def servers_and_aggregators() -> None:
         "krum": lambda: aggregate.krum(byzantine=1, keep=2),
         "clipped mean": lambda: aggregate.clipped(aggregate.mean("samples"), 0.3),
         "mgda near uniform": lambda: aggregate.mgda(0.1),
-        "aware, half precision rows": lambda: aggregate.aware(0.4, storage="bfloat16"),
+        "aware, half precision rows": lambda: aggregate.aware(0.4, momentum_dtype="bfloat16"),
     }.items():
         add(f"aggregate: {name}", lambda rule=rule: preset("fedavg").on("model", aggregate=rule()), "mlp", "norm")
     add("aware on disk", lambda: preset("fedaware", rows="disk"), "mlp", "norm", "digits", "long")

@@ -128,7 +128,7 @@ SERVERLESS = Mixing(ring(), keep_local_models=True)
             lambda: presets.fedavg(steps=1, compressor=sign()).with_local(mixing=SERVERLESS),
             r"uplink=error_feedback.*expected direct\(\)",
         ),
-        (lambda: presets.fedprox(steps=1).with_local(mixing=SERVERLESS), r"prox.*receive none to be pulled towards"),
+        (lambda: presets.fedprox(steps=1).with_local(mixing=SERVERLESS), r"prox.*receive no model for a proximal term"),
         (
             lambda: presets.dsgd(gossip_compressor=sign(), order="combine-then-adapt"),
             r"sends what the local step made. Use order='adapt-then-combine'",

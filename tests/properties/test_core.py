@@ -166,7 +166,7 @@ def test_a_round_is_the_same_whatever_order_reports_come_in(name, shuffle):
     trainer = lab.trainer(torch.float64, torch.device("cpu"))
     state = ServerState.start(algorithm, lab.start(key, torch.float64), CLIENTS)
     opened = open_round(algorithm, state, lab.population, "run", key)
-    reports = client_round(algorithm, opened.orders, shell, lab.population)
+    reports = client_round(algorithm, opened.orders, trainer, lab.population)
     straight = close_round(
         algorithm, opened.state, opened.orders, reports, lab.population, rows=hansa.runs.store.RamStore()
     )

@@ -155,7 +155,9 @@ def cohort(topology, clusters=((0, 1, 2, 3), (4, 5))):
     state = ServerState.start(algorithm, task.start(Key(0), torch.float64), CLIENTS)
     order = open_round(algorithm, state, task.population, "run", Key(0)).orders[0]
     shell = task.trainer(torch.float64, torch.device("cpu"))
-    return replace(order, reporters=order.clients), lambda order: client_round(algorithm, [order], shell, task.population)[0]
+    return replace(order, reporters=order.clients), lambda order: client_round(
+        algorithm, [order], shell, task.population
+    )[0]
 
 
 def changes(report):

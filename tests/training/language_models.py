@@ -9,7 +9,7 @@ from torch import nn
 from hansa.data import from_arrays, from_function, from_items
 from hansa.training.losses import cross_entropy
 
-WORDS, LENGTH = 11, 6
+VOCABULARY, LENGTH = 11, 6
 
 
 class Talker(nn.Module):
@@ -17,9 +17,9 @@ class Talker(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed = nn.Embedding(WORDS, 8)
+        self.embed = nn.Embedding(VOCABULARY, 8)
         self.attend = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
-        self.head = nn.Linear(8, WORDS, bias=False)
+        self.head = nn.Linear(8, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, input_ids, attention_mask):
@@ -30,10 +30,10 @@ class Talker(nn.Module):
 
 def sentences(rows=30):
     draw = np.random.default_rng(5)
-    ids = draw.integers(1, WORDS, (rows, LENGTH))
+    ids = draw.integers(1, VOCABULARY, (rows, LENGTH))
     lengths = draw.integers(2, LENGTH + 1, rows)
     mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
-    labels = np.where(mask == 1, (ids * 2) % WORDS, -100)
+    labels = np.where(mask == 1, (ids * 2) % VOCABULARY, -100)
     return {"input_ids": ids * mask, "attention_mask": mask}, labels
 
 
@@ -48,13 +48,13 @@ def batch_of(items):
     pad = nn.utils.rnn.pad_sequence
     ids = pad([torch.as_tensor(item) for item in items], batch_first=True)
     mask = pad([torch.ones(len(item), dtype=torch.int64) for item in items], batch_first=True)
-    labels = pad([torch.as_tensor(item) * 2 % WORDS for item in items], batch_first=True, padding_value=-100)
+    labels = pad([torch.as_tensor(item) * 2 % VOCABULARY for item in items], batch_first=True, padding_value=-100)
     return {"input_ids": ids, "attention_mask": mask}, labels
 
 
 def ragged():
     draw = np.random.default_rng(6)
-    items = [draw.integers(1, WORDS, int(length)).tolist() for length in draw.integers(2, 9, 24)]
+    items = [draw.integers(1, VOCABULARY, int(length)).tolist() for length in draw.integers(2, 9, 24)]
     return from_items(items, batch_of, clients=[0] * 5 + [1] * 7 + [2] * 12, test=items[:7])
 
 

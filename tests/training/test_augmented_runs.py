@@ -22,12 +22,12 @@ from hansa.sample import per_cluster
 from hansa.training.augment import crop, flip, normalize
 from training import augmented_models
 
-WORDS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
+OPTIONS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
 PARTS = [crop(padding=1), flip(), normalize([0.1, 0.2, 0.3], [1.0, 2.0, 0.5])]
 
 
 def trained(task, algorithm=None, workers=1, rounds=3):
-    return hansa.run(algorithm or presets.fedavg(participation=0.75, **WORDS), task, rounds=rounds, workers=workers)
+    return hansa.run(algorithm or presets.fedavg(participation=0.75, **OPTIONS), task, rounds=rounds, workers=workers)
 
 
 def test_dropout_batchnorm_a_frozen_block_and_augmentation_for_1_2_3_workers():
@@ -66,12 +66,12 @@ def test_native_equals_eager_to_rounding():
 def test_clusters_that_do_not_mix_take_the_steps_of_clients_alone(make):
     """A cohort draws at the addresses of its clients: gossip along no link is FedAvg."""
     task = hansa.Task(make, cross_entropy, augmented_models.images((5, 9, 14, 7)), augment=PARTS)
-    alone = trained(task, presets.fedavg(participation=1.0, **WORDS))
-    apart = presets.fedavg(sampler=per_cluster(1.0), **WORDS)
+    alone = trained(task, presets.fedavg(participation=1.0, **OPTIONS))
+    apart = presets.fedavg(sampler=per_cluster(1.0), **OPTIONS)
     mixing = hansa.Mixing(isolated(), clusters=((0, 1), (2, 3)))
     together = trained(task, apart.with_local(mixing=mixing))
     assert torch.equal(together.params, alone.params)
-    gossip = presets.ha_fed(clusters=2, reporters=1, **WORDS)
+    gossip = presets.ha_fed(clusters=2, reporters=1, **OPTIONS)
     assert torch.equal(trained(task, gossip).params, trained(task, gossip, workers=2).params)
 
 
@@ -79,7 +79,7 @@ def test_across_a_resume(tmp_path):
     task = hansa.Task(
         augmented_models.Net, cross_entropy, augmented_models.images(), augment=[*PARTS, augmented_models.noisy]
     )
-    algorithm = presets.fedams(participation=0.75, **WORDS)
+    algorithm = presets.fedams(participation=0.75, **OPTIONS)
     whole = hansa.run(algorithm, task, rounds=4, workers=1)
     hansa.run(algorithm, task, rounds=2, workers=1, out=tmp_path / "run")
     again = hansa.run(algorithm, task, rounds=4, workers=2, out=tmp_path / "run")
@@ -98,7 +98,7 @@ def test_rounds_and_steps_see_other_crops():
 
     task = hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images(), augment=watch)
     seen.clear()
-    Run(presets.fedavg(**WORDS), task, engine=Serial).advance(2)
+    Run(presets.fedavg(**OPTIONS), task, engine=Serial).advance(2)
     assert len(set(seen[-24:])) == 24  # two rounds of four clients of three steps
 
 
@@ -108,9 +108,9 @@ def test_only_normalisation_touches_test_rows():
     by_hand = (data.test_inputs - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
     for make, native in ((augmented_models.Net, None), (augmented_models.stack, True)):
         task = hansa.Task(make, cross_entropy, data, augment=PARTS, native=native)
-        shell = task.trainer(torch.float32, torch.device("cpu"))
+        trainer = task.trainer(torch.float32, torch.device("cpu"))
         vectors = task.start(hansa.Key(0), torch.float32)
-        found = task.evaluate(shell, vectors)
+        found = task.evaluate(trainer, vectors)
         module = task.module(vectors).eval()
         with torch.no_grad():
             wanted = float(cross_entropy(module(by_hand), data.test_targets))

@@ -14,11 +14,11 @@ from hansa.data import from_arrays
 from hansa.training.losses import cross_entropy
 from training import language_models
 
-WORDS = {"local_lr": 0.2, "steps": 3, "batch_size": 4}
+OPTIONS = {"local_lr": 0.2, "steps": 3, "batch_size": 4}
 
 
 def trained(task, workers=1, rounds=2, **more):
-    return hansa.run(presets.fedavg(**WORDS, **more), task, rounds=rounds, workers=workers)
+    return hansa.run(presets.fedavg(**OPTIONS, **more), task, rounds=rounds, workers=workers)
 
 
 @pytest.mark.parametrize("make", [language_models.tokenized, language_models.ragged], ids=["dict", "collated"])
@@ -128,7 +128,7 @@ def test_clients_by_function_for_1_2_3_workers_and_across_a_resume(tmp_path):
     task = hansa.Task(
         lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)), F.cross_entropy, language_models.crowd()
     )
-    algorithm = presets.scaffold(participation=0.2, **WORDS)
+    algorithm = presets.scaffold(participation=0.2, **OPTIONS)
     runs = [hansa.run(algorithm, task, rounds=3, workers=workers) for workers in (1, 2, 3)]
     assert all(torch.equal(run.params, runs[0].params) for run in runs)
     hansa.run(algorithm, task, rounds=1, workers=1, out=tmp_path / "run")
@@ -192,10 +192,10 @@ class Upper(nn.Module):
 def test_frozen_parameters_are_one_for_all_workers():
     data = from_arrays(np.random.default_rng(1).normal(size=(20, 5)), np.arange(20) % 3, clients=[0] * 6 + [1] * 14)
     task = hansa.Task(Upper, F.cross_entropy, data)
-    shells = [task.trainer(torch.float32, torch.device("cpu")) for _ in range(2)]
-    first, second = (shell.module.lower.weight for shell in shells)
+    trainers = [task.trainer(torch.float32, torch.device("cpu")) for _ in range(2)]
+    first, second = (trainer.module.lower.weight for trainer in trainers)
     assert first.data_ptr() == second.data_ptr() == task.frozen["lower.weight"].data_ptr()
-    assert shells[0].module.upper.weight.data_ptr() != shells[1].module.upper.weight.data_ptr()
+    assert trainers[0].module.upper.weight.data_ptr() != trainers[1].module.upper.weight.data_ptr()
     wide = task.trainer(torch.float64, torch.device("cpu")).module.lower.weight
     assert torch.equal(wide, first.double())
     assert torch.equal(trained(task).params, trained(task, workers=2).params)

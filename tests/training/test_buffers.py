@@ -16,7 +16,7 @@ DRAW = torch.Generator().manual_seed(0)
 X = torch.randn(30, 4, generator=DRAW)
 Y = torch.arange(30) % 3
 DATA = from_arrays(X, Y, clients=[0] * 5 + [1] * 9 + [2] * 16, test=(X[:7], Y[:7]))
-WORDS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
+OPTIONS = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
 TABLE = torch.linspace(-1, 1, 7, dtype=torch.float64) / 3  # not exact in float32
 
 
@@ -44,9 +44,9 @@ class Odd(nn.Module):
 
 
 ALGORITHMS = {
-    "fedavg": presets.fedavg(**WORDS),
-    "gossip": presets.ha_fed(clusters=1, reporters=2, **WORDS),
-    "serverless": presets.dsgd(**WORDS),
+    "fedavg": presets.fedavg(**OPTIONS),
+    "gossip": presets.ha_fed(clusters=1, reporters=2, **OPTIONS),
+    "serverless": presets.dsgd(**OPTIONS),
 }
 
 
@@ -72,13 +72,13 @@ def test_constant_whole_complex_and_infinite_buffers_keep_every_bit(name, dtype)
 
 def test_buffers_that_clients_change_are_averaged():
     task = hansa.Task(Odd, cross_entropy, DATA)
-    run = hansa.run(presets.fedavg(participation=1.0, **WORDS), task, rounds=1, dtype=torch.float64)
+    run = hansa.run(presets.fedavg(participation=1.0, **OPTIONS), task, rounds=1, dtype=torch.float64)
     levels = []
     for client in range(3):
         alone = from_arrays(X, Y, clients=[DATA.rows(client)])
         module = task.module(task.start(hansa.Key(0), torch.float64)).train()
-        shell = task.trainer(torch.float64, torch.device("cpu"))
-        for rows in shell.batches(client, hansa.local.Work(3, 4), hansa.Key(0).child("local", 0, client, "batch")):
+        trainer = task.trainer(torch.float64, torch.device("cpu"))
+        for rows in trainer.batches(client, hansa.local.Work(3, 4), hansa.Key(0).child("local", 0, client, "batch")):
             module(alone.inputs[rows].double())
         levels.append(float(module.level))
     assert float(run.model.level) == pytest.approx(sum(levels) / 3, abs=1e-12)
@@ -89,7 +89,7 @@ def test_a_buffer_made_by_the_seed_is_that_of_the_run():
     for seed in (0, 5):
         first = task.module(task.start(hansa.Key(seed), torch.float32))
         assert torch.equal(first.start, first.first.weight)
-        run = hansa.run(presets.fedavg(**WORDS), task, rounds=2, seed=seed)
+        run = hansa.run(presets.fedavg(**OPTIONS), task, rounds=2, seed=seed)
         assert torch.equal(run.model.start, first.first.weight)
 
 
@@ -104,28 +104,28 @@ def test_a_model_with_counters_alone_has_no_channel_for_buffers():
             self.steps += 1
             return self.layer(x)
 
-    run = hansa.run(presets.fedavg(**WORDS), hansa.Task(Counting, cross_entropy, DATA), rounds=1)
+    run = hansa.run(presets.fedavg(**OPTIONS), hansa.Task(Counting, cross_entropy, DATA), rounds=1)
     assert list(run.algorithm.channels) == ["model"]
     assert int(run.model.steps) == 0
 
 
 def test_float64_runs_save_float64_models():
     task = hansa.Task(Odd, cross_entropy, DATA)
-    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1, dtype=torch.float64)
+    run = hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, dtype=torch.float64)
     saved = _tensors(run)
     assert saved["first.weight"].dtype == torch.float64
     assert torch.equal(saved["first.weight"], task.layout.unpack(run.params)["first.weight"])
     assert saved["norm.running_var"].dtype == torch.float64
     assert saved["seen"].dtype == torch.int64
-    assert _tensors(hansa.run(presets.fedavg(**WORDS), task, rounds=1))["first.weight"].dtype == torch.float32
+    assert _tensors(hansa.run(presets.fedavg(**OPTIONS), task, rounds=1))["first.weight"].dtype == torch.float32
 
 
 def test_a_double_model_trains_in_float64():
     task = hansa.Task(lambda: Odd().double(), cross_entropy, DATA)
-    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1)
+    run = hansa.run(presets.fedavg(**OPTIONS), task, rounds=1)
     assert run.params.dtype == torch.float64
     assert run.model.last.bias.dtype == torch.float64
-    same = hansa.run(presets.fedavg(**WORDS), hansa.Task(Odd, cross_entropy, DATA), rounds=1, dtype=torch.float64)
+    same = hansa.run(presets.fedavg(**OPTIONS), hansa.Task(Odd, cross_entropy, DATA), rounds=1, dtype=torch.float64)
     assert not torch.equal(run.params, run.params.float().double())
     assert run.params.shape == same.params.shape
 
@@ -152,6 +152,6 @@ def test_a_buffer_that_changes_late_is_refused_by_name_and_one_of_the_clients_ow
     with pytest.raises(
         HansaError, match="buffer level was left unchanged by the first batch and changed by a later one"
     ):
-        hansa.run(presets.fedavg(**WORDS), hansa.Task(Late, cross_entropy, DATA), rounds=1, workers=1)
-    run = hansa.run(presets.fedavg(**WORDS), hansa.Task(Own, cross_entropy, DATA), rounds=1, workers=1)
+        hansa.run(presets.fedavg(**OPTIONS), hansa.Task(Late, cross_entropy, DATA), rounds=1, workers=1)
+    run = hansa.run(presets.fedavg(**OPTIONS), hansa.Task(Own, cross_entropy, DATA), rounds=1, workers=1)
     assert float(run.model.level) == 0

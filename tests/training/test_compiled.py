@@ -94,11 +94,11 @@ def test_compiled_is_eager_to_rounding_and_the_same_bits_for_any_number_of_worke
     resumed.advance(2)
     assert torch.equal(resumed.params, whole.params)
     assert torch.equal(resumed.state.vectors["buffers"], whole.state.vectors["buffers"])
-    shell = made.trainer(torch.float32, torch.device("cpu"))
-    shell.load(whole.params, whole.state.vectors["buffers"])
-    shell.seed(hansa.Key(0))
-    found = shell.gradient(0, torch.arange(4))
-    assert [*shell.compiled._agrees.values()] == [True]
+    trainer = made.trainer(torch.float32, torch.device("cpu"))
+    trainer.load(whole.params, whole.state.vectors["buffers"])
+    trainer.seed(hansa.Key(0))
+    found = trainer.gradient(0, torch.arange(4))
+    assert [*trainer.compiled._agrees.values()] == [True]
     assert torch.isfinite(found[0])
 
 
@@ -107,10 +107,10 @@ def test_each_form_of_batch_is_compiled_apart_and_every_client_equals_eager(trac
     made = task(compile=True)
     ours, eager = (hansa.run(algorithm, one, rounds=2, workers=1) for one in (made, task()))
     assert torch.allclose(ours.params, eager.params, atol=1e-6)
-    shell = made.trainer(torch.float32, torch.device("cpu"))
+    trainer = made.trainer(torch.float32, torch.device("cpu"))
     for rows in (5, 9, 5, 7):
-        shell.gradient(0, torch.arange(rows))
-    assert [*shell.compiled._agrees.values()] == [True] * 3
+        trainer.gradient(0, torch.arange(rows))
+    assert [*trainer.compiled._agrees.values()] == [True] * 3
 
 
 def test_float64_and_steps_that_look_ahead_are_compiled_too(traced):

@@ -365,7 +365,9 @@ def test_a_wrong_native_form_does_not_pass_the_proof():
     stages = list(task.network.stages)
     stages[1] = replace(stages[1], relu=False)
     with pytest.raises(NotEligible, match=r"native (loss|gradient)"):
-        execution_mode._prove(Network(tuple(stages), shape), model(), loss, task.layout, data.inputs, data.targets)
+        execution_mode._compare_with_eager(
+            Network(tuple(stages), shape), model(), loss, task.layout, data.inputs, data.targets
+        )
 
 
 @WITH_NATIVE
@@ -396,15 +398,15 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
 def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, monkeypatch):
     """Of ones, dropout leaves what it multiplies by: as a worker draws it for its third step, as torch draws it."""
     task, key = made(name, native=True), hansa.Key(3).child("noise", 2)
-    shell = task.trainer(torch.float32, torch.device("cpu"))
-    shell.seed(key)
-    keep = shell._drawn(4)
+    trainer = task.trainer(torch.float32, torch.device("cpu"))
+    trainer.seed(key)
+    keep = trainer._drawn(4)
     eager, drop, drop2d = [], F.dropout, F.dropout2d
     monkeypatch.setattr(F, "dropout", lambda x, *a, **k: eager.append(drop(torch.ones_like(x), *a, **k)) or x)
     monkeypatch.setattr(F, "dropout2d", lambda x, *a, **k: eager.append(drop2d(torch.ones_like(x), *a, **k)) or x)
     with random_state.preserve_rng():
         random_state.seed_all(key, torch.device("cpu"))
-        shell.module(shell.batch(0, torch.arange(4)).inputs)
+        trainer.module(trainer.batch(0, torch.arange(4)).inputs)
     stages = [stage for stage in task.network.stages if stage.drop is not None]
     assert len(eager) == len(stages)
     for stage, piece, wanted in zip(stages, keep.split([4 * s.dropout_numbers for s in stages]), eager, strict=True):

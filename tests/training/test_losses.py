@@ -20,7 +20,7 @@ Y = torch.randint(0, 3, (1300,), generator=DRAW).sort().values  # sorted: batche
 OWNERS = torch.arange(1300).remainder(7).clamp(max=2)
 DATA = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
 WEIGHT = torch.tensor([0.1, 1.0, 7.0])
-WORDS = {"local_lr": 0.05, "steps": 2, "batch_size": 8}
+OPTIONS = {"local_lr": 0.05, "steps": 2, "batch_size": 8}
 
 
 class Net(nn.Module):
@@ -35,7 +35,7 @@ class Net(nn.Module):
 def outcome(loss, data=DATA, model=Net, **options):
     """The test loss of a run, and the trained model's outputs for all test rows."""
     task = hansa.Task(model, loss, data, **options)
-    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1, workers=1)
+    run = hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
     with torch.no_grad():
         return run.history[-1], run.model.eval()(data.test_inputs)
 
@@ -159,7 +159,7 @@ def test_answers_of_any_kind_are_taken_apart_or_asked_for_again(model):
         DATA,
         metric=lambda output, target: (logits(output).argmax(1) == target).double().mean(),
     )
-    run = hansa.run(presets.fedavg(**{**WORDS, "local_lr": 0.01}), task, rounds=1)
+    run = hansa.run(presets.fedavg(**{**OPTIONS, "local_lr": 0.01}), task, rounds=1)
     with torch.no_grad():
         output = logits(run.model.eval()(X))
     assert run.history[-1]["test_accuracy"] == pytest.approx(truth(output), abs=1e-6)
@@ -206,7 +206,7 @@ def test_metrics_without_a_proper_name_are_refused(metrics, message):
 def test_a_metric_that_gives_no_number_is_refused():
     with pytest.raises(HansaError, match="logits returned tensor"):
         outcome(F.cross_entropy, metrics={"logits": lambda output, target: output})
-    with pytest.raises(HansaError, match="expected the number of hits, or one value a row"):
+    with pytest.raises(HansaError, match="expected the number of correct rows, or one value per row"):
         outcome(F.cross_entropy, metric=lambda output, target: output)
 
 

@@ -19,7 +19,7 @@ DRAW = torch.Generator().manual_seed(2)
 X = torch.randn(40, 4, generator=DRAW)
 Y = torch.arange(40) % 3
 DATA = from_arrays(X, Y, clients=[0] * 5 + [1] * 9 + [2] * 12 + [3] * 14, test=(X[:7], Y[:7]))
-WORDS = {"local_lr": 0.1, "steps": 2, "batch_size": 4}
+OPTIONS = {"local_lr": 0.1, "steps": 2, "batch_size": 4}
 
 
 class Base(nn.Module):
@@ -121,7 +121,7 @@ def warnings_of(caplog):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_round_does_not_depend_on_who_trained_before(model, caplog):
     task = hansa.Task(model, cross_entropy, DATA)
-    for algorithm in (presets.fedavg(participation=1.0, **WORDS), presets.ha_fed(clusters=2, reporters=1, **WORDS)):
+    for algorithm in (presets.fedavg(participation=1.0, **OPTIONS), presets.ha_fed(clusters=2, reporters=1, **OPTIONS)):
         whole = hansa.run(algorithm, task, rounds=2, seed=3, workers=1)
         random.seed(5)
         np.random.seed(6)  # noqa: NPY002
@@ -146,7 +146,7 @@ def largest(output, target):
 
 
 def test_workers_agree_with_the_serial_engine_bit_for_bit():
-    algorithm = presets.fedavg(participation=1.0, **WORDS)
+    algorithm = presets.fedavg(participation=1.0, **OPTIONS)
     task = hansa.Task(Everything, cross_entropy, DATA, metrics={"largest": largest})
     runs = [hansa.run(algorithm, task, rounds=2, seed=3, workers=workers) for workers in (1, 2)]
     assert torch.equal(runs[0].params, runs[1].params)
@@ -195,10 +195,10 @@ def test_a_run_leaves_every_generator_as_it_was():
     seeded()
     expected = draw()
     seeded()
-    hansa.run(presets.fedavg(**WORDS), task, rounds=1)
+    hansa.run(presets.fedavg(**OPTIONS), task, rounds=1)
     assert draw() == expected
     seeded()
-    run = hansa.run(presets.fedavg(**WORDS), task, rounds=1)
+    run = hansa.run(presets.fedavg(**OPTIONS), task, rounds=1)
     task.evaluate(task.trainer(torch.float32, torch.device("cpu")), run.state.vectors)
     hansa.Task(Drawing, cross_entropy, DATA)
     assert draw() == expected
@@ -236,11 +236,11 @@ class Outside(Base):
 )
 def test_what_cannot_be_put_back_is_found_and_warned_of_by_name(model, where, caplog):
     task = hansa.Task(model, cross_entropy, DATA)
-    hansa.run(presets.fedavg(**WORDS), task, rounds=1, workers=1)
+    hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
     (message,) = warnings_of(caplog)
     assert message.startswith(f"{model.__name__}: a client's result depends on who trained before it (its layer.weight")
     assert where in message
-    hansa.run(presets.fedavg(**WORDS), task, rounds=1, workers=1)
+    hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
     assert len(warnings_of(caplog)) == 1  # said once
 
 
@@ -254,9 +254,9 @@ def test_modules_functions_and_settings_are_left_alone():
             return self.act(self.layers[0](x))
 
     task = hansa.Task(Mixed, cross_entropy, DATA)
-    shell = task.trainer(torch.float32, torch.device("cpu"))
-    layers = shell.module.layers
-    shell.load(torch.zeros(shell.y.numel()), None)
-    assert shell.module.layers is layers
-    assert shell.module.layers[0] is shell.module.layer is shell.module.table["layer"]
-    assert shell.module_state.unrestorable == ["layers (list)", "table (dict)"]
+    trainer = task.trainer(torch.float32, torch.device("cpu"))
+    layers = trainer.module.layers
+    trainer.load(torch.zeros(trainer.y.numel()), None)
+    assert trainer.module.layers is layers
+    assert trainer.module.layers[0] is trainer.module.layer is trainer.module.table["layer"]
+    assert trainer.module_state.unrestorable == ["layers (list)", "table (dict)"]

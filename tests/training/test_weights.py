@@ -115,5 +115,5 @@ def test_what_is_wrong_is_told():
     def mean_loss(output, target):
         return F.cross_entropy(output, target) * 1
 
-    with pytest.raises(HansaError, match=r"mean_loss.*expected one value a row"):
+    with pytest.raises(HansaError, match=r"mean_loss.*expected one value per row"):
         run_of(mean_loss, from_arrays(X, Y, clients=OWNERS, weights=W))

@@ -34,7 +34,7 @@ class aware(BaseAggregator):
     """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i when first seen; lambda~ = argmin
     ||sum lambda_i m_i||^2 over the simplex of all clients seen; Delta = sum lambda~_i m_i (FedAWARE Alg. 1).
 
-    Where the authors' code differs there is a word: ``normalize`` puts m_i/||m_i|| (0 for 0) in the place of m_i in
+    Options reproduce the authors' code where it differs: ``normalize`` puts m_i/||m_i|| (0 for 0) in place of m_i in
     both; ``explore`` averages, by ``weights``, until every client was seen; ``from_zero`` starts every m_i at 0;
     ``min_norm="authors"`` is their Frank-Wolfe, which stops short of the minimum, so that steps are longer.
     ``project``: another server's step on the mean update, projected onto the direction.
@@ -42,7 +42,18 @@ class aware(BaseAggregator):
     ``weights`` are the objective's lambda: of averages and of the diversities reported, never of the direction.
     A zero row makes the direction zero, which then is the shortest vector: nobody can gain unless somebody loses.
     Only the Gram matrix is kept in the state; the momenta are rows of the run's store, in RAM or on disk, in the run's
-    dtype or in ``storage``.
+    dtype or in ``momentum_dtype``.
+
+    Args:
+        alpha: Decay rate of the momenta.
+        normalize: Scale momenta to unit length before they are combined.
+        explore: Average the updates until every client was seen once.
+        project: Server transform whose step is projected onto the direction.
+        momentum_storage: Keep the momenta in memory ("ram") or on disk ("disk").
+        momentum_dtype: "float32", "float64" or "bfloat16"; None stores the momenta in the dtype of the run.
+        from_zero: Start momenta from zero instead of from the first update.
+        min_norm: Solver of the min-norm problem: "exact", or "authors" for the one of the authors' code.
+        weights: Weights of the clients in the objective.
 
     >>> rule = aware(alpha=0.5)
     >>> rule.alpha, rule.momentum_storage
@@ -54,7 +65,7 @@ class aware(BaseAggregator):
     explore: bool = False
     project: ServerTransform | None = None
     momentum_storage: Literal["ram", "disk"] = "ram"
-    storage: Literal["float32", "float64", "bfloat16"] | None = None
+    momentum_dtype: Literal["float32", "float64", "bfloat16"] | None = None
     from_zero: bool = False
     min_norm: MinNormSolver = "exact"
     weights: Weights = "uniform"
@@ -66,9 +77,13 @@ class aware(BaseAggregator):
         check_decay("aware", "alpha", self.alpha, "The paper uses 0.5; 0 forgets at once.")
         if self.momentum_storage not in ("ram", "disk"):
             raise invalid_argument("aware", "momentum_storage", self.momentum_storage, "'ram' or 'disk'")
-        if self.storage is not None and self.storage not in _STORAGE:
+        if self.momentum_dtype is not None and self.momentum_dtype not in _STORAGE:
             raise invalid_argument(
-                "aware", "storage", self.storage, "a known dtype", suggestion(str(self.storage), _STORAGE)
+                "aware",
+                "momentum_dtype",
+                self.momentum_dtype,
+                "a known dtype",
+                suggestion(str(self.momentum_dtype), _STORAGE),
             )
         if self.min_norm not in SOLVERS:
             raise invalid_argument("aware", "min_norm", self.min_norm, "'exact' or 'authors'")
@@ -114,7 +129,7 @@ class aware(BaseAggregator):
                 row = before.mul_(self.alpha).add_(row, alpha=1 - self.alpha)
             elif self.from_zero:
                 row = (1 - self.alpha) * row
-            fresh[update.client] = row if self.storage is None else row.to(getattr(torch, self.storage))
+            fresh[update.client] = row if self.momentum_dtype is None else row.to(getattr(torch, self.momentum_dtype))
         return fresh
 
     def _direction(

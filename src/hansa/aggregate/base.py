@@ -1,4 +1,4 @@
-"""The protocol of aggregators, and the one place where weights are normalised."""
+"""The protocol of aggregators, and the one place where weights are normalized."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ MAX_DECODED, MAX_DECODED_BYTES = 16, 1 << 22  # updates decoded at once, and byt
 
 class Combined(NamedTuple):
     """An aggregate, the state after it, what is worth reporting of it, and rows to keep of clients with the round.
+
+    Args:
+        vector: The aggregate.
+        state: State after the round.
+        info: Values worth reporting.
+        rows: Rows to store for clients.
 
     >>> import torch
     >>> Combined(torch.ones(2), {}, {"weights": [0.5, 0.5]}).info
@@ -111,7 +117,7 @@ def require_aggregator(owner: str, argument: str, value: object) -> None:
 
 
 def check_weights(component: str, weights: object) -> Weights:
-    """The weights as a part keeps them, or an error that names what is wrong."""
+    """Return the weights in the form that components store, or raise a `HansaError`."""
     if isinstance(weights, str):
         if weights not in ("uniform", "samples", "clusters"):
             raise invalid_argument(
@@ -135,6 +141,10 @@ def check_weights(component: str, weights: object) -> Weights:
 
 def normalize_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participant]) -> list[float]:
     """The weight of each update, summing to one: the only place where weights are normalised.
+
+    Args:
+        weights: Rule, or one number per client.
+        updates: Updates or participants to weigh.
 
     >>> from hansa.core.types import Update
     >>> normalize_weights("samples", [Update(0, 0, None, 30, 1), Update(1, 1, None, 10, 1)])
@@ -163,6 +173,11 @@ def raw_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participa
 
 def client_weights(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
     """The same of clients that need not have reported: their weights in the objective, summing to one over them.
+
+    Args:
+        weights: Rule, or one number per client.
+        clients: Clients to weigh.
+        samples: Number of samples of every client of the population.
 
     >>> client_weights("samples", [0, 1], [30, 10])
     [0.75, 0.25]

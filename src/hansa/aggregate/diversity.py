@@ -1,4 +1,4 @@
-"""Gradient diversity and its kin (Zeng et al., FedAWARE), each from squared norms and weights alone."""
+"""Gradient diversity and related measures (Zeng et al., FedAWARE), from squared norms and weights alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Sequence
 def diversity(squares: Sequence[float], weights: Sequence[float], combined: float) -> float:
     """D = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda_i g_i||^2 ) >= 1, lambda the objective's weights (Def. 3.1).
 
-    ``squares`` are the ||g_i||^2, ``combined`` is ||sum lambda_i g_i||^2. Two orthogonal unit vectors:
+    Args:
+        squares: Squared norms ||g_i||^2.
+        weights: Weights lambda of the objective.
+        combined: Squared norm ||sum lambda_i g_i||^2.
 
     >>> round(diversity([1.0, 1.0], [0.5, 0.5], 0.5), 6)
     1.414214
@@ -21,9 +24,12 @@ def diversity(squares: Sequence[float], weights: Sequence[float], combined: floa
 
 def surrogate_diversity(squares: Sequence[float], weights: Sequence[float], surrogate: float) -> float:
     """D~ = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda~_i g_i||^2 ): the objective's weights lambda above, the weights
-    lambda~ of the direction taken only below (Def. 3.2). ``surrogate`` is ||sum lambda~_i g_i||^2.
+    lambda~ of the direction taken only below (Def. 3.2).
 
-    g = (1, 0) and (0, 3) with lambda = 1/2 each: lambda~ = (0.9, 0.1) has the shortest combination, 0.9 squared.
+    Args:
+        squares: Squared norms ||g_i||^2.
+        weights: Weights lambda of the objective.
+        surrogate: Squared norm ||sum lambda~_i g_i||^2.
 
     >>> round(surrogate_diversity([1.0, 9.0], [0.5, 0.5], 0.9), 6)  # sqrt(5 / 0.9)
     2.357023
@@ -32,9 +38,13 @@ def surrogate_diversity(squares: Sequence[float], weights: Sequence[float], surr
 
 
 def chi_square(used: Sequence[float], weights: Sequence[float]) -> float:
-    """chi^2 = sum lambda~_i^2 / lambda_i^2, how far the weights found are from the objective's (Thm. 4.1).
+    """chi^2 = sum lambda~_i^2 / lambda_i^2, how far the weights used are from the objective's (Thm. 4.1).
 
     It is n for lambda~ = lambda, and at uniform lambda n^2 sum lambda~_i^2: up to n^2 for a single client.
+
+    Args:
+        used: Weights lambda~ of the direction.
+        weights: Weights lambda of the objective.
 
     >>> chi_square([0.25, 0.75], [0.5, 0.5])
     2.5

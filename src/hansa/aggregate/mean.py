@@ -28,6 +28,9 @@ from hansa.core.vectors import arithmetic
 class mean(BaseAggregator):
     """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017).
 
+    Args:
+        weights: "uniform", "samples", "clusters", or one number per client.
+
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
@@ -108,6 +111,9 @@ class nova(BaseAggregator):
 
     tau_i is the number of local steps, or its generalisation under local momentum or a proximal term.
     Public implementations differ by normalising p twice or nowhere; here p sums to one over the participants.
+
+    Args:
+        weights: "uniform", "samples", "clusters", or one number per client.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update

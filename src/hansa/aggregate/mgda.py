@@ -20,6 +20,9 @@ class mgda(BaseAggregator):
     epsilon = 1 is the free simplex, epsilon = 0 the plain mean of unit updates. Zero updates carry no direction and are
     left out.
 
+    Args:
+        epsilon: Largest distance of a weight from 1/M; 1 does not constrain.
+
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]

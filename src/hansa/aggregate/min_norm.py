@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from hansa.aggregate.frank_wolfe import pairwise_frank_wolfe
-from hansa.aggregate.simplex import project
+from hansa.aggregate.simplex import pairwise_frank_wolfe, project_to_simplex
 from hansa.core.errors import HansaError, check_positive, invalid_argument
 
 if TYPE_CHECKING:
@@ -86,6 +85,13 @@ def min_norm(
     the weights need not be. ``solver="authors"`` is Frank-Wolfe as FedAWARE's authors run it, without a finish:
     from the best pair of vectors, at most 1000 steps, until the weights move by less than 1e-5.
     Wolfe, *Finding the nearest point in a polytope*, 1976; Mehrotra, 1992.
+
+    Args:
+        gram: Inner products G of the vectors.
+        lower: Lower bound of the weights, one number or one per vector.
+        upper: Upper bound of the weights, one number or one per vector.
+        tolerance: Relative duality gap at which the solver stops.
+        solver: "exact" or "authors".
 
     >>> answer = min_norm(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
     >>> answer.weights.tolist(), round(answer.value, 12)
@@ -180,7 +186,7 @@ class _Problem:
     def solve(self) -> _Point:
         """Equal weights where they are optimal already; else Frank-Wolfe, then the finish, then the same again
         from the few rows that matter, where there are many, and from an interior point."""
-        best = self.at(project(torch.full_like(self.low, 1 / self.size), self.low, self.high, 1.0))
+        best = self.at(project_to_simplex(torch.full_like(self.low, 1 / self.size), self.low, self.high, 1.0))
         few = self.simplex and self.size >= MANY
         starts = [(self.frank_wolfe, False), *([(self.few_rows, False)] if few else []), (self.interior_point, True)]
         for start, patient in starts:
@@ -213,10 +219,10 @@ class _Problem:
             vertex[int(cost.argmin())] = 1
             return vertex
         order = torch.argsort(cost, stable=True)
-        room = (self.high - self.low)[order]
-        before = room.cumsum(0) - room
+        widths = (self.high - self.low)[order]
+        before = widths.cumsum(0) - widths
         vertex = self.low.clone()
-        vertex[order] += torch.minimum(room, (1 - float(self.low.sum()) - before).clamp(min=0))
+        vertex[order] += torch.minimum(widths, (1 - float(self.low.sum()) - before).clamp(min=0))
         return vertex
 
     def frank_wolfe(self) -> Tensor:
@@ -245,9 +251,9 @@ class _Problem:
         chosen = self.matrix.diagonal().topk(JOINING, largest=False).indices.sort().values
         while True:
             block = self.matrix[chosen][:, chosen]
-            part = _Problem(block, self.low[chosen], self.high[chosen], self.tolerance)
-            solution = part.solve()
-            self.iterations += part.iterations
+            subproblem = _Problem(block, self.low[chosen], self.high[chosen], self.tolerance)
+            solution = subproblem.solve()
+            self.iterations += subproblem.iterations
             weights = torch.zeros_like(self.low)
             weights[chosen] = solution.weights
             point = self.at(weights)
@@ -289,7 +295,7 @@ class _Problem:
         free = (inside | (self.target(point, inside) > 0)).nonzero()[:, 0]
         target = weights[free] + self.newton(gradient, free)
         moved = weights.clone()
-        moved[free] = project(target, self.low[free], self.high[free], float(weights[free].sum()))
+        moved[free] = project_to_simplex(target, self.low[free], self.high[free], float(weights[free].sum()))
         descent = float(gradient @ (moved - weights))
         return moved if descent < 0 and float(moved @ (self.matrix @ moved)) <= point.value + 0.1 * descent else None
 
@@ -323,8 +329,8 @@ class _Problem:
             rising = torch.where(weights < self.high, gradient, torch.inf).min()
             falling = torch.where(weights > self.low, gradient, -torch.inf).max()
             middle = float(rising + falling) / 2
-        wish = torch.where(weights <= self.low, middle - gradient, gradient - middle)
-        return torch.where(self.movable & ~inside, wish, -torch.inf)
+        urgency = torch.where(weights <= self.low, middle - gradient, gradient - middle)
+        return torch.where(self.movable & ~inside, urgency, -torch.inf)
 
     def newton(self, gradient: Tensor, free: Tensor) -> Tensor:
         """The step to the minimum over sum = const of the free weights. A ridge near rounding error makes a
@@ -360,7 +366,7 @@ class _Problem:
         width = torch.minimum(high, implied) - low
         centre = low + width * ((total - low.sum()) / width.sum())
         short = 1 / self.length[free].square().clamp(min=1e-30)  # the answer for orthogonal rows
-        weights = 0.9 * project(short * (total / short.sum()), low, high, total) + 0.1 * centre
+        weights = 0.9 * project_to_simplex(short * (total / short.sum()), low, high, total) + 0.1 * centre
         gradient = matrix @ weights + shift
         value = level = float(weights @ gradient)
         slack = sides * (weights - bounds)
@@ -395,7 +401,9 @@ class _Problem:
         loose = ~tied.any(0)
         if bool(loose.any()):  # at a shortest vector of zero there is no telling, and no need
             weights = torch.where(tied[0], low, torch.where(tied[1], high, weights))
-            weights[loose] = project(weights[loose], low[loose], high[loose], total - float(weights[~loose].sum()))
+            weights[loose] = project_to_simplex(
+                weights[loose], low[loose], high[loose], total - float(weights[~loose].sum())
+            )
         answer = self.low.clone()
         answer[free] = weights
         return answer

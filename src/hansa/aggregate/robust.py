@@ -62,6 +62,9 @@ class median(BaseAggregator):
 class trimmed_mean(BaseAggregator):
     """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018).
 
+    Args:
+        trim: Fraction of the values that is dropped at either end, below 0.5.
+
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
@@ -93,6 +96,10 @@ class krum(BaseAggregator):
     """The mean of the ``keep`` updates with the smallest sums of squared distances to their M - f - 2 nearest others
     (Krum with keep = 1, Multi-Krum above; Blanchard 2017).
 
+    Args:
+        byzantine: Number f of bad clients that are tolerated.
+        keep: Number of updates that are averaged.
+
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
@@ -123,8 +130,8 @@ class krum(BaseAggregator):
         nearest = n - self.byzantine - 2
         if n < self.min_updates:
             raise HansaError(
-                f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least {self.min_updates} updates, this round "
-                f"has {n}: sample more clients or expect fewer bad ones.",
+                f"krum(byzantine={self.byzantine}, keep={self.keep}) needs at least {self.min_updates} updates, this "
+                f"round has {n}. Sample more clients, or lower byzantine or keep.",
                 component="krum",
                 argument="byzantine",
             )
@@ -142,6 +149,10 @@ class krum(BaseAggregator):
 @dataclass(frozen=True, slots=True)
 class clipped(BaseAggregator):
     """Every update is scaled down to at most ``norm`` before the wrapped aggregator sees it.
+
+    Args:
+        inner: Aggregator of the clipped updates.
+        norm: Largest norm of an update.
 
     >>> from hansa.aggregate import mean
     >>> import torch

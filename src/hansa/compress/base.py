@@ -148,12 +148,12 @@ class Coder:
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         """C(x) as a packet. A NaN or an infinity in x is an error, never a packet."""
-        part = f"{self.kind}.encode"
-        array = flat_array(x, part)
+        place = f"{self.kind}.encode"
+        array = flat_array(x, place)
         if not array.size:
-            raise invalid_argument(part, "x", tuple(x.shape), "a vector with at least one entry")
+            raise invalid_argument(place, "x", tuple(x.shape), "a vector with at least one entry")
         if not self.checks_finite:
-            check_all_finite(array, part)
+            check_all_finite(array, place)
         return make_packet(self.kind, array, self.payload(array, key))
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:

@@ -59,10 +59,10 @@ def unpack_codes(data: Buffer, width: int, count: int) -> Array:
         for start in range(0, count, CHUNK):
             piece = tail[start // 8 * high : (start + CHUNK) // 8 * high]
             groups = -(-piece.size // high)
-            room = np.zeros(groups * high, np.uint8)
-            room[: piece.size] = piece
+            padded_bytes = np.zeros(groups * high, np.uint8)
+            padded_bytes[: piece.size] = piece
             padded = np.zeros((groups, 8), np.uint8)
-            padded[:, :high] = room.reshape(groups, high)
+            padded[:, :high] = padded_bytes.reshape(groups, high)
             words = padded.reshape(-1).view("<u8")
             fields = np.empty((groups, 8), np.uint8)
             for column in range(8):

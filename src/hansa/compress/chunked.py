@@ -31,24 +31,24 @@ def absolute_sum(x: Array) -> float:
     Entry i joins lane i mod 1024. float64 makes the mean of equal magnitudes exact.
     """
     lanes = np.zeros(LANES)
-    room = np.empty(min(CHUNK, -(-x.size // LANES) * LANES), x.dtype)
+    buffer = np.empty(min(CHUNK, -(-x.size // LANES) * LANES), x.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, x.size, CHUNK):
             piece = x[start : start + CHUNK]
             rows = -(-piece.size // LANES)
-            np.abs(piece, out=room[: piece.size])
-            room[piece.size : rows * LANES] = 0
-            lanes += np.add.reduce(room[: rows * LANES].reshape(rows, LANES), axis=0, dtype=np.float64)
+            np.abs(piece, out=buffer[: piece.size])
+            buffer[piece.size : rows * LANES] = 0
+            lanes += np.add.reduce(buffer[: rows * LANES].reshape(rows, LANES), axis=0, dtype=np.float64)
     return math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
 
 
 def pack_signs(x: Array) -> Array:
     """One bit an entry, 1 where x >= 0 (so +1 stands for both zeros), the lowest bit of a byte first."""
     bits = np.empty(-(-x.size // 8), np.uint8)
-    room = np.empty(min(CHUNK, x.size), bool)
+    buffer = np.empty(min(CHUNK, x.size), bool)
     for start in range(0, x.size, CHUNK):
         piece = x[start : start + CHUNK]
-        up = np.greater_equal(piece, 0, out=room[: piece.size])
+        up = np.greater_equal(piece, 0, out=buffer[: piece.size])
         bits[start // 8 : (start + piece.size + 7) // 8] = np.packbits(up, bitorder="little")
     return bits
 
@@ -77,16 +77,16 @@ def add_signs(bits: Array, scale: Any, out: Array) -> None:
         native_kernels.sign_add([bits], [float(scale)], out)
         return
     table, whole, step = sign_table(scale), out.size // 8, CHUNK // 8
-    room = np.empty((min(step, whole), 8), out.dtype)
+    buffer = np.empty((min(step, whole), 8), out.dtype)
     for start in range(0, whole, step):
         piece = bits[start : min(start + step, whole)]
         target = out[start * 8 : (start + piece.size) * 8].reshape(-1, 8)
-        target += np.take(table, piece, axis=0, out=room[: piece.size], mode="clip")
+        target += np.take(table, piece, axis=0, out=buffer[: piece.size], mode="clip")
     if whole < bits.size:
         out[whole * 8 :] += table[bits[whole], : out.size - whole * 8]
 
 
-def top_k_indices(x: Array, k: int, part: str) -> Array:
+def top_k_indices(x: Array, k: int, component: str) -> Array:
     """The indices, rising, of the k largest magnitudes; ties go to the lower index, zeros are never listed.
 
     A threshold that a little more than k entries should pass is read off a sample; the exact k are then chosen among
@@ -101,7 +101,7 @@ def top_k_indices(x: Array, k: int, part: str) -> Array:
         passed = _reaching(x, threshold)
     magnitudes = np.abs(x[passed])
     if not np.isfinite(magnitudes).all():
-        raise nonfinite_error(x, part)
+        raise nonfinite_error(x, component)
     if passed.size <= k:
         return passed
     bar = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
@@ -131,12 +131,12 @@ def _reaching(x: Array, threshold: Any) -> Array:
     if native_array(x):
         return native_kernels.indices_reaching(x, float(threshold))[0]
     pieces = []
-    room, below = np.empty(min(CHUNK, x.size), x.dtype), np.empty(min(CHUNK, x.size), bool)
+    buffer, below = np.empty(min(CHUNK, x.size), x.dtype), np.empty(min(CHUNK, x.size), bool)
     with np.errstate(invalid="ignore"):
         for start in range(0, x.size, CHUNK):
             piece = x[start : start + CHUNK]
-            np.abs(piece, out=room[: piece.size])
-            mask = np.less(room[: piece.size], threshold, out=below[: piece.size])
+            np.abs(piece, out=buffer[: piece.size])
+            mask = np.less(buffer[: piece.size], threshold, out=below[: piece.size])
             where = np.flatnonzero(np.logical_not(mask, out=mask))
             where += start
             pieces.append(where)

@@ -50,6 +50,13 @@ def decode(
     ``dim`` a packet may declare at most 2^20 entries, or 64 for each of its bytes. A packet that holds a tensor gives
     that very tensor: do not change it in place.
 
+    Args:
+        data: A packet, or its bytes.
+        compressor: Compressor that made it; not needed for built-in kinds.
+        dim: Expected number of entries.
+        dtype: Expected dtype.
+        kind: Expected kind.
+
     >>> from hansa.compress import sign
     >>> from hansa.core.keys import Key
     >>> packet = sign().encode(torch.tensor([1.0, -3.0]), Key(0))
@@ -77,6 +84,12 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compresso
     """out += alpha * decode(data, compressor), in place and without a second vector; gives ``out``.
 
     ``accumulate(packet, x, -1.0)`` leaves exactly ``x - decode(packet)``. A refused packet leaves ``out`` as it was.
+
+    Args:
+        data: A packet, or its bytes.
+        out: Vector that is added to, in place.
+        alpha: Factor of the decoded vector.
+        compressor: Compressor that made it; not needed for built-in kinds.
 
     >>> from hansa.compress import sign
     >>> from hansa.core.keys import Key

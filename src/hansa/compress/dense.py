@@ -60,6 +60,9 @@ class cast(Coder):
 
     float16 keeps 11 significant bits, bfloat16 keeps 8: q is about 2^-11 or 2^-8.
 
+    Args:
+        to: "float16" or "bfloat16".
+
     >>> from hansa.compress import decode
     >>> from hansa.core.keys import Key
     >>> decode(cast("bfloat16").encode(torch.tensor([1.0, 0.333]), Key(0)))

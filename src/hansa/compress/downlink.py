@@ -33,6 +33,12 @@ class ServerBroadcast:
     ``bases`` says which version of the replica a client's packets build upon; None means upon nothing; ``version`` is
     the one they make.
 
+    Args:
+        vector: Vector that every recipient will hold.
+        messages: Packets for each client.
+        bases: Version that a client's packets build on; None for none.
+        version: Version that the packets make.
+
     >>> ServerBroadcast(torch.ones(2), {0: ()}, {0: None}).version
     0
     """
@@ -105,6 +111,11 @@ class replica:
     Increments that are `Mergeable`, as those of `grid` are, reach a client as one packet with their sum. The replica
     then moves in multiples of 2^grain, so that no sum is rounded and all ways to the same version end at the same bits;
     a replica that outgrows its grain is sent whole. A client whose last report was lost adds to what it held before.
+
+    Args:
+        compressor: Compressor of the increments.
+        public_start: Whether all clients know the initial vector, from the public seed.
+        every: Rounds from one move of the replica to the next.
 
     >>> from hansa.compress import sign
     >>> replica(sign()).every
@@ -215,5 +226,5 @@ class _Increment(NamedTuple):
 
 
 def _worth_keeping(versions: Mapping[str, int], oldest: int) -> dict[str, int]:
-    """Who holds a version that increments can still mend; all others are sent the whole replica in any case."""
+    """Keep the versions that increments can still update; clients at older ones are sent the whole replica."""
     return {client: version for client, version in versions.items() if version >= oldest}

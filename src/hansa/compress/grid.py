@@ -47,6 +47,9 @@ class grid(Coder):
     q = min(coarseness / 2, sqrt(1 - 3/(4 d))). The whole numbers travel near their entropy: the coarser, the fewer bits
     (for normal entries 3 at delta = rms / 2, 2.1 at rms, 1.3 at 2 rms, 0.3 at 4 rms). Sums of packets are packets.
 
+    Args:
+        coarseness: Upper bound of delta, relative to the root mean square of x.
+
     >>> import torch
     >>> from hansa.compress import decode
     >>> decode(grid(1.0).encode(torch.tensor([3.0, -1.0, 0.2, 2.0]), Key(0)))
@@ -74,8 +77,11 @@ class grid(Coder):
         head = HEAD.pack(exponent, exponent if finest is None else finest)
         most = math.ldexp(float(np.finfo(x.dtype).max), -exponent) if exponent > 0 else math.inf
         if native_array(x):
-            room, edge = entropy_coding.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
-            return [head, kernels.bit_planes_pack(x, room, exponent, edge if most > edge else math.floor(most)).data]
+            capacity, edge = entropy_coding.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
+            return [
+                head,
+                kernels.bit_planes_pack(x, capacity, exponent, edge if most > edge else math.floor(most)).data,
+            ]
         codes = np.empty(x.size, np.int64)
         for start in range(0, x.size, CHUNK):
             piece = np.rint(np.ldexp(x[start : start + CHUNK], -exponent))

@@ -162,8 +162,8 @@ def make_packet(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
 def empty_buffer(size: int) -> memoryview:
     """Room for a long packet, of memory that is used again: in steps of an eighth, so that what fits is found."""
     grain = max(1, 1 << size.bit_length() >> 4)
-    room = allocator.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
-    return room.numpy().data.cast("B")[:size]
+    buffer = allocator.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
+    return buffer.numpy().data.cast("B")[:size]
 
 
 def write_kind(kind: str) -> tuple[int, bytes]:
@@ -209,10 +209,10 @@ def floats(dtype: torch.dtype) -> np.dtype[Any]:
     return wire_formats()[dtype]
 
 
-def flat_array(x: Tensor, part: str) -> Array:
+def flat_array(x: Tensor, component: str) -> Array:
     """The memory of a flat vector; nothing is copied for a contiguous one on the CPU."""
     if x.ndim != 1:
-        raise invalid_argument(part, "x", tuple(x.shape), "a flat vector", "Flatten it first.")
+        raise invalid_argument(component, "x", tuple(x.shape), "a flat vector", "Flatten it first.")
     floats(x.dtype)
     array: Array = x.detach().cpu().contiguous().numpy()
     return array
@@ -224,18 +224,18 @@ def native_array(x: Array) -> bool:
     return fits and native.available()
 
 
-def check_all_finite(x: Array, part: str) -> float:
+def check_all_finite(x: Array, component: str) -> float:
     """The largest magnitude; a vector with a NaN or an infinity is refused. In chunks that stay in cache."""
     if native_array(x):
         most = kernels.max_magnitude(x)
     else:
         most = float(np.max([np.abs(x[start : start + CHUNK]).max() for start in range(0, x.size, CHUNK)], initial=0))
     if not math.isfinite(most):
-        raise nonfinite_error(x, part)
+        raise nonfinite_error(x, component)
     return most
 
 
-def nonfinite_error(x: Array, part: str) -> HansaError:
+def nonfinite_error(x: Array, component: str) -> HansaError:
     """The error for a diverged vector: how many entries, and where the first is."""
     bad = np.flatnonzero(~np.isfinite(x))
     where = (
@@ -243,4 +243,4 @@ def nonfinite_error(x: Array, part: str) -> HansaError:
         if bad.size
         else "its sum overflows"
     )
-    return HansaError(f"{part}: cannot send this vector: {where}. The sender diverged; lower its learning rate.")
+    return HansaError(f"{component}: cannot send this vector: {where}. The sender diverged; lower its learning rate.")

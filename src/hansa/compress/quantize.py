@@ -31,7 +31,7 @@ def bucket_size(bucket: int, dim: int) -> int:
 class quantize(Coder):
     """Each entry becomes M l/s with l in -s..s, M the largest magnitude of its bucket (Alistarh 2017, with max norms).
 
-    ``rounding`` says how |x| s/M becomes a whole number, with omega = min((b-1)/(4 s^2), sqrt(b)/s) for buckets of b:
+    ``rounding`` says how |x| s/M is rounded to an integer, with omega = min((b-1)/(4 s^2), sqrt(b)/s) for buckets of b:
 
     - ``stochastic``: up or down at random so that the mean is right, then divided by 1 + omega, which makes it a
       contraction in mean square, q^2 = omega / (1 + omega): the form that error feedback needs.
@@ -39,6 +39,11 @@ class quantize(Coder):
     - ``unbiased``: plain QSGD, E C(x) = x, q^2 = omega, for links without memory; may exceed 1.
 
     A code takes ceil(log2(2 s + 1)) bits, so 1, 3, 7, 15, 31, 63 and 127 levels fill theirs.
+
+    Args:
+        levels: Number s of positive levels.
+        bucket: Entries that share a largest magnitude, a multiple of 8.
+        rounding: "stochastic", "nearest" or "unbiased", as above.
 
     >>> import torch
     >>> from hansa.compress import decode

@@ -38,13 +38,15 @@ def kept_count(ratio: float, dim: int) -> int:
     return max(1, math.floor(ratio * dim))
 
 
-def value_coder(part: str, values: object) -> Coder:
+def value_coder(component: str, values: object) -> Coder:
     """The compressor that the kept values go through."""
     if isinstance(values, str) and values in FORMATS:
         return FORMATS[values]
     if isinstance(values, Coder) and not isinstance(values, top_k | random_k):
         return values
-    raise invalid_argument(part, "values", values, "float32, float16, bfloat16 or a dense compressor", "sign() is one.")
+    raise invalid_argument(
+        component, "values", values, "float32, float16, bfloat16 or a dense compressor", "sign() is one."
+    )
 
 
 def _reader(kind: str, wanted: Coder | None) -> Coder:
@@ -72,6 +74,10 @@ class top_k(Coder):
     ``values`` says how the kept entries travel: ``float32`` (a float64 vector's as float64), ``float16``,
     ``bfloat16``, or through another compressor, as in ``top_k(1/64, values=quantize(7))`` or one of your own; then
     q = sqrt(1 - (k/d)(1 - q_values^2)).
+
+    Args:
+        ratio: Fraction of the entries that is kept, 0 < ratio <= 1.
+        values: How kept values are sent: "float32", "float16", "bfloat16", or a dense compressor such as `sign`.
 
     >>> import torch
     >>> from hansa.compress import decode
@@ -150,6 +156,10 @@ class random_k(Coder):
 
     The values are not scaled up: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction that error feedback needs, in the
     mean (Stich 2018). ``values`` as in `top_k`.
+
+    Args:
+        ratio: Fraction of the entries that is kept, 0 < ratio <= 1.
+        values: How kept values are sent: "float32", "float16", "bfloat16", or a dense compressor such as `sign`.
 
     >>> random_k(0.25).contraction(8)
     0.8660254037844386

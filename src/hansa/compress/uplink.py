@@ -107,6 +107,9 @@ class error_feedback:
     refused: the new residual counts only with an accepted report. It costs a sum before the compressor and a difference
     after it.
 
+    Args:
+        compressor: Compressor of the update plus the residual.
+
     >>> from hansa.compress import top_k
     >>> before = {"residual": torch.tensor([1.0, 0.0])}
     >>> packet, after = error_feedback(top_k(0.5)).send(torch.tensor([1.0, 3.0]), before, Key(0))
@@ -140,6 +143,9 @@ class error_feedback:
 @dataclass(frozen=True, slots=True)
 class memoryless:
     """A compressor without error feedback: what it drops is lost. For ablations and for unbiased quantization.
+
+    Args:
+        compressor: Compressor of the update.
 
     >>> from hansa.compress import top_k
     >>> packet, memory = memoryless(top_k(0.5)).send(torch.tensor([1.0, 3.0]), {}, Key(0))

@@ -94,7 +94,7 @@ class Document:
         container: Any = self.data
         for depth, key in enumerate(keys[:-1]):
             inner = container[key] if has_key(container, key) else None
-            if isinstance(inner, str):
+            if isinstance(inner, str) or (depth == 0 and key == "server" and isinstance(inner, list)):
                 inner = {BARE_WORD_KEYS.get(str(key), "kind") if depth == 0 else "kind": inner}
             elif not isinstance(inner, (dict, list)):
                 inner = {}

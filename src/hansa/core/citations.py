@@ -38,8 +38,8 @@ def check_citations(parts: Iterable[object]) -> None:
         for citation in citations_of(part):
             if not isinstance(citation, str) or not (citation in bibliography() or _is_entry(citation)):
                 raise HansaError(
-                    f"{type(part).__name__} cites {citation!r}: expected a key of hansa.core.citations.bibliography() or a "
-                    f"BibTeX entry, '@article{{key, ...}}'. {suggestion(str(citation), bibliography())}"
+                    f"{type(part).__name__} cites {citation!r}: expected a key of hansa.core.citations.bibliography() "
+                    f"or a BibTeX entry, '@article{{key, ...}}'. {suggestion(str(citation), bibliography())}"
                 )
 
 
@@ -60,6 +60,9 @@ def bibtex_entries(citations: Iterable[str]) -> str:
 
 def cite(algorithm: HasComponents) -> str:
     """Print and return the BibTeX of exactly the parts an algorithm uses.
+
+    Args:
+        algorithm: Algorithm whose components are cited.
 
     >>> import contextlib, io
     >>> from hansa import presets

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 class HansaError(ValueError):
     """An error that the caller can fix: the message names the value and the remedy.
 
-    ``component`` and ``argument`` say which argument of which component is wrong, and ``value`` what it was; ``argument``
-    is empty for errors that are not about an argument.
+    ``component`` and ``argument`` say which argument of which component is wrong, and ``value`` what it was. They are
+    empty for errors that are not about an argument.
 
     >>> error = HansaError("steps=0: expected at least 1.", argument="steps", value=0)
     >>> str(error), error.argument

@@ -18,9 +18,9 @@ class HtmlRepr:
         return f"<table>{rows}</table>"
 
 
-def _table_rows(part: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    for field in fields(part):
-        value = getattr(part, field.name)
+def _table_rows(component: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    for field in fields(component):
+        value = getattr(component, field.name)
         name = f"{above}{field.name}"
         if isinstance(value, Mapping):
             for key, inner in value.items():

@@ -17,6 +17,10 @@ from hansa.core.errors import invalid_argument
 class Key:
     """A seed and a path. Equal keys draw equal numbers, on any worker and in any order.
 
+    Args:
+        seed: A whole number of at least 0.
+        path: Address below the seed.
+
     >>> key = Key(0).child("batch", 3, 17)
     >>> int(key.numpy().integers(1000)) == int(Key(0).child("batch").child(3, 17).numpy().integers(1000))
     True

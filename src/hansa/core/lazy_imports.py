@@ -1,7 +1,7 @@
 """Packages whose public names are imported on first use, so that nobody waits for what is not used.
 
-The names are written once, as imports below ``if TYPE_CHECKING:`` in the ``__init__`` of the package. Type checkers read
-them there, and so does `lazy_exports`.
+Their modules are written once, as imports below ``if TYPE_CHECKING:`` in the ``__init__`` of the package. Type
+checkers read them there, and so does `lazy_exports`.
 """
 
 from __future__ import annotations

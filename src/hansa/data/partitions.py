@@ -27,7 +27,11 @@ Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 class Partition(Protocol):
-    """Assigns rows to clients, given the targets of the rows and their natural owners (``groups``)."""
+    """Assigns rows to clients, given the targets of the rows and their natural owners (``groups``).
+
+    >>> dirichlet(0.5).split(torch.arange(100) % 10, clients=4, key=Key(0)).population
+    4
+    """
 
     def split(
         self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None

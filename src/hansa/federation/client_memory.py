@@ -106,7 +106,7 @@ class DiskMemoryStore:
         io.make_folder(self.folder / str(client))
         names = [f"{named.round}-{named.digest}" for named in (version, parent) if named is not None]
         path = self.folder / str(client) / ("-".join(names) + _SUFFIX)
-        io.write_file(path, wire_format.pack("memory", head, blobs.found))
+        io.write_file(path, wire_format.pack("memory", head, blobs.blobs))
 
     def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
         files = self._files(client)

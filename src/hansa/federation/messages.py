@@ -81,7 +81,7 @@ class Message:
     def to_bytes(self) -> bytes:
         blobs = Blobs()
         head = self._head(blobs)
-        return wire_format.pack(self.kind, {"protocol": PROTOCOL, **head}, blobs.found)
+        return wire_format.pack(self.kind, {"protocol": PROTOCOL, **head}, blobs.blobs)
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Self:

@@ -59,23 +59,26 @@ def require_activity(owner: str, argument: str, value: object) -> None:
     )
 
 
-def count_of(part: str, argument: str, value: float, clients: int) -> int:
+def count_of(component: str, argument: str, value: float, clients: int) -> int:
     """How many of a group are meant: a whole number counts, a number with a point takes a share.
 
     >>> count_of("resample", "m", 2, 8), count_of("resample", "m", 0.25, 10)
     (2, 3)
     """
     if isinstance(value, float):
-        check_fraction(part, argument, value, "0.25 takes a quarter; for a count give a whole number.")
+        check_fraction(component, argument, value, "0.25 takes a quarter; for a count give a whole number.")
         return max(1, math.floor(value * clients + 0.5))
-    check_integer(part, argument, value)
+    check_integer(component, argument, value)
     if value > clients:
-        raise invalid_argument(part, argument, value, f"at most the {clients} clients of the cluster")
+        raise invalid_argument(component, argument, value, f"at most the {clients} clients of the cluster")
     return value
 
 
 def as_activity(active: float | Activity) -> Activity:
-    """A part as it is; a count m means ``resample(m)``, a chance p ``bernoulli(p)``, and 1.0 everyone.
+    """Return an activity as it is; a count m means ``resample(m)``, a probability p ``bernoulli(p)``, and 1.0 everyone.
+
+    Args:
+        active: A number, a probability, or an activity.
 
     >>> as_activity(2), as_activity(0.5), as_activity(1.0)
     (resample(m=2), bernoulli(p=0.5), everyone())
@@ -85,7 +88,7 @@ def as_activity(active: float | Activity) -> Activity:
     if isinstance(active, float):
         return everyone() if active == 1 else bernoulli(active)
     if isinstance(active, bool | type) or missing_methods(active, Activity):
-        raise invalid_argument("gossip", "active", active, "a count, a chance or a part such as resample(2)")
+        raise invalid_argument("gossip", "active", active, "a count, a probability or an activity such as resample(2)")
     return active
 
 
@@ -106,6 +109,9 @@ class everyone(BaseActivity):
 class selected(BaseActivity):
     """The round's reporters, at every step: AFGA without its re-sampling.
 
+    Args:
+        reporters: The round's reporters; set by the round.
+
     >>> selected().among([5, 6]).draw(0, 0, [4, 5, 6, 7], Key(0))
     [5, 6]
     """
@@ -125,6 +131,9 @@ class selected(BaseActivity):
 class resample(BaseActivity):
     """m clients of the cohort drawn afresh at every step ([AFGA] Alg. 1 and 2): a count, a share, or None for as many
     as report in the round.
+
+    Args:
+        m: Clients per cohort: a number, a fraction, or None for as many as report.
 
     >>> len(resample(2).draw(0, 0, [4, 5, 6, 7], Key(0)))
     2
@@ -168,6 +177,9 @@ class resample(BaseActivity):
 class bernoulli(BaseActivity):
     """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3).
 
+    Args:
+        p: Probability with which a client computes.
+
     >>> bernoulli(0.5).p
     0.5
     """
@@ -190,6 +202,9 @@ class bernoulli(BaseActivity):
 @dataclass(frozen=True, slots=True)
 class replay(BaseActivity):
     """The given computing clients, per round and step, of all clusters together; rounds start again when they run out.
+
+    Args:
+        rounds: For each round, for each step, the computing clients.
 
     >>> replay([[[0, 5], [1, 4]]]).draw(7, 1, [4, 5, 6, 7], Key(0))
     [4]

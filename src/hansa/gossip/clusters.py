@@ -62,6 +62,12 @@ def resolve(
     A number k means ``equal(k)``, a list of lists ``given(...)``. ``labels`` are counts [clients, classes], or a
     function that gives them, which is called for rules that look at labels alone: other data need not have any.
 
+    Args:
+        clusters: A number, lists of clients, or a clustering.
+        population: Number of clients.
+        key: Key of the draws.
+        labels: Label counts [clients, classes], or a function that returns them.
+
     >>> resolve(2, 6, Key(0))
     [[0, 1, 2], [3, 4, 5]]
     """
@@ -76,8 +82,12 @@ def resolve(
     return groups
 
 
-def common_size(groups: Sequence[Sequence[int]], part: str) -> int:
+def common_size(groups: Sequence[Sequence[int]], component: str) -> int:
     """The size that all clusters share, or an error naming the one that differs.
+
+    Args:
+        groups: Clients of each cluster.
+        part: Name of the component that asks, for the error.
 
     >>> common_size([[0, 1], [2, 3]], "mine")
     2
@@ -85,7 +95,7 @@ def common_size(groups: Sequence[Sequence[int]], part: str) -> int:
     for place, group in enumerate(groups):
         if len(group) != len(groups[0]):
             raise HansaError(
-                f"{part} needs clusters of equal size: cluster 0 has {len(groups[0])} clients, "
+                f"{component} needs clusters of equal size: cluster 0 has {len(groups[0])} clients, "
                 f"cluster {place} has {len(group)}. gossip.equal(k) cuts evenly when k divides the population."
             )
     return len(groups[0])
@@ -94,6 +104,9 @@ def common_size(groups: Sequence[Sequence[int]], part: str) -> int:
 @dataclass(frozen=True, slots=True)
 class equal:
     """k clusters of neighbouring ids; sizes differ by one where k does not divide the population.
+
+    Args:
+        k: Number of clusters.
 
     >>> equal(3).assign(7, Key(0), None)
     [[0, 1, 2], [3, 4], [5, 6]]
@@ -114,6 +127,9 @@ class equal:
 class random:
     """k clusters of random clients, as even as can be; ids ascend within a cluster.
 
+    Args:
+        k: Number of clusters.
+
     >>> sorted(len(group) for group in resolve(random(2), 5, Key(0)))
     [2, 3]
     """
@@ -132,6 +148,9 @@ class random:
 @dataclass(frozen=True, slots=True)
 class given:
     """The clusters as listed; the order within a cluster is the order around its ring.
+
+    Args:
+        groups: Clients of each cluster.
 
     >>> given([[0, 2], [1, 3]])
     given(groups=((0, 2), (1, 3)))
@@ -159,6 +178,11 @@ class by_labels:
     ``diverse`` does the opposite: it spreads labels so that every cluster looks like the whole population. ``even``
     keeps sizes within one of each other (always so when diverse). No chance in it: equal labels give equal clusters.
 
+    Args:
+        k: Number of clusters.
+        diverse: Make every cluster look like the whole population.
+        even: Keep cluster sizes within one of each other.
+
     >>> resolve(by_labels(2), 4, Key(0), np.array([[9, 0], [0, 9], [8, 1], [1, 8]]))
     [[0, 2], [1, 3]]
     """
@@ -179,18 +203,18 @@ class by_labels:
         """Cluster the rows of the label counts."""
         if labels is None:
             raise HansaError(f"{self!r} needs the label counts of every client. Give labels=[clients, classes] counts.")
-        room = np.array([len(group) for group in _split_evenly(np.arange(population), self.k, "by_labels")])
+        capacities = np.array([len(group) for group in _split_evenly(np.arange(population), self.k, "by_labels")])
         total = labels.sum(axis=1, keepdims=True)
         share = np.divide(labels, total, out=np.zeros_like(labels), where=total > 0)
         # a client without data says nothing about itself: place it as the average client
         share[total[:, 0] == 0] = share[total[:, 0] > 0].mean(axis=0) if total.any() else 0.0
-        owner = _diverse(share, room) if self.diverse else _similar(np.sqrt(share), room, self.even)
+        owner = _diverse(share, capacities) if self.diverse else _similar(np.sqrt(share), capacities, self.even)
         return sorted([np.flatnonzero(owner == k).tolist() for k in range(self.k)])
 
 
-def _split_evenly(order: Integers, k: int, part: str) -> list[list[int]]:
+def _split_evenly(order: Integers, k: int, component: str) -> list[list[int]]:
     if k > len(order):
-        raise invalid_argument(part, "k", k, f"at most one cluster a client, and there are {len(order)} clients")
+        raise invalid_argument(component, "k", k, f"at most one cluster a client, and there are {len(order)} clients")
     return [sorted(piece.tolist()) for piece in np.array_split(order, k)]
 
 
@@ -243,11 +267,11 @@ def _check(groups: Sequence[Sequence[int]], population: int, clusters: Clusterin
         )
 
 
-def _similar(points: Array, room: Integers, even: bool) -> Integers:
+def _similar(points: Array, capacities: Integers, even: bool) -> Integers:
     """Lloyd's k-means from farthest-first centres, while the cost falls. No BLAS: its last bits vary with threads."""
     chosen: list[int] = []
     nearest = _squared(points, points.mean(axis=0))
-    while len(chosen) < len(room):
+    while len(chosen) < len(capacities):
         chosen.append(int(np.argmax(nearest)))
         newest = _squared(points, points[chosen[-1]])
         nearest = newest if len(chosen) == 1 else np.minimum(nearest, newest)
@@ -255,8 +279,8 @@ def _similar(points: Array, room: Integers, even: bool) -> Integers:
     centres, best, least = points[chosen], np.zeros(len(points), dtype=np.int64), np.inf
     for _ in range(ROUNDS):
         apart = np.stack([_squared(points, centre) for centre in centres], axis=1)
-        owner = _assign_nearest(apart, room if even else np.full(len(room), len(points)))
-        centres = np.stack([points[owner == k].mean(axis=0) for k in range(len(room))])
+        owner = _assign_nearest(apart, capacities if even else np.full(len(capacities), len(points)))
+        centres = np.stack([points[owner == k].mean(axis=0) for k in range(len(capacities))])
         cost = float(np.square(points - centres[owner]).sum())
         if cost >= least - 1e-12:
             break
@@ -264,30 +288,30 @@ def _similar(points: Array, room: Integers, even: bool) -> Integers:
     return best
 
 
-def _assign_nearest(apart: Array, room: Integers) -> Integers:
+def _assign_nearest(apart: Array, capacities: Integers) -> Integers:
     """Everyone to the nearest centre with room left; a crowded centre takes its closest; no cluster stays empty."""
     owner = np.full(len(apart), -1, dtype=np.int64)
-    left, apart = room.copy(), apart.copy()
+    left, apart = capacities.copy(), apart.copy()
     while (waiting := np.flatnonzero(owner < 0)).size:
-        wish = apart[waiting].argmin(axis=1)
-        for k in np.unique(wish):
-            hopeful = waiting[wish == k]
-            taken = hopeful[np.argsort(apart[hopeful, k], kind="stable")][: left[k]]
+        nearest = apart[waiting].argmin(axis=1)
+        for k in np.unique(nearest):
+            candidates = waiting[nearest == k]
+            taken = candidates[np.argsort(apart[candidates, k], kind="stable")][: left[k]]
             owner[taken], left[k] = k, left[k] - len(taken)
             if left[k] == 0:
                 apart[:, k] = np.inf
-    for k in np.flatnonzero(np.bincount(owner, minlength=len(room)) == 0):
-        spare = np.bincount(owner, minlength=len(room))[owner] > 1
+    for k in np.flatnonzero(np.bincount(owner, minlength=len(capacities)) == 0):
+        spare = np.bincount(owner, minlength=len(capacities))[owner] > 1
         own = np.take_along_axis(apart, owner[:, None], axis=1)[:, 0]
         owner[int(np.argmax(np.where(spare, own, -1.0)))] = k
     return owner
 
 
-def _diverse(share: Array, room: Integers) -> Integers:
+def _diverse(share: Array, capacities: Integers) -> Integers:
     """The most unusual clients first, each to the cluster that it brings nearest to the average."""
     deviation = share - share.mean(axis=0)
     owner = np.zeros(len(share), dtype=np.int64)
-    total, left = np.zeros((len(room), share.shape[1])), room.copy()
+    total, left = np.zeros((len(capacities), share.shape[1])), capacities.copy()
     for client in np.argsort(-np.square(deviation).sum(axis=1), kind="stable"):
         worse = np.square(total + deviation[client]).sum(axis=1) - np.square(total).sum(axis=1)
         k = int(np.argmin(np.where(left > 0, worse, np.inf)))

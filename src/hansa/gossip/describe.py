@@ -102,10 +102,8 @@ class Description:
     def _lines(self) -> Iterator[tuple[str, str]]:
         corollary = self.corollary
         low, high = min(self.sizes), max(self.sizes)
-        yield (
-            "clients",
-            f"{corollary.clients} in {_count(corollary.clusters, 'cluster')} of {low if low == high else f'{low} to {high}'}",
-        )
+        sizes = low if low == high else f"{low} to {high}"
+        yield "clients", f"{corollary.clients} in {_count(corollary.clusters, 'cluster')} of {sizes}"
         low, high = min(corollary.reporters), max(corollary.reporters)
         yield "reporters a cluster", str(low) if low == high else f"{low} to {high}"
         yield (
@@ -166,8 +164,18 @@ def describe(
     steps: int | None = None,
     rounds: int | None = None,
 ) -> Description:
-    """All that can be said of a topology before a run. ``reporters`` a cluster or a ``participation``; else all report.
-    With the local ``steps`` a round and the ``rounds``, what the theorems ask of them is said in numbers too.
+    """Describe a topology before a run: rho, messages, bytes, and whether the theorems hold.
+
+    Args:
+        topology: Topology of every cluster.
+        clients: Number of clients.
+        clusters: Number of clusters.
+        reporters: Reporters of each cluster.
+        participation: Fraction of the clients that report, instead of ``reporters``.
+        dim: Entries of a model.
+        itemsize: Bytes of an entry.
+        steps: Local steps per round.
+        rounds: Number of rounds.
 
     >>> from hansa.gossip import ring
     >>> found = describe(ring(), 32, 4, participation=0.25, dim=1000)
@@ -201,5 +209,5 @@ def describe(
     )
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -20,6 +20,11 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bits of a
 def text(W: Matrix, width: int = 48, *, ascii_only: bool = False) -> str:
     """The graph as text: clients on a circle joined by lines, or the pattern of W for many clients.
 
+    Args:
+        W: Mixing matrix.
+        width: Width in characters.
+        ascii_only: Use ASCII characters only.
+
     >>> from hansa.gossip import ring
     >>> print(text(ring()(4), ascii_only=True))
     ##.#
@@ -38,6 +43,10 @@ def text(W: Matrix, width: int = 48, *, ascii_only: bool = False) -> str:
 
 def svg(W: Matrix, size: int = 360) -> str:
     """The graph as a picture of its own, ``size`` pixels wide; thicker lines carry more weight.
+
+    Args:
+        W: Mixing matrix.
+        size: Width and height in pixels.
 
     >>> from hansa.gossip import ring
     >>> svg(ring().weights(4)).startswith("<svg")

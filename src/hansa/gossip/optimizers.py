@@ -1,4 +1,4 @@
-"""Local optimizers of which a part gossips with the models: ``shared`` names those rows of their state."""
+"""Local optimizers whose state partly gossips with the models: ``shared`` names those entries."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class consensus_amsgrad:
     u <- u - vhat + vhat'. The loop mixes ``u`` whenever it mixes the models, so that sum_i u_i = sum_i vhat_i always; u
     and vhat start at eps. A step divides by what was known before it, the first one by sqrt(eps) whatever the gradient:
     eps is more than a guard against zero here. `hansa.server.amsgrad` divides by a client's own vhat.
+
+    Args:
+        b1: Decay rate of the first moment.
+        b2: Decay rate of the second moment.
+        eps: Initial value of u and vhat, and lower bound of u.
 
     >>> rule = consensus_amsgrad(b1=0.0, b2=0.0, eps=0.25)
     >>> step, state = rule.update(torch.tensor([-3.0]), rule.init(torch.zeros(1)), None)

@@ -326,8 +326,8 @@ class LazyRows(Rows):
             self.average(mixer)
             return
         whole = len(mixer.positions) == self.n
-        mixed = self._weights_of(mixer) @ (self.coefficients if whole else self.coefficients[mixer.positions])
-        self._set_coefficients(mixed if whole else self._at_positions(mixer, mixed))
+        coefficients = self._weights_of(mixer) @ (self.coefficients if whole else self.coefficients[mixer.positions])
+        self._set_coefficients(coefficients if whole else self._at_positions(mixer, coefficients))
 
     def _weights_of(self, mixer: Mixer) -> Any:
         """W, as an array in a small cohort."""

@@ -46,12 +46,17 @@ class Match(NamedTuple):
 def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Match:
     """The topology whose rho_max over clusters of ``sizes`` is nearest to ``target``: of the fixed graphs, and of
     random ones, option by option and seed by seed. Within 0.005 of the target, the one with the fewest messages.
-    ``kind`` keeps to graphs of one name. The same answer every time.
+    The result is deterministic.
+
+    Args:
+        target: Wanted rho.
+        sizes: Sizes of the clusters.
+        kind: Restrict the search to one kind of topology.
 
     >>> with_rho(0.805, [8]).topology
     ring()
-    >>> found = with_rho(0.6, [8], "erdos_renyi")
-    >>> found.topology, round(found.rho, 3)
+    >>> match = with_rho(0.6, [8], "erdos_renyi")
+    >>> match.topology, round(match.rho, 3)
     (erdos_renyi(p=0.68, seed=9), 0.605)
     """
     if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 <= target < 1:
@@ -62,20 +67,20 @@ def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Ma
         raise invalid_argument("with_rho", "sizes", sizes, "at least one cluster size")
     for n in sizes:
         check_integer("with_rho", "sizes", n)
-    word = None if kind is None else kind.strip().lower().replace("-", "_")
+    name_wanted = None if kind is None else kind.strip().lower().replace("-", "_")
     known = {*FIXED, *RANDOM}
-    if word is not None and word not in known:
+    if name_wanted is not None and name_wanted not in known:
         raise HansaError(
-            f"with_rho(kind={kind!r}): no graph to choose from. {suggestion(word, known)}",
+            f"with_rho(kind={kind!r}): no graph to choose from. {suggestion(name_wanted, known)}",
             component="with_rho",
             argument="kind",
         )
     candidates: list[tuple[float, int, float, Match]] = []
     for name, graph in FIXED.items():
-        if word in (None, name):
+        if name_wanted in (None, name):
             candidates += _evaluate([graph], sizes, target)
     for name, make in RANDOM.items():
-        if word in (None, name):
+        if name_wanted in (None, name):
             candidates += _random(make, sizes, target)
     if not candidates:
         raise HansaError(

@@ -25,6 +25,9 @@ def rho(W: Matrix) -> float:
     0 is the complete graph, sparser graphs go towards 1. The papers call it the spectral gap ([HAFED] Assumption 5.5).
     Dense singular values up to 1024 clients, Lanczos on the sparse matrix beyond.
 
+    Args:
+        W: A doubly stochastic matrix.
+
     >>> from hansa.gossip import ring
     >>> [round(rho(ring()(n)), 3) for n in (8, 10, 50)]
     [0.805, 0.873, 0.995]
@@ -44,6 +47,10 @@ def rho(W: Matrix) -> float:
 def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
     """The largest rho over clusters of these sizes: the sparsest cluster sets the pace.
 
+    Args:
+        topology: Topology of every cluster.
+        sizes: Sizes of the clusters.
+
     >>> from hansa.gossip import ring
     >>> round(rho_max(ring(), [8, 8, 10]), 3)
     0.873
@@ -57,6 +64,9 @@ def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
 def edge_count(W: Matrix) -> int:
     """Pairs of clients that talk, either way.
 
+    Args:
+        W: Mixing matrix.
+
     >>> from hansa.gossip import ring
     >>> edge_count(ring().weights(8))
     8
@@ -68,6 +78,9 @@ def edge_count(W: Matrix) -> int:
 def messages(W: Matrix) -> int:
     """Models sent from one client to another in one gossip step: one for every w_ij > 0 off the diagonal.
 
+    Args:
+        W: Mixing matrix.
+
     >>> from hansa.gossip import exponential, ring
     >>> messages(ring()(8)), messages(exponential()(8))
     (16, 24)
@@ -78,6 +91,11 @@ def messages(W: Matrix) -> int:
 
 def step_bytes(W: Matrix, dim: int, itemsize: int = 4) -> int:
     """Bytes between clients in one uncompressed gossip step of a model of ``dim`` floats.
+
+    Args:
+        W: Mixing matrix.
+        dim: Entries of a model.
+        itemsize: Bytes of an entry.
 
     >>> from hansa.gossip import ring
     >>> step_bytes(ring().weights(8), dim=1000)
@@ -107,7 +125,9 @@ def _second(S: WeightMatrix, squared: bool = False) -> float:
 
     operator = linalg.LinearOperator((n, n), matvec=beyond_mean, dtype=np.dtype(np.float64))
     try:
-        eigenvalues = linalg.eigsh(operator, k=1, which="LM", v0=start, maxiter=40, tol=1e-12, return_eigenvectors=False)
+        eigenvalues = linalg.eigsh(
+            operator, k=1, which="LM", v0=start, maxiter=40, tol=1e-12, return_eigenvectors=False
+        )
         return min(1.0, float(abs(eigenvalues[0])))
     except linalg.ArpackNoConvergence:
         # eigenvalues crowd near 1 on long rings and paths, which factor cheaply: look from just outside the spectrum

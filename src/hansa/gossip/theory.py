@@ -22,6 +22,10 @@ def drift(rho: float, steps: int) -> float:
     """min{1/(1 - rho), tau}: how clients of a cluster run apart over tau local steps grows with it, so steps beyond
     1/(1 - rho) add nothing ([HAFED] Theorem 5.6).
 
+    Args:
+        rho: Mixing rate of the topology.
+        steps: Local steps per round.
+
     >>> drift(0.75, 2), drift(0.75, 48)
     (2.0, 4.0)
     """
@@ -30,7 +34,7 @@ def drift(rho: float, steps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ParameterOrders:
-    """How many rounds a theorem asks for, how it scales both rates, and how fast it then is, in words and, where the
+    """How many rounds a theorem asks for, how it scales both rates, and how fast it then is, as text and, where the
     local steps and the rounds are known, in numbers up to constants.
 
     >>> corollary(ring(), [8] * 4, 8).orders(steps=48).rate
@@ -173,7 +177,7 @@ class AfgaTheorem:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting under which the corollary holds, and in words what is other than before.
+    """A setting under which the corollary holds, and a summary of what changes.
 
     >>> suggest_changes(corollary(ring(), [8] * 4, 2), 2)[0].summary
     '8 reporters a cluster instead of 2'
@@ -188,6 +192,11 @@ class Change:
 
 def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Corollary:
     """Check Corollary 5.11 for clusters of ``sizes``, ``reporters`` a cluster (a count, or a share such as 0.25).
+
+    Args:
+        topology: Topology of every cluster.
+        sizes: Sizes of the clusters.
+        reporters: Reporters of each cluster, a number or a fraction.
 
     >>> from hansa.gossip import complete, ring
     >>> found = corollary(ring(), [8, 8, 8, 8], 2)
@@ -204,6 +213,11 @@ def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Cor
 
 def afga_theorem(topology: Topology, sizes: Sequence[int], reporters: float) -> AfgaTheorem:
     """Check [AFGA] Theorem 4.6 (one cluster) or D.3 for clusters of ``sizes``, ``reporters`` a cluster.
+
+    Args:
+        topology: Topology of every cluster.
+        sizes: Sizes of the clusters.
+        reporters: Reporters of each cluster, a number or a fraction.
 
     >>> from hansa.gossip import complete, ring
     >>> found = afga_theorem(ring(), [50], 5)
@@ -222,6 +236,10 @@ def suggest_changes(setting: Corollary, reporters: float) -> tuple[Change, ...]:
     ``reporters`` is what was asked for: a count stays a count and a share a share as clusters grow. Where no single
     change is enough, fewer clusters come together with another.
 
+    Args:
+        setting: Setting that violates the corollary.
+        reporters: Requested reporters of each cluster.
+
     >>> for change in suggest_changes(corollary(ring(), [8] * 4, 2), 2):
     ...     print(change.summary)
     8 reporters a cluster instead of 2
@@ -239,8 +257,8 @@ def _more_reporters(setting: Corollary, prefix: str = "") -> Iterator[Change]:
         return
     for m in range(max(setting.reporters) + 1, min(setting.sizes) + 1):
         if Corollary(setting.topology, setting.sizes, (m,) * setting.clusters, setting.rho_max).holds:
-            words = f"{prefix}{m} reporters a cluster instead of {max(setting.reporters)}"
-            yield Change("reporters", setting.topology, setting.clusters, m, words)
+            summary = f"{prefix}{m} reporters a cluster instead of {max(setting.reporters)}"
+            yield Change("reporters", setting.topology, setting.clusters, m, summary)
             return
 
 
@@ -259,8 +277,8 @@ def _denser(setting: Corollary, prefix: str = "") -> Iterator[Change]:
             suited.append((sent, place, value))
     if suited:
         _, place, value = min(suited)
-        words = f"{prefix}{CANDIDATES[place]!r} instead of {setting.topology}: rho {value:.3f}"
-        yield Change("graph", CANDIDATES[place], setting.clusters, max(setting.reporters), words)
+        summary = f"{prefix}{CANDIDATES[place]!r} instead of {setting.topology}: rho {value:.3f}"
+        yield Change("graph", CANDIDATES[place], setting.clusters, max(setting.reporters), summary)
 
 
 def _fewer(setting: Corollary, reporters: float) -> Iterator[Change]:
@@ -271,8 +289,8 @@ def _fewer(setting: Corollary, reporters: float) -> Iterator[Change]:
         except HansaError:  # the graph does not come in that size
             continue
         if again.holds:
-            words = f"{fewer} clusters of {again.sizes[0]} instead of {setting.clusters}"
-            yield Change("clusters", setting.topology, fewer, again.reporters[0], words)
+            summary = f"{fewer} clusters of {again.sizes[0]} instead of {setting.clusters}"
+            yield Change("clusters", setting.topology, fewer, again.reporters[0], summary)
             return
 
 

@@ -120,6 +120,10 @@ class complete(Topology):
 class unbalanced_complete(Topology):
     """Everyone hears everyone, with random weights: uniform on 1 -+ ``spread``, made doubly stochastic by Sinkhorn.
 
+    Args:
+        seed: Seed of the weights.
+        spread: Weights are drawn from 1 - spread to 1 + spread, 0 < spread <= 1.
+
     >>> unbalanced_complete(spread=0.5).weights(4).toarray().sum(axis=1).round(6).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
@@ -139,6 +143,10 @@ class unbalanced_complete(Topology):
 @dataclass(frozen=True, slots=True)
 class erdos_renyi(Topology):
     """Each pair is joined with probability p, re-drawn until connected; Metropolis-Hastings weights.
+
+    Args:
+        p: Probability of an edge.
+        seed: Seed of the graph.
 
     >>> erdos_renyi(0.5, seed=1).weights(4).toarray().sum(axis=0).round(6).tolist()
     [1.0, 1.0, 1.0, 1.0]
@@ -168,6 +176,9 @@ class torus(Topology):
     """A grid of ``rows`` x n/rows clients that wraps around: self and four neighbours, 1/5 each.
 
     By default the grid nearest to a square; a prime n leaves one row, which is a ring. A side of two has one neighbour.
+
+    Args:
+        rows: Number of rows; None takes the most square shape.
 
     >>> torus(rows=2).weights(8).toarray()[0].round(3).tolist()
     [0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0, 0.0]
@@ -254,6 +265,9 @@ class isolated(Topology):
 class edges(Topology):
     """The graph of the given pairs of places in a cluster, with Metropolis-Hastings weights.
 
+    Args:
+        pairs: Edges as pairs of positions.
+
     >>> edges([(0, 1), (1, 2)])
     edges(pairs=((0, 1), (1, 2)))
     >>> import networkx
@@ -277,6 +291,9 @@ class edges(Topology):
 @dataclass(frozen=True, slots=True)
 class matrix(Topology):
     """The given matrix, for exactly as many clients as it has rows.
+
+    Args:
+        rows: The matrix W, doubly stochastic.
 
     >>> matrix([[0.5, 0.5], [0.5, 0.5]])
     matrix(rows=((0.5, 0.5), (0.5, 0.5)))
@@ -333,6 +350,10 @@ def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Weight
     A topology that comes in that size is applied to the survivors: a ring closes up, a star that lost its hub gets
     another. Otherwise, and for a given matrix, weight that went through lost clients goes straight between their
     neighbours (the stochastic complement).
+
+    Args:
+        topology: Topology of the whole cluster.
+        alive: Whether each client is still there.
 
     >>> over_survivors(ring(), [True, True, False, True]).toarray().round(3).tolist()[0]
     [0.333, 0.333, 0.333]

@@ -49,6 +49,9 @@ def as_sparse(W: Matrix, name: str = "W") -> WeightMatrix:
 def to_dense(W: Matrix) -> Tensor:
     """The matrix as a float64 tensor.
 
+    Args:
+        W: Matrix in any form.
+
     >>> from hansa.gossip import ring
     >>> to_dense(ring().weights(3))[0]
     tensor([0.3333, 0.3333, 0.3333], dtype=torch.float64)
@@ -61,6 +64,11 @@ def check_mixing_matrix(W: Matrix, *, connected: bool = True, name: str = "W") -
 
     W must be square and finite, W_ij >= 0, W 1 = 1, 1'W = 1', and W^t -> 11'/n: connected and not periodic. Sums may be
     off by what the given dtype cannot say.
+
+    Args:
+        W: Matrix in any form.
+        connected: Whether the graph must be connected.
+        name: Name of the matrix, for the error.
 
     >>> check_mixing_matrix([[0.5, 0.5], [0.4, 0.6]])
     Traceback (most recent call last):
@@ -99,11 +107,11 @@ def _tolerance(W: Matrix) -> float:
 
 
 def _check_agreement(S: WeightMatrix, name: str) -> None:
-    parts, label = scipy.sparse.csgraph.connected_components(S, directed=True, connection="strong")
-    if parts > 1:
+    components, label = scipy.sparse.csgraph.connected_components(S, directed=True, connection="strong")
+    if components > 1:
         away = int(np.argmax(label != label[0]))
         raise HansaError(
-            f"{name} is disconnected: {parts} parts, client {away} never hears client 0. "
+            f"{name} is disconnected: {components} parts, client {away} never hears client 0. "
             "Add an edge between them, or say gossip.isolated() if nobody is meant to talk."
         )
     if not S.diagonal().any() and _periodic(S):
@@ -123,11 +131,15 @@ def metropolis(n: int, pairs: Iterable[tuple[int, ...]] | NDArray[np.integer]) -
 
     Symmetric, so doubly stochastic on any graph; on a regular graph uniform, 1/(1 + d). Xiao, Boyd and Kim (2007).
 
+    Args:
+        n: Number of clients.
+        pairs: Edges as pairs of positions.
+
     >>> metropolis(3, [(0, 1), (1, 2)]).toarray().round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
     ends = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.int64).reshape(-1, 2)
-    once = np.unique(ends.min(axis=1) * n + ends.max(axis=1))  # an edge told twice, or both ways, is one edge
+    once = np.unique(ends.min(axis=1) * n + ends.max(axis=1))  # an edge given twice, or both ways, is one edge
     low, high = np.divmod(once, n)
     low, high = low[low != high], high[low != high]
     i, j = np.concatenate([low, high]), np.concatenate([high, low])
@@ -161,6 +173,10 @@ def circulant(n: int, offsets: Iterable[int]) -> WeightMatrix:
 
 def sinkhorn(A: Matrix, sweeps: int = 10_000) -> Tensor:
     """D_1 A D_2 with unit row and column sums: rows and columns are scaled in turn. Sinkhorn and Knopp (1967).
+
+    Args:
+        A: Matrix of non-negative numbers.
+        sweeps: Largest number of sweeps.
 
     >>> sinkhorn([[1.0, 2.0], [2.0, 1.0]])[0].mul(3).round().tolist()
     [1.0, 2.0]
@@ -208,7 +224,7 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> WeightMatrix:
     keep = np.flatnonzero(np.asarray(alive, dtype=bool))
     if len(alive) != S.shape[0] or len(keep) == 0:
         raise HansaError(
-            f"over_survivors: {len(keep)} alive of {len(alive)} told, for a graph of {S.shape[0]} clients. "
+            f"over_survivors: {len(keep)} alive of {len(alive)} given, for a graph of {S.shape[0]} clients. "
             "Give one True or False a client, at least one True."
         )
     lost = np.setdiff1d(np.arange(len(alive)), keep)

@@ -51,10 +51,10 @@ class blocks:
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise HansaError(f"{self!r}: no parameter matches {pattern!r}. {suggestion(pattern, names)}")
-        found = blocks(*self.patterns, parameters=self._ranges(layout.parameters), buffers=self._ranges(layout.buffers))
-        if found.parameters == ((0, layout.dim),):
+        bound = blocks(*self.patterns, parameters=self._ranges(layout.parameters), buffers=self._ranges(layout.buffers))
+        if bound.parameters == ((0, layout.dim),):
             raise HansaError(f"{self!r}: matches every parameter: nothing would be left to share.")
-        return found
+        return bound
 
     def _ranges(self, entries: Sequence[TensorEntry]) -> Ranges:
         joined: list[tuple[int, int]] = []

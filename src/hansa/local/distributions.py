@@ -78,7 +78,7 @@ class one_of:
                 check_non_negative("one_of", "chances", chance)
             if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
                 raise HansaError(
-                    f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1, one a value.",
+                    f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1.",
                     component="one_of",
                     argument="chances",
                 )

@@ -19,18 +19,25 @@ StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """Gossip inside clusters: after every ``every``-th local step X <- W X, the rows of X being a cluster's models.
+    """Gossip inside clusters: X <- W X after local steps, the rows of X being a cluster's models.
 
-    ``active`` says who computes at a step; all gossip. ``reporters_only``: only the round's reporters train and gossip, all of
-    them at every step, on a topology of their own. ``keep_local_models``: every client keeps its own model from round to
-    round and there is no server traffic; the server's model is then the mean. ``average_every``: in place of gossip an
-    exact average at every so many steps of the run (Gossip-PGA). ``compressor``: neighbours hear compressed differences
-    to public copies (CHOCO-Gossip, Koloskova 2019), with its ``consensus_rate``; the copies live as long as the models.
-    ``order``: adapt-then-combine is x_i <- sum_j W_ij (x_j - eta g_j(x_j)); combine-then-adapt is
-    x_i <- sum_j W_ij x_j - eta g_i(x_i), the gradient taken before the mixing, at the client's own point.
+    Args:
+        topology: Who hears whom; it makes the mixing matrix W.
+        clusters: The number of clusters, lists of clients, or a clustering.
+        active: Who computes at a step; all clients gossip.
+        gossip_every: Gossip after every so many local steps.
+        reporters_only: Only the round's reporters train and gossip, at every step, on a topology of their own.
+        keep_local_models: Every client keeps its model from round to round, without server traffic; the server's
+            model is their mean.
+        average_every: An exact average in place of gossip at every so many steps of the run (Gossip-PGA).
+        compressor: Neighbours hear compressed differences to public copies (CHOCO-Gossip, Koloskova 2019); the copies
+            live as long as the models.
+        consensus_rate: The step size of compressed gossip.
+        order: adapt-then-combine is x_i <- sum_j W_ij (x_j - lr g_j(x_j)); combine-then-adapt is
+            x_i <- sum_j W_ij x_j - lr g_i(x_i), the gradient taken before the mixing, at the client's own point.
 
     >>> from hansa.gossip import ring
-    >>> Mixing(ring(), clusters=4).every
+    >>> Mixing(ring(), clusters=4).gossip_every
     1
     """
 
@@ -69,14 +76,14 @@ class Mixing:
             )
         if self.reporters_only and self.keep_local_models:
             raise HansaError(
-                "Mixing(reporters_only=True, keep_local_models=True): the adapted forms keep no models between rounds.",
+                "Mixing(reporters_only=True, keep_local_models=True): reporters_only keeps no models between rounds.",
                 component="Mixing",
                 argument="reporters_only",
             )
         if self.reporters_only and self.active not in (everyone(), selected()):
             raise HansaError(
-                f"Mixing(reporters_only=True, active={self.active!r}): in the adapted forms all reporters compute "
-                "at every step. Leave active out, or adapted.",
+                f"Mixing(reporters_only=True, active={self.active!r}): with reporters_only all reporters compute "
+                "at every step. Leave out active or reporters_only.",
                 component="Mixing",
                 argument="reporters_only",
             )
@@ -88,6 +95,6 @@ class Mixing:
         return (*kind, *exact, *(("koloskova2019",) if self.compressor is not None else ()))
 
     def cluster_lists(self) -> tuple[tuple[int, ...], ...]:
-        """The clusters as lists of clients; an algorithm that was bound to a population has them."""
+        """Return the clusters as lists of clients, which an algorithm bound to a population has."""
         assert isinstance(self.clusters, tuple)
         return self.clusters

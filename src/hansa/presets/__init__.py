@@ -1,7 +1,7 @@
 """Published methods by name: each preset is a composition of components.
 
-All presets share the arguments of `Common`; most have arguments of their own. ``help(hansa.presets.fedadam)`` lists every
-argument of a preset with its default.
+All presets share the arguments of `Common`; most have arguments of their own. ``help(hansa.presets.fedadam)`` lists
+every argument of a preset with its default.
 """
 
 from __future__ import annotations
@@ -274,9 +274,10 @@ AWARE: dict[str, Any] = {
 
 @preset(**AWARE)
 def fedaware(*, project: ServerTransform | None = None, **options: Unpack[Aware]) -> Algorithm:
-    """FedAWARE: the shortest convex combination of the momenta of all clients seen (Zeng et al.). The authors' code is
-    ``normalize=True, explore=True, from_zero=True, min_norm="authors", weights="samples"``, with ``startup=True`` in its
-    statistical-only setting.
+    """FedAWARE: the shortest convex combination of the momenta of all clients seen (Zeng et al.).
+
+    The authors' code is ``normalize=True, explore=True, from_zero=True, min_norm="authors", weights="samples"``, with
+    ``startup=True`` in its statistical-only setting.
 
     Args:
         project: Server transform whose step is projected onto the direction.

@@ -70,8 +70,8 @@ DECENTRALIZED: dict[str, Any] = {
 
 @preset(amsgrad, **GOSSIP, reporters=2, active=1.0)
 def ha_fed(*, clusters: Clusters = 4, **options: Unpack[Gossip]) -> Algorithm:
-    """HA-Fed: all clients of a cluster step and gossip, ``reporters`` of each report; AMSGrad server with eps inside the
-    root (HA-Fed Alg. 1 and 2; ``active`` and ``gossip_every`` are its partially active form).
+    """HA-Fed: all clients of a cluster step and gossip, ``reporters`` of each report; AMSGrad server with eps inside
+    the root (HA-Fed Alg. 1 and 2; ``active`` and ``gossip_every`` are its partially active form).
 
     Args:
         clusters: Clusters that gossip among themselves: a number, lists of clients, or a clustering.
@@ -86,8 +86,8 @@ def ha_fed(*, clusters: Clusters = 4, **options: Unpack[Gossip]) -> Algorithm:
 
 @preset(amsgrad, **GOSSIP, reporters=1, active=None)
 def cafga(*, clusters: Clusters = 5, reporters_only: bool = False, **options: Unpack[Gossip]) -> Algorithm:
-    """CAFGA: at every step ``active`` clients of each cluster, drawn anew and by default as many as report, compute; all
-    gossip (AFGA Alg. 2).
+    """CAFGA: at every step ``active`` clients of each cluster, drawn anew and by default as many as report, compute;
+    all gossip (AFGA Alg. 2).
 
     Args:
         clusters: Clusters that gossip among themselves: a number, lists of clients, or a clustering.

@@ -181,11 +181,9 @@ def _check_arguments(name: str, arguments: Mapping[str, Any], known: Mapping[str
             raise argument_error(name, argument, value, f"no such argument. {suggestion(argument, known)}")
     for first, second in EXCLUSIVE:
         if arguments.get(first) is not None and arguments.get(second) is not None:
-            raise HansaError(
-                f"{name}({first}={short_repr(arguments[first])}, {second}={short_repr(arguments[second])}): expected one "
-                f"of the two. {'steps counts gradient steps, epochs passes over the data.' if first == 'steps' else ''}",
-                component=name, argument=first, value=arguments[first],
-            )  # fmt: skip
+            both = f"{first}={short_repr(arguments[first])}, {second}={short_repr(arguments[second])}"
+            message = f"{name}({both}): expected one of the two."
+            raise HansaError(message, component=name, argument=first, value=arguments[first])
 
 
 def compose(

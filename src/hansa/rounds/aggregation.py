@@ -98,7 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundDiagnostics:
-    """What diagnostics may read of a closed round: norms and losses of the valid updates, the aggregate of each channel,
+    """What diagnostics may read of a closed round: norms and losses of the valid updates, each channel's aggregate,
     the updates by channel where they were kept, and the mean of all local models where the orders asked for it."""
 
     round: int
@@ -179,8 +179,8 @@ class RoundAggregation:
             return None
         samples = self.population.samples
         shares = [Participant(client, order.cohort, samples[client]) for client, order in sorted(self.orders.items())]
-        found: RunningAggregate = begin(shares)
-        return found
+        running: RunningAggregate = begin(shares)
+        return running
 
     def add(self, report: Report) -> None:
         """Validate a cohort's uploads and add them, or record why not."""
@@ -259,22 +259,22 @@ class RoundAggregation:
                 step, server[name] = channel.server.update(combined[name].vector, state.server[name], ctx)
                 vectors[name] = torch.add(before, step, out=allocator.empty_like(before))
             downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
-        for found in combined.values():
-            for client, kept in found.rows.items():
-                self._memory.setdefault(client, {}).update(kept)
+        for channel_result in combined.values():
+            for client, rows in channel_result.rows.items():
+                self._memory.setdefault(client, {}).update(rows)
         heard = ClientStats(**state.heard).updated(self._losses, self._norms)._asdict() if state.heard else {}
         after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard)
-        evidence = RoundDiagnostics(
+        diagnostics = RoundDiagnostics(
             state.round,
             self.orders,
             self.population,
             self._norms,
             self._losses,
-            {name: found.vector for name, found in combined.items()},
+            {name: channel_result.vector for name, channel_result in combined.items()},
             self._vectors,
             self._local_mean.result(),
         )
-        return ClosedRound(after, self._memory, self._outcome(admitted, combined[MODEL].info), evidence)
+        return ClosedRound(after, self._memory, self._outcome(admitted, combined[MODEL].info), diagnostics)
 
     def _combine(self, name: str, ctx: RoundContext) -> Combined:
         state = self.state.aggregate[name]
@@ -323,11 +323,11 @@ class LocalModelMean:
     def result(self) -> Vectors | None:
         if self._total is None:
             return None
-        found, at = {}, 0
+        vectors, at = {}, 0
         for name, like in self._like.items():
-            found[name] = (self._total[at : at + like.numel()] / self._count).to(like)
+            vectors[name] = (self._total[at : at + like.numel()] / self._count).to(like)
             at += like.numel()
-        return found
+        return vectors
 
 
 def expected_upload(
@@ -352,12 +352,12 @@ def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> I
     early: dict[int, Report] = {}
     late: list[Report] = []
     at = 0
-    asked = set(waiting)
+    expected_cohorts = set(waiting)
     for report in reports:
-        if report.cohort not in asked or report.cohort in early:
+        if report.cohort not in expected_cohorts or report.cohort in early:
             late.append(report)
             continue
-        asked.discard(report.cohort)
+        expected_cohorts.discard(report.cohort)
         early[report.cohort] = report
         while at < len(waiting) and waiting[at] in early:
             yield early.pop(waiting[at])

@@ -31,9 +31,9 @@ def diagnose(
     """
     aggregate = closed.combined[MODEL]
     length = norm(aggregate)
-    found = {"diversity": _diversity(algorithm, closed, length), "aggregate_norm": length}
+    diagnostics = {"diversity": _diversity(algorithm, closed, length), "aggregate_norm": length}
     if not measures:
-        return found
+        return diagnostics
     uploads: dict[int, Vectors] = {}
     for name, updates in closed.updates.items():
         for update in updates:
@@ -51,7 +51,7 @@ def diagnose(
         after,
         closed.mean,
     )
-    return {**found, **take_measures(measures, probe)}
+    return {**diagnostics, **take_measures(measures, probe)}
 
 
 def _diversity(algorithm: Algorithm, evidence: RoundDiagnostics, length: float) -> float:

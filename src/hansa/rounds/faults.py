@@ -56,28 +56,30 @@ class faults:
 
     def apply_to_orders(self, orders: Sequence[WorkOrder]) -> tuple[list[WorkOrder], list[DroppedClient]]:
         """Return the orders that still have a reporter, and the reporters that drop out before training."""
-        left, lost = [], []
+        remaining, dropped = [], []
         for order in orders:
-            gone = [client for client in order.clients if self.draw(order.key, order.round, client) == "before"]
-            lost += [DroppedClient(client, "lost", "before training") for client in order.reporters if client in gone]
-            reporters = tuple(client for client in order.reporters if client not in gone)
+            absent = [client for client in order.clients if self.draw(order.key, order.round, client) == "before"]
+            dropped += [
+                DroppedClient(client, "lost", "before training") for client in order.reporters if client in absent
+            ]
+            reporters = tuple(client for client in order.reporters if client not in absent)
             if reporters:
-                left.append(replace(order, reporters=reporters, absent=tuple(gone)) if gone else order)
-        return left, lost
+                remaining.append(replace(order, reporters=reporters, absent=tuple(absent)) if absent else order)
+        return remaining, dropped
 
     def apply_to_reports(
         self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
     ) -> Iterator[Report]:
         """Yield the reports with uploads dropped or corrupted on the way."""
-        asked = {order.cohort: order for order in orders}
+        by_cohort = {order.cohort: order for order in orders}
         for report in reports:
-            order = asked[report.cohort]
-            kept, lost = [], list(report.dropped)
+            order = by_cohort[report.cohort]
+            uploads, dropped = [], list(report.dropped)
             for upload in report.uploads:
                 fault = self.draw(order.key, order.round, upload.client)
-                found = self._apply(algorithm, upload, fault, order) if fault else upload
-                lost.append(found) if isinstance(found, DroppedClient) else kept.append(found)
-            yield replace(report, uploads=tuple(kept), dropped=tuple(lost))
+                result = self._apply(algorithm, upload, fault, order) if fault else upload
+                dropped.append(result) if isinstance(result, DroppedClient) else uploads.append(result)
+            yield replace(report, uploads=tuple(uploads), dropped=tuple(dropped))
 
     def _apply(self, algorithm: Algorithm, upload: Upload, fault: str, order: WorkOrder) -> Upload | DroppedClient:
         if fault in ("after", "upload"):

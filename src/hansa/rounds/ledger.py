@@ -160,10 +160,10 @@ class Ledger:
     def restore(cls, state: Mapping[str, Any], links: LinkModel | None = None) -> Ledger:
         """The ledger that ``state`` was taken of; one of hansa 0.1 has all its rounds."""
         if "rounds" in state:
-            found = cls(links)
+            ledger = cls(links)
             for entry in state["rounds"]:
-                found._add(RoundBytes(**entry))
-            return found
+                ledger._add(RoundBytes(**entry))
+            return ledger
         last = None if state["last"] is None else RoundBytes(**state["last"])
         up, down, peer = (int(state[name]) for name in ("up_bytes", "down_bytes", "peer_bytes"))
         return cls(links, up, down, peer, last, list(state["times"]), _counts(state.get("sites", {})))
@@ -182,16 +182,16 @@ def _exact_sum(parts: list[float], value: float) -> list[float]:
     """
     if not math.isfinite(value) or not all(map(math.isfinite, parts)):
         return [math.fsum([*parts, value])]
-    kept = []
+    partials = []
     for part in parts:
         if abs(value) < abs(part):
             value, part = part, value
         high = value + part
         low = part - (high - value)
         if low:
-            kept.append(low)
+            partials.append(low)
         value = high
-    return [*kept, value]
+    return [*partials, value]
 
 
 class formulas:

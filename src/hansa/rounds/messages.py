@@ -98,7 +98,7 @@ class WorkOrder:
             "absent": self.absent,
             "mean": self.mean,
         }
-        return wire_format.pack("order", head, blobs.found)
+        return wire_format.pack("order", head, blobs.blobs)
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> WorkOrder:
@@ -129,7 +129,7 @@ class LocalUpdate:
     """The result of one reporting client: the change of its model and buffers, its training loss (None where nobody
     computed), and its memory."""
 
-    change: Vector
+    delta: Vector
     buffers: Vector | None
     loss: float | None
     memory: Vectors = field(default_factory=dict)
@@ -151,8 +151,8 @@ class Upload:
 class Report:
     """A cohort's answer. Its memory is committed only once the round has closed with the client's upload accepted.
 
-    ``peer_bytes`` has the bytes each client sent to neighbours, ``exchanges`` how often neighbours exchanged. ``mean`` is,
-    where the order asked for it, the mean of the models that ``trained`` clients ended with, buffers behind.
+    ``peer_bytes`` are the bytes each client sent to neighbours, ``exchanges`` counts the exchanges. ``mean`` is,
+    where the order asked for it, the mean of the final models of ``trained`` clients, followed by their buffers.
     """
 
     cohort: int
@@ -190,7 +190,7 @@ class Report:
             "mean": {} if self.mean is None else blobs.tensors({"mean": self.mean}),
             "trained": self.trained,
         }
-        return wire_format.pack("report", head, blobs.found)
+        return wire_format.pack("report", head, blobs.blobs)
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Report:

@@ -35,11 +35,11 @@ class OpenedRound(NamedTuple):
     def for_receiver(self, order: WorkOrder) -> WorkOrder:
         """Return the order with the packets that its first reporter is sent over a network."""
         receiver = order.reporters[0]
-        mail = {
+        packets = {
             name: Broadcast(sent.version, sent.bases[receiver], tuple(sent.packets(receiver)))
             for name, sent in self.broadcasts.items()
         }
-        return replace(order, broadcasts=mail)
+        return replace(order, broadcasts=packets)
 
 
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:
@@ -52,7 +52,7 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
         )
         for client in clients:
             sent[client] += 0 if algorithm.serverless else broadcasts[name].nbytes(client)
-    mail = {name: Broadcast.whole(made.vector, made.version) for name, made in broadcasts.items()}
+    whole = {name: Broadcast.whole(broadcast.vector, broadcast.version) for name, broadcast in broadcasts.items()}
     base = fingerprint(broadcasts[MODEL].vector)
     phase = algorithm.local
     orders = []
@@ -61,7 +61,7 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
         draw = key.child("work", state.round, members[0])
         most = max(population.samples[client] for client in members)
         work = phase.steps.draw(members[0], most, phase.batch_size, draw)
-        orders.append(WorkOrder(run, state.round, cohort, members, reporters, work, base, mail, key))
+        orders.append(WorkOrder(run, state.round, cohort, members, reporters, work, base, whole, key))
     return OpenedRound(tuple(orders), broadcasts, replace(state, downlink=after), sent)
 
 
@@ -83,7 +83,7 @@ def client_round(
     orders: Sequence[WorkOrder],
     trainer: Trainer,
     population: Population,
-    held: Mapping[str, Vector] | None = None,
+    base_vectors: Mapping[str, Vector] | None = None,
 ) -> list[Report]:
     """Decode the broadcasts, train the cohort of each order and make its report, to the bits of one order at a time.
 
@@ -95,13 +95,13 @@ def client_round(
         orders: The work orders; those with one set of broadcasts in common decode it once.
         trainer: Where the clients train.
         population: The clients' sample counts.
-        held: By channel, the vector that the broadcasts' packets build upon, where they build upon one.
+        base_vectors: By channel, the vector that the broadcasts' packets build upon, where they build upon one.
     """
     if any(order.broadcasts is not orders[0].broadcasts or order.base != orders[0].base for order in orders):
-        return [client_round(algorithm, [order], trainer, population, held)[0] for order in orders]
+        return [client_round(algorithm, [order], trainer, population, base_vectors)[0] for order in orders]
     if not orders:
         return []
-    got = decode_broadcasts(algorithm, orders[0], held or {})
+    got = decode_broadcasts(algorithm, orders[0], base_vectors or {})
     if got is None:
         return [_undecodable(order) for order in orders]
     results = _train(algorithm, orders, got, trainer, population)
@@ -175,7 +175,7 @@ def to_cpu(result: CohortResult) -> CohortResult:
     result.updates = {
         client: replace(
             update,
-            change=update.change.to("cpu"),
+            delta=update.delta.to("cpu"),
             buffers=None if update.buffers is None else update.buffers.to("cpu"),
             memory=_to(update.memory, torch.device("cpu")),
         )
@@ -189,12 +189,12 @@ def _to(vectors: Vectors, device: torch.device) -> Vectors:
     return {name: vector.to(device) for name, vector in vectors.items()}
 
 
-def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, held: Mapping[str, Vector]) -> Vectors | None:
+def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, base_vectors: Mapping[str, Vector]) -> Vectors | None:
     """Decode the broadcast of each channel; None where it is not the model that the order names."""
     got, carried = {}, False
     for name, channel in algorithm.channels.items():
         sent = order.broadcasts[name]
-        got[name] = channel.downlink.apply(held.get(name), sent.packets)
+        got[name] = channel.downlink.apply(base_vectors.get(name), sent.packets)
         carried |= not (len(sent.packets) == 1 and isinstance(sent.packets[0].content, torch.Tensor))
     return got if not carried or fingerprint(got[MODEL]) == order.base else None
 
@@ -276,9 +276,9 @@ def _upload(
     before = order.memory.get(client, {})
     phase = algorithm.local
     finished = phase.solver.finish(
-        trained.change, order.work.steps, phase.lr_at(order.round), got, scoped(before, "solver")
+        trained.delta, order.work.steps, phase.lr_at(order.round), got, scoped(before, "solver")
     )
-    outgoing = {MODEL: trained.change, **finished.reports}
+    outgoing = {MODEL: trained.delta, **finished.reports}
     if trained.buffers is not None:
         outgoing[BUFFERS] = trained.buffers
     memory = {**trained.memory, **{f"solver/{name}": row for name, row in finished.memory.items()}}
@@ -288,6 +288,6 @@ def _upload(
             continue
         scope = f"uplink/{name}"
         key = order.key.child("uplink", name, order.round, client)
-        packets[name], kept = channel.uplink.send(outgoing[name], scoped(before, scope), key)
-        memory.update({f"{scope}/{row}": value for row, value in kept.items()})
+        packets[name], link_memory = channel.uplink.send(outgoing[name], scoped(before, scope), key)
+        memory.update({f"{scope}/{row}": value for row, value in link_memory.items()})
     return Upload(order.run, order.round, order.base, client, packets, trained.loss), memory

@@ -87,10 +87,10 @@ def validate_upload(
     ``cohort`` is the one whose report it came in, ``repeated`` are the clients of whom several uploads came.
     """
     try:
-        found = _check_address(upload, expected, cohort)
-        if found.client in repeated:
-            raise RefusedUpdate("duplicate", f"client {found.client} sent more than one update this round")
-        return _check_contents(found, expected)
+        checked = _check_address(upload, expected, cohort)
+        if checked.client in repeated:
+            raise RefusedUpdate("duplicate", f"client {checked.client} sent more than one update this round")
+        return _check_contents(checked, expected)
     except RefusedUpdate:
         raise
     except Exception as error:  # of our decoders or of a user's own: one client's bytes never end the round
@@ -113,7 +113,7 @@ def repeated_senders(reports: Iterable[Report], expected: ExpectedUpload) -> fro
 def sender_of(upload: object) -> int:
     """Whom to name in a refusal: a client's number, or `NOBODY` where there is none.
 
-    >>> sender("not an upload")
+    >>> sender_of("not an upload")
     -1
     """
     client = getattr(upload, "client", None)

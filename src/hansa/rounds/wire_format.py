@@ -254,12 +254,12 @@ class Blobs:
     """Collects blobs while a head is written; each `tensor` and `bytes` becomes a small JSON entry."""
 
     def __init__(self) -> None:
-        self.found: list[Blob] = []
+        self.blobs: list[Blob] = []
 
     def bytes(self, data: Blob) -> int:
         """The number of a blob."""
-        self.found.append(data)
-        return len(self.found) - 1
+        self.blobs.append(data)
+        return len(self.blobs) - 1
 
     def tensor(self, value: torch.Tensor) -> list[Any]:
         """A tensor as dtype, shape and blob."""

@@ -24,6 +24,9 @@ _MOMENTS = ("m", "v", "vhat")
 class momentum(BaseServerTransform):
     """m <- beta m + Delta; step m (FedAvgM, Hsu 2019).
 
+    Args:
+        beta: Decay rate of the momentum.
+
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
@@ -121,7 +124,7 @@ class _Adaptive(BaseServerTransform):
 
 
 @dataclass(frozen=True, slots=True)
-class _Rooted(_Adaptive):
+class _AdaptiveEps(_Adaptive):
     """sqrt(v) + eps, or sqrt(v + eps) with ``eps_inside``."""
 
     eps_inside: bool = False
@@ -131,8 +134,16 @@ class _Rooted(_Adaptive):
 
 
 @dataclass(frozen=True, slots=True)
-class adagrad(_Rooted):
+class adagrad(_AdaptiveEps):
     """v <- v + Delta^2; step m/(sqrt v + eps), with b1 = 0 unless given (FedAdagrad, Reddi 2020).
+
+    Args:
+        b1: Decay rate of the first moment m.
+        b2: Decay rate of the second moment v.
+        eps: Term added to the denominator.
+        bias_correction: Divide m and v by 1 - b1^t and 1 - b2^t.
+        v0: Initial value of v.
+        eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext
@@ -153,8 +164,16 @@ class adagrad(_Rooted):
 
 
 @dataclass(frozen=True, slots=True)
-class adam(_Rooted):
+class adam(_AdaptiveEps):
     """v <- b2 v + (1-b2) Delta^2; step m/(sqrt v + eps) (FedAdam, Reddi 2020).
+
+    Args:
+        b1: Decay rate of the first moment m.
+        b2: Decay rate of the second moment v.
+        eps: Term added to the denominator.
+        bias_correction: Divide m and v by 1 - b1^t and 1 - b2^t.
+        v0: Initial value of v.
+        eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext
@@ -168,8 +187,16 @@ class adam(_Rooted):
 
 
 @dataclass(frozen=True, slots=True)
-class yogi(_Rooted):
+class yogi(_AdaptiveEps):
     """v <- v - (1-b2) Delta^2 sign(v - Delta^2); step m/(sqrt v + eps) (FedYogi, Reddi 2020).
+
+    Args:
+        b1: Decay rate of the first moment m.
+        b2: Decay rate of the second moment v.
+        eps: Term added to the denominator.
+        bias_correction: Divide m and v by 1 - b1^t and 1 - b2^t.
+        v0: Initial value of v.
+        eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext
@@ -186,10 +213,18 @@ class yogi(_Rooted):
 
 
 @dataclass(frozen=True, slots=True)
-class amsgrad(_Rooted):
+class amsgrad(_AdaptiveEps):
     """v as adam; vhat <- max(vhat, v); step m/(sqrt vhat + eps) (FedAMSGrad, Tong 2020).
 
     The maximum runs over the uncorrected v; with ``bias_correction`` m and vhat are corrected where the step is formed.
+
+    Args:
+        b1: Decay rate of the first moment m.
+        b2: Decay rate of the second moment v.
+        eps: Term added to the denominator.
+        bias_correction: Divide m and v by 1 - b1^t and 1 - b2^t.
+        v0: Initial value of v.
+        eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext
@@ -208,6 +243,13 @@ class amsgrad(_Rooted):
 @dataclass(frozen=True, slots=True)
 class ams(_Adaptive):
     """v as adam; vhat <- max(vhat, v, eps) entry by entry; step m/sqrt vhat (FedAMS, Wang 2022, option 1).
+
+    Args:
+        b1: Decay rate of the first moment m.
+        b2: Decay rate of the second moment v.
+        eps: Lower bound of vhat.
+        bias_correction: Divide m and v by 1 - b1^t and 1 - b2^t.
+        v0: Initial value of v.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext

@@ -1,4 +1,4 @@
-"""The protocol of server transforms: an aggregate in, a step out; the server adds the step to its vector."""
+"""Server transforms: their protocol, learning rates and chains, and FedDyn's server."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from hansa.schedule import Rate, check_rate, rate_at
 
 @runtime_checkable
 class ServerTransform(Protocol):
-    """Delta in, delta out. ``init`` gives the state for a vector; ``update`` never changes what it is given.
+    """Turns an aggregate into a step. ``init`` makes the state; ``update`` does not change its arguments.
 
-    It may declare ``cites``: keys of our bibliography or whole BibTeX entries, as any part may; and for use as a local
-    optimizer ``shared``: the rows of its state that gossip with the models.
+    `BaseServerTransform` has the optional traits.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def init(self, x: Vector) -> State:
-        """The state before the first round, a plain tree, for the vector that the server holds."""
+        """Return the state before the first round, a plain tree, for the vector that the server holds."""
 
     @abstractmethod
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
-        """The step that the server adds to its vector, and the state after it."""
+        """Return the step that the server adds to its vector, and the state after it."""
 
 
 class BaseServerTransform(ServerTransform):
@@ -61,6 +60,9 @@ def require_server(owner: str, argument: str, value: object) -> None:
 class scale(BaseServerTransform):
     """step = lr * delta; with lr = 1 this is FedAvg's server (McMahan 2017).
 
+    Args:
+        lr: Learning rate of the server, a number or a schedule.
+
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
@@ -84,6 +86,9 @@ class scale(BaseServerTransform):
 
 def sgd(lr: Rate = 1.0) -> scale:
     """Another name for `scale`: the server's plain gradient step.
+
+    Args:
+        lr: Learning rate of the server, a number or a schedule.
 
     >>> sgd(0.1)
     scale(lr=0.1)
@@ -112,6 +117,9 @@ class participation_scale(BaseServerTransform):
 class chain(BaseServerTransform):
     """Transforms applied one after the other: ``chain(ams(), scale(0.1))``.
 
+    Args:
+        *transforms: Server transforms; each gets the step of the one before.
+
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
@@ -125,7 +133,9 @@ class chain(BaseServerTransform):
 
     def __init__(self, *transforms: ServerTransform) -> None:
         if not transforms:
-            raise invalid_argument("chain", "transforms", transforms, "at least one transform", "chain(ams(), scale(0.1)).")
+            raise invalid_argument(
+                "chain", "transforms", transforms, "at least one transform", "chain(ams(), scale(0.1))."
+            )
         for transform in transforms:
             require_server("chain", "transforms", transform)
         object.__setattr__(self, "transforms", tuple(transforms))
@@ -134,12 +144,12 @@ class chain(BaseServerTransform):
         return f"chain({', '.join(map(repr, self.transforms))})"
 
     def init(self, x: Vector) -> State:
-        return {str(i): part.init(x) for i, part in enumerate(self.transforms)}
+        return {str(i): transform.init(x) for i, transform in enumerate(self.transforms)}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         after: State = {}
-        for i, part in enumerate(self.transforms):
-            delta, after[str(i)] = part.update(delta, state[str(i)], ctx)
+        for i, transform in enumerate(self.transforms):
+            delta, after[str(i)] = transform.update(delta, state[str(i)], ctx)
         return delta, after
 
 
@@ -148,6 +158,9 @@ class dyn(BaseServerTransform):
     """FedDyn's server: h <- h - (alpha/N) sum_S Delta_i; step = Delta - h/alpha (Acar 2021).
 
     The server's h stays the mean of the clients' duals h_i.
+
+    Args:
+        alpha: Weight of the dynamic regularizer; that of the local solver.
 
     >>> dyn(0.1).init(torch.zeros(2))
     {'h': tensor([0., 0.])}

@@ -1,4 +1,4 @@
-"""What the clients' parts promise: local solvers and local work."""
+"""Requirements of local solvers and local work."""
 
 from __future__ import annotations
 
@@ -10,71 +10,82 @@ from hansa.core.types import MODEL
 from hansa.local import Correction, LocalWork, Solver, SolverResult, Work
 from hansa.local.solvers import BaseSolver
 from hansa.local.work import BaseLocalWork
-from hansa.testing.promises import DTYPES, all_finite_tree, call_twice, check_component_contract, require, vector
+from hansa.testing.requirements import DTYPES, all_finite_tree, call_twice, check_component_contract, require, vector
 
 
-def check_solver(part: Solver, dim: int = 23) -> None:
-    """A local solver: it reports on the channels and keeps the rows that it declares, and a is its pull.
+def check_solver(component: Solver, dim: int = 23) -> None:
+    """A local solver: it reports on the channels and keeps the rows that it declares, and a is its prox_weight.
 
     >>> from hansa.local import prox
     >>> check_solver(prox(0.1))
     """
-    check_component_contract(part, Solver)
-    channels, memory = with_defaults(part, BaseSolver).channels, with_defaults(part, BaseSolver).memory
-    receives, pull = with_defaults(part, BaseSolver).receives, with_defaults(part, BaseSolver).prox_weight
+    check_component_contract(component, Solver)
+    channels, memory = with_defaults(component, BaseSolver).channels, with_defaults(component, BaseSolver).memory
+    receives, prox_weight = (
+        with_defaults(component, BaseSolver).receives,
+        with_defaults(component, BaseSolver).prox_weight,
+    )
     for dtype in DTYPES:
         got = {name: vector(dim, place, dtype) for place, name in enumerate((MODEL, *channels, *receives))}
         memory_rows: dict[str, torch.Tensor] = {}
         for round in range(3):
-            correction = call_twice(part, "correction", part.correction, [got, memory_rows])
-            require(isinstance(correction, Correction), part, "correction gives no Correction(a, s)")
+            correction = call_twice(component, "correction", component.correction, [got, memory_rows])
             require(
-                correction.prox_weight == pull,
-                part,
-                f"its a is {correction.prox_weight}, but it declares pull = {pull}",
+                isinstance(correction, Correction), component, "correction returns no Correction(prox_weight, shift)"
+            )
+            require(
+                correction.prox_weight == prox_weight,
+                component,
+                f"its correction has prox_weight {correction.prox_weight}, but it declares {prox_weight}",
             )
             if correction.shift is not None:
-                _check_form(part, "s of correction", correction.shift, dim, dtype)
+                _check_form(component, "s of correction", correction.shift, dim, dtype)
             change = vector(dim, 10 + round, dtype)
-            finished = call_twice(part, "finish", part.finish, [change, 3 + round, 0.05, got, memory_rows])
-            require(isinstance(finished, SolverResult), part, "finish gives no Finished(reports, memory)")
+            finished = call_twice(component, "finish", component.finish, [change, 3 + round, 0.05, got, memory_rows])
+            require(isinstance(finished, SolverResult), component, "finish returns no SolverResult(reports, memory)")
             reports = set(finished.reports)
-            require(reports == set(channels), part, f"reports on {sorted(reports)}, declares {sorted(channels)}")
+            require(reports == set(channels), component, f"reports on {sorted(reports)}, declares {sorted(channels)}")
             kept_rows = set(finished.memory)
-            require(kept_rows == set(memory), part, f"keeps the rows {sorted(kept_rows)}, declares {sorted(memory)}")
+            require(
+                kept_rows == set(memory), component, f"keeps the rows {sorted(kept_rows)}, declares {sorted(memory)}"
+            )
             for name, row in {**finished.reports, **finished.memory}.items():
-                _check_form(part, f"{name} of finish", row, dim, dtype)
+                _check_form(component, f"{name} of finish", row, dim, dtype)
             memory_rows = dict(finished.memory)
-        ahead = with_defaults(part, BaseSolver).ascent_offset
-        if ahead is not None:
+        offset_of = with_defaults(component, BaseSolver).ascent_offset
+        if offset_of is not None:
             gradients = [vector(4, 1, dtype), vector(6, 2, dtype).reshape(2, 3)]
-            offset = call_twice(part, "ascent_offset", ahead, [gradients])
+            offset = call_twice(component, "ascent_offset", offset_of, [gradients])
             shapes = [tuple(e.shape) for e in offset]
-            require(shapes == [(4,), (2, 3)], part, f"ahead gives {shapes} for gradients of [(4,), (2, 3)]")
+            require(
+                shapes == [(4,), (2, 3)], component, f"ascent_offset returns {shapes} for gradients of [(4,), (2, 3)]"
+            )
 
 
-def _check_form(part: Solver, place: str, row: torch.Tensor, dim: int, dtype: torch.dtype) -> None:
+def _check_form(component: Solver, place: str, row: torch.Tensor, dim: int, dtype: torch.dtype) -> None:
     form = (row.dtype, tuple(row.shape))
-    require(form == (dtype, (dim,)), part, f"{place} is {form[0]} {form[1]} for {dtype} ({dim},)")
-    require(all_finite_tree(row), part, f"{place} has NaN or infinity")
+    require(form == (dtype, (dim,)), component, f"{place} is {form[0]} {form[1]} for {dtype} ({dim},)")
+    require(all_finite_tree(row), component, f"{place} has NaN or infinity")
 
 
-def check_work(part: LocalWork, population: int = 5) -> None:
+def check_work(component: LocalWork, population: int = 5) -> None:
     """Local work: whole steps and a batch that the client's samples fill, as a function of its arguments.
 
     >>> from hansa.local import fixed
     >>> check_work(fixed(3))
     """
-    check_component_contract(part, LocalWork)
-    with_defaults(part, BaseLocalWork).check(population)
-    common = with_defaults(part, BaseLocalWork).common
+    check_component_contract(component, LocalWork)
+    with_defaults(component, BaseLocalWork).check(population)
+    common = with_defaults(component, BaseLocalWork).common
     for client in range(population):
         for samples in (1, 13, 200):
             for batch_size in (None, 1, 20):
-                work = call_twice(part, "draw", part.draw, [client, samples, batch_size, Key(3).child(client)])
-                require(isinstance(work, Work), part, f"draw gives a {type(work).__name__}, expected Work(...)")
+                work = call_twice(
+                    component, "draw", component.draw, [client, samples, batch_size, Key(3).child(client)]
+                )
+                require(isinstance(work, Work), component, f"draw gives a {type(work).__name__}, expected Work(...)")
                 steps, batch = work
-                require(type(steps) is int and steps >= 1, part, f"draw gives {steps!r} steps")
+                require(type(steps) is int and steps >= 1, component, f"draw gives {steps!r} steps")
                 fills = type(batch) is int and 1 <= batch <= samples
-                require(fills, part, f"draw gives a batch of {batch!r} to a client with {samples} samples")
-                require(common in (None, steps), part, f"draw gives {steps} steps, but common = {common} for all")
+                require(fills, component, f"draw gives a batch of {batch!r} to a client with {samples} samples")
+                require(common in (None, steps), component, f"draw gives {steps} steps, but common = {common} for all")

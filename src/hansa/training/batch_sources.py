@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils import _pytree as trees
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -111,9 +111,9 @@ class TensorSource:
     def __init__(
         self, inputs: Tree, targets: Tree, dtype: torch.dtype, device: torch.device, channels_last: bool
     ) -> None:
-        leaves, self._structure = trees.tree_flatten(inputs)
+        leaves, self._structure = _pytree().tree_flatten(inputs)
         self._inputs = [SampleStore(leaf, dtype, device, channels_last) for leaf in leaves]
-        leaves, self._target_structure = trees.tree_flatten(targets)
+        leaves, self._target_structure = _pytree().tree_flatten(targets)
         self._targets = [SampleStore(leaf, dtype, device, False) for leaf in leaves]
         self.native_inputs = (
             self._inputs[0] if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) else None
@@ -130,8 +130,8 @@ class TensorSource:
         """Return some rows as a batch."""
         if self.native_inputs is not None:
             return Batch(self.native_inputs[rows], self.labels.index_select(0, rows))
-        inputs = trees.tree_unflatten([store[rows] for store in self._inputs], self._structure)
-        return Batch(inputs, trees.tree_unflatten([store[rows] for store in self._targets], self._target_structure))
+        inputs = _pytree().tree_unflatten([store[rows] for store in self._inputs], self._structure)
+        return Batch(inputs, _pytree().tree_unflatten([store[rows] for store in self._targets], self._target_structure))
 
 
 class FetchSource:
@@ -148,7 +148,9 @@ class FetchSource:
         """Return some rows of a client as a batch."""
         inputs, targets = self._fetch(client, rows)
         convert = self._convert_leaf
-        return Batch(trees.tree_map(convert, inputs), trees.tree_map(lambda leaf: convert(leaf, False), targets))
+        return Batch(
+            _pytree().tree_map(convert, inputs), _pytree().tree_map(lambda leaf: convert(leaf, False), targets)
+        )
 
     def _convert_leaf(self, leaf: Any, is_input: bool = True) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -218,13 +220,21 @@ def client_row_index(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, l
     return torch.cat(rows).contiguous(), list(zip([0, *stops[:-1]], stops, strict=True))
 
 
+@cache
+def _pytree() -> Any:
+    """Return torch's module of trees, imported on first use: commands that only read files do not load torch."""
+    from torch.utils import _pytree
+
+    return _pytree
+
+
 def count_rows(tree: Tree) -> int:
     """Return the number of rows of a tensor, or of a tuple or dict of tensors.
 
     >>> count_rows({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
     3
     """
-    return len(trees.tree_leaves(tree)[0])
+    return len(_pytree().tree_leaves(tree)[0])
 
 
 def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
@@ -233,7 +243,7 @@ def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
     def take(leaf: Any) -> Any:
         return leaf[rows] if isinstance(leaf, torch.Tensor) else leaf.gather(rows)
 
-    return trees.tree_map(take, tree)
+    return _pytree().tree_map(take, tree)
 
 
 def example_batch(data: Any, max_rows: int) -> Batch:

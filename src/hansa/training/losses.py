@@ -21,7 +21,7 @@ import torch
 
 from hansa.core.errors import HansaError, check_decay, check_non_negative, check_positive, invalid_argument
 
-LossFunction: TypeAlias = Callable[[Any, Any], torch.Tensor]
+LossFunction: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 """A loss of (output, target), as users write it."""
 
 IGNORED = -100

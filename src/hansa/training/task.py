@@ -49,7 +49,13 @@ _CHUNK_ROWS = 1000  # test rows evaluated at a time: fixed, so that sums do not 
 
 
 class TaskLike(Protocol):
-    """What engines need of a task: clients with samples, initial vectors, a trainer and an evaluation."""
+    """What engines need of a task: clients with samples, initial vectors, a trainer and an evaluation.
+
+    >>> from hansa.training import quadratic
+    >>> task: TaskLike = quadratic(torch.eye(2)[None], torch.ones(1, 2))
+    >>> task.evaluate(task.trainer(torch.float32, torch.device("cpu")), task.start(Key(0), torch.float32))
+    {'loss': 0.5}
+    """
 
     @property
     def name(self) -> str: ...

@@ -139,3 +139,15 @@ def test_a_build_without_a_compiler_succeeds_and_builds_nothing(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("_kernels*"))
+
+
+def test_structures_are_read_from_the_header():
+    """native.h is the one description: names in order, pointers as addresses, arrays, and constants."""
+    assert [name for name, _ in abi.Update._fields_] == [
+        *("velocity", "anchor", "shift"),
+        *("lr", "prox_weight", "weight_decay", "momentum", "max_grad_norm"),
+    ]
+    for structure in (abi.Client, abi.Turn):
+        assert abi.record(structure).itemsize == ctypes.sizeof(structure)
+    assert abi.record(abi.Client)["key"].shape == (2,)
+    assert (abi.MIX, abi.GATHER, abi.LINEAR, abi.BAD_SUM) == (-1, -6, 1, 5)

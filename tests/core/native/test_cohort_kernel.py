@@ -39,7 +39,7 @@ def turns(*given):
     )
 
 
-def links(matrix):
+def mixing_links(matrix):
     places = [np.flatnonzero(row) for row in matrix]
     starts = np.concatenate([[0], np.cumsum([len(row) for row in places])])
     weights = np.concatenate([matrix[i, row] for i, row in enumerate(places)])
@@ -66,7 +66,7 @@ def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_
             expected.append(float(clients.steps(alone[client], index[client][t : t + 1], own)))
     kernel = CohortKernel(clients, rows, settings)
     kernel._cohort.seconds = seconds  # a call that ends after every turn, so that Ctrl-C is heard
-    kernel.set_links(links(np.eye(N)))
+    kernel.set_links(mixing_links(np.eye(N)))
     kept = {client: torch.zeros_like(rows[0]) for client in range(N)} if momentum else {}
     kernel.set_velocities(kept)
     plan = turns(*(turn for t in range(4) for turn in [*((c, index[c][t]) for c in range(N)), (abi.MIX, None)]))
@@ -87,7 +87,7 @@ def test_mixing_is_the_product_and_leaves_the_lost_alone(later, isa):
     weights = RING.copy()
     weights[2] = 0.0
     kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=later)
-    kernel.set_links(links(weights))
+    kernel.set_links(mixing_links(weights))
     kernel.run(turns((0, index[0][0]), (abi.MIX, None)))
     stepped = before.clone()
     clients.steps(stepped[0], index[0][:1], AffineStep(0.05))
@@ -105,7 +105,7 @@ def test_mixing_is_the_product_and_leaves_the_lost_alone(later, isa):
 def test_averages_and_moves_without_gossip(isa):
     clients, rows, index = laboratory(isa, "single linear layer")
     kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=True)
-    kernel.set_links(links(np.eye(N)))
+    kernel.set_links(mixing_links(np.eye(N)))
     alone = rows.clone()
     clients.steps(alone[1], index[1][:1], AffineStep(0.05))
     kernel.run(turns((1, index[1][0]), (abi.SETTLE, None)))
@@ -128,7 +128,7 @@ def test_signs_are_the_compressors_own_to_the_bit(name, isa):
         accumulate(packet, expected[client])
         assert packet.nbytes == sign().max_nbytes(rows.shape[1], torch.float32)
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
-    kernel.set_links(links(RING))
+    kernel.set_links(mixing_links(RING))
     kernel.set_public_copies(copies, 0.3)
     kernel.run(turns((abi.SIGNS, None)))
     assert torch.equal(copies, expected)
@@ -145,7 +145,7 @@ def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was(isa)
     clients, rows, index = laboratory(isa, "single linear layer")
     rows[1, 0] = torch.inf
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
-    kernel.set_links(links(RING))
+    kernel.set_links(mixing_links(RING))
     before = rows.clone()
     _, done = kernel.run(turns((0, index[0][0]), (1, index[1][0]), (2, index[2][0]), (abi.MIX, None)))
     assert (done, kernel.dropped) == (2, 1)
@@ -209,7 +209,7 @@ def test_rows_become_the_start_when_they_are_needed(kind, isa):
         own = start.repeat(N, 1) if begun is None else torch.full_like(rows, torch.nan)
         copies = own.clone()
         kernel = CohortKernel(clients, own, AffineStep(0.05), start=begun)
-        kernel.set_links(links(RING))
+        kernel.set_links(mixing_links(RING))
         if kind == abi.SIGNS:
             kernel.set_public_copies(copies, 0.3)
         kernel.run(turns((1, index[1][0]), *([] if kind is None else [(kind, None)]), (3, index[3][0])))
@@ -228,7 +228,7 @@ def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name, isa):
     rows, expected = rows.mul_(30), None
     alone, settings = rows.clone(), AffineStep(1e12)
     kernel = CohortKernel(clients, rows, settings)
-    kernel.set_links(links(np.eye(N)))
+    kernel.set_links(mixing_links(np.eye(N)))
     order = [(client, index[client][t]) for t in range(4) for client in range(N)]
     for place, (client, batch) in enumerate(order):
         clients.steps(alone[client], batch[None], settings)
@@ -253,7 +253,7 @@ def test_any_number_of_links_folds_in_their_order(links, isa):
         matrix[row, (row + np.arange(links)) % 9] = np.random.default_rng(row).random(links)
     expected = torch.from_numpy(matrix) @ rows.double()
     kernel = CohortKernel(clients, rows, AffineStep(0.1))
-    kernel.set_links(links(matrix))
+    kernel.set_links(mixing_links(matrix))
     kernel.run(turns((abi.MIX, None)))
     torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -275,7 +275,7 @@ def test_a_ring_passes_through_registers_with_the_bits_of_any_graph(kind, n, isa
     for count in (n, n + 1):
         own, public = rows[:count].clone(), copies[:count].clone()
         kernel = CohortKernel(clients, own, AffineStep(0.05))
-        kernel.set_links(links(weights[:count, :count]))
+        kernel.set_links(mixing_links(weights[:count, :count]))
         kernel.set_public_copies(public, 0.3)
         kernel.run(turns((kind, None)))
         found.append((own, public))

@@ -281,7 +281,7 @@ def test_bad_rows_labels_and_sizes_are_named_and_change_nothing() -> None:
         index[1] = torch.tensor(rows)
         with pytest.raises(HansaError, match=message):
             stack.train(y, inputs, labels, index, AffineStep(1.0))
-    with pytest.raises(HansaError, match="label 2 does not exist, the stack has 2 classes"):
+    with pytest.raises(HansaError, match="label 2 does not exist, the network has 2 classes"):
         stack.train(y, inputs, torch.full_like(labels, 2), good, AffineStep(1.0))
     with pytest.raises(HansaError, match=r"not within 1\.\.3"):
         stack.train(y, inputs, labels, good, AffineStep(1.0), sizes=torch.tensor([1, 4]))
@@ -335,9 +335,9 @@ def test_a_stack_that_drops_out_wants_what_it_multiplies_by() -> None:
     module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
     stack, inputs, labels = compiled(module, (6,)), torch.randn(4, 6), torch.tensor([0, 2, 1, 0])
     y, rows = parameters_of(module), torch.arange(4)
-    with pytest.raises(HansaError, match=r"drops out: keep is missing, expected float32 \[1, 20\]"):
+    with pytest.raises(HansaError, match=r"dropout needs keep: it is missing, expected float32 \[1, 20\]"):
         stack.gradient(y, inputs, labels, rows)
-    with pytest.raises(HansaError, match=r"keep is float32 \[1, 19\]"):
+    with pytest.raises(HansaError, match=r"it is float32 \[1, 19\]"):
         stack.train(y, inputs, labels, rows[None], AffineStep(0.1), keep=torch.ones(1, 19))
     with pytest.raises(HansaError, match="no sizes"):
         stack.train(y, inputs, labels, rows[None], AffineStep(0.1), keep=torch.ones(1, 20), sizes=torch.tensor([3]))

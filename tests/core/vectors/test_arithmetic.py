@@ -128,7 +128,14 @@ def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -
     server.ams().update(x, server.ams().init(x), CTX)
     decode(sign().encode(x, Key(0)))
     top_k(0.1).encode(x, Key(0))
-    assert set(asked) == {"squared_norm", "native_weighted_sum", "server_step", "sign_pack", "sign_write", "indices_reaching"}
+    assert set(asked) == {
+        "squared_norm",
+        "native_weighted_sum",
+        "server_step",
+        "sign_pack",
+        "sign_write",
+        "indices_reaching",
+    }
 
 
 def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch) -> None:

@@ -21,7 +21,7 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.types import Population, RoundContext
 from hansa.core.vectors import kernels
-from hansa.core.vectors.inner_products import StreamedInnerProducts, ShortRowError
+from hansa.core.vectors.inner_products import ShortRowError, StreamedInnerProducts
 from hansa.core.vectors.kernels import ServerStep
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -155,9 +155,13 @@ def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: st
         total.add_(row, alpha=weight)
     tight = 4 * torch.finfo(dtype).eps
     for given_rows in (rows, list(rows.clone())):
-        torch.testing.assert_close(kernels.native_weighted_sum(given_rows, weights, isa=isa), total, rtol=tight, atol=tight)
+        torch.testing.assert_close(
+            kernels.native_weighted_sum(given_rows, weights, isa=isa), total, rtol=tight, atol=tight
+        )
     true = (rows.double() * torch.tensor(weights, dtype=torch.float64)[:, None]).sum(0)
-    torch.testing.assert_close(kernels.native_weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight)
+    torch.testing.assert_close(
+        kernels.native_weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight
+    )
 
 
 @pytest.mark.parametrize("isa", each_set())

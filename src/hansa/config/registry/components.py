@@ -175,14 +175,15 @@ def register_kind(
         name: As in `Kind`, like the arguments not listed here.
         package: The package, or components by name.
         methods: By default the methods that the protocol marks abstract.
-        modules: The modules of the package that have such components, so that the others need not be imported.
+        modules: The modules that have such components, so that others need not be imported; the name of the package
+            stands for what it imports at once.
     """
     if getattr(protocol, "_is_protocol", False) and not methods:
         methods = tuple(each for each in vars(protocol) if each in protocol.__abstractmethods__)
     empty = Kind(name, protocol, {}, methods, label)
     built_in = package if isinstance(package, Mapping) else {
         each: factory for each in package.__all__ if each.islower()
-        if not modules or exports(package.__name__)[each] in modules
+        if not modules or exports(package.__name__).get(each, package.__name__) in modules
         if empty.is_factory(factory := getattr(package, each))
     }  # fmt: skip
     PROTOCOLS[protocol.__name__] = protocol
@@ -247,10 +248,10 @@ SAMPLER = register_kind("sampler", sample.Sampler, sample, default="uniform")
 TOPOLOGY = register_kind("topology", gossip.Topology, gossip)
 CLUSTERING = register_kind("clustering", gossip.Clustering, gossip)
 ACTIVITY = register_kind("activity", gossip.Activity, gossip)
-SCHEDULE = register_kind("schedule", schedule.Schedule, local, ("at",))
-WORK = register_kind("work", local.LocalWork, local, label="kind of local work")
-DISTRIBUTION = register_kind("distribution", local.Distribution, local, ("draw",))
-SOLVER = register_kind("solver", local.Solver, local, label="local solver")
+SCHEDULE = register_kind("schedule", schedule.Schedule, local, ("at",), modules=("hansa.local",))
+WORK = register_kind("work", local.LocalWork, local, modules=("hansa.local",), label="kind of local work")
+DISTRIBUTION = register_kind("distribution", local.Distribution, local, ("draw",), modules=("hansa.local",))
+SOLVER = register_kind("solver", local.Solver, local, modules=("hansa.local",), label="local solver")
 BLOCKS = register_kind(
     "blocks", local.blocks, {"blocks": local.blocks}, label="choice of blocks", default="blocks", from_list=local.blocks
 )

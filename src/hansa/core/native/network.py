@@ -282,9 +282,9 @@ class Network:
             return batches
         shape = (len(index), index.shape[1] * self.dropout_numbers)
         if keep is None or sizes is not None or keep.shape != shape or keep.dtype != torch.float32:
-            given = "missing" if keep is None else _describe(keep)
+            shown = "missing" if keep is None else _describe(keep)
             raise HansaError(
-                f"Network.{where}: dropout needs keep: it is {given}, expected float32 {list(shape)} and no sizes."
+                f"Network.{where}: dropout needs keep: it is {shown}, expected float32 {list(shape)} and no sizes."
             )
         keep = keep.contiguous()
         batches.keep, batches.owners = keep.data_ptr(), (*batches.owners, keep)
@@ -387,8 +387,8 @@ def check_code(
         bad = index[(index < 0) | (index >= rows)]
         raise HansaError(f"{where}: row {int(bad[0])} does not exist, there are {rows}.")
     assert labels is not None
-    found = labels[index.flatten()]
-    bad = found[(found < 0) | (found >= network.classes)]
+    labels_of_batch = labels[index.flatten()]
+    bad = labels_of_batch[(labels_of_batch < 0) | (labels_of_batch >= network.classes)]
     raise HansaError(f"{where}: label {int(bad[0])} does not exist, the network has {network.classes} classes.")
 
 

@@ -44,23 +44,23 @@ def stages_of(
     if len(input_shape) not in (1, 2, 3):
         raise NotEligible(f"its inputs have {len(input_shape)} axes")
     places = parameter_offsets(module)
-    found = []
+    traced = []
     was = module.training
     with check_pure(module):
         for training, batch in ((True, 2), (True, 3), (False, 2)):
             module.train(training)
             watch = _Watch(places, tuple(input_shape), not channels_last)
-            found.append(watch.run(module, loss, batch))
+            traced.append(watch.run(module, loss, batch))
     module.train(was)
-    if found[0] != found[1]:
+    if traced[0] != traced[1]:
         raise NotEligible("its forward() depends on the size of the batch")
-    if any(stage.drop is not None for stage in found[2]):
+    if any(stage.drop is not None for stage in traced[2]):
         raise NotEligible("it drops out in evaluation too")
-    if tuple(replace(stage, drop=None) for stage in found[0]) != found[2]:
+    if tuple(replace(stage, drop=None) for stage in traced[0]) != traced[2]:
         raise NotEligible("its forward() is another one in training")
-    if sum(stage.dim for stage in found[0]) != sum(p.numel() for p in module.parameters()):
+    if sum(stage.dim for stage in traced[0]) != sum(p.numel() for p in module.parameters()):
         raise NotEligible("it has parameters that its forward() does not use")
-    return found[0]
+    return traced[0]
 
 
 class _Batch(int):

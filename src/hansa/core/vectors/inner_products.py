@@ -51,11 +51,13 @@ class StreamedInnerProducts:
         fits = rows.dtype == torch.float32 and rows.device.type == "cpu" and (rows.stride(1) == 1 or n == 1)
         if not fits or count != self._count or self._done + n > d or self._done % abi.GRAM_LANES:
             raise HansaError(
-                f"StreamedInnerProducts.add: {rows.dtype} {[count, n]} after {self._done} entries of {d}: expected float32 "
-                f"pieces of {self._count} rows, a multiple of {abi.GRAM_LANES} long all but the last."
+                f"StreamedInnerProducts.add: {rows.dtype} {[count, n]} after {self._done} entries of {d}: expected "
+                f"float32 pieces of {self._count} rows, a multiple of {abi.GRAM_LANES} long all but the last."
             )
         there = self._first + self._done * rows.element_size()
-        status = self._table.gram32_add(rows.data_ptr(), rows.stride(0), count, there, d, many, n, self._lanes.data_ptr())
+        status = self._table.gram32_add(
+            rows.data_ptr(), rows.stride(0), count, there, d, many, n, self._lanes.data_ptr()
+        )
         if status != abi.OK:
             raise MemoryError("inner_products: no memory for the sums")
         self._done += n

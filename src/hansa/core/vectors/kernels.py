@@ -260,8 +260,8 @@ def quantize_pack(
 
 
 def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 << 24, isa: str = "") -> Bytes:
-    """What `hansa.compress.entropy_coding` makes of whole numbers (int32), or of rint(x / 2^exponent) (float32), at most
-    ``most`` <= 2^24 in magnitude; ``room`` bytes are enough for them."""
+    """Encode integers (int32), or rint(x / 2^exponent) (float32), as `hansa.compress.entropy_coding` does; they are at
+    most ``most`` <= 2^24 in magnitude and take at most ``capacity`` bytes."""
     numbers = x.dtype in (torch.int32, np.int32)
     pointer = address_of("bit_planes_pack", "x", x, torch.int32 if numbers else torch.float32)
     out = np.empty(capacity + 8, np.uint8)

@@ -41,7 +41,7 @@ Measure: TypeAlias = Callable[[Probe], dict[str, float]]
 def wants_mean(measures: Sequence[Measure], round: int) -> bool:
     """Whether any of the measures looks at the mean of all local models in a round.
 
-    >>> want_mean([], round=1)
+    >>> wants_mean([], round=1)
     False
     """
     return any(measure.wants_mean(round) for measure in measures if hasattr(measure, "wants_mean"))
@@ -50,7 +50,7 @@ def wants_mean(measures: Sequence[Measure], round: int) -> bool:
 def take_measures(measures: Sequence[Measure], probe: Probe) -> dict[str, float]:
     """All measures of a round in one record.
 
-    >>> measured([lambda probe: {"answer": 42.0}], None)
+    >>> take_measures([lambda probe: {"answer": 42.0}], None)
     {'answer': 42.0}
     """
     return {name: value for measure in measures for name, value in measure(probe).items()}

@@ -41,8 +41,8 @@ def compression(probe: Probe) -> dict[str, float]:
         residuals.append(before)
         length = float(torch.linalg.vector_norm(carried))
         ratios.append(float(torch.linalg.vector_norm(left)) / length if length else 0.0)
-    found = gamma(link.compressor, deltas, residuals, probe.key.child("gamma", probe.round))
-    return {"gamma": found, "q": math.fsum(ratios) / len(ratios)}
+    round_gamma = gamma(link.compressor, deltas, residuals, probe.key.child("gamma", probe.round))
+    return {"gamma": round_gamma, "q": math.fsum(ratios) / len(ratios)}
 
 
 def q(x: Tensor, compressed: Tensor) -> float:

@@ -19,7 +19,7 @@ from hansa.local.trainer import Trainer
 from hansa.local.work import Work
 
 PIECE = 500  # samples whose mean gradient is taken at a time
-HELD = 1 << 25  # numbers: gradients of all clients are kept up to this many, and computed twice beyond
+MAX_CACHED_NUMBERS = 1 << 25  # numbers: gradients of all clients are kept up to this many, and computed twice beyond
 
 
 class Trainable(Protocol):
@@ -151,14 +151,14 @@ def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[s
             return
         mixing = run.algorithm.local.mixing
         weights = with_defaults(run.algorithm.channels[MODEL].aggregate, BaseAggregator).weights
-        said = {
+        arguments = {
             "clusters": None if mixing is None else mixing.cluster_lists(),
             "weights": "uniform" if weights == "clusters" else weights,
             "seed": run.key.seed,
             "dtype": run.dtype,
             **options,
         }
-        record.update(heterogeneity(run.task, run.state.vectors, **said).record())
+        record.update(heterogeneity(run.task, run.state.vectors, **arguments).record())
 
     return measure
 
@@ -174,21 +174,21 @@ class _Gradients:
             raise HansaError(
                 f"heterogeneity(at): a vector of shape {tuple(vectors[MODEL].shape)}, the model has ({self.dim},)."
             )
-        self.shell = task.trainer(dtype, torch.device("cpu"))
+        self.trainer = task.trainer(dtype, torch.device("cpu"))
         self.samples, self.key = task.population.samples, key
-        self.shell.load(vectors[MODEL].to(dtype), vectors.get(BUFFERS))
-        if hasattr(self.shell, "module"):
-            self.shell.module.eval()
-        self.held: list[Vector] | None = [] if len(self.samples) * self.dim <= HELD else None
+        self.trainer.load(vectors[MODEL].to(dtype), vectors.get(BUFFERS))
+        if hasattr(self.trainer, "module"):
+            self.trainer.module.eval()
+        self.gradients: list[Vector] | None = [] if len(self.samples) * self.dim <= MAX_CACHED_NUMBERS else None
 
     def each(self) -> Iterator[tuple[int, Vector]]:
-        if self.held:
-            yield from enumerate(self.held)
+        if self.gradients:
+            yield from enumerate(self.gradients)
             return
         for client in range(len(self.samples)):
             gradient = self.full(client)
-            if self.held is not None:
-                self.held.append(gradient)
+            if self.gradients is not None:
+                self.gradients.append(gradient)
             yield client, gradient
 
     def full(self, client: int) -> Vector:
@@ -217,11 +217,12 @@ class _Gradients:
 
     def rows(self, client: int) -> torch.Tensor | None:
         """All rows of a client, in their order."""
-        found: Any = self.shell.batches(client, Work(1, self.samples[client]), self.key.child("heterogeneity", "rows"))
-        return None if found is None else getattr(found, "rows", found)[0].sort().values
+        key = self.key.child("heterogeneity", "rows")
+        batches: Any = self.trainer.batches(client, Work(1, self.samples[client]), key)
+        return None if batches is None else getattr(batches, "rows", batches)[0].sort().values
 
     def flat(self, client: int, rows: torch.Tensor | None) -> Vector:
-        _, gradients = self.shell.gradient(client, rows)
+        _, gradients = self.trainer.gradient(client, rows)
         return torch.cat([gradient.detach().reshape(-1).to(torch.float64) for gradient in gradients])
 
 

@@ -29,7 +29,7 @@ class local_mean_loss:
         check_integer("local_mean_loss", "every", every)
         self.every = every
         self._task = task.on_training_data() if hasattr(task, "on_training_data") else task
-        self._shell: Any = None
+        self._trainer: Any = None
 
     def wants_mean(self, round: int) -> bool:
         """Whether it looks at the mean in this round."""
@@ -39,7 +39,7 @@ class local_mean_loss:
         if probe.mean is None:
             return {}
         like = probe.mean[MODEL]
-        if self._shell is None:
-            self._shell = self._task.trainer(like.dtype, like.device)
-        found = self._task.evaluate(self._shell, probe.mean)
-        return {"local_mean_loss": found["test_loss"] if "test_loss" in found else found["loss"]}
+        if self._trainer is None:
+            self._trainer = self._task.trainer(like.dtype, like.device)
+        metrics = self._task.evaluate(self._trainer, probe.mean)
+        return {"local_mean_loss": metrics["test_loss"] if "test_loss" in metrics else metrics["loss"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_a_round_below_its_quorum_leaves_no_memory_behind(tmp_path):
         assert not run.history[0]["moved"]
         assert store.digest() == before
         assert store.generation == 1
-        run.quorum = 1
+        run.options = replace(run.options, quorum=1)
         run.advance(1)
         assert store.clients() == [0, 1, 2, 3, 4]
         store.close()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hansa
-from gossip.test_natively import task
+from gossip.test_native_cohort import task
 from hansa import presets
 from hansa.core import native
 from hansa.core.errors import HansaError

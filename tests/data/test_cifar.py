@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from data.official_files import cifar_bytes, write_cifar
 from hansa.data import DataError, MissingFileError
-from hansa.data.readers.cifar import read_cifar
-from hansa.data.readers.pickled import read_pickled
+from hansa.data.readers.cifar import read_cifar, read_pickled
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (4, 3072), dtype=np.uint8)
 LABELS = [3, 0, 9, 3]

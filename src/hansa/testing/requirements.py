@@ -20,29 +20,33 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class ContractError(AssertionError):
-    """A promise that a part does not keep.
+    """A requirement that a component violates.
 
     >>> issubclass(ContractError, AssertionError)
     True
     """
 
 
-def require(condition: object, part: object, text: str) -> None:
-    """Say which part breaks which promise."""
+def require(condition: object, component: object, text: str) -> None:
+    """Raise unless the condition holds, naming the component and the requirement."""
     if not condition:
-        raise ContractError(f"{part!r}: {text}")
+        raise ContractError(f"{component!r}: {text}")
 
 
-def check_component_contract(part: object, protocol: type) -> None:
-    """What every part promises: its methods, a repr that is the same in every process, citations that are known."""
-    missing = missing_methods(part, protocol)
-    require(not missing, part, f"lacks {', '.join(missing)} of {protocol.__name__}")
-    require(not isinstance(part, type), part, "is a class: give a part that was made of it")
-    require(" at 0x" not in repr(part), part, "its repr has an address: make it a dataclass, so that runs can resume")
+def check_component_contract(component: object, protocol: type) -> None:
+    """Check what every component needs: its methods, a repr that is the same in every process, known citations."""
+    missing = missing_methods(component, protocol)
+    require(not missing, component, f"lacks {', '.join(missing)} of {protocol.__name__}")
+    require(not isinstance(component, type), component, "is a class: give a part that was made of it")
+    require(
+        " at 0x" not in repr(component),
+        component,
+        "its repr has an address: make it a dataclass, so that runs can resume",
+    )
     try:
-        check_citations([part])
+        check_citations([component])
     except HansaError as problem:
-        raise ContractError(f"{part!r}: {problem}") from problem
+        raise ContractError(f"{component!r}: {problem}") from problem
 
 
 def vector(dim: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -83,7 +87,9 @@ def unsupported_state(tree: Any, place: str = "state") -> str:
             (problem for name, item in tree.items() if (problem := unsupported_state(item, f"{place}[{name!r}]"))), ""
         )
     if isinstance(tree, list):
-        return next((problem for at, item in enumerate(tree) if (problem := unsupported_state(item, f"{place}[{at}]"))), "")
+        return next(
+            (problem for at, item in enumerate(tree) if (problem := unsupported_state(item, f"{place}[{at}]"))), ""
+        )
     if tree is None or isinstance(tree, (bool, int, float, str, Tensor)):
         return ""
     return f"{place} is a {type(tree).__name__}"
@@ -100,25 +106,27 @@ def all_finite_tree(tree: Any) -> bool:
     return not isinstance(tree, float) or math.isfinite(tree)
 
 
-def call_twice(part: object, name: str, call: Callable[..., Any], arguments: Sequence[Any], **words: Any) -> Any:
+def call_twice(component: object, name: str, call: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> Any:
     """The result of a call that must be a function of its arguments: it changes none, draws nothing global, and says
     the same again."""
     before = deep_copy(list(arguments))
-    with no_global_draws(part, name):
-        first = call(*arguments, **words)
-        second = call(*deep_copy(before), **words)
-    require(same_bits(list(arguments), before), part, f"{name} changes what it is given")
-    require(same_bits(first, second), part, f"{name} gives another result the second time: state goes in and comes out")
+    with no_global_draws(component, name):
+        first = call(*arguments, **options)
+        second = call(*deep_copy(before), **options)
+    require(same_bits(list(arguments), before), component, f"{name} changes what it is given")
+    require(
+        same_bits(first, second), component, f"{name} gives another result the second time: state goes in and comes out"
+    )
     return first
 
 
 @contextmanager
-def no_global_draws(part: object, name: str) -> Iterator[None]:
-    """Refuse a part that draws from the global generators: its numbers would depend on who drew before."""
+def no_global_draws(component: object, name: str) -> Iterator[None]:
+    """Refuse draws from the global generators: results would depend on earlier draws."""
     torch_state, numpy_state = torch.get_rng_state(), _numpy_state()
     yield
     touched = not torch.equal(torch_state, torch.get_rng_state()) or numpy_state != _numpy_state()
-    require(not touched, part, f"{name} draws from a global generator: draw from the key it is given")
+    require(not touched, component, f"{name} draws from a global generator: draw from the key it is given")
 
 
 def _numpy_state() -> tuple[bytes, int]:
