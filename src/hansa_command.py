@@ -1,5 +1,8 @@
-"""The entry point of the command ``hansa``. It is outside the package, so that Ctrl-C is quiet from the start, and defers
-slow imports that most commands do not need: importing torch takes seconds."""
+"""The entry point of the command ``hansa``.
+
+It is outside the package, so that Ctrl-C is quiet from the start. It defers imports that are slow and that most
+commands do not need: importing torch takes seconds.
+"""
 
 from __future__ import annotations
 

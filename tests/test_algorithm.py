@@ -366,7 +366,7 @@ def test_defaults_are_the_protocols() -> None:
             return Combined(updates[0].vector, state, {})
 
     with pytest.raises(HansaError, match="forgetful: its field 'weights' has no value"):
-        Algorithm(channels={"model": Channel(aggregate=forgetful())})
+        Algorithm(channels={"model": Channel(aggregate=forgetful())})  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="abstract"):
         type("half", (Sampler,), {})()
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hansa import aggregate, compress, data, gossip, local, presets, sample, schedule, server, training
     from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
     from hansa.core.citations import cite
+    from hansa.core.component import component
     from hansa.core.errors import HansaError
     from hansa.core.keys import Key
     from hansa.core.vectors.layout import Layout
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hansa.study.report.results import Comparison, Runs
     from hansa.training import Task, augment, losses, models
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "Algorithm",
@@ -41,6 +42,7 @@ __all__ = [
     "augment",
     "cite",
     "compare",
+    "component",
     "compress",
     "data",
     "export",

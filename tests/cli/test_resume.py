@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hansa import __version__
 from hansa.config import from_yaml
 from hansa.runs import provenance
 from hansa.runs.experiment import Experiment
@@ -260,7 +261,7 @@ def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
     monkeypatch.setattr(provenance, "hansa_version", lambda: "9.9")
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
-    assert "changed since the run was started: version (Hansa 0.2.0 then, 9.9 now)" in refused.stderr
+    assert f"changed since the run was started: version (Hansa {__version__} then, 9.9 now)" in refused.stderr
     assert "--accept-changes version" in refused.stderr
     assert cli("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data").exit_code == 0
     assert cli("resume", "out", "-q", "-r", "5").exit_code == 0

@@ -135,9 +135,9 @@ def test_no_name_that_is_imported_later_is_that_of_a_module_which_would_hide_it(
 
 def test_what_is_not_there_is_said_as_python_says_it():
     with pytest.raises(AttributeError, match="module 'hansa' has no attribute 'fedavg'"):
-        hansa.fedavg  # noqa: B018
+        hansa.fedavg  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError):
-        from hansa import nothing  # noqa: F401
+        from hansa import nothing  # type: ignore[attr-defined]  # noqa: F401
     assert hansa.runs.metrics.load_run is hansa.load_run
 
 

@@ -56,7 +56,7 @@ class Mlflow(types.ModuleType):
 @pytest.fixture
 def tensorboard(monkeypatch):
     module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
     Writer.made.clear()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
 

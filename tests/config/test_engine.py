@@ -13,8 +13,8 @@ from hansa.runs.experiment import _engine_factory, config_digest
 def test_a_name_chooses_the_engine():
     config = from_yaml("engine: ray\nworkers: 3")
     factory = _engine_factory(config, 0)
-    assert factory.func is RayPool
-    assert factory.keywords == {"workers": 3, "address": None}
+    assert factory.func is RayPool  # type: ignore[attr-defined]
+    assert factory.keywords == {"workers": 3, "address": None}  # type: ignore[attr-defined]
     assert from_yaml("engine: {kind: ray, address: 'ray://here:1'}").engine.address == "ray://here:1"
     assert config_digest(config) == config_digest(from_yaml(""))
 

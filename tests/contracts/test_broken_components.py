@@ -19,10 +19,8 @@ from hansa.gossip import Topology, ring
 from hansa.gossip.weights import as_sparse
 from hansa.local import Correction, SolverResult, Work
 
-part = dataclass(frozen=True, slots=True)
 
-
-@part
+@dataclass(frozen=True, slots=True)
 class server:
     """A server transform with one thing wrong."""
 
@@ -50,7 +48,7 @@ class server:
         return m, {"m": m}
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class aggregator:
     wrong: str
     min_updates: Any = 1
@@ -77,7 +75,7 @@ class aggregator:
         return found._replace(vector=found.vector[:-1]) if self.wrong == "short" else found
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class sampler:
     chosen: Any
     draws: bool = False
@@ -88,7 +86,7 @@ class sampler:
         return self.chosen
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class compressor(Coder):
     wrong: str
 
@@ -120,12 +118,12 @@ class compressor(Coder):
         return 0.1 if self.wrong == "lax" else 0.0
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class other_kind:
     """Wraps a compressor and lies about it."""
 
     wrong: str
-    inner: Any = sign()
+    inner: Any = sign()  # noqa: RUF009
 
     @property
     def kind(self):
@@ -147,10 +145,10 @@ class other_kind:
         return self.inner.max_nbytes(dim, dtype)
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class uplink:
     wrong: str
-    inner: Any = error_feedback(sign())
+    inner: Any = error_feedback(sign())  # noqa: RUF009
     box: list[int] = field(default_factory=list, repr=False)
 
     @property
@@ -175,12 +173,12 @@ class uplink:
         return vector.half() if self.wrong == "half" else vector
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class downlink:
     """A replica that errs."""
 
     wrong: str
-    inner: Any = replica(top_k(0.5))
+    inner: Any = replica(top_k(0.5))  # noqa: RUF009
 
     @property
     def compressor(self):
@@ -204,7 +202,7 @@ class downlink:
         return vector + 1e-3 if self.wrong == "drifts" else vector
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class solver:
     wrong: str
     channels: Any = ()
@@ -223,7 +221,7 @@ class solver:
         return SolverResult({"control": change} if self.wrong == "unreported" else {}, {})
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class work:
     steps: Any
     batch: Any = 1
@@ -233,7 +231,7 @@ class work:
         return Work(self.steps, self.batch)
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class topology(Topology):
     wrong: str
     averages: ClassVar[bool] = True
@@ -246,7 +244,7 @@ class topology(Topology):
         return ring().weights(n)
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class activity:
     wrong: str
 
@@ -256,7 +254,7 @@ class activity:
         return sorted(clients, reverse=True) if self.wrong == "descending" else [99]
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class clustering:
     groups: Any
 
@@ -272,7 +270,7 @@ class nameless:
         return delta, state
 
 
-@part
+@dataclass(frozen=True, slots=True)
 class badly_cited(nameless):
     cites: ClassVar[tuple[str, ...]] = ("nobody1999",)
 

@@ -90,6 +90,6 @@ def test_a_saved_folder_is_read_by_the_package_from_a_file_too(tmp_path):
     held = from_hub("shakespeare", source=tmp_path / "arrow", test=0.25)
     assert torch.equal(held.inputs, from_hub("shakespeare", source=play(), test=0.25).inputs)
     text = f"data: {{name: hub-shakespeare, options: {{source: {tmp_path / 'arrow'}, owners: 2}}}}"
-    assert hansa.config.build.federated(hansa.config.from_text(text)).population == 2
+    assert hansa.config.build.load_data(hansa.config.from_yaml(text)).population == 2
     with pytest.raises(hansa.HansaError, match="cannot be opened"):
         from_hub("shakespeare", source=tmp_path)

@@ -1,6 +1,8 @@
 """Sites over stock SuperLink and SuperNodes, with TLS and keys: equal to the serial engine, killed or not. One of these
 runs wherever Flower is installed; `make e2e` runs all."""
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import importlib.util

@@ -248,12 +248,12 @@ def test_a_worker_that_goes_on_in_time_is_left_alone(monkeypatch):
         os.kill(member.popen.pid, signal.SIGSTOP)
         while not member.is_stopped():
             time.sleep(0.01)
-        assert pool._group._replace_stopped() == []
+        assert pool._group._replace_stopped() == []  # type: ignore[attr-defined]
         assert member.stopped_polls == 1
         os.kill(member.popen.pid, signal.SIGCONT)
         while member.is_stopped():
             time.sleep(0.01)
-        assert pool._group._replace_stopped() == []
+        assert pool._group._replace_stopped() == []  # type: ignore[attr-defined]
         assert member.stopped_polls == 0
 
 

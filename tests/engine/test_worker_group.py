@@ -1,5 +1,7 @@
 """How work is shared out, and what happens when workers die: played by this process, on a clock of its own."""
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import heapq

@@ -116,7 +116,7 @@ def test_its_parts_are_in_what_a_file_composes(plugged):
     import hansa_plugin_example as example
 
     made = build_algorithm(from_yaml(ALL))
-    assert made.channels["model"].uplink.compressor == example.ternary(0.5)
+    assert made.channels["model"].uplink.compressor == example.ternary(0.5)  # type: ignore[attr-defined]
     assert made.channels["model"].server == example.lion(0.02)
     assert made.channels["model"].aggregate == example.geometric_median(4)
     assert made.local.mixing.topology == example.chordal_ring(2)
@@ -146,7 +146,10 @@ def test_its_names_are_suggested_and_its_arguments_checked(cli):
         (["topology", "chordal_rin"], "Did you mean chordal_ring?"),
         (["config", "show", "small.yaml", "-s", "sample.kind=round_robbin"], "Did you mean round_robin?"),
         (["config", "show", "small.yaml", "-s", "uplink.compressor.treshold=1"], "Did you mean threshold?"),
-        (["config", "show", "small.yaml", "-s", "algorithm.lrr=1"], "server_lion has no such word. Did you mean lr?"),
+        (
+            ["config", "show", "small.yaml", "-s", "algorithm.lrr=1"],
+            "server_lion has no such argument. Did you mean lr?",
+        ),
     ]:
         result = cli(*arguments)
         assert result.exit_code == 2, arguments

@@ -1,5 +1,7 @@
 """``hansa serve``, ``join`` and ``keys`` as they are typed, with sites inside the process in Flower's place."""
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import shutil

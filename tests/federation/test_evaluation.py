@@ -175,11 +175,11 @@ def test_impossible_evaluation_replies_are_refused():
     for reason, change in wrong:
         before = engine.refusals.counts[reason]
         said = SiteEvaluationReply(**{**{name: getattr(good, name) for name in good.__slots__}, **change})
-        assert engine._handle_evaluation("north", said.to_bytes(), request, {"north"}) is None
+        assert engine._handle_evaluation("north", said.to_bytes(), request, {"north": None}) is None
         assert engine.refusals.counts[reason] == before + 1
-    assert engine._handle_evaluation("north", good.to_bytes(), request, set()) is None
+    assert engine._handle_evaluation("north", good.to_bytes(), request, {}) is None
     assert engine.refusals.counts["unasked"] == 1
-    assert engine._handle_evaluation("north", good.to_bytes(), request, {"north"}) == good
+    assert engine._handle_evaluation("north", good.to_bytes(), request, {"north": None}) == good
 
 
 def test_where_is_one_of_three():

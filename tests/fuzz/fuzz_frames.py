@@ -302,7 +302,7 @@ def _read(place: Place, kind: str, data: bytes) -> str:
 
 def _shown_to_server(place: Place, kind: str, data: bytes) -> object:
     if kind == "marks":
-        return place.engine._handle_evaluation("north", data, place.evaluation, {"north"})
+        return place.engine._handle_evaluation("north", data, place.evaluation, {"north": None})
     return place.engine._handle_reports("north", data, dict(place.orders))
 
 

@@ -3,6 +3,8 @@
 All numbers come from NumPy's PCG64 and no value depends on the library under test.
 """
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import atexit

@@ -121,7 +121,7 @@ def test_numbers_become_rules() -> None:
             lambda: gossip.resample(3).check([[0, 1, 2], [3, 4]]),
             r"resample\(m=3\): expected at most the 2 clients of cluster 1",
         ),
-        (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a chance or a part"),
+        (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a probability or an activity"),
         (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
         (lambda: count_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): expected at most the 8 clients"),
     ],

@@ -101,7 +101,7 @@ def test_the_yaml_form_re_samples_too():
 def test_words_that_contradict_each_other_are_refused():
     with pytest.raises(HansaError, match=r"afga\(participation=0.2, reporters=per_cluster.*expected one of the two"):
         presets.afga(participation=0.2, reporters=per_cluster(0.3))
-    with pytest.raises(HansaError, match=r"Mixing\(reporters_only=True, active=resample\(m=2\)\).*Leave active out"):
+    with pytest.raises(HansaError, match=r"Mixing\(reporters_only=True, active=resample\(m=2\)\).*Leave out active"):
         presets.cafga(reporters_only=True, active=resample(2))
     assert presets.cafga(reporters_only=True).local.mixing.active == everyone()
 

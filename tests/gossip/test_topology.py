@@ -280,8 +280,8 @@ def test_losing_almost_everyone_of_a_long_ring_stays_accurate() -> None:
     ("topology", "alive", "message"),
     [
         (gossip.ring(), [False, False], "none of 2 clients is alive"),
-        (gossip.ring()(3), [False] * 3, "0 alive of 3 told, for a graph of 3"),
-        (gossip.ring()(3), [True, True], "2 alive of 2 told, for a graph of 3 clients"),
+        (gossip.ring()(3), [False] * 3, "0 alive of 3 given, for a graph of 3"),
+        (gossip.ring()(3), [True, True], "2 alive of 2 given, for a graph of 3 clients"),
         (torch.eye(2), [True, False], "disconnected"),
     ],
 )

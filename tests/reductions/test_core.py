@@ -73,7 +73,7 @@ def test_mgda_of_equal_unit_updates_without_freedom_is_their_mean():
     algorithm = presets.fedmgda(**words(epsilon=0.0, server_lr=0.1))
     reference = hansa.run(algorithm, task(problem()), rounds=1, dtype=torch.float64)
     chosen = algorithm.sampler.select(0, Population(tuple(ROWS)), hansa.Key(0))
-    lab, steps = problem(), words()["steps"].steps
+    lab, steps = problem(), words()["steps"].steps  # type: ignore[attr-defined]
     units = []
     for i in chosen:
         change = lab.descend(i, np.zeros(lab.dim), steps[i], LOCAL_LR)

@@ -1,5 +1,7 @@
 """Orders done together are orders done one by one, to the bit."""
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import pytest
@@ -61,7 +63,7 @@ def test_one_that_diverges_is_lost_alone(monkeypatch):
 def test_an_error_names_the_client_that_it_came_of(monkeypatch):
     monkeypatch.setattr(BatchSizer, "size", lambda *words: 4)
     spoilt = task()
-    spoilt.data.index[-1] = 10_000  # of the last client
+    spoilt.data.index[-1] = 10_000  # of the last client  # type: ignore[attr-defined]
     with pytest.raises(HansaError, match=r"client 7: .*row 10000 does not exist"):
         Run(METHODS["fedavg"](), spoilt, evaluate_every=0, engine=Serial).advance(1)
 

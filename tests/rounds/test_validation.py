@@ -1,5 +1,7 @@
 """The door: what is refused, for which reason, and that a refused client is an absent one."""
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import math

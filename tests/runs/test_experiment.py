@@ -1,8 +1,11 @@
 """A run that died anywhere goes on to the result of one that did not. `torture.kill` has the long form."""
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -80,7 +83,7 @@ def test_a_run_that_dies_before_any_call_to_the_disk_goes_on_to_the_same_result(
     config = from_preset(preset, [*COMMON, *words])
     with io.use_disk(Counting()) as counted:
         go_on(config, tmp_path / "whole")
-    expected, calls = fingerprint(tmp_path / "whole", ROUNDS), len(counted.calls)
+    expected, calls = fingerprint(tmp_path / "whole", ROUNDS), len(counted.calls)  # type: ignore[attr-defined]
     assert calls > 80
     draw = hansa.Key(0).child(case).numpy()
     died = 0
@@ -158,3 +161,10 @@ def test_the_number_of_workers_may_change_on_resume(tmp_path):
         Experiment.new(config, tmp_path / "run").execute()
         Experiment.resume(tmp_path / "run", workers=3).run.store.close()
     assert RunFolder(tmp_path / "run").config.workers == 3
+
+
+def test_a_folder_written_by_the_version_before_is_refused_by_its_version(tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "folder-0.2", folder)
+    with pytest.raises(hansa.HansaError, match=r"written by Hansa 0\.2\.0; this is Hansa .*start a new run"):
+        Experiment.resume(folder)

@@ -182,7 +182,7 @@ def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_pat
         Experiment.new(config("checkpoint.every=0"), tmp_path / "new").folder.lock.release()
     old = state(out)
     seen = set()
-    for at in range(len(counted.calls) + 80):
+    for at in range(len(counted.calls) + 80):  # type: ignore[attr-defined]
         with io.use_disk(Dying(at)):
             try:
                 Experiment.new(config("checkpoint.every=0"), out, overwrite=True)

@@ -25,7 +25,7 @@ def method(**words: object) -> hansa.Algorithm:
 
 
 def by_hand(task: hansa.Task, model: torch.nn.Module, client: int) -> tuple[float, float]:
-    rows = task.data.test_owners == client
+    rows = task.data.test_owners == client  # type: ignore[attr-defined]
     with torch.no_grad():
         output, target = model.eval()(task.data.test_inputs[rows]), task.data.test_targets[rows]
     return float(cross_entropy(output, target)), float((output.argmax(1) == target).double().mean())
@@ -57,7 +57,7 @@ def test_marks_are_those_of_the_model_on_each_clients_rows() -> None:
         )
         personal = by_hand(task, tuned_by_hand(run, task, client, 4), client)
         assert (found["personal_loss"][row], found["personal_accuracy"][row]) == pytest.approx(personal, rel=1e-5)
-        own = task.data.test_owners == client
+        own = task.data.test_owners == client  # type: ignore[attr-defined]
         targets = task.data.test_targets[own]
         if {0} == set(targets.tolist()) or 0 not in targets.tolist():
             assert np.isnan(found["test_gini"][row])

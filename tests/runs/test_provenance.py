@@ -48,7 +48,7 @@ def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with io.use_disk(Hasty()):
         Experiment.new(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()
-        sys.modules["sized"].make = lambda: nn.Linear(60, 10, bias=False)
+        sys.modules["sized"].make = lambda: nn.Linear(60, 10, bias=False)  # type: ignore[attr-defined]
         with pytest.raises(hansa.HansaError, match="changed since the run was started: model"):
             Experiment.resume(tmp_path / "out", rounds=3)
         with pytest.raises(hansa.HansaError, match="not resumable"):

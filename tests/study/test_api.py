@@ -55,9 +55,9 @@ def test_a_run_in_a_folder_is_the_run_in_memory_and_goes_on_when_asked_again(tas
 
 def test_another_run_is_not_taken_for_this_one(task, tmp_path):
     hansa.run(method(), task, rounds=1, out=tmp_path / "x", workers=1)
-    with pytest.raises(hansa.HansaError, match="another method, task, seed or option"):
+    with pytest.raises(hansa.HansaError, match="a different method, task, seed or option"):
         hansa.run(method(0.2), task, rounds=1, out=tmp_path / "x", workers=1)
-    with pytest.raises(hansa.HansaError, match="another method, task, seed or option"):
+    with pytest.raises(hansa.HansaError, match="a different method, task, seed or option"):
         hansa.run(method(), task, rounds=1, out=tmp_path / "x", workers=1, seed=1)
     with pytest.raises(hansa.HansaError, match="algorithm and a task that no file can hold"):
         hansa.resume(tmp_path / "x", rounds=2)
@@ -73,7 +73,7 @@ def test_resume_of_python_and_of_the_command_line(task, tmp_path):
     with pytest.raises(hansa.HansaError, match="loss"):
         hansa.resume(tmp_path / "x", method(), changed, rounds=5)
     text = "rounds: 2\nworkers: 1\ndata: {name: synthetic, clients: 4, options: {largest: 60}}\nlocal: {steps: 1}\n"
-    config = hansa.config.from_text(text)
+    config = hansa.config.from_yaml(text)
     hansa.runs.experiment.Experiment.new(config, tmp_path / "y").execute()
     assert hansa.resume(tmp_path / "y", rounds=3).state.round == 3
     with pytest.raises(hansa.HansaError, match="quorum"):
@@ -138,7 +138,7 @@ def test_methods_are_compared_in_folders_and_nothing_is_run_twice(task, tmp_path
     table = again.table(target=0.3).set_index("method")
     last = again["SCAFFOLD"].last()
     assert table.loc["SCAFFOLD", "last5_test_accuracy"] == pytest.approx(last.mean)
-    assert table.loc["SCAFFOLD", "last5_test_accuracy_deviation"] == pytest.approx(last.std)
+    assert table.loc["SCAFFOLD", "last5_test_accuracy_std"] == pytest.approx(last.std)
     assert "Comparison of 2 methods, 3 seeds each" in repr(again)
     assert "SCAFFOLD" in again._repr_html_()
     more = hansa.resume(tmp_path / "slow", method(0.0001), task, rounds=4, workers=1)
@@ -148,7 +148,7 @@ def test_methods_are_compared_in_folders_and_nothing_is_run_twice(task, tmp_path
 def test_another_method_of_the_same_name_changes_nothing(task, tmp_path):
     hansa.compare({"a": method()}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
     before = (tmp_path / "a" / "group.yaml").read_text()
-    with pytest.raises(hansa.HansaError, match="another method"):
+    with pytest.raises(hansa.HansaError, match="a different method"):
         hansa.compare({"a": method(0.1)}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
     assert (tmp_path / "a" / "group.yaml").read_text() == before
 

@@ -3,6 +3,8 @@
 ``python -m torture.losses 20`` (with ``tests`` on the path) takes every preset through 20 seeds at every rate.
 """
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import argparse
@@ -122,7 +124,7 @@ class Watch:
             c, own = run.state.vectors[CONTROL], column(run, "solver/control")
             near(c + residual[CONTROL].mean(0), own.mean(0))
         if preset == "feddyn":  # h = mean h_i, likewise
-            alpha = run.algorithm.local.solver.alpha
+            alpha = run.algorithm.local.solver.alpha  # type: ignore[attr-defined]
             near(run.state.server[MODEL]["h"] - alpha * residual[MODEL].mean(0), column(run, "solver/dual").mean(0))
         if preset in ("fedaware", "fedaware_yogi") and "weights" in record:
             self.simplex(run, record["weights"])

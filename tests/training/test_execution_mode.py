@@ -400,7 +400,7 @@ def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, mon
     task, key = made(name, native=True), hansa.Key(3).child("noise", 2)
     trainer = task.trainer(torch.float32, torch.device("cpu"))
     trainer.seed(key)
-    keep = trainer._drawn(4)
+    keep = trainer._draw_dropout(4)
     eager, drop, drop2d = [], F.dropout, F.dropout2d
     monkeypatch.setattr(F, "dropout", lambda x, *a, **k: eager.append(drop(torch.ones_like(x), *a, **k)) or x)
     monkeypatch.setattr(F, "dropout2d", lambda x, *a, **k: eager.append(drop2d(torch.ones_like(x), *a, **k)) or x)

@@ -84,7 +84,7 @@ def test_resnet18_keeps_the_image_until_its_second_stage() -> None:
     model = build("resnet18", classes=10, shape=CIFAR)
     assert isinstance(model, nn.Sequential)
     x, sides = torch.zeros(1, 3, 32, 32), []
-    for layer in model[:-3]:
+    for layer in model[:-3]:  # type: ignore[attr-defined]
         x = layer(x)
         sides.append((x.shape[1], x.shape[2]))
     assert sides == [(64, 32)] * 5 + [(128, 16)] * 2 + [(256, 8)] * 2 + [(512, 4)] * 2

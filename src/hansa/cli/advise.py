@@ -25,6 +25,7 @@ SETTING, LINKS, RANKING = "Setting", "Links", "Ranking"
 
 
 @report_errors
+@opt.needs_code
 def advise(
     config: Annotated[
         Path | None,

@@ -26,6 +26,7 @@ OWN_LOCAL_KEYS = ("solver", "optimizer", "optimizer_state", "decoupled_weight_de
 
 
 @report_errors
+@opt.needs_code
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Configuration files, run folders, presets, or MODULE:FUNCTION.")],
     base: Annotated[
@@ -40,6 +41,7 @@ def compare(
     device: opt.Device = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for new runs.")] = Path("runs/compare"),
     report: opt.Report = Path("report.html"),
+    trust: opt.Trust = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Run several methods, rank them, and write a report page.
@@ -67,11 +69,13 @@ def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config
     from hansa.config.registry import KINDS
 
     if Path(item).is_file():
+        opt.check_trust(Path(item))
         return load(item, overrides)
     if not KINDS["preset"].knows(item):
         raise HansaError(f"{item}: not a file, a run folder or a preset. {suggestion(item, KINDS['preset'].names)}")
     if base is None:
         return from_preset(item, overrides)
+    opt.check_trust(base)
     document = read_document(base)
     if dropped := transfer_config(document, item):
         note(f"{item}: not taken from {base}: {', '.join(dropped)}", "dim")

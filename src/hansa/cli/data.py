@@ -133,7 +133,7 @@ def show(
     svg: Annotated[Path | None, typer.Option(help="Also write the heat map as an SVG image.")] = None,
 ) -> None:
     """Draw the label distribution over clients and measure its heterogeneity."""
-    from hansa.config import from_yaml
+    from hansa.config import allow_code, from_yaml
     from hansa.config.build import load_data
     from hansa.data.sources import DATASETS
     from hansa.study.report.partition import LabelCounts
@@ -143,7 +143,8 @@ def show(
     overrides += [f"data.partition={partition}"] if partition is not None else []
     overrides += [f"data.folder={folder}"] if folder is not None else []
     overrides += [f"data.options.{each}" for each in option or []]
-    data = load_data(from_yaml("", overrides))
+    with allow_code():  # only the command line can name any
+        data = load_data(from_yaml("", overrides))
     console = out()
     if data.classes is not None and data.targets.ndim == 1:
         counts = data.label_counts().tolist()

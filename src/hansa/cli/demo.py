@@ -45,6 +45,7 @@ TINY = ("rounds=2", "data.clients=10", "local.steps=2", "local.batch_size=10")
 
 
 @report_errors
+@opt.needs_code
 def demo(
     tiny: Annotated[bool, typer.Option("--tiny", help="Run two rounds with ten clients, as a test.")] = False,
     seed: opt.Seed = None,

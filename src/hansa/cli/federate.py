@@ -31,6 +31,7 @@ Insecure = Annotated[bool, opt.option(CONNECTION, "--insecure", help="Use no TLS
 
 
 @report_errors
+@opt.needs_code
 def serve(
     configs: Annotated[
         list[Path],
@@ -52,6 +53,7 @@ def serve(
         opt.output("--forget", metavar="CLIENT", help="Reset a client whose site lost its memory. Repeatable."),
     ] = None,
     report: opt.Report = Path("report.html"),
+    trust: opt.Trust = False,
     track: opt.Track = None,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -102,6 +104,7 @@ def _open_experiment(
 
 
 @report_errors
+@opt.needs_code
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the server.")] = "127.0.0.1:8443",
     site: Annotated[str, typer.Option("--site", help="Name of this site in the server's configuration.")] = "",

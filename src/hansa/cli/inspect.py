@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from hansa.cli import options as opt
 from hansa.cli.console import out, plain_table, plugin_names, report_errors, say
+from hansa.config.registry.import_path import may_import
 from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ def presets(
     kind = KINDS["preset"]
     if name is not None:
         try:
-            _describe_preset(kind.find(name), as_json)
+            with _named_here(name):
+                _describe_preset(kind.find(name), as_json)
         except ConfigValueError as error:
             raise HansaError(error.message) from error
         return
@@ -162,26 +165,40 @@ def cite(
     items: Annotated[list[str], typer.Argument(help="Presets, configuration files or run folders.")],
 ) -> None:
     """Print the BibTeX entries of the components in use."""
-    from hansa.config import cited_works, to_dict
-    from hansa.config.registry.import_path import unknown_code
     from hansa.core.citations import bibtex_entries
-    from hansa.runs.folder import RunFolder
-    from hansa.runs.folder_lock import CONFIG
-    from hansa.runs.seed_group import GROUP, SeedGroupFolder
 
-    keys: list[str] = []
-    for item in items:
-        known = ((RunFolder.containing(item), CONFIG), (SeedGroupFolder(item), GROUP))
-        folder, file = next(((folder, name) for folder, name in known if folder.exists), (None, ""))
-        read = opt.read_config(Path(item), None, []) if folder is None else folder.config
-        code = unknown_code(to_dict(read)) if folder is not None and Path(item).is_dir() else []
-        if code:
-            raise HansaError(
-                f"{item}: its configuration names code, {', '.join(code)}, which is not imported to inspect a run. "
-                f"If you trust it: hansa cite {Path(item) / file}."
-            )
-        keys += cited_works(read)
-    say(bibtex_entries(keys))
+    say(bibtex_entries([key for item in items for key in _citations(item)]))
+
+
+def _citations(item: str) -> list[str]:
+    """The citation keys of a run folder as recorded, of a preset, or of a file that names no code."""
+    from hansa.config import cited_works, code_names
+    from hansa.config.registry.import_path import NOT_LOADED
+    from hansa.runs.folder import RunFolder
+    from hansa.runs.seed_group import SeedGroupFolder
+
+    folder, group = RunFolder.containing(item), SeedGroupFolder(item)
+    if group.exists and group.runs:
+        folder = group.runs[0]
+    if folder.exists:
+        read, cited = folder.config, folder.citations()
+    else:
+        with _named_here(item):
+            read = group.config if group.exists else opt.read_config(Path(item), None, [])
+            cited = None if code_names(read) and not may_import() else cited_works(read)
+    if cited is None:
+        raise HansaError(
+            f"{item}: {NOT_LOADED}: {', '.join(code_names(read))}. Only `hansa run` and other commands that train "
+            "import code; a run records its citations: hansa cite RUN."
+        )
+    return cited
+
+
+def _named_here(item: str) -> AbstractContextManager[None]:
+    """Permit the code that the command line itself names, as MODULE:NAME; a file may not name any."""
+    from hansa.config.registry.import_path import allow_code, is_import_path
+
+    return allow_code() if is_import_path(item) and not Path(item).exists() else nullcontext()
 
 
 @report_errors
@@ -255,7 +272,8 @@ def _find_topology(
             raise HansaError(f"--option {each}: expected NAME=VALUE, such as p=0.3.")
         arguments[key] = parse_value(value, f"--option {each}")
     try:
-        graph: Topology = component_field(gossip.Topology).build_component(name, arguments)
+        with _named_here(name):
+            graph: Topology = component_field(gossip.Topology).build_component(name, arguments)
     except ConfigValueError as error:
         raise HansaError(error.message) from error
     return graph
@@ -278,12 +296,17 @@ def config_show(
 ) -> None:
     """Check a configuration and print it with all defaults.
 
-    Also prints the composition of the method and the Python code that makes it.
+    Also prints the composition of the method and the Python code that makes it. Code that the file names is not
+    imported: its components are neither checked nor shown as Python.
     """
-    from hansa.config import composition, to_yaml
+    from hansa.config import code_names, composition, to_yaml
+    from hansa.config.registry.import_path import NOT_LOADED
 
-    read = opt.read_config(path, None, opt.changes(sets))
-    print(to_yaml(read, composition(read).comments), end="")
+    with _named_here(str(path)):
+        read = opt.read_config(path, None, opt.changes(sets))
+        code = [] if may_import() else code_names(read)
+        comments = [f"{NOT_LOADED}: {', '.join(code)}"] if code else composition(read).comments
+    print(to_yaml(read, comments), end="")
 
 
 @config.command("example")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from hansa.config import Config
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def option(panel: str, *names: str, **options: Any) -> Any:
@@ -56,6 +60,10 @@ Accept = Annotated[
 Fallback = Annotated[
     bool, execution("--fallback", help="If the latest checkpoint is damaged, use the latest intact one.")
 ]
+Trust = Annotated[
+    bool,
+    execution("--trust", help="Import code that a run folder names although you did not make it on this machine."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -88,6 +96,34 @@ def parse_devices(device: str | None) -> str | list[str] | None:
     return device.split(",") if device is not None and "," in device else device
 
 
+def needs_code(command: Callable[P, R]) -> Callable[P, R]:
+    """Let a command import the components that its configurations name; other commands import none."""
+
+    @functools.wraps(command)
+    def run(*arguments: P.args, **options: P.kwargs) -> R:
+        from hansa.config.registry.import_path import allow_code
+
+        with allow_code(trust=bool(options.get("trust"))):
+            return command(*arguments, **options)
+
+    return run
+
+
+def check_trust(path: Path) -> None:
+    """Refuse the configuration file of a run folder if code may be imported and the folder is not trusted."""
+    from hansa.config.registry.import_path import may_import
+
+    if may_import():
+        from hansa.runs.folder import RunFolder
+        from hansa.runs.seed_group import SeedGroupFolder
+
+        run, group = RunFolder.containing(path), SeedGroupFolder(path)
+        if run.path != path and run.marker is not None:
+            run.require_trust()
+        elif group.path != path:
+            group.require_trust()
+
+
 def read_config(path: Path | None, preset: str | None, overrides: Sequence[str]) -> Config:
     """Return the configuration of a file, a preset or MODULE:FUNCTION; ``path`` may also be a preset's name."""
     from hansa.config import from_preset, load
@@ -102,4 +138,5 @@ def read_config(path: Path | None, preset: str | None, overrides: Sequence[str])
         return from_preset(str(path), overrides)
     if not os.path.lexists(path) and not path.suffix and len(path.parts) == 1:
         raise HansaError(f"{path}: not a file or a preset. {suggestion(str(path).lower(), KINDS['preset'].names)}")
+    check_trust(path)
     return load(path, overrides)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hansa.cli import options as opt
 from hansa.cli.console import report_errors, say
 from hansa.core.errors import HansaError
 from hansa.study.report.formats import format_percent
@@ -14,7 +15,7 @@ from hansa.study.report.formats import format_percent
 if TYPE_CHECKING:
     from hansa.runs.export import Predictions
 
-Folder = Annotated[Path, typer.Argument(help="Run folder. Code that its configuration names is imported.")]
+Folder = Annotated[Path, typer.Argument(help="Run folder.")]
 
 
 @report_errors
@@ -32,13 +33,14 @@ def predict(
     to: Annotated[
         Path, typer.Option("--out", "-o", help="Where to write the predictions: .csv, or .npy for raw outputs.")
     ] = Path("predictions.csv"),
+    trust: opt.Trust = False,
 ) -> None:
     """Predict classes or raw outputs for new inputs."""
     from hansa.runs.export import predict_from_folder
 
     if to.suffix not in (".csv", ".npy"):
         raise HansaError(f"{to}: expected a file name that ends in .csv or .npy.")
-    predictions = predict_from_folder(folder, inputs, client)
+    predictions = predict_from_folder(folder, inputs, client, trust=trust)
     _write_predictions(to, predictions)
     message = f"{len(predictions.outputs)} rows: {to}"
     classes, targets = predictions.classes, predictions.targets
@@ -56,6 +58,7 @@ def export(
             "--out", "-o", help="Model: .safetensors, .pt or .onnx. Client record of all rounds: .csv or .npz."
         ),
     ],
+    trust: opt.Trust = False,
 ) -> None:
     """Export the trained model or the client record."""
     if to.suffix in (".csv", ".npz"):
@@ -67,7 +70,7 @@ def export(
         return
     from hansa.runs import export
 
-    say(f"model: {export.export(folder, to)}")
+    say(f"model: {export.export(folder, to, trust=trust)}")
 
 
 def _write_predictions(path: Path, predictions: Predictions) -> None:

@@ -115,17 +115,18 @@ def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Con
 
 
 def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
-    """The citations of some entries, without importing user code that their configurations name."""
-    from hansa.config import cited_works, from_yaml, parse_document
-    from hansa.config.registry.import_path import unknown_code
+    """The citations that the runs of some entries recorded; no code that they name is imported."""
+    from hansa.config import code_names
+    from hansa.config.registry.import_path import NOT_LOADED
+    from hansa.runs.folder import RunFolder
 
-    keys = []
+    keys: list[str] = []
     for entry in entries:
-        code = unknown_code(parse_document(entry.config).data)
-        if code:
-            note(f"{entry.name}: citations left out; its configuration names code: {', '.join(code)}")
-        elif entry.config:
-            keys += cited_works(from_yaml(entry.config))
+        if folder := entry.runs[0].folder:
+            run = RunFolder(folder)
+            if (cited := run.citations()) is None:
+                note(f"{entry.name}: citations left out; {NOT_LOADED}: {', '.join(code_names(run.config))}")
+            keys += cited or []
     return keys
 
 

@@ -24,6 +24,7 @@ STYLES = {"agrees": "green", "differs": "yellow", "same order": "cyan"}
 
 
 @report_errors
+@opt.needs_code
 def reproduce(
     names: Annotated[
         list[str] | None,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 @report_errors
+@opt.needs_code
 def run(
     config: Annotated[
         Path | None, typer.Argument(help="Configuration file. `hansa config example` prints one.", show_default=False)
@@ -50,6 +51,7 @@ def run(
     resume: Annotated[bool, opt.output("--resume", help="Resume the run in --out if there is one.")] = False,
     fallback: opt.Fallback = False,
     accept: opt.Accept = None,
+    trust: opt.Trust = False,
     track: opt.Track = None,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -74,7 +76,12 @@ def run(
         refuse_changed_settings(folder, saved, requested)
         last = requested.rounds if rounds is not None else max(requested.rounds, saved.rounds)
         experiment = Experiment.resume(
-            folder, rounds=last, workers=requested.workers, device=requested.device, **resuming
+            folder,
+            rounds=last,
+            workers=requested.workers,
+            device=requested.device,
+            trust=trust or not from_folder,  # a file of the user names the same code
+            **resuming,
         )
         run_and_summarize(experiment, quiet, track or [])
         return
@@ -102,6 +109,7 @@ def run(
 
 
 @report_errors
+@opt.needs_code
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or the folder of several seeds.")],
     rounds: Annotated[int | None, opt.setting("--rounds", "-r", help="Train up to this round.", min=1)] = None,
@@ -109,6 +117,7 @@ def resume(
     device: opt.Device = None,
     fallback: opt.Fallback = False,
     accept: opt.Accept = None,
+    trust: opt.Trust = False,
     track: opt.Track = None,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -125,6 +134,7 @@ def resume(
     resuming: dict[str, Any] = {"fallback": fallback, "accept": accept or []}
     group = SeedGroupFolder(folder)
     if group.exists:
+        group.require_trust(trust=trust)
         update = {name: value for name, value in requested.items() if value is not None}
         run_group(group.config.model_copy(update=update), group, quiet, track or [], **resuming)
     else:

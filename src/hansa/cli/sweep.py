@@ -41,6 +41,7 @@ class SweepPoint(NamedTuple):
 
 
 @report_errors
+@opt.needs_code
 def sweep(
     config: Annotated[Path, typer.Argument(help="Configuration file, preset, or MODULE:FUNCTION.")],
     grid: Annotated[
@@ -64,6 +65,7 @@ def sweep(
     ] = None,
     trials: Annotated[int, opt.option(SEARCH, "--trials", help="Number of points to try.", min=1)] = 20,
     prune: Annotated[bool, opt.option(SEARCH, "--prune/--no-prune", help="Stop points below the median.")] = True,
+    trust: opt.Trust = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Run every combination of values, or search for the best one.

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hansa.config.loader import (
         build_algorithm,
         cited_works,
+        code_names,
         from_preset,
         from_yaml,
         load,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         to_yaml,
         validate,
     )
+    from hansa.config.registry.import_path import allow_code, only_look
     from hansa.config.schema import json_schema
     from hansa.config.sections import Config
     from hansa.config.yaml_text import ConfigError, Document, Problem, parse_document, read_document
@@ -26,13 +28,16 @@ __all__ = [
     "ConfigError",
     "Document",
     "Problem",
+    "allow_code",
     "build_algorithm",
     "cited_works",
+    "code_names",
     "composition",
     "from_preset",
     "from_yaml",
     "json_schema",
     "load",
+    "only_look",
     "parse_document",
     "read_document",
     "to_dict",

@@ -14,6 +14,7 @@ from hansa.algorithm import Algorithm
 from hansa.config import arguments, compose
 from hansa.config.registry import ConfigValueError, Keys
 from hansa.config.registry.fields import BUILD_COMPONENTS
+from hansa.config.registry.import_path import is_import_path, may_import, named_code
 from hansa.config.sections import Config
 from hansa.config.yaml_text import ConfigError, Document, Problem, dump, has_key, parse_document, read_document
 from hansa.core.citations import citations
@@ -26,7 +27,8 @@ def load(path: Path | str, changes: Iterable[str] = (), *, building: bool = True
     Args:
         path: The YAML file.
         changes: Assignments such as ``local.lr=0.1``, applied to it.
-        building: Whether to build its components; False reads a file without running the code that it names.
+        building: Whether to build its components, to check them. Code that the file names is imported for it only
+            within `allow_code`; otherwise such components are not checked.
     """
     return validate(read_document(path), changes, building=building)
 
@@ -55,15 +57,30 @@ def validate(document: Document, changes: Iterable[str] = (), *, building: bool 
         raise ConfigError(_problems(document, error)) from error
     if not building:
         return config
+    errors: list[ConfigValueError] = []
     try:
-        errors = list(arguments.invalid_settings(config))
-        if not errors and config.python is None:
+        if may_import() or not is_import_path(config.algorithm.preset):
+            errors = list(arguments.invalid_settings(config))
+        if not errors and config.python is None and (may_import() or not code_names(config)):
             compose.compose_algorithm(config)
     except ConfigValueError as error:
         errors = [error]
     if errors:
         raise ConfigError([document.problem(error.keys, error.message) for error in errors])
     return config
+
+
+def code_names(config: Config) -> list[str]:
+    """Return the user's code that a configuration names, as MODULE:NAME.
+
+    >>> code_names(from_yaml("sample: {kind: 'mine:often', count: 3}\\nmodel: {factory: 'mine:Net', loss: mse}"))
+    ['mine:Net', 'mine:often']
+    """
+    data, model = config.data, config.model
+    named = [data.factory, data.partition, data.augment, model.factory, model.loss, model.metric, model.metrics]
+    sections = {"algorithm", "local", "server", "sample", "gossip", "compress", "uplink", "downlink", "aggregate",
+                "channels", "faults", "links"}  # fmt: skip
+    return list(dict.fromkeys([*named_code(named), *named_code(config.model_dump(include=sections))]))
 
 
 def build_algorithm(config: Config) -> Algorithm:

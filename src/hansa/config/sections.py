@@ -11,7 +11,7 @@ from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
 from hansa.config.registry import component_field
 from hansa.config.registry.fields import BUILD_COMPONENTS
-from hansa.config.registry.import_path import is_import_path
+from hansa.config.registry.import_path import named_code
 from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.errors import short_repr, suggestion
 from hansa.data import Partition
@@ -97,7 +97,7 @@ class ModelSection(ConfigSection):
     @classmethod
     def _check_loss(cls, value: Any, info: ValidationInfo) -> Any:
         building = info.context is None or info.context.get(BUILD_COMPONENTS, True)
-        if building and isinstance(value, dict) and not is_import_path(value.get("kind")):
+        if building and isinstance(value, dict) and not named_code(value):
             LOSS.build(value)
         return value
 

@@ -12,7 +12,7 @@ from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.data.federated import FederatedData
 from hansa.data.owners import owner_column
-from hansa.training.batch_sources import count_rows, take_rows
+from hansa.data.split import count_rows
 from hansa.training.losses import strip_weights
 
 TestClients: TypeAlias = "Literal['labels'] | float"
@@ -117,7 +117,12 @@ def _hold_out(data: FederatedData, fraction: float, key: Key) -> FederatedData:
         data,
         index=torch.cat(train_rows),
         offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in train_rows]).tolist()]),
-        test_inputs=take_rows(data.inputs, test_index),
-        test_targets=take_rows(data.targets, test_index),
+        test_inputs=_take_rows(data.inputs, test_index),
+        test_targets=_take_rows(data.targets, test_index),
         test_owners=torch.tensor(owners),
     )
+
+
+def _take_rows(tree: Any, rows: torch.Tensor) -> Any:
+    """Return some rows of every tensor or mapped file, in memory."""
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.gather(rows) if hasattr(leaf, "path") else leaf[rows], tree)

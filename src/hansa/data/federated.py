@@ -11,9 +11,8 @@ import torch
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data.partitions import Partition
-from hansa.data.split import Split, saved_split
+from hansa.data.split import Split, count_rows, saved_split
 from hansa.data.summary import Summary, label_counts, summarize_split
-from hansa.training.batch_sources import count_rows
 from hansa.training.losses import strip_weights
 
 

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file
-from hansa.training.batch_sources import count_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -96,6 +95,11 @@ class Split:
         order = np.argsort(owners, kind="stable")[unowned:]
         ends = np.concatenate([[0], np.cumsum(np.bincount(owners[owners >= 0], minlength=clients))])
         return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(ends.astype(np.int64)))
+
+
+def count_rows(tree: Any) -> int:
+    """Return the number of rows of a tensor, or of a tuple or dict of tensors."""
+    return len(torch.utils._pytree.tree_leaves(tree)[0])
 
 
 def targets_fingerprint(targets: Any) -> str:

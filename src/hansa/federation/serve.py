@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hansa.config import Config, build, to_yaml
+from hansa.config import Config, allow_code, build, to_yaml
 from hansa.config.sections import EngineSection
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -117,6 +117,7 @@ class Server:
         counts = {client: row for labels in by_site if labels is not None for client, row in labels.items()}
         return torch.tensor([counts[client] for client in range(self.population)])
 
+    @allow_code()
     def _run(
         self,
         config: Config,

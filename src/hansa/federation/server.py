@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -39,6 +40,7 @@ VERSION_ROW = "federation/stamp"
 """The row in the server's store for each client: the accepted version of its memory at the site."""
 
 
+Answer = TypeVar("Answer")
 Where: TypeAlias = Literal["server", "sites", "both"]
 """Where the model is evaluated: on the test rows of the server, of the sites, or both."""
 
@@ -120,20 +122,29 @@ class Federation:
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield reports as sites answer; the reporters of silent sites are dropped."""
         pending = {name: self._round_orders(own, load_memory) for name, own in self._by_site(orders).items()}
-        count = len(pending)
-        for _ in range(self.attempts):
-            for name, message in pending.items():
-                self._send(name, message.to_bytes())
-            while self._must_wait(pending, count) and (frames := self.transport.receive()):
-                for name, data in frames:
-                    reports = self._handle_reports(name, data, pending)
-                    if reports is not None:
-                        yield from reports
-            if not self._must_wait(pending, count):
-                break
+        handle = partial(self._handle_reports, pending=pending)
+        for _, reports in self._exchange(pending, lambda site: pending[site].to_bytes(), handle):
+            yield from reports
         self.unresponsive |= set(pending)
         for name, message in pending.items():
             yield from _dropped(message, "silent", f"site {name} did not answer")
+
+    def _exchange(
+        self, pending: Collection[str], frame: Callable[[str], bytes], handle: Callable[[str, bytes], Answer | None]
+    ) -> Iterator[tuple[str, Answer]]:
+        """Send each pending site its frame, and yield answers until there is none to wait for. ``handle`` returns the
+        answer in a frame, or None, and removes the site from ``pending``."""
+        count = len(pending)
+        for _ in range(self.attempts):
+            for site in list(pending):
+                self._send(site, frame(site))
+            while self._must_wait(pending, count) and (frames := self.transport.receive()):
+                for site, data in frames:
+                    answer = handle(site, data)
+                    if answer is not None:
+                        yield site, answer
+            if not self._must_wait(pending, count):
+                return
 
     def _must_wait(self, pending: Collection[str], count: int) -> bool:
         """Whether to wait for more of the ``count`` sites."""
@@ -251,32 +262,22 @@ class Federation:
             name: Broadcast.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors
         }
         request = SiteEvaluationRequest(order.run, order.round, broadcasts, fingerprint(vectors[MODEL]))
-        data, waiting, replies = request.to_bytes(), set(self.sites), dict[str, SiteEvaluationReply]()
-        for _ in range(self.attempts):
-            for name in sorted(waiting):
-                self._send(name, data)
-            while self._must_wait(waiting, len(self.sites)) and (frames := self.transport.receive()):
-                for name, frame in frames:
-                    reply = self._handle_evaluation(name, frame, request, waiting)
-                    if reply is not None:
-                        replies[name] = reply
-            if not self._must_wait(waiting, len(self.sites)):
-                break
+        data, waiting = request.to_bytes(), dict.fromkeys(sorted(self.sites))
+        handle = partial(self._handle_evaluation, request=request, waiting=waiting)
+        replies = dict(self._exchange(waiting, lambda site: data, handle))
         if waiting:
-            log.warning(
-                "round %d: evaluated without site %s, which did not answer", order.round, ", ".join(sorted(waiting))
-            )
+            log.warning("round %d: evaluated without site %s, which did not answer", order.round, ", ".join(waiting))
         return _combine([replies[name] for name in sorted(replies)])
 
     def _handle_evaluation(
-        self, site: str, data: bytes, request: SiteEvaluationRequest, waiting: set[str]
+        self, site: str, data: bytes, request: SiteEvaluationRequest, waiting: dict[str, None]
     ) -> SiteEvaluationReply | None:
         self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
         self.unresponsive.discard(site)
         try:
             if wire_format.kind_of(data) == REFUSAL and site in waiting:
                 self._record_refusal(site, data)
-                waiting.discard(site)
+                waiting.pop(site, None)
                 return None
             if wire_format.kind_of(data) == REPORTS or site not in waiting:
                 raise ProtocolError("unasked", f"site {site} has no pending evaluation")
@@ -290,7 +291,7 @@ class Federation:
         except HansaError as error:
             self.refusals.record_error(error)
             return None
-        waiting.discard(site)
+        waiting.pop(site, None)
         return reply
 
     def _record_refusal(self, site: str, data: bytes) -> Refusal:

@@ -87,7 +87,7 @@ def common_size(groups: Sequence[Sequence[int]], component: str) -> int:
 
     Args:
         groups: Clients of each cluster.
-        part: Name of the component that asks, for the error.
+        component: Name of the component that asks, for the error.
 
     >>> common_size([[0, 1], [2, 3]], "mine")
     2

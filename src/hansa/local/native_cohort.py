@@ -245,8 +245,8 @@ def _run_lazy(cohort: Cohort, clients: ClientKernel) -> CohortOutcome:
         plan = _lazy_turns(cohort, range(first, steps), rows, batches, broken)
         rows.reserve(0)  # for all of them
         stepping = sorted({int(row) for row in plan.turns["row"][plan.steps >= 0]}) if step_of_all.momentum else []
-        made = checkpoint[1] + (len(broken.stepped) if broken else 0)
-        losses, done = kernel.run(rows.changes, made, plan.turns, plan.sums, _velocities(cohort, stepping))
+        changes_before = checkpoint[1] + (len(broken.stepped) if broken else 0)
+        losses, done = kernel.run(rows.changes, changes_before, plan.turns, plan.sums, _velocities(cohort, stepping))
         stepped = plan.steps[:done] >= 0
         if kernel.dropped is None:
             outcome.losses += losses[:done][stepped].tolist()

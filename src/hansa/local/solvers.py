@@ -1,4 +1,4 @@
-"""Local solvers: y <- y - lr (g + a (y - x) + s). The scalar a and the vector s are all that differs."""
+"""Local solvers: y <- y - lr (g + prox_weight (y - x) + shift). They differ in this scalar and this vector alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from hansa.core.types import CONTROL, Vector, Vectors
 
 
 class Correction(NamedTuple):
-    """The affine term a (y - x) + s, fixed for the round; ``s`` is None where it would be zero.
+    """The affine term prox_weight (y - x) + shift of a round.
+
+    Args:
+        prox_weight: The weight of the pull towards the received model x.
+        shift: A vector added to each gradient; None is zero.
 
     >>> Correction(prox_weight=0.1).shift is None
     True
@@ -30,7 +34,11 @@ AscentOffset: TypeAlias = Callable[[Sequence["torch.Tensor"]], list["torch.Tenso
 
 
 class SolverResult(NamedTuple):
-    """What a solver reports on its own channels, and what the client remembers.
+    """What a client reports and remembers after its local steps.
+
+    Args:
+        reports: A vector for each of the solver's own channels.
+        memory: The rows that the client keeps.
 
     >>> SolverResult({}, {}).memory
     {}
@@ -42,17 +50,17 @@ class SolverResult(NamedTuple):
 
 @runtime_checkable
 class Solver(Protocol):
-    """The correction of a client's local steps: y <- y - lr (g + a (y - x) + s)."""
+    """The correction of a client's local steps: y <- y - lr (g + prox_weight (y - x) + shift)."""
 
     __slots__ = ()
 
     @abstractmethod
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
-        """Return a and s, from the vectors received and the client's memory."""
+        """Return the correction, from the vectors received and the client's memory."""
 
     @abstractmethod
     def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
-        """Return what the client reports on other channels and remembers, after moving by ``change`` = y - x."""
+        """Return what the client reports on other channels and remembers after the change y - x."""
 
 
 class BaseSolver(Solver):
@@ -75,7 +83,7 @@ class BaseSolver(Solver):
 
     @property
     def prox_weight(self) -> float:
-        """The scalar a, which the server needs too."""
+        """The weight of the proximal term, which the server needs too."""
         return 0.0
 
     @property
@@ -85,12 +93,12 @@ class BaseSolver(Solver):
 
 
 def require_solver(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no local solver."""
+    """Raise unless the value is a local solver."""
     check_component(owner, argument, value, Solver, "a local solver", example="sgd() is one, prox(0.1) another.")
 
 
 def solver_receives(solver: Solver) -> tuple[str, ...]:
-    """The channels that a solver only receives; none where it does not say.
+    """Return the channels that a solver only receives.
 
     >>> solver_receives(sgd())
     ()
@@ -100,7 +108,7 @@ def solver_receives(solver: Solver) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class sgd(BaseSolver):
-    """a = 0, s = 0: plain stochastic gradient descent.
+    """Plain stochastic gradient descent.
 
     >>> sgd().channels
     ()
@@ -115,7 +123,10 @@ class sgd(BaseSolver):
 
 @dataclass(frozen=True, slots=True)
 class prox(BaseSolver):
-    """a = mu: the proximal pull towards the received model (FedProx, Li 2020).
+    """A proximal term mu (y - x) towards the received model (FedProx, Li 2020).
+
+    Args:
+        mu: The weight of the term; 0 is plain SGD.
 
     >>> prox(0.1).mu
     0.1
@@ -140,7 +151,7 @@ class prox(BaseSolver):
 
 @dataclass(frozen=True, slots=True)
 class scaffold(BaseSolver):
-    """s = c - c_i; then c_i' = c_i - c + (x - y)/(tau lr), and c_i' - c_i is reported (SCAFFOLD option II,
+    """shift = c - c_i; then c_i' = c_i - c + (x - y)/(tau lr), and c_i' - c_i is reported (SCAFFOLD option II,
     Karimireddy 2020).
 
     >>> scaffold().channels
@@ -164,7 +175,10 @@ class scaffold(BaseSolver):
 
 @dataclass(frozen=True, slots=True)
 class dyn(BaseSolver):
-    """a = alpha, s = -h_i; then h_i <- h_i - alpha (y - x) (FedDyn, Acar 2021). Goes with `hansa.server.dyn`.
+    """prox_weight = alpha, shift = -h_i; then h_i <- h_i - alpha (y - x) (FedDyn, Acar 2021), with `hansa.server.dyn`.
+
+    Args:
+        alpha: The weight of the proximal term.
 
     >>> dyn(0.1).alpha
     0.1
@@ -194,7 +208,10 @@ class dyn(BaseSolver):
 
 @dataclass(frozen=True, slots=True)
 class sam(BaseSolver):
-    """The gradient of each step is taken at y + rho g/||g||, on the same batch (FedSAM, Qu 2022; Foret 2021).
+    """Take the gradient of each step at y + rho g/||g||, on the same batch (FedSAM, Qu 2022; Foret 2021).
+
+    Args:
+        rho: The length of the ascent step.
 
     >>> sam(0.1).rho
     0.1

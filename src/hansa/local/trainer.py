@@ -26,8 +26,19 @@ BatchRows: TypeAlias = Any
 class ClientJob(NamedTuple):
     """One client's local training in a round.
 
-    ``x`` and ``buffers`` are the model and buffers it starts from. ``keep_model`` leaves the trained model in the
-    trainer's ``y``. ``batches`` are the batches to step on; without them the trainer draws them with the key.
+    Args:
+        x: The model it starts from.
+        client: The client.
+        work: How many steps of which batch size.
+        step: The local step.
+        key: The address of the client's randomness in the round.
+        buffers: The buffers it starts from.
+        keep_model: Whether the trained model is left in the trainer's ``y``.
+        batches: The batches to step on; None lets the trainer draw them with the key.
+
+    >>> x = torch.zeros(2)
+    >>> ClientJob(x, 3, Work(5, 32), LocalStep(0.1, x), Key(0)).keep_model
+    False
     """
 
     x: Vector
@@ -41,7 +52,16 @@ class ClientJob(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """What local training changed: delta = y - x, the loss of each step, and whether the delta is finite."""
+    """The result of one client's local training.
+
+    Args:
+        delta: The change y - x of the model.
+        losses: The loss of each step.
+        finite: Whether every entry of the delta is finite.
+
+    >>> LocalResult(torch.ones(2), [0.5], True).finite
+    True
+    """
 
     delta: Vector
     losses: list[float]
@@ -82,7 +102,11 @@ class Trainer(Protocol):
 
 
 class BaseTrainer:
-    """The optional traits of trainers: two fast paths with the bits of the plain loop. Every default says no."""
+    """The optional traits of trainers: two fast paths with the bits of the plain loop. Every default says no.
+
+    >>> BaseTrainer().releases_gil, BaseTrainer().train_clients([])
+    (False, None)
+    """
 
     releases_gil: bool = False
     """Whether its steps let other threads run, so that workers can be threads."""

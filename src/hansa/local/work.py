@@ -1,4 +1,4 @@
-"""Local work: how many steps of which batch size a client does in a round."""
+"""Local work: how many steps of which batch size a client takes in a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from hansa.local.distributions import Drawn, between, check_drawn, drawn_value, 
 
 
 class Work(NamedTuple):
-    """A client's work of one round.
+    """A client's work in one round.
+
+    Args:
+        steps: The number of local steps.
+        batch_size: The examples per step.
 
     >>> Work(steps=5, batch_size=32).steps
     5
@@ -48,16 +52,16 @@ class BaseLocalWork(LocalWork):
 
     @property
     def common(self) -> int | None:
-        """The number of steps that every client does in every round, where that is one number."""
+        """The number of steps that every client takes in every round, where that is one number."""
         return None
 
     def check(self, population: int) -> None:
-        """Refuse a population it cannot serve."""
+        """Raise for a population that it cannot serve."""
         return
 
 
 def require_work(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no amount of local work."""
+    """Raise unless the value is an amount of local work."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     several = isinstance(value, (list, tuple))
     instead = f"fixed({value!r})" if several or isinstance(value, int) else f"epochs({value!r})"
@@ -83,7 +87,10 @@ def _epoch_steps(epochs: float, samples: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class fixed(BaseLocalWork):
-    """The same number of steps each round: one number for all, or one a client.
+    """The same number of steps in every round.
+
+    Args:
+        steps: One number for all clients, or one per client.
 
     >>> fixed([1, 2]).draw(1, 100, 10, Key(0))
     Work(steps=2, batch_size=10)
@@ -117,7 +124,10 @@ class fixed(BaseLocalWork):
 
 @dataclass(frozen=True, slots=True)
 class epochs(BaseLocalWork):
-    """tau_i = floor(E n_i / B) steps, at least 1; E may be fractional.
+    """Passes over a client's data: tau_i = floor(E n_i / B) steps, at least 1.
+
+    Args:
+        epochs: The number E of passes; it may be fractional.
 
     >>> epochs(1.5).draw(0, 100, 20, Key(0))
     Work(steps=7, batch_size=20)
@@ -136,7 +146,11 @@ class epochs(BaseLocalWork):
 
 @dataclass(frozen=True, slots=True)
 class random_steps(BaseLocalWork):
-    """tau ~ U{low..high}, drawn afresh for every client and round.
+    """tau ~ U{low..high} steps, drawn anew for every client and round.
+
+    Args:
+        low: The smallest number of steps.
+        high: The largest number of steps.
 
     >>> random_steps(3, 3).draw(0, 10, 5, Key(0))
     Work(steps=3, batch_size=5)
@@ -159,8 +173,11 @@ class random_steps(BaseLocalWork):
 
 @dataclass(frozen=True, slots=True)
 class drawn(BaseLocalWork):
-    """E and B drawn afresh for every client and round, tau = floor(E n_i / B), at least 1. Each is a number or a
-    distribution; ``batch`` None takes the batch size of the local phase.
+    """E and B drawn anew for every client and round; tau = floor(E n_i / B) steps, at least 1.
+
+    Args:
+        epochs: The passes E, a number or a distribution.
+        batch: The batch size B, a number or a distribution; None takes that of the local phase.
 
     >>> drawn(epochs=2, batch=5).draw(0, 10, None, Key(0))
     Work(steps=4, batch_size=5)
@@ -186,8 +203,12 @@ class drawn(BaseLocalWork):
 
 @dataclass(frozen=True, slots=True)
 class hybrid_plus(BaseLocalWork):
-    """E ~ U{low..high}, B ~ U{min_batch..n_i}, tau = floor(E n_i / B), at least 1, afresh for every client and round
-    (the hybrid+ setting of Zeng et al.).
+    """E ~ U{low..high}, B ~ U{min_batch..n_i}, tau = floor(E n_i / B), at least 1, drawn anew for every client and
+    round (the hybrid+ setting of Zeng et al.).
+
+    Args:
+        epochs: The smallest and the largest number of passes.
+        min_batch: The smallest batch size.
 
     >>> hybrid_plus(epochs=(2, 2), min_batch=10).draw(0, 10, None, Key(0))
     Work(steps=2, batch_size=10)
@@ -216,10 +237,14 @@ TYPICAL = lognormal(median=10.0, sigma=0.5)
 
 @dataclass(frozen=True, slots=True)
 class deadline(BaseLocalWork):
-    """The steps a device manages before a deadline: floor(speed_i * seconds), at least 1, at most ``epochs`` passes.
+    """The steps a device completes before a deadline: floor(speed_i * seconds), at least 1.
 
-    A client's speed, in steps a second, is drawn once by ``seed`` and stays its own; ``jitter`` is the spread of what
-    it manages from round to round (the sigma of a lognormal factor).
+    Args:
+        seconds: The time until the deadline.
+        speed: Steps per second, a number or a distribution, drawn once per client.
+        epochs: At most so many passes; None is no limit.
+        jitter: The sigma of a lognormal factor that varies a client's speed from round to round.
+        seed: The seed of the clients' speeds.
 
     >>> deadline(2.0, speed=3.0, epochs=10).draw(0, 100, 10, Key(0))
     Work(steps=6, batch_size=10)

@@ -230,10 +230,10 @@ class Report:
 
 
 def _float(value: Any) -> float:
-    found = wire_format.as_number(value)
-    if found is None:
+    number = wire_format.as_number(value)
+    if number is None:
         raise FrameError("frame: a number is missing.")
-    return found
+    return number
 
 
 def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:

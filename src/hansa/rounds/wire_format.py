@@ -125,9 +125,9 @@ def unpack(data: Blob, kind: str, *, limit: int | None = None) -> Frame:
     view = memoryview(data).cast("B")
     if limit is not None and len(view) > limit:
         raise FrameError(f"frame: {len(view)} bytes, at most {limit} are taken.", "oversize")
-    found, at = _kind(view)
-    if found != kind.encode("ascii"):
-        raise FrameError(f"frame: of kind {_short(bytes(found))}, expected {kind!r}.")
+    frame_kind, at = _kind(view)
+    if frame_kind != kind.encode("ascii"):
+        raise FrameError(f"frame: of kind {_short(bytes(frame_kind))}, expected {kind!r}.")
     if len(view) < at + _COUNTS.size + DIGEST:
         raise FrameError(f"frame: truncated at {len(view)} bytes.", "truncated")
     length, count = _COUNTS.unpack_from(view, at)
@@ -137,8 +137,8 @@ def unpack(data: Blob, kind: str, *, limit: int | None = None) -> Frame:
     sizes = struct.unpack_from(f"<{count}Q", view, at)
     at += 8 * count
     if at + length + sum(sizes) + DIGEST != len(view):
-        told = at + length + sum(sizes) + DIGEST
-        raise FrameError(f"frame: declares {told} bytes, {len(view)} arrived.", "truncated")
+        declared = at + length + sum(sizes) + DIGEST
+        raise FrameError(f"frame: declares {declared} bytes, {len(view)} arrived.", "truncated")
     if hashlib.blake2b(view[:-DIGEST], digest_size=DIGEST).digest() != view[-DIGEST:]:
         raise FrameError("frame: the digest does not match: the bytes were damaged on the way.", "damaged")
     head = _head(bytes(view[at : at + length]))
@@ -152,8 +152,8 @@ def unpack(data: Blob, kind: str, *, limit: int | None = None) -> Frame:
 
 def kind_of(data: Blob) -> str:
     """The word that says what a frame is, before anything else in it is looked at."""
-    found, _ = _kind(memoryview(data).cast("B"))
-    return bytes(found).decode("ascii", "replace")
+    frame_kind, _ = _kind(memoryview(data).cast("B"))
+    return bytes(frame_kind).decode("ascii", "replace")
 
 
 def _head(text: bytes) -> Any:

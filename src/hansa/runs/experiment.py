@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hansa import data
-from hansa.config import Config, build, build_algorithm
+from hansa.config import Config, allow_code, build, build_algorithm
 from hansa.config.sections import FAULTS, LINKS
 from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
@@ -40,6 +40,7 @@ class Experiment:
         self._saved, self._saved_at = run.state.round, time.monotonic()
 
     @classmethod
+    @allow_code()
     def new(
         cls,
         config: Config,
@@ -81,6 +82,7 @@ class Experiment:
         return experiment
 
     @classmethod
+    @allow_code()
     def resume(
         cls,
         path: Path | str,
@@ -90,6 +92,7 @@ class Experiment:
         device: str | list[str] | None = None,
         fallback: bool = False,
         accept: Sequence[str] = (),
+        trust: bool = False,
         run_factory: RunFactory | None = None,
     ) -> Experiment:
         """Return the run of a folder at its last checkpoint.
@@ -101,6 +104,7 @@ class Experiment:
             device: Another device; on another kind of device the result is the same up to rounding.
             fallback: Use the newest checkpoint at which nothing is damaged.
             accept: Kinds of changes of data, model or code to accept; they are recorded in the folder.
+            trust: Import code that the folder names although this user did not make it on this machine.
             run_factory: Builds a run started in Python.
         """
         accepted = parse_accepted_changes(accept)
@@ -109,6 +113,7 @@ class Experiment:
         stores: list[ClientStore] = []
         try:
             folder.check_resumable()
+            folder.require_trust(trust=trust)
             options = {"rounds": rounds, "workers": workers, "device": device}
             changes = {name: value for name, value in options.items() if value is not None}
             config = folder.config.model_copy(update=changes)
@@ -324,6 +329,7 @@ def _engine_factory(config: Config, done: int) -> EngineFactory:
     return build_engine(kind, EngineOptions(workers, rounds, resolve_devices(config.device), config.engine.address))
 
 
+@allow_code()
 def build_run(
     config: Config,
     federated: data.FederatedData,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hansa import data
 from hansa.algorithm import Algorithm
-from hansa.config import build
+from hansa.config import allow_code, build
 from hansa.config.sections import AUGMENT
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
@@ -34,6 +34,7 @@ from hansa.training.losses import strip_weights
 FORMATS = (".safetensors", ".pt", ".onnx")
 
 
+@allow_code()
 def load_model(
     folder: Path | str,
     model: Callable[[], nn.Module] | None = None,
@@ -41,6 +42,7 @@ def load_model(
     client: int | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    trust: bool = False,
 ) -> nn.Module:
     """Load the trained model of a run folder, in evaluation mode.
 
@@ -52,6 +54,7 @@ def load_model(
         client: Load the model of this client: its own in decentralized runs, else the server's with its private blocks.
         algorithm: For a client's model of a run started in Python, its algorithm.
         task: For a client's model of a run started in Python, its task.
+        trust: Import code that the folder names although this user did not make it on this machine.
 
     >>> import tempfile
     >>> import torch
@@ -64,6 +67,8 @@ def load_model(
     Linear(in_features=2, out_features=1, bias=True)
     """
     run_folder = _find_run_folder(folder)
+    if model is None:
+        run_folder.require_trust(trust=trust)
     if client is not None:
         return _load_client_model(run_folder, client, algorithm, task)
     if model is None:
@@ -132,12 +137,16 @@ class Predictions(NamedTuple):
     targets: Tensor | None
 
 
-def predict_from_folder(folder: Path | str, inputs: Path | str | None = None, client: int | None = None) -> Predictions:
+@allow_code()
+def predict_from_folder(
+    folder: Path | str, inputs: Path | str | None = None, client: int | None = None, *, trust: bool = False
+) -> Predictions:
     """Return the predictions of a run's model, or of a client's, for a file of inputs or for the run's test data.
 
-    With a client and test rows that have owners, only its own test rows are used.
+    With a client and test rows that have owners, only its own test rows are used. ``trust`` is as in `load_model`.
     """
     run_folder = _find_run_folder(folder)
+    run_folder.require_trust(trust=trust)
     if run_folder.config.python is not None:
         raise HansaError(f"{run_folder}: started in Python: hansa.load_model(..., model=YOURS) and hansa.predict.")
     federated = build.load_data(run_folder.config)
@@ -184,13 +193,16 @@ def read_inputs(path: Path | str) -> Tensor:
     raise HansaError(f"{path}: expected .npy, .npz, .safetensors or .csv.")
 
 
-def export(folder: Path | str, path: Path | str, model: Callable[[], nn.Module] | None = None) -> Path:
+def export(
+    folder: Path | str, path: Path | str, model: Callable[[], nn.Module] | None = None, *, trust: bool = False
+) -> Path:
     """Write the model of a run folder to a file and return its path.
 
     Args:
         folder: The folder of a run.
         path: The file: .safetensors or .pt (the state dict), or .onnx (needs ``hansa[onnx]``).
         model: For ONNX of a run started in Python, the class or function that its task was made with.
+        trust: For ONNX, import code that the folder names although this user did not make it on this machine.
 
     >>> import tempfile
     >>> import torch
@@ -207,7 +219,7 @@ def export(folder: Path | str, path: Path | str, model: Callable[[], nn.Module] 
         raise HansaError(f"{path}: expected a name that ends in {', '.join(FORMATS)}.")
     io.make_folder(path.parent.resolve())
     if path.suffix == ".onnx":
-        _onnx(run_folder, path, model)
+        _onnx(run_folder, path, model, trust)
         return path
     content = run_folder.read_model()
     if path.suffix == ".pt":
@@ -218,7 +230,9 @@ def export(folder: Path | str, path: Path | str, model: Callable[[], nn.Module] 
     return path
 
 
-def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None) -> None:
+@allow_code()
+def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None, trust: bool) -> None:
+    run_folder.require_trust(trust=trust)
     if run_folder.config.python is not None:
         raise HansaError(
             f"{run_folder}: started in Python: torch.onnx.export(hansa.load_model(..., model=YOURS), an_input, ...)."
@@ -229,7 +243,7 @@ def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | No
     except ImportError as error:
         raise HansaError("export to ONNX needs two packages: pip install 'hansa[onnx]'.") from error
     federated = build.load_data(run_folder.config)
-    module = load_model(run_folder.path, model)
+    module = load_model(run_folder.path, model, trust=trust)
     example = _cast_inputs(federated.inputs[:2], federated, module)
     torch.onnx.export(
         module,

@@ -2,6 +2,7 @@
 
 =======================  =======================================================================
 config.yaml              the resolved configuration; ``hansa run config.yaml`` repeats the run
+composition.json         the composition and its citations, for readers: they import no code
 partition.safetensors    the samples of every client
 environment.json         versions and machine
 metrics.jsonl            one sealed line of JSON per round
@@ -10,6 +11,7 @@ summary.json             the final metrics
 model.safetensors        the model after the last round
 checkpoint/, clients/    what is needed to resume exactly
 .hansa-run               marks a run folder; digests of what resuming depends on
+.hansa-stamp             if the run names code: that this user made it on this machine
 .hansa-lock              locked while the run is active; names the process
 =======================  =======================================================================
 """
@@ -31,12 +33,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa import __version__, data
-from hansa.config import Config, ConfigError, composition, load, to_yaml
+from hansa.config import Config, ConfigError, cited_works, code_names, composition, load, only_look, to_yaml
 from hansa.core import native
+from hansa.core.citations import citations
 from hansa.core.errors import HansaError
 from hansa.runs import client_record, metrics, metrics_log
+from hansa.runs import trust as trust_module
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.folder_lock import (
+    COMPOSITION,
     CONFIG,
     ENVIRONMENT,
     FORMAT,
@@ -177,6 +182,38 @@ class RunFolder:
         return {**stored, **derived}
 
     @property
+    def composition(self) -> dict[str, Any]:
+        """What the run recorded of its method: ``composition`` as text and ``cites``; {} in older folders."""
+        if not (self / COMPOSITION).is_file():
+            return {}
+        stored: object = io.read_sealed(self / COMPOSITION)
+        return stored if isinstance(stored, dict) else {}
+
+    def citations(self) -> list[str] | None:
+        """Return the citation keys that the run recorded, in older folders those of its configuration.
+
+        No code is imported: None if an older folder names code.
+        """
+        recorded = self.composition.get("cites")
+        if isinstance(recorded, list):
+            return [str(key) for key in recorded]
+        config = self.config
+        if config.python is None and code_names(config):
+            return None
+        with only_look():
+            return cited_works(config)
+
+    def require_trust(self, *, trust: bool = False) -> None:
+        """Refuse a folder that names code unless it was made here by this user, or is trusted expressly."""
+        config = self.config
+        if config.python is None:
+            trust_module.require_trust(self.path, self._identity, code_names(config), trust=trust)
+
+    @property
+    def _identity(self) -> str:
+        return str((self.marker or {}).get("run", ""))
+
+    @property
     def environment(self) -> dict[str, Any]:
         """The machine and versions that the run was made with."""
         return _read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
@@ -186,6 +223,9 @@ class RunFolder:
         federated = getattr(run.task, "data", None)
         self.write_marker(run, provenance_of(run))
         _write_json(self / ENVIRONMENT, environment())
+        io.write_sealed(self / COMPOSITION, {"composition": repr(run.algorithm), "cites": citations(run.algorithm)})
+        if config.python is None:
+            trust_module.write_stamp(self.path, run.id, code_names(config))
         if isinstance(federated, data.FederatedData):
             counts, name = _label_counts(federated), str(config.data.partition)
             data.save_split(self / PARTITION, federated.split, federated.targets, name, counts)

@@ -16,6 +16,7 @@ from hansa import __version__
 from hansa.core.errors import HansaError
 from hansa.runs.store import DamagedFileError, io
 from hansa.runs.store.lock import FileLock, InUseError
+from hansa.runs.trust import STAMP
 
 CONFIG = "config.yaml"
 PARTITION = "partition.safetensors"
@@ -26,8 +27,11 @@ MODEL = "model.safetensors"
 RECORD = "clients.columns"
 CHECKPOINT = "checkpoint"
 CLIENTS = "clients"
+COMPOSITION = "composition.json"
 MARKER = ".hansa-run"
-NAMES = (CONFIG, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT, MARKER)
+NAMES = (
+    CONFIG, STAMP, COMPOSITION, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT, MARKER,
+)  # fmt: skip
 """The files of a run, in the order in which they are removed: without the first it is no run, with the last it is still
 known to be written by Hansa."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from hansa.config import Config, build
+from hansa.config import Config, allow_code, build
 from hansa.core.errors import HansaError
 from hansa.runs.experiment import Experiment, build_run, config_digest
 from hansa.runs.folder import FINISHED, RunFolder, slug
@@ -121,6 +121,7 @@ def find_or_create_seed_runs(
             )
 
 
+@allow_code()
 def _is_reusable(folder: RunFolder, config: Config) -> bool:
     """Return whether a run is that of a configuration, finished or not."""
     if folder.older_version() is not None:
@@ -140,7 +141,8 @@ def _is_reusable(folder: RunFolder, config: Config) -> bool:
 def _reuse(folder: RunFolder, config: Config) -> RunFolder | Experiment:
     if folder.config.rounds == config.rounds and folder.summary["status"] == FINISHED:
         return folder
-    return Experiment.resume(folder.path, rounds=config.rounds, workers=config.workers)
+    # the folder names the same code as the configuration, so it needs no trust of its own
+    return Experiment.resume(folder.path, rounds=config.rounds, workers=config.workers, trust=True)
 
 
 def _existing_numbered(base: Path) -> Iterator[Path]:

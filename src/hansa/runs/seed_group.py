@@ -15,10 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hansa.config import Config, load, to_yaml
+from hansa.config import Config, code_names, load, to_yaml
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs.folder import RunFolder
 from hansa.runs.store import io
+from hansa.runs.trust import require_trust, write_stamp
 
 GROUP = "group.yaml"
 
@@ -114,6 +115,10 @@ class SeedGroupFolder:
             raise HansaError(f"{self}: not a folder of several seeds: {GROUP} is missing.")
         return load(self / GROUP, building=False)
 
+    def require_trust(self, *, trust: bool = False) -> None:
+        """Refuse a folder that names code unless it was made here by this user, or is trusted expressly."""
+        require_trust(self.path, GROUP, code_names(self.config), trust=trust)
+
     def run(self, seed: int) -> RunFolder:
         """Return the folder of a seed."""
         return RunFolder(self / f"seed-{seed}")
@@ -140,4 +145,5 @@ class SeedGroupFolder:
         if self.exists and config_without_seed(self.config) == config_without_seed(config):
             seeds = sorted({*seeds, *(each.seed for each in expand_seeds(self.config))})
         io.make_folder(self.path.absolute())
+        write_stamp(self.path, GROUP, code_names(config))
         io.write_file(self / GROUP, to_yaml(config.model_copy(update={"seed": 0, "seeds": seeds})).encode())

@@ -60,7 +60,9 @@ class NetworkProfile:
         for name in ("parameters", "clients", "participants"):
             check_integer("NetworkProfile", name, getattr(self, name))
         if self.participants > self.clients:
-            raise HansaError(f"NetworkProfile(participants={self.participants}): expected at most clients={self.clients}.")
+            raise HansaError(
+                f"NetworkProfile(participants={self.participants}): expected at most clients={self.clients}."
+            )
         if self.step_seconds:
             check_positive("NetworkProfile", "step_seconds", self.step_seconds)
 
@@ -214,7 +216,9 @@ def _cluster_counts(network: NetworkProfile) -> list[int]:
     return sorted({*fitting[-2:], *fitting[len(fitting) // 2 : len(fitting) // 2 + 1]})
 
 
-def _round_seconds(network: NetworkProfile, up: int, down: int, peer: dict[int, int], exchanges: int, steps: int) -> float:
+def _round_seconds(
+    network: NetworkProfile, up: int, down: int, peer: dict[int, int], exchanges: int, steps: int
+) -> float:
     clients = range(network.participants)
     transfer = network.links.seconds(dict.fromkeys(clients, up), dict.fromkeys(clients, down), peer, exchanges)
     return transfer + steps * network.step_seconds

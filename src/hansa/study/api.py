@@ -289,6 +289,7 @@ def resume(
     rounds: int | None = None,
     fallback: bool = False,
     accept: Sequence[str] = (),
+    trust: bool = False,
     progress: bool = False,
     **options: Unpack[RunOptionsDict],
 ) -> Run | Runs:
@@ -302,6 +303,7 @@ def resume(
         fallback: Use the newest undamaged checkpoint if a newer one is damaged.
         accept: Kinds of changes to accept: data, partition, augment, model, loss, metric, method, version. Others are
             refused; accepted ones are recorded in the folder.
+        trust: Import code that the folder names although this user did not make it on this machine.
         progress: Whether to show a progress bar.
         options: The options that the run was started with, as in `hansa.run`; ``workers`` and ``callbacks`` may differ.
 
@@ -330,7 +332,13 @@ def resume(
 
     def resume_one(path: Path, display: Display, title: str) -> Run:
         experiment = Experiment.resume(
-            path, rounds=rounds, workers=chosen.workers, fallback=fallback, accept=accept, run_factory=make
+            path,
+            rounds=rounds,
+            workers=chosen.workers,
+            fallback=fallback,
+            accept=accept,
+            trust=trust,
+            run_factory=make,
         )
         return persisted_runs.run_to_end(experiment, chosen, display, title)
 
@@ -340,6 +348,8 @@ def resume(
             config = RunFolder.containing(folder).config
             return resume_one(Path(folder), display, config.title)
         config = group.config
+        if make is None:
+            group.require_trust(trust=trust)
         if rounds is not None:
             config = config.model_copy(update={"rounds": rounds})
             group.write_config(config)

@@ -67,7 +67,7 @@ class ModuleTrainer(BaseTrainer):
         self.module = convert_module(fresh(task.model, Key(0)), dtype, device)
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
         self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
-        self._frozen = self._shared()
+        self._frozen = self._share_frozen_parameters()
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -93,17 +93,17 @@ class ModuleTrainer(BaseTrainer):
             self.releases_gil = True
             self.seeds_own_generators = not task.augment.has_user_code  # which may draw from the common ones
 
-    def _shared(self) -> list[tuple[str, torch.Tensor, int]]:
+    def _share_frozen_parameters(self) -> list[tuple[str, torch.Tensor, int]]:
         """Let frozen parameters be those of the task, which all workers share, where they are of the same kind."""
-        found: list[tuple[str, torch.Tensor, int]] = []
+        frozen: list[tuple[str, torch.Tensor, int]] = []
         for name, parameter in self.module.named_parameters():
             common = self.task.frozen.get(name)
             if common is None:
                 continue
             if common.dtype == parameter.dtype and common.device == parameter.device:
                 parameter.data = common
-            found.append((name, parameter, parameter._version))
-        return found
+            frozen.append((name, parameter, parameter._version))
+        return frozen
 
     @property
     def _direct(self) -> bool:
@@ -141,8 +141,8 @@ class ModuleTrainer(BaseTrainer):
             drawn = torch.from_numpy(shuffled_batches(key.digest(16), own.numel(), length, own=own.to(torch.int64)))
         else:
             drawn = own[torch.from_numpy(batch_stream(own.numel(), length, key))]
-        found = drawn.view(work.steps, work.batch_size).to(self.device)
-        return found if self._direct else KeyedBatches(client, found, key)
+        rows = drawn.view(work.steps, work.batch_size).to(self.device)
+        return rows if self._direct else KeyedBatches(client, rows, key)
 
     def seed(self, key: Key) -> None:
         """Set the generators a model may draw from; a native stack has one of its own, for what eager dropout draws."""
@@ -155,21 +155,21 @@ class ModuleTrainer(BaseTrainer):
     def batch(self, client: int, rows: torch.Tensor | KeyedBatches) -> Batch:
         """The inputs and targets of one batch; augmented where it has an address, otherwise as test rows are."""
         if not isinstance(rows, KeyedBatches):
-            found = self.source.batch(client, rows)
-            return found if self._direct else self._prepared(found)
-        found = self.source.batch(client, rows.rows)
+            batch = self.source.batch(client, rows)
+            return batch if self._direct else self._prepare_test_batch(batch)
+        batch = self.source.batch(client, rows.rows)
         if not self.task.augment:
-            return found
-        return Batch(self._laid(self.task.augment(found.inputs, rows.address(), self._generator)), found.targets)
+            return batch
+        return Batch(self._to_layout(self.task.augment(batch.inputs, rows.address(), self._generator)), batch.targets)
 
-    def _prepared(self, found: Batch) -> Batch:
+    def _prepare_test_batch(self, batch: Batch) -> Batch:
         """Rows as test rows are."""
         after = self.task.augment.test_pipeline()
         if not after:
-            return found
-        return Batch(self._laid(after(found.inputs, Key(0).child("evaluation"), self._generator)), found.targets)
+            return batch
+        return Batch(self._to_layout(after(batch.inputs, Key(0).child("evaluation"), self._generator)), batch.targets)
 
-    def _laid(self, inputs: Any) -> Any:
+    def _to_layout(self, inputs: Any) -> Any:
         """Images as the model's layout has them, whatever an augmentation left."""
         if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and self.layout.channels_last:
             return inputs.contiguous(memory_format=torch.channels_last)
@@ -253,7 +253,7 @@ class ModuleTrainer(BaseTrainer):
                 self.seed(rows.address(step))
             batches.append(self.batch(rows.client, rows[step]))
         inputs, labels = (torch.cat([batch[place] for batch in batches]) for place in (0, 1))
-        kernel.use(self._laid(inputs), labels)
+        kernel.use(self._to_layout(inputs), labels)
         return torch.arange(len(labels)).view(len(rows), -1)
 
     def _result(self, job: ClientJob, losses: torch.Tensor) -> LocalResult:
@@ -287,17 +287,19 @@ class ModuleTrainer(BaseTrainer):
             else:
                 examples = self.batch(client, rows)
                 rows = torch.arange(len(examples[1]))
-            mean, _ = self.network.gradient(self.y, *examples, rows, out=self._gradient, keep=self._drawn(len(rows)))
+            mean, _ = self.network.gradient(
+                self.y, *examples, rows, out=self._gradient, keep=self._draw_dropout(len(rows))
+            )
             return torch.tensor(mean), self._gradients
         inputs, targets = self.batch(client, rows)
-        if self.compiled is not None and (found := self.compiled.gradient(inputs, targets)) is not None:
-            return found
+        if self.compiled is not None and (compiled_gradient := self.compiled.gradient(inputs, targets)) is not None:
+            return compiled_gradient
         with torch.enable_grad():
             loss = self.task.loss(self._ask(inputs), targets)
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         return loss.detach(), gradients
 
-    def _drawn(self, rows: int) -> torch.Tensor | None:
+    def _draw_dropout(self, rows: int) -> torch.Tensor | None:
         """What dropout multiplies the next batch by."""
         if self.network is None or not self.network.dropout_numbers:
             return None
@@ -319,9 +321,9 @@ class ModuleTrainer(BaseTrainer):
             return PartialScore(loss, len(own), hits, labels=len(own))
         self.seed(Key(0).child("evaluation", int(own[0])))
         self.module.eval()
-        found = merge_scores([self._score(source, rows) for rows in torch.split(own, EVALUATION_BATCH)])
+        score = merge_scores([self._score(source, rows) for rows in torch.split(own, EVALUATION_BATCH)])
         self.module.train()
-        return found
+        return score
 
     @torch.no_grad()
     def evaluate(self, vectors: Vectors, start: int, stop: int) -> PartialScore:
@@ -363,19 +365,19 @@ class ModuleTrainer(BaseTrainer):
         """The test rows, through what they go through; where they are one tensor, once and for all."""
         if self._test is None:
             form = (self.dtype, self.device, self.layout.channels_last)
-            found: Any = test_source(self.task.data, *form)
+            source: Any = test_source(self.task.data, *form)
             if (
                 self.task.augment.test_pipeline()
-                and isinstance(found, TensorSource)
-                and found.native_inputs is not None
+                and isinstance(source, TensorSource)
+                and source.native_inputs is not None
             ):
                 rows = torch.arange(count_test_rows(self.task.data), device=self.device)
                 pieces = torch.split(rows, EVALUATION_BATCH)
-                inputs = [self._prepared(found.batch(None, piece)).inputs for piece in pieces]
-                found = TensorSource(torch.cat(inputs), found.labels, *form)
+                inputs = [self._prepare_test_batch(source.batch(None, piece)).inputs for piece in pieces]
+                source = TensorSource(torch.cat(inputs), source.labels, *form)
             elif self.task.augment.test_pipeline():
-                found = TransformedSource(found, self._prepared)
-            self._test = found
+                source = TransformedSource(source, self._prepare_test_batch)
+            self._test = source
         return self._test
 
 

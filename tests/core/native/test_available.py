@@ -143,7 +143,7 @@ def test_a_build_without_a_compiler_succeeds_and_builds_nothing(tmp_path: Path) 
 
 def test_structures_are_read_from_the_header():
     """native.h is the one description: names in order, pointers as addresses, arrays, and constants."""
-    assert [name for name, _ in abi.Update._fields_] == [
+    assert [name for name, _ in abi.StepParameters._fields_] == [
         *("velocity", "anchor", "shift"),
         *("lr", "prox_weight", "weight_decay", "momentum", "max_grad_norm"),
     ]

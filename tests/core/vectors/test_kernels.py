@@ -283,7 +283,7 @@ def test_mixing_by_links_is_the_product_with_the_matrix(n, dim, dtype, isa):
     rows = torch.from_numpy(draw.normal(size=(n, dim))).to(dtype)
     out = torch.full_like(rows, 7.0)
     kernels.mix(rows, kernels.CsrWeights.of(matrix), out, isa)
-    wanted = torch.from_numpy(matrix.toarray() @ rows.double().numpy())
+    wanted = torch.from_numpy(matrix.toarray() @ rows.double().numpy())  # type: ignore[attr-defined]
     assert torch.allclose(out.double(), wanted, atol=1e-5 if dtype == torch.float32 else 1e-13)
 
 

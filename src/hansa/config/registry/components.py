@@ -137,6 +137,10 @@ class Kind:
                 return f"its method {method} cannot be called as {method}{_format_signature(signature)}"
         return ""
 
+    def is_component_class(self, cls: type) -> bool:
+        """Return whether a class has this kind's protocol or base class among its bases, or all its methods."""
+        return (isinstance(self.protocol, type) and self.protocol in cls.__mro__) or self.is_factory(cls)
+
     def is_factory(self, factory: Any) -> bool:
         """Return whether a class, or a function by its return annotation, makes components of this kind."""
         product = factory

@@ -17,7 +17,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from hansa.config.registry.components import KINDS, ConfigValueError, Factory, Kind
-from hansa.config.registry.import_path import is_import_path
+from hansa.config.registry.import_path import is_import_path, may_import, named_code
 from hansa.config.registry.plugins import normalize_name
 from hansa.config.registry.signatures import EMPTY, Argument, Signature, signature_of
 from hansa.core.errors import HansaError, quotes_hint, short_repr, suggestion
@@ -111,7 +111,8 @@ class ComponentField:
 
     def _validate(self, value: Any, info: ValidationInfo) -> Any:
         if info.context is None or info.context.get(BUILD_COMPONENTS, True):
-            self.build(value)
+            if may_import() or not named_code(value):
+                self.build(value)
         return self.normalize(value)
 
     def normalize(self, value: Any) -> Any:

@@ -80,7 +80,7 @@ class BatchIndex(Structure):
     _fields_ = [*_fields("batches")]
 
 
-class Update(Structure):
+class StepParameters(Structure):
     _fields_ = [*_fields("update")]
 
 
@@ -115,7 +115,7 @@ class Kernels(Structure):
 
 
 STRUCTURES: tuple[type[Structure], ...] = (
-    *(Stage, Data, BatchIndex, Update, Client, Turn),
+    *(Stage, Data, BatchIndex, StepParameters, Client, Turn),
     *(DenseCohort, LazyCohort, Evaluation, Rule, Kernels),
 )
 """All of them, in the order in which the library tells their sizes."""

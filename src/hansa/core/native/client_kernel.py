@@ -38,7 +38,7 @@ class ClientKernel:
     def __init__(self, network: Network, inputs: Tensor, labels: Tensor) -> None:
         self.network, self.stop = network, False
         self.use(inputs, labels)
-        self.update = abi.Update()
+        self.update = abi.StepParameters()
         self._workspace: Workspace | None = None
 
     def use(self, inputs: Tensor, labels: Tensor) -> None:
@@ -60,7 +60,7 @@ class ClientKernel:
             raise HansaError(
                 "ClientKernel.train_clients: the network has dropout, which it does not draw. Use steps() with keep=."
             )
-        update = abi.Update()
+        update = abi.StepParameters()
         self._fill(update, step, x)
         table, losses, ends = self._job_table(x, y, index, jobs)
         workspace, at = self.workspace(int(table["batch"].max())), c_int64()
@@ -127,7 +127,7 @@ class ClientKernel:
         """Use a step for the calls to come, whose velocities are passed apart."""
         fill_update(self.network, self.update, step, step.anchor, None)
 
-    def _fill(self, update: abi.Update, step: AffineStep, anchor: Tensor | None) -> None:
+    def _fill(self, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None) -> None:
         if step.momentum and step.velocity is None:
             raise HansaError("ClientKernel: momentum needs a velocity to keep it in.")
         fill_update(self.network, update, step, anchor, step.velocity if step.momentum else None)

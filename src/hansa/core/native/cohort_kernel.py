@@ -185,16 +185,21 @@ class LazyCohortKernel:
         """The row whose last step became non-finite, where one did: the call ended there."""
 
     def run(
-        self, changes: Tensor, made: int, turns: Array, sums: ChangeSums, velocities: Mapping[int, Tensor] | None = None
+        self,
+        changes: Tensor,
+        count: int,
+        turns: Array,
+        sums: ChangeSums,
+        velocities: Mapping[int, Tensor] | None = None,
     ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
         """Run groups of turns: one with the row GATHER and how many follow, at most GROUP, and those; ``sums`` are the
-        models of each. ``made`` changes exist. Returns the loss of each turn, and how many were done: up to a step that
+        models of each. ``count`` changes exist. Returns the loss of each turn and how many were done: up to a step that
         became non-finite, whose change is not kept."""
         clients, dim = self._clients, self._clients.network.dim
         gathers = turns["row"] == abi.GATHER
         most = int(turns["batch"][gathers].max(initial=0))
         fits = turns.dtype == TURN and len(sums.starts) == len(turns) + 1 and bool(gathers[:1].all())
-        if not fits or most > GROUP or (len(sums.places) and sums.places.max() >= made + int((~gathers).sum())):
+        if not fits or most > GROUP or (len(sums.places) and sums.places.max() >= count + int((~gathers).sum())):
             raise HansaError(f"LazyCohortKernel.run: sums or groups that are not those of {len(turns)} turns.")
         if changes.ndim != 2 or changes.shape[1] != dim or not changes.is_contiguous():
             raise HansaError(
@@ -209,7 +214,7 @@ class LazyCohortKernel:
         clients.use_step(self._step)
         arrays = (sums.starts.astype(np.int64), sums.places.astype(np.int64), sums.weights.astype(np.float32))
         cohort = abi.LazyCohort(
-            self._start.data_ptr(), self._models.data_ptr(), changes.data_ptr(), len(changes), made, turns.ctypes.data,
+            self._start.data_ptr(), self._models.data_ptr(), changes.data_ptr(), len(changes), count, turns.ctypes.data,
             *(array.ctypes.data for array in arrays), len(turns), 0, -1, losses.ctypes.data,
             pointers.ctypes.data if velocities else None, SLICE,
         )  # fmt: skip

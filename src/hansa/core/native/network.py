@@ -27,10 +27,10 @@ SLICE = 0.1  # seconds that a call lasts at most, plus one step, so that Ctrl-C 
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolWindow:
     """The maximum or the mean (``kind``) of windows of ``size``, ``step`` apart; both are (height, width).
 
-    >>> Pool(abi.MAX, (3, 3), (2, 2)).output_sides((8, 8))
+    >>> PoolWindow(abi.MAX, (3, 3), (2, 2)).output_sides((8, 8))
     (3, 3)
     """
 
@@ -45,7 +45,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropoutKind:
     """Dropout with probability ``p``: of values, of values already flattened, or of whole channels (``kind``)."""
 
     kind: int
@@ -66,13 +66,13 @@ class LayerStage:
     kernel: int = 0
     padding: int = 0
     relu: bool = False
-    pool: Pool | None = None
+    pool: PoolWindow | None = None
     weight: int = 0
     bias: int = -1
     planar: bool = False
     stride: int = 1
     relu_after_pool: bool = False
-    drop: Drop | None = None
+    drop: DropoutKind | None = None
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
@@ -194,7 +194,7 @@ class Network:
                 self.check_vector(name, vector)
                 if vector.data_ptr() == y.data_ptr():
                     raise HansaError(f"Network.train: {name} is y itself, which changes at every step. Pass a copy.")
-        update = abi.Update()
+        update = abi.StepParameters()
         fill_update(self, update, step, step.anchor, velocity if step.momentum else None)
         structures = byref(data), byref(batches), byref(update)
         losses, done = torch.empty(len(index), dtype=torch.float32), c_int64()
@@ -401,7 +401,7 @@ def _inside(shape: Sequence[int]) -> str:
 
 
 def fill_update(
-    network: Network, update: abi.Update, step: AffineStep, anchor: Tensor | None, velocity: Tensor | None
+    network: Network, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None, velocity: Tensor | None
 ) -> None:
     """Write a step into the structure that native code reads."""
     for name, vector in (("shift", step.shift), ("velocity", velocity)):

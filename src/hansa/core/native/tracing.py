@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.core.native import abi
-from hansa.core.native.network import Drop, LayerStage, Pool
+from hansa.core.native.network import DropoutKind, LayerStage, PoolWindow
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
@@ -91,12 +91,12 @@ class _Watch(TorchFunctionMode):
         self.target = torch.zeros(batch, dtype=torch.int64)
         try:
             with torch.enable_grad(), self:
-                found = loss(module(inputs), self.target)
+                result = loss(module(inputs), self.target)
         except NotEligible:
             raise
         except Exception as error:
             raise NotEligible(f"its forward() fails on a small batch: {error}") from error
-        if not self.done or found is not self.now:
+        if not self.done or result is not self.now:
             raise NotEligible("its loss is not plain cross-entropy")
         return tuple(self.stages)
 
@@ -203,7 +203,7 @@ class _Watch(TorchFunctionMode):
         )
         if _both(padding) != (0, 0) or _both(dilation) != (1, 1) or up or indices:
             raise NotEligible(f"{name} has padding {padding}, dilation {dilation}, ceil_mode {up} or gives its choices")
-        self._pool(Pool(abi.MAX, _two(size), _two(stride or size)))
+        self._pool(PoolWindow(abi.MAX, _two(size), _two(stride or size)))
 
     def avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         size, stride, padding, up, _border, divisor = _given(
@@ -218,14 +218,14 @@ class _Watch(TorchFunctionMode):
         )
         if _both(padding) != (0, 0) or up or divisor is not None:
             raise NotEligible(f"{name} has padding {padding}, ceil_mode {up}, divisor {divisor}")
-        self._pool(Pool(abi.MEAN, _two(size), _two(stride or size)))
+        self._pool(PoolWindow(abi.MEAN, _two(size), _two(stride or size)))
 
     def adaptive_avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         sides, wanted = self.shape[1:], tuple(out.shape[2:])
         if len(sides) != 2 or len(wanted) != 2 or any(side % want for side, want in zip(sides, wanted, strict=True)):
             raise NotEligible(f"{name} takes {sides} to {wanted}, whose windows are not all of one size")
         size = sides[0] // wanted[0], sides[1] // wanted[1]
-        self._pool(Pool(abi.MEAN, size, size))
+        self._pool(PoolWindow(abi.MEAN, size, size))
 
     def mean(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         dim, _keep, _dtype = _given(args, kwargs, dim=None, keepdim=False, dtype=None)
@@ -233,10 +233,10 @@ class _Watch(TorchFunctionMode):
         if axes != [2, 3]:
             raise NotEligible(f"it calls {name}, which is not one over the sides of images")
         size = self.now.shape[2], self.now.shape[3]
-        self._pool(Pool(abi.MEAN, size, size))
+        self._pool(PoolWindow(abi.MEAN, size, size))
         self.shape = tuple(out.shape[1:])
 
-    def _pool(self, pool: Pool) -> None:
+    def _pool(self, pool: PoolWindow) -> None:
         last = self.stages[-1] if self.stages else None
         if last is None or last.kind != abi.CONV or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
             raise NotEligible("a pool does not follow a convolution")
@@ -270,7 +270,7 @@ class _Watch(TorchFunctionMode):
             if len(self.shape) != 3 or self.now.ndim != 4:
                 raise NotEligible(f"{name} is of something else than images")
             kind = abi.DROP_CHANNELS
-        self.stages[-1] = replace(last, drop=Drop(kind, float(p)))
+        self.stages[-1] = replace(last, drop=DropoutKind(kind, float(p)))
 
     def log_softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         dim, _level, _dtype = _given(args, kwargs, dim=None, _stacklevel=3, dtype=None)

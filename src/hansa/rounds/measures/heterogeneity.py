@@ -62,8 +62,8 @@ class Heterogeneity:
 
     def record(self) -> dict[str, Any]:
         """The same as plain data, for a round's record; what was not measured is left out."""
-        found = {name: value for name, value in asdict(self).items() if value is not None}
-        return {**found, "zeta": list(self.zeta), "gradient_diversity": found.pop("diversity")}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**values, "zeta": list(self.zeta), "gradient_diversity": values.pop("diversity")}
 
 
 def heterogeneity(

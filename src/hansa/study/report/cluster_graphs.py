@@ -39,17 +39,15 @@ def graphs_section(ranking: Sequence[RankedEntry], populations: Sequence[int | N
 
 
 def _mixing(config: str) -> Mixing | None:
-    from hansa.config import build_algorithm, from_yaml, parse_document
-    from hansa.config.registry.import_path import unknown_code
+    from hansa.config import build_algorithm, code_names, from_yaml, only_look
     from hansa.core.errors import HansaError
 
     if not config:
         return None
     try:
-        if unknown_code(parse_document(config).data):
-            return None
-        read = from_yaml(config)
-        return None if read.python is not None else build_algorithm(read).local.mixing
+        with only_look():
+            read = from_yaml(config)
+            return None if read.python is not None or code_names(read) else build_algorithm(read).local.mixing
     except HansaError:
         return None
 
