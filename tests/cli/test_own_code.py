@@ -26,6 +26,7 @@ class halved:
     def update(self, delta, state, ctx):
         return delta / self.by, state
 
+@hansa.component
 def careful(*, by=2.0, **common):
     """FedAvg with half a step."""
     return hansa.presets.fedavg(**common).with_server(halved(by))

@@ -19,6 +19,7 @@ from hansa.runs.folder import RunFolder
 LONG = "rounds: 100000\ncheckpoint: {every: 7}\n"
 
 SLOW = """\
+import hansa
 import time
 from torch import nn
 
@@ -30,6 +31,7 @@ class Slow(nn.Linear):
         return super().forward(x).sin()  # nothing that native code would do in its place
 
 
+@hansa.component
 def make():
     return Slow(60, 10)
 """

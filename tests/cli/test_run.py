@@ -193,8 +193,8 @@ def test_a_run_that_fails_ends_with_1_and_says_where(cli, folder):
 
 def test_your_own_model_is_named_by_module_and_function(cli, folder):
     (folder / "mynets.py").write_text(
-        "from torch import nn\n\n\n"
-        "def make(width=4):\n    return nn.Sequential(nn.Linear(60, width), nn.Linear(width, 10))\n"
+        "import hansa\nfrom torch import nn\n\n\n"
+        "@hansa.component\ndef make(width=4):\n    return nn.Sequential(nn.Linear(60, width), nn.Linear(width, 10))\n"
     )
     own = ["-s", "model={factory: 'mynets:make', options: {width: 7}}"]
     assert cli("run", "small.yaml", "-o", "out", "-q", *own).exit_code == 0

@@ -17,6 +17,7 @@ from hansa.runs.experiment import Experiment
 OWN = '''
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
+import hansa
 import torch
 from hansa import presets
 from hansa.compress import Compressor, error_feedback
@@ -37,17 +38,21 @@ class lion:
         step = rate_at(self.lr, ctx.round) * torch.sign(self.b1 * state["m"] + (1 - self.b1) * delta)
         return step, {"m": self.b2 * state["m"] + (1 - self.b2) * delta}
 
+@hansa.component
 def fedlion(lr=0.01, **common):
     """FedLion, in two lines."""
     return presets.fedavg(**common).with_server(lion(lr))
 
+@hansa.component
 def typed(*, second: Compressor | None = None, **common: Unpack[presets.Common]):
     made = presets.scaffold(**common)
     return made if second is None else made.on("control", uplink=error_feedback(second))
 
+@hansa.component
 def bare(rate=0.1):
     return presets.fedavg(local_lr=rate)
 
+@hansa.component
 def wrong():
     return lion()
 '''

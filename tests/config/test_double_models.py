@@ -7,9 +7,12 @@ from hansa import HansaError
 from hansa.config import build, from_yaml
 
 CODE = """
+import hansa
 from torch import nn
+@hansa.component
 def double():
     return nn.Sequential(nn.Flatten(), nn.Linear(60, 10)).double()
+@hansa.component
 def single():
     return nn.Sequential(nn.Flatten(), nn.Linear(60, 10))
 """

@@ -16,6 +16,7 @@ OWN = '''
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+import hansa
 import torch
 if TYPE_CHECKING:
     from hansa.schedule import Schedule
@@ -41,10 +42,12 @@ class short:
     def update(self, delta, state):
         return delta, state
 
+@hansa.component
 def untyped(compressor, lr=1.0):
     from hansa.compress import error_feedback
     return error_feedback(compressor)
 
+@hansa.component
 def broken():
     return 1 / 0
 
@@ -153,7 +156,7 @@ def test_code_of_ones_own_is_a_part_and_nests_like_one(own):
         (ServerTransform, "slots_of_mine:halved", (), "slots_of_mine:halved needs inner."),
         (ServerTransform, {"kind": "slots_of_mine:halved", "inner": "adm"}, ("inner", "kind"), "Did you mean adam"),
         (ServerTransform, "slots_of_mine:short", ("kind",), "its method update cannot be called as update(delta, "),
-        (Compressor, "slots_of_mine:short", ("kind",), "makes no compressor: it has no method encode(x, key)."),
+        (Compressor, "slots_of_mine:short", ("kind",), "(no compressor: it has no method encode(x, key))."),
         (Compressor, "slots_of_mine:OWN", ("kind",), "has no 'OWN'"),
         (Uplink, {"kind": "slots_of_mine:untyped", "compressor": "sign", "lr": {"kind": "x"}}, ("lr",), "Annotate"),
     ],

@@ -14,12 +14,15 @@ from hansa.runs.experiment import Experiment
 OWN = """
 import torch
 from torch import nn
+import hansa
 from hansa import data
 
+@hansa.component
 def whole(rows=90):
     x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
     return data.Dataset("mine", x, (x.sum(1) > 0).long(), x[:20], (x[:20].sum(1) > 0).long(), classes=2)
 
+@hansa.component
 def dealt(rows=60):
     x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
     owners = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 10, 15, rows - 30]))
@@ -33,12 +36,15 @@ class Line(nn.Module):
     def forward(self, x):
         return self.layer(x).squeeze(1)
 
+@hansa.component
 def quartic(output, target):
     return ((output - target) ** 4).mean()
 
+@hansa.component
 def near(output, target):
     return ((output - target).abs() < 0.5).sum()
 
+@hansa.component
 def worst(output, target):
     return (output - target).abs().max()
 
@@ -104,13 +110,13 @@ def test_losses_have_names(name):
     ("text", "said"),
     [
         ("data: {factory: data_of_mine:hole}", "data.factory: 'data_of_mine:hole': .* Did you mean whole"),
-        ("data: {factory: data_of_mine:number}", "data.factory: 'data_of_mine:number': expected a function, found 3"),
+        ("data: {factory: data_of_mine:number}", "data.factory: 'data_of_mine:number': expected a component: .*found 3"),
         ("data: {factory: data_of_mine:quartic}", "data.factory: data_of_mine:quartic: .*missing 2 required"),
         ("data: {factory: data_of_mine:Line}", "(?s)returns Line.*expected data, as from hansa.data.from_arrays"),
         ("data: {factory: data_of_mine:dealt, clients: 3}", "returns data that has its clients: leave out"),
         ("data: {factory: data_of_mine:dealt}\nmodel: {factory: data_of_mine:Line, loss: msee}", "no loss 'msee'. Did"),
         ("model: {metric: data_of_mine:neer}", "model.metric: .* Did you mean near"),
-        ("model: {metrics: {bad: data_of_mine:number}}", "model.metrics.bad: .*expected a function"),
+        ("model: {metrics: {bad: data_of_mine:number}}", "model.metrics.bad: .*expected a component"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_key(own, text, said):

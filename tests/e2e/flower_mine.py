@@ -19,6 +19,7 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
+@hansa.component
 def data():
     draw = torch.Generator().manual_seed(0)
     owners = [client for client, size in enumerate(SIZES) for _ in range(size)]

@@ -6,13 +6,16 @@ import numpy as np
 import torch
 from torch import nn
 
+import hansa
 from hansa.data import from_arrays
 
 
+@hansa.component
 def noisy(batch, generator, sigma: float = 0.1):
     return batch + sigma * torch.randn(batch.shape, generator=generator)
 
 
+@hansa.component
 def careless(batch, generator):
     """Draws from torch's common generator, which is seeded from the same key."""
     return batch + 0.1 * torch.randn_like(batch)
@@ -35,11 +38,13 @@ class Net(nn.Module):
         return self.head(self.drop(torch.relu(self.body(x)).mean((2, 3))))
 
 
+@hansa.component
 def stack():
     """What native code trains."""
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3))
 
 
+@hansa.component
 def images(sizes=(5, 9, 14, 7)):
     draw = np.random.default_rng(1)
     x = draw.normal(size=(sum(sizes), 3, 8, 8)).astype(np.float32)

@@ -102,7 +102,7 @@ class Kind:
             return self.built_in[plain]
         try:
             if import_path.is_import_path(name):
-                return self._factory(import_path.import_object(name), repr(name))
+                return self._factory(import_path.import_object(name, self), repr(name))
             if plain in self.plugins:
                 return self._factory(self.plugins[plain].load(), str(self.plugins[plain]))
         except HansaError as error:
@@ -121,19 +121,21 @@ class Kind:
         return imported  # type: ignore[no-any-return]
 
     def mismatch(self, component: Any) -> str:
-        """Return why a value is not a component of this kind; "" if it is one.
+        """Return why a value is not a component of this kind, or a class does not make one; "" if it is or does.
 
         >>> KINDS["server"].mismatch(server.scale()), KINDS["server"].mismatch(compress.sign())
         ('', 'it has no method init(x)')
         """
+        bound = not isinstance(component, type)
         if not self.methods:
-            return "" if isinstance(component, self.protocol) else f"it is no {self.protocol.__name__}"
+            fits = isinstance(component, self.protocol) if bound else self.protocol in component.__mro__
+            return "" if fits else f"it is no {self.protocol.__name__}"
         for method in self.methods:
             signature = _protocol_signature(self.protocol, method)
             attribute = getattr(component, method, None)
             if not callable(attribute):
                 return f"it has no method {method}{_format_signature(signature)}"
-            if not _accepts(attribute, signature):
+            if not _accepts(attribute, signature, bound=bound):
                 return f"its method {method} cannot be called as {method}{_format_signature(signature)}"
         return ""
 

@@ -110,9 +110,9 @@ class ComponentField:
         raise ConfigValueError(("kind",), f"no {self.title} {short_repr(name)}. {hint}")
 
     def _validate(self, value: Any, info: ValidationInfo) -> Any:
-        if info.context is None or info.context.get(BUILD_COMPONENTS, True):
-            if may_import() or not named_code(value):
-                self.build(value)
+        building = info.context is None or info.context.get(BUILD_COMPONENTS, True)
+        if building and (may_import() or not named_code(value)):
+            self.build(value)
         return self.normalize(value)
 
     def normalize(self, value: Any) -> Any:

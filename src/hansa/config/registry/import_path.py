@@ -15,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from inspect import isclass, isfunction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hansa.core.component import is_declared
 from hansa.core.errors import HansaError, suggestion
+
+if TYPE_CHECKING:
+    from hansa.config.registry.components import Kind
 
 NOT_LOADED = "own component, not loaded"
 
@@ -99,12 +102,16 @@ def named_code(value: Any) -> list[str]:
 _IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
 
-def import_object(path: str) -> Any:
+def import_object(path: str, kind: Kind | None = None) -> Any:
     """Import the component that MODULE:NAME names; NAME may have dots.
 
     It must be defined in that module and be a component: a class with the base class or the methods of a component, an
     ``nn.Module``, a function declared with `hansa.component`, or a finished component. Modules of Python's standard
     library are refused.
+
+    Args:
+        path: The import path.
+        kind: The kind of component that is expected, for error messages.
 
     >>> with allow_code():
     ...     import_object("os:system")
@@ -138,12 +145,12 @@ def import_object(path: str) -> Any:
             where = getattr(target, "__name__", module_name)
             raise HansaError(f"{path!r}: {where} has no {part!r}. {suggestion(part, known)}")
         target = getattr(target, part)
-    if reason := _refusal(target, module_name):
+    if reason := _refusal(target, module_name, kind):
         raise HansaError(f"{path!r}: {reason}")
     return target
 
 
-def _refusal(target: Any, module: str) -> str:
+def _refusal(target: Any, module: str, expected: Kind | None) -> str:
     """Return why an imported object is not a component of its module, with the remedy; "" if it is one."""
     from hansa.config.registry.components import KINDS
 
@@ -154,7 +161,8 @@ def _refusal(target: Any, module: str) -> str:
                            for base in target.__mro__)  # fmt: skip
         if torch_module or is_declared(target) or any(kind.is_component_class(target) for kind in KINDS.values()):
             return ""
-        return "is a class, but not a component. Give it a component's methods, or write @hansa.component above it."
+        why = "it has no component's methods" if expected is None else f"no {expected.title}: {expected.mismatch(target)}"
+        return f"is a class, but not a component ({why}). Correct it, or write @hansa.component above it."
     if isfunction(target):
         if target.__module__ != module:
             return f"is defined in {target.__module__}, not in {module}. Name it there."
