@@ -110,7 +110,10 @@ def test_losses_have_names(name):
     ("text", "said"),
     [
         ("data: {factory: data_of_mine:hole}", "data.factory: 'data_of_mine:hole': .* Did you mean whole"),
-        ("data: {factory: data_of_mine:number}", "data.factory: 'data_of_mine:number': expected a component: .*found 3"),
+        (
+            "data: {factory: data_of_mine:number}",
+            "data.factory: 'data_of_mine:number': expected a component: .*found 3",
+        ),
         ("data: {factory: data_of_mine:quartic}", "data.factory: data_of_mine:quartic: .*missing 2 required"),
         ("data: {factory: data_of_mine:Line}", "(?s)returns Line.*expected data, as from hansa.data.from_arrays"),
         ("data: {factory: data_of_mine:dealt, clients: 3}", "returns data that has its clients: leave out"),

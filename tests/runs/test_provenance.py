@@ -44,7 +44,9 @@ def test_folders_survive_parallel_starts_and_sweeps(tmp_path):
 
 
 def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):
-    (tmp_path / "sized.py").write_text("import hansa\nfrom torch import nn\n@hansa.component\ndef make():\n    return nn.Linear(60, 10)\n")
+    (tmp_path / "sized.py").write_text(
+        "import hansa\nfrom torch import nn\n@hansa.component\ndef make():\n    return nn.Linear(60, 10)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with io.use_disk(Hasty()):
         Experiment.new(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()

@@ -164,10 +164,10 @@ def _build_loss(loss: str | Mapping[str, Any] | None, federated: data.FederatedD
             import_function("model.loss.kind", name), **{key: value for key, value in loss.items() if key != "kind"}
         )
     try:
-        made: Callable[..., torch.Tensor] = LOSS.build(loss)
+        loss_function: Callable[..., torch.Tensor] = LOSS.build(loss)
     except ConfigValueError as error:
         raise error.with_prefix("model", "loss") from error
-    return made
+    return loss_function
 
 
 def personalise_option(config: Config) -> personalise | None:

@@ -77,9 +77,9 @@ class Composition:
 
 def compose_algorithm(config: Config) -> Algorithm:
     """Return the algorithm that a configuration describes, or raise `ConfigValueError`."""
-    found = composition(config)
+    composed = composition(config)
     with _located_errors(config):
-        return found.algorithm
+        return composed.algorithm
 
 
 def composition(config: Config) -> Composition:

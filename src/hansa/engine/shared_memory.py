@@ -126,7 +126,7 @@ class _TensorWriter:
         self._pickle = io.BytesIO()
         super().__init__(self._pickle, protocol=5)  # type: ignore[call-arg]
         self.memory, self.end = memory, start
-        self._start, self._given = start, placed
+        self._start, self._initial_places = start, placed
         self._placed: dict[int, Place] = dict(placed or {})
         self._alive: list[Any] = []  # an id is valid only while its object lives
 
@@ -185,7 +185,7 @@ class Packer(_TensorWriter, pickle.Pickler):
         try:
             return self._pack(item)
         except (_ScriptCode, pickle.PicklingError, AttributeError):  # rare: a component's own class in a message
-            other = CodePacker(self.memory, self._start, self._given)
+            other = CodePacker(self.memory, self._start, self._initial_places)
             packed = other.pack(item)
             self.end = other.end
             return packed

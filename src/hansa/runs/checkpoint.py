@@ -91,8 +91,8 @@ def load(folder: str | Path, *, fallback: bool = False) -> Checkpoint:
         raise HansaError(f"{home}: no checkpoint. Pass the folder of a run that has saved one.")
     if not fallback:
         return _load(_path(home, numbers[-1]), numbers[-1])
-    for found in iter_intact(home):
-        return found
+    for checkpoint in iter_intact(home):
+        return checkpoint
     raise DamagedFileError(f"{home}: all {len(numbers)} checkpoints are damaged.")
 
 

@@ -197,22 +197,22 @@ class HistoryColumns(Sequence[dict[str, Any]]):
             return [self[index] for index in range(*place.indices(self._length))]
         if not -self._length <= place < self._length:
             raise IndexError(place)
-        found: dict[str, Any] = {}
+        record: dict[str, Any] = {}
         for name, column in self._columns.items():
             value = column[place]
             if value == value:
-                found[name] = self._kinds[name](value)
-        return found
+                record[name] = self._kinds[name](value)
+        return record
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         parts = [(name, self._kinds[name], column) for name, column in self._columns.items()]
         for place in range(self._length):
-            found = {}
+            record = {}
             for name, kind, column in parts:
                 value = column[place]
                 if value == value:
-                    found[name] = value if kind is float else kind(value)
-            yield found
+                    record[name] = value if kind is float else kind(value)
+            yield record
 
 
 def to_plain_json(value: Any) -> Any:
@@ -230,11 +230,11 @@ def _line_seal(before: str, body: bytes) -> str:
     return sha256(before.encode(), body)[:16]
 
 
-def _check_seal(text: bytes, found: re.Match[bytes] | None, before: str) -> bytes:
-    if found is None:
+def _check_seal(text: bytes, match: re.Match[bytes] | None, before: str) -> bytes:
+    if match is None:
         raise HansaError("it has no seal")
-    body = text[: found.start()] + b"}"
-    if _line_seal(before, body) != found[1].decode():
+    body = text[: match.start()] + b"}"
+    if _line_seal(before, body) != match[1].decode():
         raise HansaError("its seal does not match: it or a line before it was changed")
     return body
 

@@ -80,14 +80,14 @@ class ComponentField:
             return value
         raise ConfigValueError((), f"expected {self.expected}, found {short_repr(value)}.{quotes_hint(value)}")
 
-    def build_component(self, name: str, given: Mapping[str, Any]) -> Any:
+    def build_component(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Build the component of that name; each argument is built as its annotation says."""
         factory = self.find_factory(name)
-        arguments, starred = self._build_arguments(name, signature_of(factory), given)
+        arguments, starred = self._build_arguments(name, signature_of(factory), arguments)
         try:
             component = factory(*starred, **arguments)
         except HansaError as error:
-            raise ConfigValueError((error.argument,) if error.argument in given else (), str(error)) from error
+            raise ConfigValueError((error.argument,) if error.argument in arguments else (), str(error)) from error
         except (TypeError, ValueError) as error:
             raise ConfigValueError((), f"{name}: {error}.") from error
         mismatches = [kind.mismatch(component) for kind in self.kinds]
@@ -173,11 +173,11 @@ class ComponentField:
         return (str(name) if is_import_path(name) else normalize_name(str(name))), arguments
 
     def _build_arguments(
-        self, component: str, signature: Signature, given: Mapping[str, Any]
+        self, component: str, signature: Signature, arguments: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Sequence[Any]]:
         """Build the keyword arguments and the ``*name`` arguments of a component."""
         built: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in arguments.items():
             if name not in signature.arguments and not signature.accepts_any:
                 takes = suggestion(name, signature.arguments) if signature.arguments else "It takes none."
                 raise ConfigValueError((name,), f"{component} has no {short_repr(name)}. {takes}")
@@ -187,7 +187,7 @@ class ComponentField:
             except ConfigValueError as error:
                 raise error.with_prefix(name) from error
         for argument in signature.arguments.values():
-            if argument.required and argument.name not in given:
+            if argument.required and argument.name not in arguments:
                 raise ConfigValueError((), f"{component} needs {argument.name}.")
         starred = next((name for name, argument in signature.arguments.items() if argument.starred), "")
         return built, built.pop(starred, ())

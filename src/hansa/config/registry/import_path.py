@@ -161,7 +161,9 @@ def _refusal(target: Any, module: str, expected: Kind | None) -> str:
                            for base in target.__mro__)  # fmt: skip
         if torch_module or is_declared(target) or any(kind.is_component_class(target) for kind in KINDS.values()):
             return ""
-        why = "it has no component's methods" if expected is None else f"no {expected.title}: {expected.mismatch(target)}"
+        why = (
+            "it has no component's methods" if expected is None else f"no {expected.title}: {expected.mismatch(target)}"
+        )
         return f"is a class, but not a component ({why}). Correct it, or write @hansa.component above it."
     if isfunction(target):
         if target.__module__ != module:
@@ -171,5 +173,5 @@ def _refusal(target: Any, module: str, expected: Kind | None) -> str:
     finished = defined == module or defined.startswith("hansa.")
     if finished and any(not kind.mismatch(target) for kind in KINDS.values()):
         return ""
-    found = f"{target!r:.60}"
-    return f"expected a component: a class, a function with @hansa.component, or a finished component, found {found}."
+    shown = f"{target!r:.60}"
+    return f"expected a component: a class, a function with @hansa.component, or a finished component, found {shown}."

@@ -145,12 +145,12 @@ class DiskStore:
         Call it after a checkpoint is written, with the rounds of all remaining checkpoints. Only the present generation
         and those already retained can be retained; others are ignored.
         """
-        self._index.kept = set(rounds) & (self._index.kept | {self.generation})
+        self._index.generations = set(rounds) & (self._index.generations | {self.generation})
 
     @property
     def retained(self) -> list[int]:
         """The older generations at which this store can be opened."""
-        return sorted(self._index.kept)
+        return sorted(self._index.generations)
 
     def clients(self, name: str | None = None) -> list[int]:
         return sorted(client for client, rows in self._index.rows.items() if name is None or name in rows)

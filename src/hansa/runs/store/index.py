@@ -27,7 +27,7 @@ class Index:
     def __init__(self, folder: Path, at: int | None) -> None:
         self.folder = folder
         self.generation = 0
-        self.kept: set[int] = set()
+        self.generations: set[int] = set()
         self.rows: dict[int, dict[str, RowEntry]] = {}
         self.retired: list[tuple[RowEntry, int]] = []
         self._base = 0
@@ -42,19 +42,19 @@ class Index:
         """Close a round with these rows, durably, and return the rows that are no longer needed."""
         generation = self.generation + 1
         stamp = self._stamp(self._stamps[self.generation], generation, fresh)
-        self._write("round", generation, stamp, self.kept, fresh)
+        self._write("round", generation, stamp, self.generations, fresh)
         self._apply(generation, stamp, fresh)
         return self._forget()
 
     def compact(self) -> None:
         """Write a new base and remove older round files, once there are enough of them."""
-        oldest = min(self.kept, default=self.generation)
+        oldest = min(self.generations, default=self.generation)
         if oldest - self._base < LOG:
             return
         alive = [entry for named in self.rows.values() for entry in named.values() if entry.born <= oldest]
         alive += [entry for entry, died in self.retired if entry.born <= oldest < died]
         alive.sort(key=lambda entry: (entry.client, entry.name))
-        self._write("base", oldest, self._stamps[oldest], self.kept, alive)
+        self._write("base", oldest, self._stamps[oldest], self.generations, alive)
         self._base = oldest
         self._stamps = {generation: stamp for generation, stamp in self._stamps.items() if generation >= oldest}
         self._sweep()
@@ -67,11 +67,11 @@ class Index:
         self._base = bases[-1]
         head = max([self._base, *rounds])
         goal = head if at is None else at
-        held = self._held(head, goal)
-        if goal != head and goal not in held:
+        available = self._available_generations(head, goal)
+        if goal != head and goal not in available:
             raise HansaError(
                 f"{self.folder.parent} cannot be opened at round {goal}: it holds rounds "
-                f"{', '.join(map(str, sorted({*held, head})))}. Start from the checkpoint of one of these."
+                f"{', '.join(map(str, sorted({*available, head})))}. Start from the checkpoint of one of these."
             )
         body = self._read("base", self._base)
         self.rows = {}
@@ -89,13 +89,13 @@ class Index:
                     "Restore it, or start from another checkpoint."
                 )
             self._apply(generation, stamp, fresh)
-        self.kept = {g for g in held if g <= goal} | ({goal} if at is not None else set())
+        self.generations = {g for g in available if g <= goal} | ({goal} if at is not None else set())
         if goal < head:
             self._roll_back(head, body)
         self._forget()
         self._sweep()
 
-    def _held(self, head: int, goal: int) -> set[int]:
+    def _available_generations(self, head: int, goal: int) -> set[int]:
         """Return the older generations that are kept, according to the newest file. If that is damaged, the requested
         generation is assumed to be kept: its rows are checked as they are read."""
         try:
@@ -116,7 +116,7 @@ class Index:
         """Remove the newer rounds, newest first and each durably: a crash leaves a shorter, consistent index. The kept
         generations are written first: they may be fewer than before."""
         kind = "round" if self.generation > self._base else "base"
-        self._write(kind, self.generation, body["stamp"], self.kept, self._entries(body))
+        self._write(kind, self.generation, body["stamp"], self.generations, self._entries(body))
         for generation in range(head, self.generation, -1):
             io.remove(self._path("round", generation), sync=True)
 
@@ -132,7 +132,7 @@ class Index:
     def _forget(self) -> list[RowEntry]:
         needed, gone = [], []
         for entry, died in self.retired:
-            if any(entry.born <= generation < died for generation in self.kept):
+            if any(entry.born <= generation < died for generation in self.generations):
                 needed.append((entry, died))
             else:
                 gone.append(entry)
@@ -168,13 +168,15 @@ class Index:
     def _entries(body: dict[str, Any]) -> list[RowEntry]:
         return [RowEntry.from_json(fields) for fields in body["rows"]]
 
-    def _write(self, kind: str, generation: int, stamp: str, kept: set[int], entries: Iterable[RowEntry]) -> None:
+    def _write(
+        self, kind: str, generation: int, stamp: str, generations: set[int], entries: Iterable[RowEntry]
+    ) -> None:
         body = {
             "format": FORMAT,
             "kind": kind,
             "generation": generation,
             "stamp": stamp,
-            "kept": sorted(kept),
+            "kept": sorted(generations),
             "rows": [entry.to_json() for entry in entries],
         }
         io.write_sealed(self._path(kind, generation), body)

@@ -165,7 +165,7 @@ def rename(source: Path, target: Path) -> None:
 def append(path: Path, data: Bytes, *, sync: bool = True) -> None:
     """Add to the end of a file, durable on return, or with ``sync=False`` after `sync_file`. After a crash the last
     addition may be cut short."""
-    made = sync and not path.exists()
+    created = sync and not path.exists()
     file = File(path)
     try:
         file.write(file.size(), data)
@@ -173,7 +173,7 @@ def append(path: Path, data: Bytes, *, sync: bool = True) -> None:
             file.sync()
     finally:
         file.close()
-    if made:
+    if created:
         sync_folder(path.parent)
 
 
@@ -267,9 +267,9 @@ def _read(file: int, into: memoryview, offset: int) -> int:
         return os.preadv(file, [into], offset)
     with _seeking:  # Windows
         os.lseek(file, offset, os.SEEK_SET)
-        found = os.read(file, len(into))
-    into[: len(found)] = found
-    return len(found)
+        data = os.read(file, len(into))
+    into[: len(data)] = data
+    return len(data)
 
 
 @contextmanager

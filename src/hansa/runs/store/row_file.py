@@ -164,9 +164,9 @@ class RowFile:
         with self._opening:
             if stride not in self._files:
                 path = self._path(stride)
-                made = make and not path.exists()
+                created = make and not path.exists()
                 self._files[stride] = io.File(path)
-                if made:
+                if created:
                     io.sync_folder(self.folder)
             return self._files[stride]
 
@@ -188,10 +188,10 @@ class _RowReader:
 
     def read(self, into: memoryview) -> None:
         """Read the next bytes."""
-        found = self.file.read_into(self.offset, into)
-        if found < len(into):
-            raise self.short(found)
-        self.offset += found
+        length = self.file.read_into(self.offset, into)
+        if length < len(into):
+            raise self.short(length)
+        self.offset += length
         if self._sha is not None:
             self._sha.update(into)
         else:
@@ -205,9 +205,9 @@ class _RowReader:
             raise self._damaged("its CRC-32 does not match")
         self._rows.mark_verified(self._entry)
 
-    def short(self, found: int) -> DamagedFileError:
+    def short(self, length: int) -> DamagedFileError:
         """Return the error for a file that ends early."""
-        done = self.offset - self._entry.slot * self._entry.stride + found
+        done = self.offset - self._entry.slot * self._entry.stride + length
         return self._damaged(f"the file ends after {done} of {self._entry.nbytes} bytes")
 
     def _damaged(self, why: str) -> DamagedFileError:

@@ -1,0 +1,220 @@
+"""The local phase: what a client does in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from hansa.core.errors import (
+    HansaError,
+    check_decay,
+    check_integer,
+    check_non_negative,
+    check_positive,
+    invalid_argument,
+)
+from hansa.core.protocols import with_defaults
+from hansa.core.types import Vector, Vectors
+from hansa.core.vectors.layout import Layout
+from hansa.gossip import Topology
+from hansa.local import Correction, LocalStep, LocalWork, Solver, blocks, epochs, solver_receives
+from hansa.local import sgd as sgd_solver
+from hansa.local.mixing import Mixing
+from hansa.local.solvers import BaseSolver, require_solver
+from hansa.local.work import BaseLocalWork, require_work
+from hansa.schedule import Rate, check_rate, rate_at
+from hansa.server import BaseServerTransform, ServerTransform
+from hansa.server.base import require_server
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPhase:
+    """What a client does in a round: a solver, an amount of work, a learning rate.
+
+    Args:
+        solver: Correction of the local steps.
+        steps: Amount of local work.
+        lr: Learning rate, a number or a schedule by round.
+        batch_size: Rows per batch; None takes all rows of the client.
+        momentum: Momentum of the local steps, starting from zero in every round.
+        weight_decay: L2 penalty of the local steps.
+        max_grad_norm: Clip gradients to this norm; None does not clip.
+        optimizer: Any server transform, applied to -g; None takes plain steps.
+        mixing: Gossip between the local steps; None trains every client alone.
+        optimizer_state: "fresh" in every round, "kept" in the client's memory, or received: ``{"m": "momentum"}``
+            starts m from the channel "momentum".
+        decoupled_weight_decay: Decay the weights directly instead of through the optimizer (AdamW).
+        private_blocks: Blocks that stay with their client and are never sent (FedBN).
+        frozen_blocks: Blocks that are not trained.
+
+    >>> LocalPhase(lr=0.1, batch_size=None).lr
+    0.1
+    """
+
+    solver: Solver = field(default_factory=sgd_solver)
+    steps: LocalWork = field(default_factory=lambda: epochs(1))
+    lr: Rate = 0.05
+    batch_size: int | None = 32
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
+    optimizer: ServerTransform | None = None
+    mixing: Mixing | None = None
+    optimizer_state: Literal["fresh", "kept"] | Mapping[str, str] = "fresh"
+    decoupled_weight_decay: bool = False
+    private_blocks: blocks | None = None
+    frozen_blocks: blocks | None = None
+
+    def __post_init__(self) -> None:
+        require_solver("LocalPhase", "solver", self.solver)
+        require_work("LocalPhase", "steps", self.steps)
+        if self.optimizer is not None:
+            require_server("LocalPhase", "optimizer", self.optimizer)
+        check_rate("LocalPhase", "lr", self.lr)
+        if self.batch_size is not None:
+            check_integer(
+                "LocalPhase", "batch_size", self.batch_size, "None takes all of a client's samples at each step."
+            )
+        check_decay("LocalPhase", "momentum", self.momentum, "0.9 is usual, 0 is none.")
+        check_non_negative("LocalPhase", "weight_decay", self.weight_decay)
+        if self.max_grad_norm is not None:
+            check_positive(
+                "LocalPhase",
+                "max_grad_norm",
+                self.max_grad_norm,
+                "It bounds the norm of a gradient; None does not clip.",
+            )
+        if self.optimizer is not None and self.momentum:
+            raise invalid_argument(
+                "LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own"
+            )
+        self._check_state()
+        if self.mixing is not None:
+            if not isinstance(self.mixing, Mixing):
+                expected = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
+                raise invalid_argument("LocalPhase", "mixing", self.mixing, expected)
+            if with_defaults(self.solver, BaseSolver).memory or with_defaults(self.solver, BaseSolver).channels:
+                raise HansaError(
+                    f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
+                    "own. Use sgd() or prox(mu).",
+                    component="LocalPhase",
+                    argument="solver",
+                )
+            if self.mixing.keep_local_models and (
+                with_defaults(self.solver, BaseSolver).prox_weight or solver_receives(self.solver)
+            ):
+                raise HansaError(
+                    f"LocalPhase(solver={self.solver!r}, mixing=Mixing(keep_local_models=True)): clients that keep "
+                    "their own models receive no model for a proximal term. Use sgd().",
+                    component="LocalPhase",
+                    argument="solver",
+                )
+            if self.mixing.compressor is not None and has_shared_state(self.optimizer):
+                raise HansaError(
+                    f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(compressor=...)): its second moment "
+                    "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor.",
+                    component="LocalPhase",
+                    argument="optimizer",
+                )
+            if with_defaults(self.steps, BaseLocalWork).common is None:
+                raise invalid_argument(
+                    "LocalPhase", "steps", self.steps, "one number of steps for all", "Those who gossip step together."
+                )
+
+    def _check_state(self) -> None:
+        state = self.optimizer_state
+        if isinstance(state, Mapping):
+            object.__setattr__(self, "optimizer_state", dict(state))
+            if self.optimizer is None:
+                raise invalid_argument("LocalPhase", "optimizer_state", state, "a local optimizer to start from it")
+        elif state not in ("fresh", "kept"):
+            raise invalid_argument("LocalPhase", "optimizer_state", state, "'fresh', 'kept' or a mapping to channels")
+        for name, chosen in (("private_blocks", self.private_blocks), ("frozen_blocks", self.frozen_blocks)):
+            if chosen is not None and not isinstance(chosen, blocks):
+                raise invalid_argument("LocalPhase", name, chosen, "blocks of the model", 'hansa.local.blocks("bn*").')
+        if self.mixing is not None and (self.private_blocks or self.frozen_blocks or state != "fresh"):
+            raise HansaError(
+                "LocalPhase(mixing=...): clients that gossip share the whole model, and their optimizers last as long "
+                "as their models do. Leave out private, frozen and optimizer_state.",
+                component="LocalPhase",
+                argument="mixing",
+            )
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        """The channels that clients only receive."""
+        state = self.optimizer_state
+        return (*solver_receives(self.solver), *(state.values() if isinstance(state, Mapping) else ()))
+
+    def lr_at(self, round: int) -> float:
+        return rate_at(self.lr, round)
+
+    def local_step(
+        self,
+        round: int,
+        anchor: Vector,
+        correction: Correction,
+        got: Vectors | None = None,
+        memory: Vectors | None = None,
+    ) -> LocalStep:
+        """Return one client's local step in a round, from the model it received and what it remembers."""
+        step = LocalStep(
+            self.lr_at(round),
+            anchor,
+            correction.prox_weight,
+            correction.shift,
+            self.weight_decay,
+            self.momentum,
+            self.max_grad_norm,
+            optimizer=self.optimizer,
+            decoupled_weight_decay=self.decoupled_weight_decay,
+            ascent_offset=with_defaults(self.solver, BaseSolver).ascent_offset,
+            frozen_blocks=self.frozen_blocks,
+        )
+        if isinstance(self.optimizer_state, Mapping):
+            assert got is not None
+            step.restore({name: got[channel] for name, channel in self.optimizer_state.items()}, anchor)
+        elif self.optimizer_state == "kept" and memory:
+            prefix = "local/optimizer/"
+            rows = {name[len(prefix) :]: row for name, row in memory.items() if name.startswith(prefix)}
+            step.restore(rows, anchor)
+        return step
+
+    def client_start(self, x: Vector, memory: Mapping[str, Vector], *, of_buffers: bool = False) -> Vector:
+        """The model that a client starts from: the received one with its own private blocks in it."""
+        own = memory.get("local/private_buffers" if of_buffers else "local/private")
+        if self.private_blocks is None or own is None:
+            return x
+        return self.private_blocks.put(x.clone(), own, of_buffers=of_buffers)
+
+    def without_private_blocks(self, change: Vector, *, of_buffers: bool = False) -> Vector:
+        """What of a change is reported: nothing of private blocks."""
+        return change if self.private_blocks is None else self.private_blocks.put(change, 0.0, of_buffers=of_buffers)
+
+    def memory_after(self, step: LocalStep, y: Vector, buffers: Vector | None) -> Vectors:
+        """What a client remembers of its training."""
+        memory: Vectors = {}
+        if self.private_blocks is not None:
+            memory["local/private"] = self.private_blocks.take(y)
+            if buffers is not None and self.private_blocks.buffers:
+                memory["local/private_buffers"] = self.private_blocks.take(buffers, of_buffers=True)
+        if self.optimizer_state == "kept":
+            memory.update({f"local/optimizer/{name}": row for name, row in step.memory_rows().items()})
+        return memory
+
+    def bind(self, layout: Layout | None) -> LocalPhase:
+        """The same phase with its blocks placed in a model."""
+        if self.private_blocks is None and self.frozen_blocks is None:
+            return self
+        private = None if self.private_blocks is None else self.private_blocks.bind(layout)
+        return replace(
+            self,
+            private_blocks=private,
+            frozen_blocks=None if self.frozen_blocks is None else self.frozen_blocks.bind(layout),
+        )
+
+
+def has_shared_state(optimizer: ServerTransform | None) -> bool:
+    """Whether rows of a local optimizer's state are mixed with the models."""
+    return optimizer is not None and bool(with_defaults(optimizer, BaseServerTransform).shared)
