@@ -1,25 +1,26 @@
-# `make demo` and `make test` are all a new user needs: each target makes its own .venv if there is none.
+# New users need only `make demo` and `make test`. Targets create .venv if it is missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
 
-.PHONY: audit sbom docs dist test-plain demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: audit sbom docs dist test-plain test-fast demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare methods on embedded data, write report.html"
-	@echo "make test   the whole test suite  make test-plain  without the native kernels"
+	@echo "make test   full test suite      make test-plain  without native kernels"
+	@echo "make test-fast  unit tests of all packages, under 90 seconds: for use while you work"
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
-	@echo "make bench  speed against peers  make bench-quick  without peers"
-	@echo "make fuzz   packets, readers     make torture      kills, corruptions, losses: the long forms"
-	@echo "make demo-federation  a server and three sites on this machine, with TLS: four minutes"
-	@echo "make e2e    engines of others: Ray, Flower"
-	@echo "make docs   the site, into build/site    make dist  wheel and sdist, tried in a fresh environment"
-	@echo "make sanitize  the native kernels under address and undefined-behaviour sanitizers"
-	@echo "make audit  pinned versions with known vulnerabilities    make sbom  bill of materials, build/sbom.cdx.json"
+	@echo "make bench  compare speed with other frameworks    make bench-quick  without them"
+	@echo "make fuzz   fuzz decoders and file readers    make torture  long crash, corruption and message-loss tests"
+	@echo "make demo-federation  run a server and three sites on this machine with TLS (four minutes)"
+	@echo "make e2e    test over Ray and Flower"
+	@echo "make docs   build the site in build/site    make dist  build wheel and sdist, test them in a fresh environment"
+	@echo "make sanitize  test native kernels with address and undefined-behaviour sanitizers"
+	@echo "make audit  check pinned versions for known vulnerabilities    make sbom  write build/sbom.cdx.json (bill of materials)"
 
-# torch first, so that nothing else decides which build of it is taken
+# torch first, so that no other dependency selects its build
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
@@ -29,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready
 	$(BIN)/hansa demo
 
-# Flower has pins of its own: it gets an environment on top of ours, which stays as it is
+# Flower pins its dependencies: it gets a separate environment on top of .venv, which is not changed
 $(VENV)/flower/.ready: $(VENV)/.ready
 	$(BIN)/python -m venv $(VENV)/flower
 	$(BIN)/python -c "import pathlib, site; (place,) = pathlib.Path('$(VENV)/flower').glob('lib/python*/site-packages'); \
@@ -43,11 +44,15 @@ demo-federation: $(VENV)/flower/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# what those have who have no compiler
+# no processes, no command line, no pages, no long comparisons: tests/conftest.py lists what is left out
+test-fast: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q --fast
+
+# without the native kernels, as on a machine without a compiler
 test-plain: $(VENV)/.ready
 	HANSA_NATIVE=off $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# the one test over Flower that is worth its minute in every check
+# a one-minute test over Flower, for every check
 test-flower: $(VENV)/flower/.ready
 	$(VENV)/flower/bin/python -m pytest -q tests/e2e/test_flower.py
 
@@ -66,7 +71,7 @@ fuzz: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_frames.py
 
-# what needs other people's engines: Flower's programs, and a Ray cluster in a network of its own, where that can be made
+# Flower's programs, and a Ray cluster, in a separate network namespace where possible
 e2e: $(VENV)/flower/.ready
 	HANSA_E2E=1 $(VENV)/flower/bin/python -m pytest -q tests/e2e/test_flower.py
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
@@ -78,20 +83,20 @@ torture: $(VENV)/.ready
 sanitize: $(VENV)/.ready
 	$(BIN)/python tests/core/native/sanitize.py
 
-# environments of the peers, logs and results are kept in .bench/
+# peer environments, logs and results are stored in .bench/
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/bench.py
 
 bench-quick: $(VENV)/.ready
 	$(BIN)/python benchmarks/bench.py --quick
 
-# warnings are errors: every link and anchor is checked; the site opens from the file system and asks the network for nothing
+# warnings are errors: every link and anchor is checked; the site works offline from the file system
 docs: $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "build/site/index.html"
 
-# the wheel must carry the native code; the demo runs from what a user would install, far from the checkout
+# the wheel must contain the native code; the demo runs from the installed packages, outside the checkout
 dist: $(VENV)/.ready
 	rm -rf build/dist build/try build/lib*
 	$(BIN)/pip install --quiet --disable-pip-version-check build
@@ -104,17 +109,17 @@ dist: $(VENV)/.ready
 	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --force-reinstall build/dist/*.tar.gz
 	cd build/try && bin/hansa demo --tiny
 
-# tools that read constraints.txt and need nothing of ours: an environment of their own, without torch
+# tools that only read constraints.txt: a separate environment without torch
 $(VENV)/tools/.ready:
 	$(PYTHON) -m venv $(VENV)/tools
 	$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check 'pip-audit>=2.10' 'cyclonedx-bom>=7.5'
 	@touch $@
 
-# asks a public database of vulnerabilities: needs the network
+# queries a public vulnerability database: needs the network
 audit: $(VENV)/tools/.ready
 	$(VENV)/tools/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
-# CycloneDX; the components are the versions that the tests ran with
+# CycloneDX; the components are the tested versions
 sbom: $(VENV)/tools/.ready
 	@mkdir -p build
 	$(VENV)/tools/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library --output-reproducible --output-file build/sbom.cdx.json constraints.txt

@@ -2,11 +2,11 @@
 
     python aware_rows.py disk|naive CLIENTS DIM PARTICIPANTS ROUNDS FOLDER ANSWER.json
 
-"disk" is `hansa.aggregate.aware` over a `DiskStore` that holds a row of every client. "naive" holds all rows in one
-matrix, makes the whole Gram matrix anew each round, and forms the direction from all rows.
+"disk" is `hansa.aggregate.aware` over a `DiskStore` with one row per client. "naive" holds all rows in one matrix,
+recomputes the Gram matrix each round, and forms the direction from all rows.
 
-Row i is sum_k c_ik b_k + e_i, b_k dense and random, e_i on a block of coordinates of its own: so the Gram matrix of all
-clients is known without reading a row, and a run can begin with every client seen.
+Row i is sum_k c_ik b_k + e_i, with b_k dense and random and e_i on its own block of coordinates. So the Gram matrix of
+all clients is known without reading rows, and a run can start with every client seen.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The benchmark: Hansa against its peers, against plain PyTorch, and against the limit of the machine.
+"""Benchmark Hansa against its peers, plain PyTorch, and the limit of the machine.
 
     python benchmarks/bench.py            everything, about 20 minutes; writes docs/benchmarks.md
-    python benchmarks/bench.py --quick    without peers, about 3 minutes; only prints its page
+    python benchmarks/bench.py --quick    without peers, about 3 minutes; only prints the page
 
-Environments of the peers, logs and all results are kept below .bench/. A peer that cannot be installed or fails is
-reported as such and does not stop the rest.
+Peer environments, logs and results are stored in .bench/. A peer that fails or cannot be installed is reported and does
+not stop the others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the record of clients costs: bytes on disk, and its share of a run's CPU time.
+"""The cost of the client record: bytes on disk, and its share of a run's CPU time.
 
     python benchmarks/client_record.py [--clients 10000] [--rounds 1000]
 
-The size is that of a record of all clients in all rounds, each with its own loss and norm, evaluated every tenth round:
-the worst there is. The share is measured on short real runs with one step on eight rows a client, which is the least
-that a round can cost: CPU seconds spent in the record over those of the run, record included, in one process.
+The size is the worst case: all clients in all rounds, each with its own loss and norm, evaluated every tenth round. The
+share is measured on short real runs at the minimum cost of a round, one step on eight rows per client: CPU seconds
+spent in the record over those of the run, record included, in one process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The Ray engine beside the pool: W1 on two actors and on two workers, and what an order and a round cost beyond work.
+"""The Ray engine against the pool: W1 on two actors and on two workers, and the overhead per order and per round.
 
     python benchmarks/cluster.py [--rounds 20] [--sizes 1000 1000000 11000000] [--address HOST:PORT]
 
-Rounds of the engines alternate, so that both see the same machine; medians are reported. The overhead is measured on
-clients that do next to nothing, ``few`` and ``many`` of them a round: the difference is that of orders, the rest that
-of a round; what the serial engine takes for the same is subtracted.
+Rounds of the engines alternate, so that both see the same machine load; medians are reported. The overhead is measured
+with nearly idle clients, ``few`` and ``many`` per round: the difference is the overhead of orders, the rest that of a
+round. The time of the serial engine is subtracted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Models that no native code trains, in Hansa and in the loop that a PyTorch user writes, in processor time.
+"""Models without native training, in Hansa and in a plain PyTorch loop, in processor time.
 
     python eager.py TURNS ANSWER.json [MODEL ...]
 
-Both take the same steps on the same batches in one process on one thread, turn by turn: a round of one client with
-Hansa (`hansa.run`, everything a round does), then as many steps of the plain loop, whose model has PyTorch's default
-layout. What is compared is client-steps a second of processor time; medians of the turns after the first.
+Both take the same steps on the same batches in one process on one thread, in alternation: a full round of one client
+with `hansa.run`, then as many steps of the plain loop, whose model has PyTorch's default layout. The result is
+client-steps per second of processor time; medians of the turns after the first.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What Flower costs a federation: seconds a round without any work, and bytes on the wire beside those that are sent.
+"""The overhead of Flower in a federation: seconds per round without work, and bytes on the wire against bytes sent.
 
     sudo python benchmarks/federation.py
 
-Server and sites are put into two networks of their own, with a virtual cable between them whose counters the operating
-system keeps; three SuperNodes answer each message with as many bytes. Then a run of FedAvg with a model of 10 MB goes
-over such a cable, and its ledger is put beside the counters. Linux, and root for the cable.
+Server and sites run in two network namespaces, joined by a virtual cable whose bytes the operating system counts. Three
+SuperNodes answer each message with as many bytes. Then FedAvg with a 10 MB model runs over such a cable, and its byte
+counts are compared with the system's. Requires Linux, and root for the cable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""AFGA on a ring, 5 clients computing at a step, CNN-29k, 24 steps: what a round costs when most clients are idle.
+"""The cost of a round when most clients are idle: AFGA on a ring, 5 clients computing at a step, CNN-29k, 24 steps.
 
     python gossip.py CLIENTS ROUNDS lazy|dense ARRAYS.npz ANSWER.json
 
-"lazy" is what Hansa chooses by its cost rule: the rows of idle clients never exist. "dense" holds and mixes all rows.
+"lazy" is the choice of Hansa's cost rule: rows of idle clients are never created. "dense" stores and mixes all rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Hansa as a contender: the job of ``peers/job.py``, its variant "workers=2 catalogue", "workers=2 own" or "... eager".
+"""Run the job of ``peers/job.py`` with Hansa, in a variant "workers=2 catalogue", "workers=2 own" or "... eager".
 
-"own" is the model as users write theirs, a class with forward(); "catalogue" is `hansa.models`; "eager" is without
-native code.
+"own" is a user-defined class with forward(); "catalogue" is `hansa.models`; "eager" is without native code.
 
-With "bare" in the variant each round is followed by its own steps once more, without the engine around them: what a
-round takes beyond that is the engine's.
+With "bare" in the variant, each round's steps are repeated without the engine; the difference in time is the engine's
+overhead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The limit: the matrix products that a step consists of, bare, and the peak of large ones.
+"""The limit of the machine: the bare matrix products of a step, and the peak of large ones.
 
     python limit.py ANSWER.json
 
-A convolution counts as the product of its unfolded input with its weights. First one process and then two do steps of
-clients of their own, as workers would, each on one thread.
+A convolution counts as the product of its unfolded input with its weights. Steps run first in one process and then in
+two, each with its own clients and one thread, as workers do.
 """
 
 from __future__ import annotations

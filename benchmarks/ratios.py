@@ -1,9 +1,9 @@
-"""Two tables of ratios in processor time, measured turn by turn in one process on one thread.
+"""Two tables of ratios in processor time, measured in alternation in one process on one thread.
 
     python ratios.py gossip TURNS ANSWER.json    a gossiping client-step against one of FedAvg on the same model
     python ratios.py scale TURNS ANSWER.json     many clients, many participants, many parameters
 
-The data are noise of Fashion-MNIST's shape: what a step costs does not depend on it.
+The data are noise of Fashion-MNIST's shape: the cost of a step does not depend on the values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""One point of Hansa's scaling tables, in a process of its own so that its memory is its own.
+"""One point of Hansa's scaling tables, in a separate process so that its memory can be measured.
 
     python scaling.py POINT.json ANSWER.json
 
-Every client holds 60 rows drawn at random from all images, so that the work of a client does not depend on how many
-clients there are.
+Every client has 60 random images, so that the work per client does not depend on the number of clients.
 """
 
 from __future__ import annotations

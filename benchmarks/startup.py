@@ -1,9 +1,9 @@
-"""What it takes until something happens, in processor time of all processes.
+"""Start-up cost, in processor time of all processes.
 
     python startup.py TURNS ANSWER.json
 
-The help, commands that do not train, the import, and a first round of `hansa run` on embedded data, each in a fresh
-process; medians, after one turn that leaves the bytecode behind as an installation does.
+Measures the help, commands that do not train, the import, and a first round of `hansa run` on embedded data, each in a
+fresh process. Reports medians after a warm-up turn, which compiles bytecode as an installation does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the server and the wire do with whole vectors, as ratios to copying one in the same run.
+"""Vector operations of the server and the wire, as ratios to copying a vector in the same run.
 
     python benchmarks/vectors.py [--dim 11173962] [--repeats 15] [--out ANSWER.json]
 
-Every operation runs once a turn, the turns interleave, medians are compared: drift of the machine hits all alike.
+Every operation runs once per turn and medians are compared, so that drift of the machine affects all alike.
 """
 
 from __future__ import annotations

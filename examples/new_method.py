@@ -27,6 +27,7 @@ class restarted:
         return self.lr * m, {"m": m}
 
 
+@hansa.component  # so that a configuration may name it: algorithm: new_method:fed_restart
 def fed_restart(lr: float = 0.5, **common: Unpack[hansa.presets.Common]) -> hansa.Algorithm:
     return hansa.presets.fedavg(**common).with_server(restarted(lr))
 

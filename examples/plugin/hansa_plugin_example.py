@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hansa import Algorithm, Key, presets
+from hansa import Algorithm, Key, component, presets
 from hansa.aggregate import Combined
 from hansa.compress import Coder
 from hansa.core.types import Population, RoundContext, State, Update, in_client_order
@@ -100,6 +100,7 @@ class chordal_ring(Topology):
         return metropolis(n, {tuple(sorted((i, (i + hop) % n))) for i in range(n) for hop in hops})
 
 
+@component
 def server_lion(*, lr: Rate = 0.01, **common: Unpack[presets.Common]) -> Algorithm:
     """Server Lion: FedAvg's clients, Lion at the server."""
     return presets.fedavg(**common).with_server(lion(lr))

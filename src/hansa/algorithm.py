@@ -1,4 +1,4 @@
-"""An algorithm is a value: who takes part, what clients do, and what happens on each channel."""
+"""An algorithm: a sampler, local work, and channels between the clients and the server."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from hansa.server.base import require_server
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A named vector's way: down to the clients, up from them, into an aggregate, through the server.
+    """The path of a named vector: downlink to the clients, uplink from them, aggregation, server transform.
 
-    ``follows`` names another channel: then this one is broadcast only. Nothing is reported on it; after each round its
-    vector is what its server makes of the other's aggregate, as FedCM's momentum is of the model's.
+    A channel with ``follows`` is only broadcast. Clients report nothing on it; after each round its server transform is
+    applied to the aggregate of the other channel. FedCM's momentum follows the model this way.
 
     Args:
         downlink: How the server's vector reaches the clients.
         uplink: How updates reach the server.
         aggregate: How updates are combined.
         server: What the server does with the aggregate before adding it.
-        follows: Channel whose reports move this one; clients only receive it.
+        follows: Channel whose aggregate updates this one; clients only receive it.
 
     >>> Channel().aggregate
     mean(weights='uniform')
@@ -66,12 +66,12 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm(HtmlRepr):
-    """A federated method as a composition of components. `hansa.presets` has published ones.
+    """A federated method as a composition of components. `hansa.presets` has published methods.
 
     Args:
         name: Name in tables and errors.
-        sampler: Who takes part in a round.
-        local: What clients do.
+        sampler: Sampler of the participants.
+        local: Local work of the clients.
         channels: Channels by name; "model" is the trained one.
 
     >>> from hansa import presets
@@ -103,7 +103,7 @@ class Algorithm(HtmlRepr):
         self.validate()
 
     def validate(self) -> None:
-        """Refuse compositions that would quietly compute something else."""
+        """Raise for compositions that would silently compute something else."""
         check_citations(self.components())
         if MODEL not in self.channels:
             raise HansaError(f"{self.name}: channels {sorted(self.channels)} lack {MODEL!r}, the one that is trained.")
@@ -160,12 +160,12 @@ class Algorithm(HtmlRepr):
 
     @property
     def serverless(self) -> bool:
-        """Whether clients keep their own models, so that the server only looks on."""
+        """Whether clients keep their own models and the server only averages them for evaluation."""
         return self.local.mixing is not None and self.local.mixing.keep_local_models
 
     @property
     def needs_client_stats(self) -> bool:
-        """Whether a sampler or an aggregator asks for what was last heard of every client."""
+        """Whether the sampler or an aggregator needs client statistics."""
         aggregators = (
             with_defaults(channel.aggregate, BaseAggregator).needs_client_stats for channel in self.channels.values()
         )
@@ -175,11 +175,11 @@ class Algorithm(HtmlRepr):
         )
 
     def bind_layout(self, layout: Layout | None) -> Algorithm:
-        """The same algorithm for a given model: named blocks have their places in its flat vector."""
+        """Return the algorithm for a given model, with named blocks resolved to ranges of its flat vector."""
         return replace(self, local=self.local.bind(layout))
 
     def _validate_serverless(self) -> None:
-        """Clients that keep their own models all take part, and the server only averages what it sees."""
+        """Raise unless all clients participate and the server only averages, as serverless methods require."""
         model = self.channels[MODEL]
         wanted = {
             "sampler": (self.sampler, uniform(1.0)),
@@ -198,9 +198,9 @@ class Algorithm(HtmlRepr):
                 )
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
-        """The same algorithm for a given population: clusters are lists of clients, whatever rule made them.
+        """Return the algorithm for a given population, with clusters resolved to lists of clients.
 
-        ``labels``: counts [clients, classes] or a function that gives them, for rules that look at labels.
+        ``labels`` are counts [clients, classes], or a function that returns them, for rules that use labels.
         """
         mixing, sampler = self.local.mixing, self.sampler
         if mixing is None:
@@ -213,7 +213,7 @@ class Algorithm(HtmlRepr):
         return bound
 
     def check(self, population: int) -> None:
-        """Raise if the components cannot serve a population of this size."""
+        """Raise if the components do not support a population of this size."""
         with_defaults(self.sampler, BaseSampler).check(population)
         mixing, steps = self.local.mixing, self.local.steps
         if mixing is None:
@@ -229,7 +229,7 @@ class Algorithm(HtmlRepr):
                 raise HansaError(f"{self.name}: {len(weights)} weights for {population} clients: give one a client.")
 
     def _check_alone(self) -> None:
-        """What only clients that gossip have."""
+        """Raise for components that require gossip."""
         for name, channel in self.channels.items():
             if with_defaults(channel.aggregate, BaseAggregator).weights == "clusters":
                 raise invalid_argument(
@@ -243,7 +243,7 @@ class Algorithm(HtmlRepr):
             )
 
     def on(self, name: str, **changes: Any) -> Algorithm:
-        """The same algorithm with parts of one channel exchanged: ``algo.on("model", uplink=...)``."""
+        """Return the algorithm with components of one channel replaced: ``algo.on("model", uplink=...)``."""
         if name not in self.channels:
             raise HansaError(f"{self.name} has no channel {name!r}. {suggestion(name, self.channels)}")
         return self.exchange(channels={name: changes})
@@ -255,8 +255,10 @@ class Algorithm(HtmlRepr):
         local: Mapping[str, Any] | None = None,
         channels: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Algorithm:
-        """The same algorithm with parts exchanged in several places at once, for changes that need each other: a solver
-        and the channel that it reports on. A channel that is not there yet is added."""
+        """Return the algorithm with several components replaced at once, for changes that depend on each other.
+
+        An example is a solver and its channel. Missing channels are added.
+        """
         changed = {
             name: replace(self.channels.get(name, Channel()), **parts) for name, parts in (channels or {}).items()
         }
@@ -268,20 +270,20 @@ class Algorithm(HtmlRepr):
         )
 
     def with_server(self, server: ServerTransform) -> Algorithm:
-        """The same algorithm with another server for the model."""
+        """Return the algorithm with another server transform for the model."""
         return self.on(MODEL, server=server)
 
     def with_local(self, **changes: Any) -> Algorithm:
-        """The same algorithm with parts of the local phase exchanged."""
+        """Return the algorithm with components of the local work replaced."""
         return self.exchange(local=changes)
 
     def with_buffers(self) -> Algorithm:
-        """The same algorithm with a channel for buffers: averaged as the model's updates are, never optimized."""
+        """Return the algorithm with a channel for buffers, which are averaged like the model's updates."""
         if BUFFERS in self.channels:
             return self
         weights: Weights = with_defaults(self.channels[MODEL].aggregate, BaseAggregator).weights
         return replace(self, channels={**self.channels, BUFFERS: Channel(aggregate=mean(weights))})
 
     def components(self) -> Iterator[Any]:
-        """Every part in use, outermost first."""
+        """Yield every component in use, outermost first."""
         yield from walk_components(self)

@@ -1,7 +1,7 @@
-"""Samplers: who takes part in a round.
+"""Samplers: the selection of a round's participants.
 
-Each is a function of (round, population, key), so that a resume needs no sampler state. What a sampler with
-``needs_client_stats`` knows of the clients is in the population, and so in the server's state.
+Each is a function of (round, population, key), so samplers have no state to resume. Client statistics for samplers with
+``needs_client_stats`` are part of the population, and so of the server's state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ClusterMembers: TypeAlias = tuple[tuple[int, ...], ...]
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Who takes part, as a function of (round, population, key)."""
+    """Selects the participants as a function of (round, population, key)."""
 
     __slots__ = ()
 
@@ -54,20 +54,20 @@ class BaseSampler(Sampler):
 
     @property
     def needs_client_stats(self) -> bool:
-        """Whether it asks for ``population.losses``, ``norms`` and ``participations``: what was last heard of each."""
+        """Whether it needs ``population.losses``, ``norms`` and ``participations``, as last reported."""
         return False
 
     def check(self, population: int) -> None:
-        """Refuse a population it cannot serve."""
+        """Raise if the sampler does not support a population of this size."""
         return
 
     def bind(self, clusters: ClusterMembers) -> Sampler:
-        """The sampler that knows the clusters of the population, where it asks for them."""
+        """Return the sampler with the clusters of the population, if it needs them."""
         return self
 
 
 def require_sampler(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no sampler."""
+    """Raise unless the value is a sampler."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     instead = "" if not number else f"uniform({value!r})" if isinstance(value, float) else f"uniform(count={value!r})"
     check_component(owner, argument, value, Sampler, "a sampler", instead=instead, example="uniform(0.1) is one.")
@@ -139,7 +139,7 @@ def everyone() -> uniform:
 
 @dataclass(frozen=True, slots=True)
 class weighted(BaseSampler):
-    """M clients without replacement, drawn with chances proportional to sample counts or to given numbers.
+    """M clients without replacement, with probabilities proportional to sample counts or given weights.
 
     Args:
         weights: "samples", or one number per client.
@@ -182,11 +182,13 @@ class weighted(BaseSampler):
 
 
 def _draw_weighted(draw: np.random.Generator, weights: tuple[float, ...], size: int) -> tuple[int, ...]:
-    """``size`` places without replacement, with chances proportional to the weights: what `Generator.choice` draws, in
-    time that does not depend on how many weights there are, unless one place is drawn twice in a round."""
+    """Draw ``size`` indices without replacement, with probabilities proportional to the weights.
+
+    The result equals that of `Generator.choice`, in time independent of the number of weights unless an index repeats.
+    """
     shares, steps = _cumulative_weights(weights)
     chosen = np.unique(steps.searchsorted(draw.random(size), side="right"))
-    while len(chosen) < size:  # those that are in are given no more chance, the rest are drawn anew
+    while len(chosen) < size:  # exclude those already chosen and draw the rest again
         left = shares.copy()
         left[chosen] = 0.0
         steps = np.cumsum(left)
@@ -200,7 +202,7 @@ _last_chances: list[tuple[tuple[float, ...], tuple[Any, Any]]] = []
 
 
 def _cumulative_weights(weights: tuple[float, ...]) -> tuple[Any, Any]:
-    """Every weight's share of all and the sums of these from the first on, made once for the weights of a run."""
+    """Return the normalized weights and their cumulative sums, cached for a run."""
     for known, result in _last_chances:
         if known is weights:
             return result
@@ -214,7 +216,7 @@ def _cumulative_weights(weights: tuple[float, ...]) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class explore(BaseSampler):
-    """Every client once, M a round in a random order, before anybody is asked again; then a new order
+    """Every client once, M per round in random order, before any is selected again; then a new order
     (``then="again"``) or uniform sampling (``then="uniform"``).
 
     Args:
@@ -251,13 +253,13 @@ class explore(BaseSampler):
 
 @lru_cache(maxsize=4)
 def _epoch_order(key: Key, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The order of a lap, made once for all its rounds."""
+    """Return the order of one pass over the clients, cached for its rounds."""
     return key.numpy().permutation(count)
 
 
 @dataclass(frozen=True, slots=True)
 class startup(BaseSampler):
-    """Everyone in the first round, then those another sampler chooses, from its own first round on.
+    """All clients in the first round, then another sampler, starting at its first round.
 
     Args:
         sampler: Sampler of the rounds after the first.
@@ -285,8 +287,7 @@ class startup(BaseSampler):
 
 @dataclass(frozen=True, slots=True)
 class availability(BaseSampler):
-    """M clients uniformly among those a trace says are there in the round (the trace is cycled); all of them where
-    fewer than M are there.
+    """M clients uniformly among those available in the round according to a trace, or all if fewer are available.
 
     Args:
         trace: Available clients of each round; repeated when it ends.
@@ -321,7 +322,7 @@ class availability(BaseSampler):
 
 @dataclass(frozen=True, slots=True)
 class replay(BaseSampler):
-    """The given participants, round by round, then from the start again.
+    """Recorded participants, round by round; the rounds repeat.
 
     Args:
         rounds: Participants of each round; repeated when they end.
@@ -346,7 +347,7 @@ class replay(BaseSampler):
 
 @dataclass(frozen=True, slots=True)
 class per_cluster(BaseSampler):
-    """``reporters`` of each cluster, a count or a share, uniformly without replacement.
+    """``reporters`` of each cluster, uniformly without replacement.
 
     Args:
         reporters: Clients of each cluster: a number or a fraction.

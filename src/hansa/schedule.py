@@ -20,13 +20,13 @@ Rate: TypeAlias = float | Schedule
 
 
 def rate_at(rate: Rate, round: int) -> float:
-    """The rate in force in a round."""
-    at = getattr(rate, "at", None)  # isinstance of a protocol takes ten times as long, and this is asked often
+    """Return the rate in a round."""
+    at = getattr(rate, "at", None)  # isinstance of a protocol is ten times slower, and this is called often
     return float(rate) if at is None else float(at(round))  # type: ignore[arg-type]
 
 
 def check_rate(component: str, argument: str, rate: object) -> None:
-    """Refuse anything but a positive number or a schedule."""
+    """Raise unless the rate is a positive number or a schedule."""
     if not isinstance(rate, Schedule):
         check_positive(component, argument, rate, "Use a small positive rate such as 0.05, or a schedule.")
 
@@ -59,7 +59,7 @@ class step_decay:
 
 @dataclass(frozen=True, slots=True)
 class inverse_sqrt:
-    """lr / sqrt(1 + round / scale): the decay under which SGD's theory is usually stated.
+    """lr / sqrt(1 + round / scale): the decay usually assumed in the theory of SGD.
 
     Args:
         lr: Initial rate.
@@ -82,7 +82,7 @@ class inverse_sqrt:
 
 @dataclass(frozen=True, slots=True)
 class cosine:
-    """From lr down to floor over the given rounds along half a cosine, then floor.
+    """Half a cosine from lr down to floor over the given rounds, then floor.
 
     Args:
         lr: Initial rate.
@@ -111,7 +111,7 @@ class cosine:
 
 @dataclass(frozen=True, slots=True)
 class warmup:
-    """A linear rise over the first rounds, then the given rate or schedule.
+    """Linear increase over the first rounds, then the given rate or schedule.
 
     Args:
         lr: Rate, or schedule, after the warm-up.
@@ -134,7 +134,7 @@ class warmup:
 
 @dataclass(frozen=True, slots=True)
 class piecewise:
-    """The given rates, one per round; the last one stays.
+    """The given rates, one per round, then the last one.
 
     Args:
         rates: Rate of each round.

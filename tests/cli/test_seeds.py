@@ -102,7 +102,8 @@ def test_methods_are_compared_over_seeds_and_finished_runs_are_not_repeated(cli,
 
 def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
-    text = "import hansa\nfrom torch import nn\n\n@hansa.component\ndef net():\n    return nn.Sequential(nn.Linear(60, 10{}))\n"
+    text = "import hansa\nfrom torch import nn\n\n@hansa.component\ndef net():\n"
+    text += "    return nn.Sequential(nn.Linear(60, 10{}))\n"
     (folder / "mine_net.py").write_text(text.format(""))
     arguments = ["compare", "fedavg", "-c", "small.yaml", "-q", "--seeds", "2", "-s", "model={factory: 'mine_net:net'}"]
     assert cli(*arguments).exit_code == 0

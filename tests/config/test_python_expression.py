@@ -66,7 +66,8 @@ def test_own_parts_are_named_by_their_module(tmp_path, monkeypatch):
         "    by: float = 2.0\n\n"
         "    def init(self, x):\n        return {}\n\n"
         "    def update(self, delta, state, ctx):\n        return delta / self.by, state\n\n\n"
-        "@hansa.component\ndef mine(*, by=2.0, **common):\n    return hansa.presets.fedavg(**common).with_server(half(by))\n"
+        "@hansa.component\n"
+        "def mine(*, by=2.0, **common):\n    return hansa.presets.fedavg(**common).with_server(half(by))\n"
     )
     config = from_yaml("algorithm: {preset: 'printed_of_mine:mine', by: 4.0}\nlocal: {optimizer: printed_of_mine:half}")
     found = composition(config).python

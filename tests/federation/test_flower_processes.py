@@ -112,6 +112,15 @@ def test_a_missing_program_names_the_extra():
         flower_processes.find_program("flower-nonesuch")
 
 
+def test_a_certificate_always_names_the_machine_itself(tmp_path):
+    x509 = pytest.importorskip("cryptography.x509")
+    certificates.make_keys(tmp_path / "keys", ["north"], ["fed.example.org", "10.0.0.1"])
+    certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "server" / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "127.0.0.1"]
+
+
 def test_keys_are_for_their_owner_and_never_written_over(tmp_path):
     pytest.importorskip("cryptography")
     made = certificates.make_keys(tmp_path / "keys", ["north", "south"], ["localhost", "10.0.0.1"])

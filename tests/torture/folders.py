@@ -41,6 +41,7 @@ from torture.kill import Child, finish
 
 SMALL = ("data.name=synthetic", "data.clients=6", "rounds=3", "local.steps=1", "workers=1")
 NETS = """\
+import hansa
 from torch import nn
 
 
@@ -53,6 +54,7 @@ class Net(nn.Module):
         return self.last(self.first(x).relu())
 
 
+@hansa.component
 def make():
     return Net()
 """

@@ -1,4 +1,4 @@
-"""Aggregators: what the server makes of the updates of a round."""
+"""Aggregators: how the server combines the updates of a round."""
 
 from hansa.aggregate.aware import aware
 from hansa.aggregate.base import Aggregator, BaseAggregator, Combined, client_weights, normalize_weights

@@ -31,23 +31,23 @@ _STORAGE = ("float32", "float64", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class aware(BaseAggregator):
-    """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i when first seen; lambda~ = argmin
+    """m_i <- alpha m_i + (1-alpha) Delta_i for participants, m_i = Delta_i on first participation; lambda~ = argmin
     ||sum lambda_i m_i||^2 over the simplex of all clients seen; Delta = sum lambda~_i m_i (FedAWARE Alg. 1).
 
-    Options reproduce the authors' code where it differs: ``normalize`` puts m_i/||m_i|| (0 for 0) in place of m_i in
-    both; ``explore`` averages, by ``weights``, until every client was seen; ``from_zero`` starts every m_i at 0;
-    ``min_norm="authors"`` is their Frank-Wolfe, which stops short of the minimum, so that steps are longer.
-    ``project``: another server's step on the mean update, projected onto the direction.
+    Options reproduce the authors' code where it differs: ``normalize`` replaces m_i by m_i/||m_i|| (0 for 0) in both;
+    ``explore`` averages, by ``weights``, until every client has participated; ``from_zero`` starts every m_i at 0;
+    ``min_norm="authors"`` is their Frank-Wolfe, which stops before the minimum, so that steps are longer.
+    ``project`` is a server transform whose step on the mean update is projected onto the direction.
 
-    ``weights`` are the objective's lambda: of averages and of the diversities reported, never of the direction.
-    A zero row makes the direction zero, which then is the shortest vector: nobody can gain unless somebody loses.
-    Only the Gram matrix is kept in the state; the momenta are rows of the run's store, in RAM or on disk, in the run's
-    dtype or in ``momentum_dtype``.
+    ``weights`` are the objective's lambda: they affect averages and reported diversities, not the direction.
+    A zero momentum makes the direction zero, because zero is then the shortest vector.
+    Only the Gram matrix is part of the state; the momenta are stored as rows of the run, in memory or on disk, in the
+    run's dtype or in ``momentum_dtype``.
 
     Args:
         alpha: Decay rate of the momenta.
         normalize: Scale momenta to unit length before they are combined.
-        explore: Average the updates until every client was seen once.
+        explore: Average the updates until every client has participated once.
         project: Server transform whose step is projected onto the direction.
         momentum_storage: Keep the momenta in memory ("ram") or on disk ("disk").
         momentum_dtype: "float32", "float64" or "bfloat16"; None stores the momenta in the dtype of the run.
@@ -119,7 +119,7 @@ class aware(BaseAggregator):
         return Combined(direction, {"clients": seen, "gram": gram, "project": other}, info, rows)
 
     def _fresh(self, updates: Sequence[Update], seen: Sequence[int], rows: RowReader) -> dict[int, Vector]:
-        """The participants' momenta after this round, as they will be stored."""
+        """Return the participants' momenta after this round, as they will be stored."""
         fresh = {}
         known = set(seen)
         for update in updates:
@@ -170,7 +170,7 @@ class aware(BaseAggregator):
 def _refresh(
     clients: Sequence[int], gram: torch.Tensor, fresh: dict[int, Vector], rows: RowReader
 ) -> tuple[list[int], torch.Tensor]:
-    """The Gram matrix over all clients seen, the rows of this round's participants computed anew."""
+    """Return the Gram matrix over all clients seen, with the rows of this round's participants recomputed."""
     seen = sorted({*clients, *fresh})
     place = {client: i for i, client in enumerate(seen)}
     grown = torch.zeros(len(seen), len(seen), dtype=torch.float64)
@@ -193,7 +193,7 @@ def _refresh(
 
 
 def _projected(step: Vector, direction: Vector) -> Vector:
-    """(s.d / d.d) d, and 0 where d is 0."""
+    """Return (s.d / d.d) d, or 0 if d is 0."""
     s, d = step.double(), direction.double()
     square = float(d @ d)
     return (d * (float(s @ d) / square if square else 0.0)).to(step)

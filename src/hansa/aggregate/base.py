@@ -1,4 +1,4 @@
-"""The protocol of aggregators, and the one place where weights are normalized."""
+"""The aggregator protocol, and the only place where weights are normalized."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hansa.core.types import RoundContext, State, Update, Vector
 from hansa.core.vectors import arithmetic
 
 Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ...]
-"""How updates count: equally, by sample count, equally by cluster, or by one given number a client."""
+"""Weights of updates: uniform, by sample count, uniform over clusters, or one number per client."""
 
 
-MAX_DECODED, MAX_DECODED_BYTES = 16, 1 << 22  # updates decoded at once, and bytes of them where they are large
+MAX_DECODED, MAX_DECODED_BYTES = 16, 1 << 22  # updates decoded at once, and their total bytes if they are large
 
 
 class Combined(NamedTuple):
-    """An aggregate, the state after it, what is worth reporting of it, and rows to keep of clients with the round.
+    """An aggregate, the state after it, values to report, and rows to store for clients.
 
     Args:
         vector: The aggregate.
         state: State after the round.
-        info: Values worth reporting.
+        info: Values to report.
         rows: Rows to store for clients.
 
     >>> import torch
@@ -43,7 +43,7 @@ class Combined(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """What is known of a participant before its update arrives: enough to say how much it will count."""
+    """What is known about a participant before its update arrives, enough to compute its weight."""
 
     client: int
     cohort: int
@@ -51,7 +51,7 @@ class Participant(NamedTuple):
 
 
 class RunningAggregate(Protocol):
-    """An aggregate in the making: updates are added in client order, each once."""
+    """An aggregate in progress: updates are added once each, in client order."""
 
     def add(self, update: Update) -> None: ...
 
@@ -60,7 +60,7 @@ class RunningAggregate(Protocol):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Individual updates in, one vector out. Arrival order never matters."""
+    """Combines updates into one vector, independently of their arrival order."""
 
     __slots__ = ()
 
@@ -86,33 +86,35 @@ class BaseAggregator(Aggregator):
 
     @property
     def needs_client_stats(self) -> bool:
-        """Whether it asks for ``ctx.population.losses``, ``norms`` and ``participations``, as they were before the
-        round. The losses of the round itself are with the updates: ``update.loss``."""
+        """Whether it needs ``ctx.population.losses``, ``norms`` and ``participations``, from before the round.
+
+        The losses of the round itself are in ``update.loss``.
+        """
         return False
 
     @property
     def min_updates(self) -> int:
-        """The fewest updates it can work with: of fewer a round makes nothing."""
+        """The minimum number of updates; a round with fewer is not applied."""
         return 1
 
     @property
     def weights(self) -> Weights:
-        """How updates count; buffers are averaged by the same weights."""
+        """Weights of the updates; buffers are averaged with the same weights."""
         return "uniform"
 
     @property
     def momentum_storage(self) -> Literal["ram", "disk"]:
-        """Where the rows are wanted that ``combine`` keeps of clients."""
+        """Where the client rows returned by ``combine`` are stored."""
         return "ram"
 
     @property
     def running(self) -> Callable[[Sequence[Participant]], RunningAggregate] | None:
-        """For one that folds updates as they come, in client order: a method from all that may come to the fold."""
+        """For streaming aggregation: a method from the possible participants to a `RunningAggregate`."""
         return None
 
 
 def require_aggregator(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no aggregator."""
+    """Raise unless the value is an aggregator."""
     check_component(owner, argument, value, Aggregator, "an aggregator", example="mean() is one.")
 
 
@@ -140,7 +142,7 @@ def check_weights(component: str, weights: object) -> Weights:
 
 
 def normalize_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participant]) -> list[float]:
-    """The weight of each update, summing to one: the only place where weights are normalised.
+    """Return the weight of each update, summing to one. Weights are normalized only here.
 
     Args:
         weights: Rule, or one number per client.
@@ -158,7 +160,7 @@ def normalize_weights(weights: Weights, updates: Sequence[Update] | Sequence[Par
 
 
 def raw_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participant]) -> list[float]:
-    """How much each update counts beside the others, before normalisation."""
+    """Return the weight of each update before normalization."""
     if weights == "uniform":
         return [1.0] * len(updates)
     if weights == "samples":
@@ -172,7 +174,7 @@ def raw_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participa
 
 
 def client_weights(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
-    """The same of clients that need not have reported: their weights in the objective, summing to one over them.
+    """Return the weights of clients in the objective, summing to one, whether or not they reported.
 
     Args:
         weights: Rule, or one number per client.
@@ -199,7 +201,7 @@ def _own_weight(weights: Sequence[float] | str, client: int) -> float:
 
 
 def sum_updates(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
-    """sum w_i u_i, folded left to right; of updates that came compressed only a few are decoded at a time."""
+    """Return sum w_i u_i, folded left to right. Compressed updates are decoded a few at a time."""
     total = arithmetic.weighted_sum([update.vector for update in updates[:MAX_DECODED]], weights[:MAX_DECODED])
     for start in range(MAX_DECODED, len(updates), MAX_DECODED):
         some = slice(start, start + MAX_DECODED)
@@ -208,7 +210,7 @@ def sum_updates(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
 
 
 def gram_matrix(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:
-    """The Gram matrix in float64, block by block of coordinates so that no second copy of the rows exists."""
+    """Return the Gram matrix in float64, computed in blocks of coordinates to avoid a copy of the rows."""
     n, dim = len(vectors), vectors[0].numel()
     total = torch.zeros(n, n, dtype=torch.float64)
     for start in range(0, dim, block):

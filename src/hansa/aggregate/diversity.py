@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def diversity(squares: Sequence[float], weights: Sequence[float], combined: float) -> float:
-    """D = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda_i g_i||^2 ) >= 1, lambda the objective's weights (Def. 3.1).
+    """Return D = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda_i g_i||^2 ) >= 1 (Def. 3.1).
 
     Args:
         squares: Squared norms ||g_i||^2.
@@ -23,8 +23,9 @@ def diversity(squares: Sequence[float], weights: Sequence[float], combined: floa
 
 
 def surrogate_diversity(squares: Sequence[float], weights: Sequence[float], surrogate: float) -> float:
-    """D~ = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda~_i g_i||^2 ): the objective's weights lambda above, the weights
-    lambda~ of the direction taken only below (Def. 3.2).
+    """Return D~ = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda~_i g_i||^2 ) (Def. 3.2).
+
+    The numerator has the objective's weights lambda, the denominator the direction's weights lambda~.
 
     Args:
         squares: Squared norms ||g_i||^2.
@@ -38,7 +39,7 @@ def surrogate_diversity(squares: Sequence[float], weights: Sequence[float], surr
 
 
 def chi_square(used: Sequence[float], weights: Sequence[float]) -> float:
-    """chi^2 = sum lambda~_i^2 / lambda_i^2, how far the weights used are from the objective's (Thm. 4.1).
+    """Return chi^2 = sum lambda~_i^2 / lambda_i^2, how far the direction's weights are from the objective's (Thm. 4.1).
 
     It is n for lambda~ = lambda, and at uniform lambda n^2 sum lambda~_i^2: up to n^2 for a single client.
 

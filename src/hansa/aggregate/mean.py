@@ -1,4 +1,4 @@
-"""Means: FedAvg's, and FedNova's normalised one."""
+"""The mean of FedAvg and the normalized mean of FedNova."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hansa.core.vectors import arithmetic
 
 @dataclass(frozen=True, slots=True)
 class mean(BaseAggregator):
-    """Delta = sum_i w_i Delta_i / sum_i w_i over the updates at hand (FedAvg, McMahan 2017).
+    """Delta = sum_i w_i Delta_i / sum_i w_i over the received updates (FedAvg, McMahan 2017).
 
     Args:
         weights: "uniform", "samples", "clusters", or one number per client.
@@ -56,26 +56,30 @@ class mean(BaseAggregator):
         return Combined(running.vector(), state, {})
 
     def running(self, participants: Sequence[Participant]) -> RunningMean:
-        """The mean while its updates arrive in client order, so that few of them are in memory at a time. ``asked`` are
-        all that may come; the result depends on those that do alone."""
+        """Return a running mean, which keeps few updates in memory.
+
+        ``participants`` are all clients that may report; the result depends only on those that do.
+        """
         return RunningMean(
             dict(zip((share.client for share in participants), raw_weights(self.weights, participants), strict=True))
         )
 
 
 class RunningMean:
-    """(sum w_i Delta_i) / (sum w_i), folded left to right, a few updates at a time. Weights count in units of the first
-    one that came, so that equal ones give the bits of the plain mean."""
+    """(sum w_i Delta_i) / (sum w_i), folded left to right, a few updates at a time.
+
+    Weights are divided by the first one, so that equal weights give the bits of the plain mean.
+    """
 
     def __init__(self, weights: dict[int, float]) -> None:
         self._weights, self._used = weights, list[int]()
         self._unit = 0.0
         self._waiting: list[Update] = []
         self._total: Vector | None = None
-        self._most = 2  # folded at a time, so that few vectors lie about; how many changes no bit
+        self._most = 2  # updates folded at a time, to limit memory; it does not affect the bits
 
     def add(self, update: Update) -> None:
-        """The next update in client order."""
+        """Add the next update in client order."""
         self._used.append(update.client)
         self._unit = self._unit or self._weights[update.client]
         self._waiting.append(update)
@@ -83,7 +87,7 @@ class RunningMean:
             self._fold()
 
     def vector(self) -> Vector:
-        """The mean of what was added."""
+        """Return the mean of the added updates."""
         self._fold()
         total = math.fsum(self._count(client) for client in self._used)
         if self._total is None or not total > 0:
@@ -109,8 +113,8 @@ class RunningMean:
 class nova(BaseAggregator):
     """Delta = (sum_i p_i tau_i) sum_i p_i Delta_i / tau_i (FedNova, Wang 2020).
 
-    tau_i is the number of local steps, or its generalisation under local momentum or a proximal term.
-    Public implementations differ by normalising p twice or nowhere; here p sums to one over the participants.
+    tau_i is the number of local steps, or its generalization for local momentum or a proximal term.
+    Some public implementations normalize p twice or not at all; here p sums to one over the participants.
 
     Args:
         weights: "uniform", "samples", "clusters", or one number per client.
@@ -134,7 +138,7 @@ class nova(BaseAggregator):
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
-        if len({update.steps for update in ordered}) == 1:  # then nova is exactly the mean, to the last bit
+        if len({update.steps for update in ordered}) == 1:  # then nova equals the mean, bit for bit
             return mean(self.weights).combine(ordered, state, ctx)._replace(info={"tau_effective": ordered[0].steps})
         p = normalize_weights(self.weights, ordered)
         effective = math.fsum(w * u.steps for w, u in zip(p, ordered, strict=True))

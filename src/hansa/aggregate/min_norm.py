@@ -1,4 +1,4 @@
-"""The shortest vector in a convex hull, from inner products alone: Frank-Wolfe first, then an exact finish."""
+"""The shortest vector in a convex hull, from inner products: Frank-Wolfe, then an exact active-set method."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SOLVERS: tuple[MinNormSolver, ...] = ("exact", "authors")
 EPS = sys.float_info.epsilon
 FRANK_WOLFE_STEPS = 32
 INTERIOR_STEPS = 50
-MANY, JOINING = 256, 32  # rows from which on few are tried first; how many join at a time
-FIRST_ROUNDS = 6  # Newton rounds tried from Frank-Wolfe's point before the interior point is asked
-PATIENCE = 6  # rounds without progress after which rounding error is all that is left
+MANY, JOINING = 256, 32  # rows above which a subset is tried first; rows added at a time
+FIRST_ROUNDS = 6  # Newton rounds from the Frank-Wolfe point before the interior-point method is used
+PATIENCE = 6  # rounds without progress after which only rounding error remains
 INDEFINITE = "min_norm: not a Gram matrix: it has a negative eigenvalue. Expected G_ij = <v_i, v_j>."
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What bounds the distance to the optimum: with x = sum lambda_i v_i and the shortest vector x*,
+    """A bound on the distance to the optimum: with x = sum lambda_i v_i and the shortest vector x*,
     ``|x - x*|^2 <= gap`` and ``|x|^2 - |x*|^2 <= 2 gap``; ``value`` is |x|^2.
 
     >>> Certificate(value=1.0, gap=0.0, iterations=3).gap
@@ -45,7 +45,7 @@ class Certificate:
 
     @property
     def relative_gap(self) -> float:
-        """``gap / value``; infinite when the shortest vector is zero to rounding and the gap is not."""
+        """``gap / value``; infinite if the shortest vector is zero up to rounding and the gap is not."""
         return self.gap / self.value if self.value > 0 else (0.0 if self.gap == 0 else float("inf"))
 
 
@@ -77,13 +77,13 @@ def min_norm(
     tolerance: float = 1e-12,
     solver: MinNormSolver = "exact",
 ) -> MinNorm:
-    """lambda = argmin lambda' G lambda, sum lambda = 1, lower <= lambda <= upper, for G_ij = <v_i, v_j>.
+    """Return lambda = argmin lambda' G lambda, sum lambda = 1, lower <= lambda <= upper, for G_ij = <v_i, v_j>.
 
-    Frank-Wolfe with exact line search (as FedAWARE), then Newton steps on the active set, started anew from a
+    Frank-Wolfe with exact line search (as FedAWARE), then Newton steps on the active set, restarted from a
     primal-dual interior point if the first guess of the support is poor. Stops at a duality gap
     max_s (G lambda)'(lambda - s) <= tolerance * value, or at rounding error. The point sum lambda_i v_i is unique;
-    the weights need not be. ``solver="authors"`` is Frank-Wolfe as FedAWARE's authors run it, without a finish:
-    from the best pair of vectors, at most 1000 steps, until the weights move by less than 1e-5.
+    the weights need not be. ``solver="authors"`` is the Frank-Wolfe of FedAWARE's code without the second stage:
+    from the best pair of vectors, at most 1000 steps, until the weights change by less than 1e-5.
     Wolfe, *Finding the nearest point in a polytope*, 1976; Mehrotra, 1992.
 
     Args:
@@ -116,14 +116,14 @@ def min_norm(
     with _one_thread():
         problem = _Problem(matrix / scale if scale > 0 else matrix, low, high, tolerance)
         answer = problem.solve() if solver == "exact" else problem.authors()
-    if answer.value < -1e-5:  # of the largest G_ii: more than float32 sums can explain
+    if answer.value < -1e-5:  # relative to the largest G_ii: more than float32 rounding error
         raise HansaError(INDEFINITE)
     value, gap = scale * max(answer.value, 0.0), scale * max(answer.gap, 0.0)
     return MinNorm(answer.weights, Certificate(value, gap, problem.iterations))
 
 
 def _checked(gram: Array) -> Tensor:
-    """G in float64, symmetric to the last bit."""
+    """Return G in float64, exactly symmetric."""
     matrix = torch.as_tensor(gram).detach().to(device="cpu", dtype=torch.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
         raise invalid_argument("min_norm", "gram", tuple(matrix.shape), "a square matrix of at least one row")
@@ -135,7 +135,7 @@ def _checked(gram: Array) -> Tensor:
     if float((matrix - matrix.T).abs().max()) > 1e-6 * scale:
         raise HansaError("min_norm: the Gram matrix is not symmetric. Expected G_ij = <v_i, v_j>.")
     length = diagonal.clamp(min=0).sqrt()
-    # Cauchy-Schwarz, with room for inner products that were summed in float32
+    # Cauchy-Schwarz, with a tolerance for inner products summed in float32
     if bool((diagonal < 0).any()) or bool((matrix.abs() > torch.outer(length, length) + 1e-5 * scale).any()):
         raise HansaError("min_norm: not a Gram matrix: expected G_ii >= 0 and |G_ij| <= sqrt(G_ii G_jj).")
     return (matrix + matrix.T) / 2
@@ -150,7 +150,7 @@ def _bound(name: str, value: float | Array, size: int) -> Tensor:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The number of threads changes the last bits, and here the last bits choose the support."""
+    """Use one thread: the number of threads changes the last bits, which can change the support."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -184,8 +184,10 @@ class _Problem:
         self.iterations = 0
 
     def solve(self) -> _Point:
-        """Equal weights where they are optimal already; else Frank-Wolfe, then the finish, then the same again
-        from the few rows that matter, where there are many, and from an interior point."""
+        """Return equal weights if they are optimal; otherwise run Frank-Wolfe and the active set.
+
+        If that fails, restart from a subset of the rows (for many rows), then from an interior point.
+        """
         best = self.at(project_to_simplex(torch.full_like(self.low, 1 / self.size), self.low, self.high, 1.0))
         few = self.simplex and self.size >= MANY
         starts = [(self.frank_wolfe, False), *([(self.few_rows, False)] if few else []), (self.interior_point, True)]
@@ -213,7 +215,7 @@ class _Problem:
         return _Point(weights, gradient, value, gap, optimal, optimal or gap <= noise)
 
     def vertex(self, cost: Tensor) -> Tensor:
-        """argmin cost's over the feasible set: fill the cheapest weights first, the first of equals first."""
+        """Return argmin cost's over the feasible set: fill the cheapest weights first, ties in order."""
         if self.simplex:
             vertex = torch.zeros_like(self.low)
             vertex[int(cost.argmin())] = 1
@@ -226,7 +228,7 @@ class _Problem:
         return vertex
 
     def frank_wolfe(self) -> Tensor:
-        """lambda <- lambda + a (s - lambda) with the exact a, from the vertex of the shortest rows."""
+        """Iterate lambda <- lambda + a (s - lambda) with exact line search, from the vertex of the shortest rows."""
         weights = self.vertex(self.matrix.diagonal())
         gradient = self.matrix @ weights
         for _ in range(FRANK_WOLFE_STEPS):
@@ -243,10 +245,10 @@ class _Problem:
         return torch.minimum(torch.maximum(weights, self.low), self.high)
 
     def few_rows(self) -> Tensor:
-        """The exact answer among few rows, to which those are added that are nearest to lowering it, until none is.
+        """Solve exactly over few rows, adding the rows with the smallest inner products until none lowers the value.
 
-        The answer among some rows is the answer among all once no other row has a smaller inner product with it. Given
-        up where a quarter of the rows would not do: the interior point takes as long for any number.
+        A solution over a subset is optimal over all rows once no other row has a smaller inner product with it. Stops
+        when a quarter of the rows is not enough: the interior-point method is then no slower.
         """
         chosen = self.matrix.diagonal().topk(JOINING, largest=False).indices.sort().values
         while True:
@@ -266,10 +268,10 @@ class _Problem:
             chosen = torch.cat([chosen, joining]).sort().values
 
     def active_set(self, weights: Tensor, patient: bool) -> _Point:
-        """Exact minimisation over the weights between their bounds, until no other weight wants to move.
+        """Minimize exactly over the weights between their bounds, until no weight at a bound would leave it.
 
-        All that want to move do so at once while that descends. Where it does not, the impatient give up; the
-        patient free one more weight at a time and stop at the first bound, which cannot cycle.
+        All such weights are freed at once while that descends. If it does not, the method stops, or with ``patient``
+        frees one weight at a time and stops at the first bound, which cannot cycle.
         """
         point = best = self.at(weights)
         waited, lowest = 0, point.value
@@ -288,7 +290,7 @@ class _Problem:
         return best
 
     def newton_step(self, point: _Point) -> Tensor | None:
-        """Newton's step on the weights inside their bounds and all that wish to leave one, projected; None unless
+        """Return the projected Newton step on the weights inside their bounds and all that would leave one; None unless
         it descends."""
         weights, gradient = point.weights, point.gradient
         inside = (weights > self.low) & (weights < self.high)
@@ -300,12 +302,12 @@ class _Problem:
         return moved if descent < 0 and float(moved @ (self.matrix @ moved)) <= point.value + 0.1 * descent else None
 
     def step_length(self, point: _Point) -> Tensor:
-        """Newton's step on the weights inside, and on the one most eager to join once these agree, to the first
-        bound."""
+        """Return the Newton step to the first bound, on the weights inside and, once these are optimal, on the weight
+        at a bound that would gain most by leaving it."""
         weights, gradient = point.weights, point.gradient
         inside = (weights > self.low) & (weights < self.high)
         wish = self.target(point, inside)
-        if not bool(inside.any()):  # a vertex: the dearest weight gives to the cheapest
+        if not bool(inside.any()):  # a vertex: shift weight from the most to the least expensive
             inside[int(torch.where(weights < self.high, gradient, torch.inf).argmin())] = True
             inside[int(torch.where(weights > self.low, gradient, -torch.inf).argmax())] = True
         elif float(gradient[inside].max() - gradient[inside].min()) <= float(wish.max()):
@@ -321,7 +323,7 @@ class _Problem:
         return moved
 
     def target(self, point: _Point, inside: Tensor) -> Tensor:
-        """How much a weight at a bound would lower the value by leaving it; at most zero where it would not."""
+        """Return how much each weight at a bound would lower the value by leaving it; not positive if it would not."""
         weights, gradient = point.weights, point.gradient
         if bool(inside.any()):
             middle = float(gradient[inside].mean())
@@ -333,11 +335,14 @@ class _Problem:
         return torch.where(self.movable & ~inside, urgency, -torch.inf)
 
     def newton(self, gradient: Tensor, free: Tensor) -> Tensor:
-        """The step to the minimum over sum = const of the free weights. A ridge near rounding error makes a
-        rank-deficient block solvable; steps are taken from the true gradient, so repeating them removes its trace."""
+        """Return the step to the minimum over the free weights at constant sum.
+
+        A ridge near rounding error makes rank-deficient blocks solvable. Steps use the true gradient, so iterating
+        removes the effect of the ridge.
+        """
         block = self.matrix.clone() if len(free) == self.size else self.matrix[free][:, free]
         diagonal = block.diagonal().clone()
-        uneven = gradient[free] - gradient[free].mean()  # centred first: what remains is small, and so is its error
+        uneven = gradient[free] - gradient[free].mean()  # centre first, to reduce rounding error
         right = torch.stack((uneven, torch.ones_like(uneven)), 1)
         ridge = self.length[free].square().clamp(min=1e-30) * (4 * self.size * EPS)
         for _ in range(12):
@@ -346,12 +351,12 @@ class _Problem:
             if not int(failed):
                 first, second = _solve(factor, right).unbind(1)
                 step = second * (first.sum() / second.sum()) - first
-                return step - step.mean()  # the sum is zero up to rounding; now to the last bit of it
+                return step - step.mean()  # remove the rounding error of the zero sum
             ridge = ridge * 10
         raise HansaError(INDEFINITE)
 
     def interior_point(self) -> Tensor:
-        """Mehrotra's predictor-corrector: about ten factorisations at any rank, then bounds that look active are set.
+        """Run Mehrotra's predictor-corrector, about ten factorizations at any rank; then fix bounds that look active.
 
         Slacks and duals are [2, n]: below ``sides * (weights - bounds) >= 0`` with sides +1 (lower) and -1 (upper).
         """
@@ -361,11 +366,11 @@ class _Problem:
         low, high, total = self.low[free], self.high[free], 1 - float(fixed.sum())
         implied = total - (low.sum() - low)
         sides = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-        # an upper bound that the sum implies is moved out of the way, or its dual would not be unique
+        # relax upper bounds that the sum implies, because their duals are not unique
         bounds = torch.stack((low, torch.where(high < implied, high, implied + 1)))
         width = torch.minimum(high, implied) - low
         centre = low + width * ((total - low.sum()) / width.sum())
-        short = 1 / self.length[free].square().clamp(min=1e-30)  # the answer for orthogonal rows
+        short = 1 / self.length[free].square().clamp(min=1e-30)  # the solution for orthogonal rows
         weights = 0.9 * project_to_simplex(short * (total / short.sum()), low, high, total) + 0.1 * centre
         gradient = matrix @ weights + shift
         value = level = float(weights @ gradient)
@@ -378,7 +383,7 @@ class _Problem:
             value = float(weights @ gradient)
             residual = gradient - level - (sides * dual).sum(0)
             product = float((slack * dual).sum())
-            # the residual starts at zero and stays there, to rounding
+            # the residual stays zero up to rounding
             if product <= max(1e-10 * value, self.rounding * float(self.length[free] @ weights) ** 2):
                 break
             barred.diagonal().copy_(matrix.diagonal() + (dual / slack).sum(0))
@@ -399,7 +404,7 @@ class _Problem:
 
         tied = slack * self.length[free].square() * len(free) < dual
         loose = ~tied.any(0)
-        if bool(loose.any()):  # at a shortest vector of zero there is no telling, and no need
+        if bool(loose.any()):  # if the shortest vector is zero, active bounds are neither identifiable nor needed
             weights = torch.where(tied[0], low, torch.where(tied[1], high, weights))
             weights[loose] = project_to_simplex(
                 weights[loose], low[loose], high[loose], total - float(weights[~loose].sum())
@@ -430,12 +435,12 @@ class _Newton:
 
 
 def _solve(factor: Tensor, right: Tensor) -> Tensor:
-    """x of L L' x = right, by two triangular solves: several times as fast as one cholesky_solve."""
+    """Solve L L' x = right by two triangular solves, several times faster than cholesky_solve."""
     half = torch.linalg.solve_triangular(factor, right, upper=False)
     solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return solved
 
 
 def _reach(value: Tensor, step: Tensor) -> float:
-    """How far a positive vector can go along a step before an entry reaches zero."""
+    """Return the largest step length for which a positive vector stays non-negative."""
     return float(torch.where(step < 0, -value / step, torch.inf).min())

@@ -1,4 +1,4 @@
-"""Robust aggregators: what users expect against a few bad clients."""
+"""Robust aggregators, which tolerate a few bad clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _by_coordinate(updates: Sequence[Update], reduce: Callable[[torch.Tensor], t
 
 @dataclass(frozen=True, slots=True)
 class median(BaseAggregator):
-    """The median of each coordinate; of an even number, the mean of the two middle values (Yin 2018).
+    """Coordinate-wise median; for an even number, the mean of the two middle values (Yin 2018).
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
@@ -60,10 +60,10 @@ class median(BaseAggregator):
 
 @dataclass(frozen=True, slots=True)
 class trimmed_mean(BaseAggregator):
-    """The mean of each coordinate without its floor(trim * M) smallest and as many largest values (Yin 2018).
+    """Coordinate-wise mean without the floor(trim * M) smallest and as many largest values (Yin 2018).
 
     Args:
-        trim: Fraction of the values that is dropped at either end, below 0.5.
+        trim: Fraction of the values dropped at either end, below 0.5.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
@@ -97,8 +97,8 @@ class krum(BaseAggregator):
     (Krum with keep = 1, Multi-Krum above; Blanchard 2017).
 
     Args:
-        byzantine: Number f of bad clients that are tolerated.
-        keep: Number of updates that are averaged.
+        byzantine: Number f of bad clients to tolerate.
+        keep: Number of updates to average.
 
     >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
@@ -118,7 +118,7 @@ class krum(BaseAggregator):
 
     @property
     def min_updates(self) -> int:
-        """Updates that it needs; a round that lost so many that fewer are left is below the quorum."""
+        """Minimum number of updates; a round with fewer is below the quorum."""
         return max(self.byzantine + 3, self.keep)
 
     def init(self, dim: int, population: int) -> State:
@@ -148,7 +148,7 @@ class krum(BaseAggregator):
 
 @dataclass(frozen=True, slots=True)
 class clipped(BaseAggregator):
-    """Every update is scaled down to at most ``norm`` before the wrapped aggregator sees it.
+    """Clip every update to at most ``norm`` before the wrapped aggregator.
 
     Args:
         inner: Aggregator of the clipped updates.
@@ -173,17 +173,17 @@ class clipped(BaseAggregator):
 
     @property
     def min_updates(self) -> int:
-        """Updates that the wrapped aggregator needs."""
+        """Minimum number of updates of the wrapped aggregator."""
         return with_defaults(self.inner, BaseAggregator).min_updates
 
     @property
     def weights(self) -> Weights:
-        """Those of the wrapped aggregator."""
+        """Weights of the wrapped aggregator."""
         return with_defaults(self.inner, BaseAggregator).weights
 
     @property
     def momentum_storage(self) -> Literal["ram", "disk"]:
-        """Where the wrapped aggregator wants its rows."""
+        """Row storage of the wrapped aggregator."""
         return with_defaults(self.inner, BaseAggregator).momentum_storage
 
     def init(self, dim: int, population: int) -> State:

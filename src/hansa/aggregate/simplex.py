@@ -1,4 +1,4 @@
-"""Weights on the simplex: projection within bounds, and Frank-Wolfe as the authors of FedAWARE run it."""
+"""Weights on the simplex: projection within bounds, and the Frank-Wolfe of FedAWARE's code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STEPS = 1000
-STILL = 1e-5  # the weights have moved by less, in L1
+STILL = 1e-5  # L1 change of the weights at which the iteration stops
 
 
 def pairwise_frank_wolfe(gram: Tensor) -> tuple[Tensor, int]:
-    """Weights lambda after at most 1000 steps lambda <- c lambda + (1-c) e_t, t = argmin (G lambda)_t, with the c that
-    makes the new point shortest; and the steps taken. It begins at the pair whose segment comes nearest to zero.
+    """Return the weights lambda and the number of steps of at most 1000 Frank-Wolfe steps.
 
-    Where an end of a segment is the nearest, c is 0.999 or 0.001 (Sener and Koltun 2018, whose code theirs is).
+    A step is lambda <- c lambda + (1-c) e_t, t = argmin (G lambda)_t, with the c that gives the shortest point. It
+    starts at the pair whose segment comes nearest to zero. If an end of a segment is nearest, c is 0.999 or 0.001
+    (Sener and Koltun 2018, the origin of the code).
 
     >>> weights, steps = pairwise_frank_wolfe(torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=torch.float64))
     >>> weights.tolist(), steps
@@ -44,7 +45,7 @@ def pairwise_frank_wolfe(gram: Tensor) -> tuple[Tensor, int]:
 
 
 def _share(aa: float, ab: float, bb: float) -> float:
-    """The c for which ||c a + (1-c) b|| is least, from the three inner products."""
+    """Return the c that minimizes ||c a + (1-c) b||, from the three inner products."""
     if ab >= aa:
         return 0.999
     if ab >= bb:
@@ -53,7 +54,7 @@ def _share(aa: float, ab: float, bb: float) -> float:
 
 
 def _best_pair(gram: Tensor) -> tuple[int, int, float]:
-    """The two vectors i < j whose segment comes nearest to zero, the first such pair, and the share of i."""
+    """Return the first pair i < j whose segment comes nearest to zero, and the weight of i."""
     square = gram.diagonal()
     aa, bb = square[:, None], square[None, :]
     inside = (gram < aa) & (gram < bb)
@@ -77,6 +78,6 @@ def project_to_simplex(x: Tensor, low: Tensor, high: Tensor, total: float) -> Te
     shift = turns[at] + ((wanted - fallen[at]) / falling[at] if float(falling[at]) > 0 else 0.0)
     nearest = torch.minimum(torch.maximum(x - shift, low), high)
     inside = (nearest > low) & (nearest < high)
-    if bool(inside.any()):  # what rounding left of the sum
+    if bool(inside.any()):  # correct the rounding error of the sum
         nearest = nearest + torch.where(inside, (total - nearest.sum()) / inside.sum(), 0.0)
     return torch.minimum(torch.maximum(nearest, low), high)

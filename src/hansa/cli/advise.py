@@ -56,6 +56,7 @@ def advise(
     pilot: Annotated[int, opt.option(RANKING, help="Train the best options for this many rounds and rank them.")] = 0,
     sets: opt.Sets = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for the results.")] = Path("advice"),
+    trust: opt.Trust = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Rank methods for given link speeds.

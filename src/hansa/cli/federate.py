@@ -124,6 +124,7 @@ def join(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Folder for client memory. By default sites/NAME.")
     ] = None,
+    trust: opt.Trust = False,
 ) -> None:
     """Join a federation as a site.
 
@@ -191,6 +192,7 @@ def data_source(value: str) -> DataSource:
     if import_path.is_import_path(value):
         section: Any = {"factory": value}
     elif Path(value).suffix in (".yaml", ".yml"):
+        opt.check_trust(Path(value))
         section = load(value).data.model_dump(exclude_defaults=True)
     else:
         section = {"name": value}

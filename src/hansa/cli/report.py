@@ -124,7 +124,12 @@ def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
     for entry in entries:
         if folder := entry.runs[0].folder:
             run = RunFolder(folder)
-            if (cited := run.citations()) is None:
+            try:
+                cited = run.citations()
+            except HansaError as error:
+                note(f"{entry.name}: citations left out; {error}")
+                continue
+            if cited is None:
                 note(f"{entry.name}: citations left out; {NOT_LOADED}: {', '.join(code_names(run.config))}")
             keys += cited or []
     return keys

@@ -1,4 +1,4 @@
-"""The wire: packets with their exact size, compressors that make them, links that remember what was not sent.
+"""Compression: packets with their exact size, compressors that encode them, and links with error feedback.
 
 >>> import torch
 >>> from hansa.core.keys import Key

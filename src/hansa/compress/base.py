@@ -1,4 +1,4 @@
-"""What compressors share: their protocol, and how a payload becomes a packet and a packet's payload a vector."""
+"""The compressor protocol, and the conversion between payloads, packets and vectors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ CHUNK = 1 << 16
 
 
 class ParsedPayload(Protocol):
-    """A payload that was checked in full: using it cannot fail any more."""
+    """A fully validated payload: using it cannot fail."""
 
     def write(self, out: Array) -> None:
-        """out = C(x)."""
+        """Set out = C(x)."""
         ...
 
     def add(self, out: Array, alpha: float) -> None:
-        """out = out + alpha * C(x), rounded as written: first the product, then the sum."""
+        """Set out = out + alpha * C(x), with the product rounded before the sum."""
         ...
 
 
@@ -50,8 +50,8 @@ class ParsedPayload(Protocol):
 class Compressor(Protocol):
     """An operator C on flat vectors with E||C(x) - x||^2 <= q^2 ||x||^2, q = ``contraction(dim)``, and C(0) = 0.
 
-    A packet decodes to C(x) exactly: whoever keeps x - C(x) computes it from the packet. This is what links ask of a
-    compressor; `Coder` is the short way to be one.
+    A packet decodes to C(x) exactly, so the residual x - C(x) can be computed from the packet. Links require this
+    protocol; `Coder` is the short way to implement it.
 
     >>> from hansa.compress import sign
     >>> isinstance(sign(), Compressor)
@@ -62,11 +62,11 @@ class Compressor(Protocol):
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
-        """C(x) as bytes. A NaN or an infinity in x is an error, never a packet."""
+        """Encode C(x). Raise an error if x contains a NaN or an infinity."""
 
     @abstractmethod
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
-        """A payload that arrived, checked in full; a `PacketError` where ``encode`` would not have written it."""
+        """Validate a received payload. Raise a `PacketError` for one that ``encode`` cannot produce."""
 
     @abstractmethod
     def max_nbytes(self, dim: int, dtype: torch.dtype) -> int:
@@ -74,32 +74,32 @@ class Compressor(Protocol):
 
 
 def require_compressor(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no compressor."""
+    """Raise unless the value is a compressor."""
     check_component(owner, argument, value, Compressor, "a compressor", example="hansa.compress.sign() is one.")
 
 
 @runtime_checkable
 class Mergeable(Compressor, Protocol):
-    """A compressor whose packets add up exactly, so that several can travel as one."""
+    """A compressor whose packets can be summed exactly and sent as one."""
 
     def encode_above(self, x: Tensor, finest: int) -> Packet:
-        """C(x) in multiples of 2^finest; the packet says so."""
+        """Encode C(x) in multiples of 2^finest; the packet records the exponent."""
         ...
 
     def merge_latest(self, packets: Sequence[Packet], counts: Iterable[int]) -> dict[int, Packet]:
-        """For each count n one packet with the sum of the last n."""
+        """Return, for each count n, one packet with the sum of the last n."""
         ...
 
     def finest(self, packet: Packet) -> int:
-        """The exponent of the grid on which everything lies that this packet is to be added to."""
+        """Return the exponent of the grid of the vectors that this packet is added to."""
         ...
 
 
 class Coder:
-    """A compressor made of its payload: ``payload`` writes it, ``read`` reads it, ``max_payload`` bounds it.
+    """A compressor defined by its payload: ``payload`` writes it, ``read`` reads it, ``max_payload`` bounds it.
 
-    The packet around the payload, its checks and the ways to add it onto a vector come with it. The packets' ``kind``
-    is the name of the class. A compressor of one's own is a frozen dataclass:
+    The class adds the packet header, validation, and addition onto a vector. The packets' ``kind`` is the name of the
+    class. A custom compressor is a frozen dataclass:
 
     >>> @dataclass(frozen=True, slots=True)
     ... class first(Coder):
@@ -123,31 +123,31 @@ class Coder:
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
     checks_finite: ClassVar[bool] = False
-    """Whether ``payload`` itself refuses a NaN or an infinity; else ``encode`` looks for them first."""
+    """Whether ``payload`` itself rejects NaN and infinity; otherwise ``encode`` checks for them first."""
 
     @property
     def kind(self) -> str:
-        """The kind that its packets carry."""
+        """The kind written in its packets."""
         return type(self).__name__
 
     def payload(self, x: Array, key: Key) -> Sequence[Buffer | Array]:
-        """C(x) as a list of bytes and arrays; x has at least one entry and is not to be changed."""
+        """Return C(x) as a list of bytes and arrays. x has at least one entry and must not be modified."""
         raise NotImplementedError(f"{type(self).__name__}.payload")
 
     def read(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> Array:
-        """C(x) from its payload, ``dim`` numbers of ``dtype``. Whatever error it raises refuses the packet."""
+        """Return C(x) from its payload, ``dim`` numbers of ``dtype``. Any exception rejects the packet."""
         raise NotImplementedError(f"{type(self).__name__}.read")
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        """The most bytes that ``payload`` can take; longer ones are refused unread."""
+        """Return the largest size of ``payload`` in bytes; longer ones are rejected unread."""
         raise NotImplementedError(f"{type(self).__name__}.max_payload")
 
     def contraction(self, dim: int) -> float:
-        """The papers' q for the worst x of ``dim`` entries; infinite where nothing is promised."""
+        """Return the papers' q for the worst x of ``dim`` entries; infinite if there is no bound."""
         return math.inf
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        """C(x) as a packet. A NaN or an infinity in x is an error, never a packet."""
+        """Encode C(x) as a packet. Raise an error if x contains a NaN or an infinity."""
         place = f"{self.kind}.encode"
         array = flat_array(x, place)
         if not array.size:
@@ -157,7 +157,7 @@ class Coder:
         return make_packet(self.kind, array, self.payload(array, key))
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
-        """The payload as numbers. Compressors that can add theirs onto a vector faster have a body of their own."""
+        """Validate and decode the payload. Compressors with a faster addition override this."""
         try:
             values = self.read(payload, dim, dtype)
         except PacketError:
@@ -182,7 +182,7 @@ class DenseValues:
 
     @classmethod
     def checked(cls, values: Array) -> DenseValues:
-        """The numbers, if all are finite."""
+        """Return the numbers; raise unless all are finite."""
         for start in range(0, values.size, CHUNK):
             if not np.isfinite(values[start : start + CHUNK]).all():
                 raise PacketError("packet: it carries NaN or infinite values.")
@@ -197,12 +197,12 @@ class DenseValues:
 
 
 def packet_kind(compressor: Compressor) -> str:
-    """Return the kind that a compressor's packets carry; by default the name of its class."""
+    """Return the kind written in a compressor's packets; by default the name of its class."""
     return with_defaults(compressor, Coder).kind
 
 
 def check_size(view: memoryview, size: int, kind: str) -> memoryview:
-    """The view, if it has the one length that the packet's kind and dim allow."""
+    """Return the view; raise unless it has the length that the packet's kind and dim require."""
     if len(view) != size:
         raise PacketError(f"packet: a {kind} payload of this dim takes {size} bytes, {len(view)} arrived.")
     return view

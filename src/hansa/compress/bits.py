@@ -1,4 +1,4 @@
-"""Whole numbers in as few bits as they need, vectorised: packed codes, bitmaps, varints, Golomb-Rice."""
+"""Vectorised integer codes: packed codes, bitmaps, varints, Golomb-Rice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ CHUNK = 1 << 16
 
 
 def packed_size(count: int, width: int) -> int:
-    """Bytes that ``count`` codes of ``width`` bits take."""
+    """Return the size in bytes of ``count`` codes of ``width`` bits."""
     return count * (width // 8) + -(-count * (width % 8) // 8)
 
 
 def pack_codes(codes: Array, width: int) -> bytes:
-    """Unsigned codes at ``width`` bits each: whole low bytes first, one plane each, then the remaining high bits.
+    """Pack unsigned codes of ``width`` bits: first the whole low bytes, one plane each, then the remaining high bits.
 
-    Eight codes of w < 8 bits are w bytes: they are summed into one 64-bit word and its low w bytes are kept.
+    Eight codes of w < 8 bits are w bytes: they are summed into a 64-bit word, whose low w bytes are kept.
 
     >>> pack_codes(np.array([1, 2, 3]), 2).hex()
     '39'
@@ -40,7 +40,7 @@ def pack_codes(codes: Array, width: int) -> bytes:
 
 
 def unpack_codes(data: Buffer, width: int, count: int) -> Array:
-    """The codes of :func:`pack_codes`: uint8 up to 8 bits, int64 above. Set bits after the last code are refused."""
+    """Decode :func:`pack_codes`: uint8 up to 8 bits, int64 above. Set bits after the last code are an error."""
     raw = np.frombuffer(data, np.uint8)
     if raw.size != packed_size(count, width):
         raise PacketError(
@@ -73,7 +73,7 @@ def unpack_codes(data: Buffer, width: int, count: int) -> Array:
 
 
 def decode_bitmap(data: Buffer, count: int, size: int, what: str) -> Array:
-    """Where the ones are among ``size`` bits, if there are ``count`` of them and no bit is set after the last."""
+    """Return the positions of the ones among ``size`` bits; raise unless there are ``count`` and no padding is set."""
     raw = np.frombuffer(data, np.uint8)
     if raw.size != -(-size // 8):
         raise PacketError(f"packet: {raw.size} bytes of {what}, expected {-(-size // 8)}.")
@@ -86,7 +86,7 @@ def decode_bitmap(data: Buffer, count: int, size: int, what: str) -> Array:
 
 
 def encode_bitmap(where: Array, size: int) -> bytes:
-    """``size`` bits with ones at ``where``, the lowest bit of a byte first.
+    """Encode ``size`` bits with ones at ``where``, the lowest bit of a byte first.
 
     >>> encode_bitmap(np.array([0, 9]), 10).hex()
     '0102'
@@ -97,7 +97,7 @@ def encode_bitmap(where: Array, size: int) -> bytes:
 
 
 def varint_lengths(numbers: Array) -> Array:
-    """Bytes of each number as a varint: seven bits a byte."""
+    """Return the size in bytes of each number as a varint, with seven bits per byte."""
     lengths = np.ones(numbers.size, np.int64)
     shift, highest = 7, int(numbers.max(initial=0))
     while highest >> shift:
@@ -107,7 +107,7 @@ def varint_lengths(numbers: Array) -> Array:
 
 
 def encode_varints(numbers: Array) -> bytes:
-    """Little-endian base-128 varints, the high bit of a byte says that more follow.
+    """Encode little-endian base-128 varints; the high bit of a byte means that more bytes follow.
 
     >>> encode_varints(np.array([1, 300])).hex()
     '01ac02'
@@ -123,7 +123,7 @@ def encode_varints(numbers: Array) -> bytes:
 
 
 def decode_varints(data: Buffer, count: int) -> Array:
-    """The numbers of :func:`encode_varints`, each below 2^56; longer or overlong ones are refused."""
+    """Decode :func:`encode_varints`. Numbers of 2^56 or more and overlong encodings are errors."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if ends.size != count or (count and ends[-1] != raw.size - 1) or (not count and raw.size):
@@ -140,12 +140,12 @@ def decode_varints(data: Buffer, count: int) -> Array:
 
 
 def rice_size(numbers: Array, width: int) -> int:
-    """Bytes of a Golomb-Rice code with ``width`` remainder bits."""
+    """Return the size in bytes of a Golomb-Rice code with ``width`` remainder bits."""
     return -(-(numbers.size + int((numbers >> width).sum())) // 8) + packed_size(numbers.size, width)
 
 
 def encode_rice(numbers: Array, width: int) -> bytes:
-    """Golomb-Rice: n as (n >> w) zeros and a one, all of them first, then all the w-bit remainders packed.
+    """Encode by Golomb-Rice: first every n >> w in unary (zeros, then a one), then all w-bit remainders packed.
 
     >>> encode_rice(np.array([5, 0, 2]), 1).hex()
     '2c01'
@@ -156,7 +156,7 @@ def encode_rice(numbers: Array, width: int) -> bytes:
 
 
 def decode_rice(data: Buffer, width: int, count: int) -> Array:
-    """The numbers of :func:`encode_rice`."""
+    """Decode :func:`encode_rice`."""
     view = memoryview(data)
     length = len(view) - packed_size(count, width)
     if length < 0 or (count > 0) != (length > 0):

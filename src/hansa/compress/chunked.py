@@ -1,6 +1,6 @@
-"""The few passes over a whole vector, in chunks that stay in cache. Results depend on the values alone.
+"""Passes over whole vectors, in chunks that fit in cache. Results depend only on the values.
 
-float32 vectors go through native code where that is there; its results are the same to the bit.
+float32 vectors use native code if available, with bit-identical results.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ SAMPLE = 1 << 17
 
 
 def signs(x: Array) -> tuple[Array, float]:
-    """`pack_signs` and `absolute_sum`, natively in one pass."""
+    """Return `pack_signs` and `absolute_sum`, natively in one pass."""
     if native_array(x):
         return native_kernels.sign_pack(x)
     return pack_signs(x), absolute_sum(x)
 
 
 def absolute_sum(x: Array) -> float:
-    """||x||_1, summed in one fixed order: 1024 float64 lanes a chunk of 65536, then the lanes exactly (fsum).
+    """Return ||x||_1, summed in a fixed order: 1024 float64 lanes per chunk of 65536, then the lanes exactly (fsum).
 
-    Entry i joins lane i mod 1024. float64 makes the mean of equal magnitudes exact.
+    Entry i is added to lane i mod 1024. In float64 the mean of equal magnitudes is exact.
     """
     lanes = np.zeros(LANES)
     buffer = np.empty(min(CHUNK, -(-x.size // LANES) * LANES), x.dtype)
@@ -43,7 +43,7 @@ def absolute_sum(x: Array) -> float:
 
 
 def pack_signs(x: Array) -> Array:
-    """One bit an entry, 1 where x >= 0 (so +1 stands for both zeros), the lowest bit of a byte first."""
+    """Pack one bit per entry, 1 where x >= 0 (so both zeros become +1), the lowest bit of a byte first."""
     bits = np.empty(-(-x.size // 8), np.uint8)
     buffer = np.empty(min(CHUNK, x.size), bool)
     for start in range(0, x.size, CHUNK):
@@ -54,14 +54,14 @@ def pack_signs(x: Array) -> Array:
 
 
 def sign_table(scale: Any) -> Array:
-    """The eight entries that each byte of signs stands for."""
+    """Return the eight entries encoded by each byte of signs."""
     up = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
     table: Array = np.where(up, scale, -scale).astype(scale.dtype)
     return table
 
 
 def write_signs(bits: Array, scale: Any, out: Array) -> None:
-    """out = scale * sign, one look-up for eight entries."""
+    """Set out = scale * sign, with one table look-up per eight entries."""
     if native_array(out):
         native_kernels.sign_write(bits, float(scale), out)
         return
@@ -72,7 +72,7 @@ def write_signs(bits: Array, scale: Any, out: Array) -> None:
 
 
 def add_signs(bits: Array, scale: Any, out: Array) -> None:
-    """out += scale * sign, without a second vector of that size."""
+    """Add scale * sign to ``out`` without a temporary vector."""
     if native_array(out):
         native_kernels.sign_add([bits], [float(scale)], out)
         return
@@ -87,10 +87,10 @@ def add_signs(bits: Array, scale: Any, out: Array) -> None:
 
 
 def top_k_indices(x: Array, k: int, component: str) -> Array:
-    """The indices, rising, of the k largest magnitudes; ties go to the lower index, zeros are never listed.
+    """Return the ascending indices of the k largest magnitudes; ties go to the lower index, zeros are excluded.
 
-    A threshold that a little more than k entries should pass is read off a sample; the exact k are then chosen among
-    those that pass. Should too few pass, the exact threshold is found from the whole vector and the pass repeated.
+    A threshold that slightly more than k entries should pass is estimated from a sample; the exact k are then selected
+    among those. If too few pass, the pass is repeated with the exact threshold of the whole vector.
     """
     least = np.finfo(x.dtype).smallest_subnormal
     exact = x.size <= SAMPLE
@@ -119,7 +119,7 @@ def _kth(x: Array, k: int) -> Any:
 
 
 def _sampled(x: Array, k: int) -> Any:
-    """A magnitude that k entries pass with near certainty, four standard deviations below the sample's k-th."""
+    """Return a magnitude that k entries almost surely exceed: four standard deviations below the sample's k-th."""
     sample = np.abs(x[:: x.size // SAMPLE | 1])
     hits = k * sample.size / x.size
     rank = min(sample.size, math.ceil(hits + 4 * math.sqrt(hits) + 4))
@@ -127,7 +127,7 @@ def _sampled(x: Array, k: int) -> Any:
 
 
 def _reaching(x: Array, threshold: Any) -> Array:
-    """Where |x| is not below the threshold; so NaN and infinity are always found."""
+    """Return the indices where |x| is not below the threshold; NaN and infinity are always included."""
     if native_array(x):
         return native_kernels.indices_reaching(x, float(threshold))[0]
     pieces = []

@@ -1,4 +1,4 @@
-"""From bytes back to vectors, or straight onto one. What is not surely a packet is refused, and nothing is touched."""
+"""Decoding of packets into new or existing vectors. An invalid packet raises an error and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Parser: TypeAlias = Callable[[memoryview, int, "np.dtype[Any]"], ParsedPayload]
 
-#: Kinds whose payloads say all that it takes to read them, so that no compressor need be at hand.
+#: Kinds with self-describing payloads, which decode without their compressor.
 BUILT_IN: dict[str, Parser] = {
     **{coder.kind: coder.parse for coder in (identity(), cast(), sign(), quantize(), grid())},
     "whole": identity().parse,
@@ -30,7 +30,7 @@ BUILT_IN: dict[str, Parser] = {
     "random_k": ShuffledValues.parse,
 }
 
-#: Where no ``dim`` is given a packet may declare so many entries, or `RATIO` a byte of it, whichever is more.
+#: Without ``dim``, a packet may declare at most this many entries or `RATIO` per byte, whichever is more.
 ENTRIES, RATIO = 1 << 20, 64
 
 
@@ -42,13 +42,13 @@ def decode(
     dtype: torch.dtype | None = None,
     kind: str | None = None,
 ) -> Tensor:
-    """The vector that the sender's compressor made, to the bit.
+    """Decode a packet into the vector C(x), bit for bit.
 
-    Packets of Hansa's own compressors say all that it takes to read them; others are read by their ``compressor``. With
-    a compressor, packets that it could not have made are refused: of another kind, or longer than it ever needs.
-    Give ``dim``, ``dtype`` and ``kind`` where they are known: a packet that says otherwise is refused. Without
-    ``dim`` a packet may declare at most 2^20 entries, or 64 for each of its bytes. A packet that holds a tensor gives
-    that very tensor: do not change it in place.
+    Packets of built-in compressors are self-describing; others need their ``compressor``. With a compressor, packets
+    of another kind or longer than its maximum are rejected.
+    Pass ``dim``, ``dtype`` and ``kind`` if they are known: a packet that differs is rejected. Without ``dim`` a packet
+    may declare at most 2^20 entries, or 64 for each of its bytes. A packet that holds a tensor returns that tensor
+    itself: do not modify it in place.
 
     Args:
         data: A packet, or its bytes.
@@ -81,13 +81,13 @@ def decode(
 
 
 def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compressor: Compressor | None = None) -> Tensor:
-    """out += alpha * decode(data, compressor), in place and without a second vector; gives ``out``.
+    """Add alpha * decode(data, compressor) to ``out`` in place, without a temporary vector, and return ``out``.
 
-    ``accumulate(packet, x, -1.0)`` leaves exactly ``x - decode(packet)``. A refused packet leaves ``out`` as it was.
+    ``accumulate(packet, x, -1.0)`` gives exactly ``x - decode(packet)``. A rejected packet leaves ``out`` unchanged.
 
     Args:
         data: A packet, or its bytes.
-        out: Vector that is added to, in place.
+        out: Vector to add to, in place.
         alpha: Factor of the decoded vector.
         compressor: Compressor that made it; not needed for built-in kinds.
 
@@ -109,7 +109,7 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compresso
 
 
 def _parse(packet: Packet, compressor: Compressor | None) -> ParsedPayload:
-    """The packet's content, checked in full. Nothing is allocated for a packet of the wrong kind or size."""
+    """Validate the packet's content. Nothing is allocated for a packet of the wrong kind or size."""
     if compressor is not None:
         packet.check(kind=packet_kind(compressor))
         most = compressor.max_nbytes(packet.dim, packet.dtype)

@@ -1,4 +1,4 @@
-"""Compressors that send something for every entry: identity, half precision, scaled sign."""
+"""Dense compressors: identity, half precision, scaled sign."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class identity(Coder):
-    """C(x) = x, q = 0: every entry as it is.
+    """C(x) = x, q = 0: no compression.
 
     >>> from hansa.compress import decode
     >>> from hansa.core.keys import Key
@@ -56,7 +56,7 @@ class identity(Coder):
 
 @dataclass(frozen=True, slots=True)
 class cast(Coder):
-    """Every entry in 16 bits, as 2^e (x / 2^e) with the largest magnitude below 1: none overflows, few fade.
+    """Cast to 16 bits, as 2^e (x / 2^e) with the largest magnitude below 1: no overflow, little underflow.
 
     float16 keeps 11 significant bits, bfloat16 keeps 8: q is about 2^-11 or 2^-8.
 
@@ -112,7 +112,7 @@ HALVES = ("float16", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class sign(Coder):
-    """Scaled sign: C(x) = (||x||_1 / d) sign(x) at 1 bit an entry; sign(0) is sent as +1 and the residual knows it.
+    """Scaled sign: C(x) = (||x||_1 / d) sign(x) at 1 bit per entry, with sign(0) = +1.
 
     q = sqrt(1 - ||x||_1^2 / (d ||x||_2^2)) (Karimireddy 2019; [CAMS] Remark 4.16); at worst sqrt(1 - 1/d).
 
@@ -142,7 +142,7 @@ class sign(Coder):
 
     @staticmethod
     def q(x: Tensor) -> float:
-        """The paper's q for this x; a vector of equal magnitudes has q = 0, and so has the zero vector."""
+        """Return the paper's q for this x; it is 0 for equal magnitudes and for the zero vector."""
         array = flat_array(x, "sign.q")
         squares = float(np.square(array, dtype=np.float64).sum())
         share = chunked.absolute_sum(array) ** 2 / (array.size * squares) if squares else 1.0
@@ -151,7 +151,7 @@ class sign(Coder):
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """A payload of a scale and a bit an entry."""
+    """A payload of a scale and one bit per entry."""
 
     scale: Any
     bits: Array

@@ -1,4 +1,4 @@
-"""Downlinks: how the server's vector reaches the clients. `replica` compresses it, also under partial participation."""
+"""Downlinks: from the server to the clients. `replica` compresses broadcasts, also under partial participation."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from hansa.core.types import State
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Increments that merge are kept as long as all of them are shorter than so many whole replicas: their sum may be
-#: worth sending long after they themselves are not.
+#: Mergeable increments are kept while their total size is below this many whole replicas: their sum can be worth
+#: sending when they are not.
 MERGED = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerBroadcast:
-    """A round's message: the vector that every recipient will hold, and what each must be sent to hold it.
+    """The message of a round: the vector that every recipient will hold, and the packets sent to each.
 
-    ``bases`` says which version of the replica a client's packets build upon; None means upon nothing; ``version`` is
-    the one they make.
+    A client's packets are applied to the replica version in ``bases``, or to nothing if it is None; ``version`` is the
+    result.
 
     Args:
         vector: Vector that every recipient will hold.
         messages: Packets for each client.
-        bases: Version that a client's packets build on; None for none.
-        version: Version that the packets make.
+        bases: Version that a client's packets are applied to; None for none.
+        version: Version after the packets are applied.
 
     >>> ServerBroadcast(torch.ones(2), {0: ()}, {0: None}).version
     0
@@ -49,7 +49,7 @@ class ServerBroadcast:
     version: int = 0
 
     def packets(self, client: int) -> list[Packet]:
-        """What this client is sent, in the order in which it must be applied."""
+        """Return the packets sent to this client, in the order in which they are applied."""
         if client not in self.messages:
             raise HansaError(
                 f"ServerBroadcast.packets(client={client!r}): not among the round's clients {sorted(self.messages)}."
@@ -57,39 +57,41 @@ class ServerBroadcast:
         return list(self.messages[client])
 
     def nbytes(self, client: int) -> int:
-        """Bytes that travel to this client."""
+        """Return the number of bytes sent to this client."""
         return sum(packet.nbytes for packet in self.packets(client))
 
 
 @runtime_checkable
 class Downlink(Protocol):
-    """``broadcast`` and ``acknowledge`` are pure, the state is a plain tree; ``apply`` is what a client does: from what
-    it holds and the packets it is sent to the vector. A single packet of kind ``whole`` is the vector itself.
+    """A link from the server to the clients. ``broadcast`` and ``acknowledge`` are pure and the state is a plain tree.
+
+    Clients call ``apply`` on the vector they hold and the packets they receive. A single packet of kind ``whole`` is
+    the vector itself.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def init(self, x: Tensor) -> State:
-        """The state before the first broadcast."""
+        """Return the state before the first broadcast."""
 
     @abstractmethod
     def broadcast(
         self, x: Tensor, state: State, clients: Sequence[int], round: int, key: Key
     ) -> tuple[ServerBroadcast, State]:
-        """What each client is sent so that all hold one vector, and the state after it."""
+        """Return the message that brings all clients to the same vector, and the state after it."""
 
     @abstractmethod
     def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
-        """The state once these clients are known to hold the round's vector."""
+        """Return the state after these clients have confirmed the round's vector."""
 
     @abstractmethod
     def apply(self, previous: Tensor | None, packets: Sequence[Packet]) -> Tensor:
-        """The vector that a client holds after a message, from the one it held before."""
+        """Return the vector that a client holds after a message, from the previous one."""
 
 
 def require_downlink(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no link from the server to the clients."""
+    """Raise unless the value is a downlink."""
     bare = not isinstance(value, type) and not missing_methods(value, Compressor)
     instead = f"replica({value!r})" if bare else ""
     check_component(owner, argument, value, Downlink, "a downlink", instead=instead, example="direct() is one.")
@@ -99,23 +101,23 @@ def require_downlink(owner: str, argument: str, value: object) -> None:
 class replica:
     """The server broadcasts q_t = C(x_t - xhat_{t-1}) and all train from xhat_t = xhat_{t-1} + q_t.
 
-    xhat is public: the server and every client that is up to date hold the same vector, to the bit. What C drops
-    stays in x - xhat, so error feedback needs no residual here. A client that missed rounds is sent the increments it
-    missed or the whole replica, whichever is fewer bytes; so the server keeps the latest increments that together are
-    shorter than the whole. A client counts as up to date once its report came back. Where x stayed nothing is sent.
+    xhat is public: the server and every up-to-date client hold the same vector, bit for bit. What C drops stays in
+    x - xhat, so error feedback needs no residual. A client that missed rounds is sent the missed increments or the
+    whole replica, whichever is smaller; the server therefore keeps the latest increments that together are smaller than
+    the replica. A client counts as up to date once its report has arrived. If x did not change, nothing is sent.
 
-    With ``public_start`` the initial vector is known to all, being made from the public seed; else a client's first
-    message is the whole replica. ``every`` moves the replica in every so many rounds only: clients train from a
-    slightly older model, and those that were away have fewer increments to hear.
+    With ``public_start`` all clients know the initial vector, which is generated from the public seed; otherwise a
+    client's first message is the whole replica. ``every`` updates the replica only once in that many rounds: clients
+    train from a slightly older model, and absent clients miss fewer increments.
 
-    Increments that are `Mergeable`, as those of `grid` are, reach a client as one packet with their sum. The replica
-    then moves in multiples of 2^grain, so that no sum is rounded and all ways to the same version end at the same bits;
-    a replica that outgrows its grain is sent whole. A client whose last report was lost adds to what it held before.
+    `Mergeable` increments, such as those of `grid`, are sent as one packet with their sum. The replica then changes in
+    multiples of 2^grain, so sums are not rounded and all paths to a version give the same bits; a replica that exceeds
+    its grain is sent whole. A client whose last report was dropped starts from its previous vector.
 
     Args:
         compressor: Compressor of the increments.
         public_start: Whether all clients know the initial vector, from the public seed.
-        every: Rounds from one move of the replica to the next.
+        every: Rounds between updates of the replica.
 
     >>> from hansa.compress import sign
     >>> replica(sign()).every
@@ -145,7 +147,7 @@ class replica:
         if round % self.every == 0 and not torch.equal(x, vector):
             moved = self._increment(x, vector, grain, key)
             if moved.grain != grain and version:
-                log, version = [], version + 1  # what clients hold lies on a finer grid: only the whole replica helps
+                log, version = [], version + 1  # clients hold a finer grid: send the whole replica
             if moved.packet is not None:
                 vector, grain = accumulate(moved.packet, moved.start.clone(), 1.0, self.compressor), moved.grain
                 version += 1
@@ -175,7 +177,7 @@ class replica:
         return isinstance(self.compressor, Mergeable)
 
     def _increment(self, x: Tensor, vector: Tensor, grain: int | None, key: Key) -> _Increment:
-        """The increment towards x; a replica on a grid stays on it, or on a coarser one where it outgrew it."""
+        """Return the increment towards x, on the replica's grid or on a coarser one if it exceeds that."""
         if not isinstance(self.compressor, Mergeable):
             return _Increment(self.compressor.encode(x - vector, key), vector, None)
         check_all_finite(flat_array(x, "replica.broadcast"), "replica.broadcast")
@@ -187,7 +189,7 @@ class replica:
         return _Increment(packet, start, chosen) if moves else _Increment(None, vector, grain)
 
     def _latest(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
-        """The last n increments for each count n, as they are or merged into one."""
+        """Return the last n increments for each count n, separate or merged."""
         if not isinstance(self.compressor, Mergeable):
             return {n: tuple(increments[len(increments) - n :]) for n in counts}
         merged = self.compressor.merge_latest(increments, counts - {0})
@@ -199,8 +201,8 @@ class replica:
         return {**state, "held": {**state["held"], **{str(client): state["version"] for client in clients}}}
 
     def apply(self, previous: Tensor | None, packets: Sequence[Packet]) -> Tensor:
-        """The replica after a message. A client that is ahead of the message's base drops what it has applied, or with
-        merged increments starts from what it held before."""
+        """Return the replica after a message. A client ahead of the message's base skips the packets it has applied, or
+        with merged increments starts from its previous vector."""
         dim, dtype = (None, None) if previous is None else (previous.numel(), previous.dtype)
         if packets and packets[0].kind == "whole":
             if len(packets) > 1:
@@ -218,7 +220,7 @@ class replica:
 
 
 class _Increment(NamedTuple):
-    """An increment, if there is anything to send; what it is added to; the exponent of the grid that holds both."""
+    """An increment (None if nothing is sent), the vector it is added to, and the exponent of their common grid."""
 
     packet: Packet | None
     start: Tensor
@@ -226,5 +228,5 @@ class _Increment(NamedTuple):
 
 
 def _worth_keeping(versions: Mapping[str, int], oldest: int) -> dict[str, int]:
-    """Keep the versions that increments can still update; clients at older ones are sent the whole replica."""
+    """Return the versions that increments can still update; older clients are sent the whole replica."""
     return {client: version for client, version in versions.items() if version >= oldest}

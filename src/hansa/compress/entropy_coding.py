@@ -1,8 +1,7 @@
-"""Whole numbers near their entropy, in blocks: who reaches 1, who of those reaches 2, and so on, then signs.
+"""Entropy coding of integers in blocks: which reach 1, which of those reach 2, and so on, then signs.
 
-A block of up to 16384 numbers is coded on its own, so that dense and sparse layers of a model each get the code that
-suits them. A magnitude is high * 2^shift + low; the low bits travel as they are, and the few highs that outlast the
-planes as varints.
+A block of up to 16384 numbers is coded independently, so that dense and sparse layers each get a suitable code. A
+magnitude is high * 2^shift + low; low bits are stored raw, and the few high values beyond the last plane as varints.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ REST = struct.Struct("<H")
 
 
 def encode_integers(numbers: Array) -> bytes:
-    """Signed whole numbers as bytes.
+    """Encode signed integers.
 
     >>> encode_integers(np.array([0, 0, -1, 0, 0, 0, 0, 0])).hex()
     '000101000100000401000001'
@@ -39,10 +38,10 @@ def encode_integers(numbers: Array) -> bytes:
 
 
 def max_nbytes(count: int, bits: int) -> int:
-    """No ``count`` numbers below 2^bits in magnitude take more than this.
+    """Return the largest encoded size of ``count`` numbers below 2^bits in magnitude.
 
-    With the shift that is chosen the highs sum to less than 4 an entry: 5 bits of planes, a sign, the low bits, and one
-    high in six at most outlasts the planes.
+    With the chosen shift the high values sum to less than 4 per entry: 5 bits of planes, a sign, the low bits, and at
+    most one high value in six beyond the planes.
     """
     blocks = -(-count // BLOCK)
     overhead = START.size + REST.size + PLANES * (PLANE.size + 1) + 3 + -(-bits // 7)
@@ -73,7 +72,7 @@ def _block(numbers: Array) -> bytes:
 
 
 class ByteReader:
-    """Takes pieces off a payload; one that ends too soon is refused."""
+    """A sequential reader of a payload; a truncated one raises an error."""
 
     __slots__ = ("view",)
 
@@ -88,7 +87,7 @@ class ByteReader:
 
 
 def decode_integers(view: memoryview, count: int, bits: int) -> Array:
-    """The numbers of :func:`encode_integers`, all of the view and no number beyond 2^bits in magnitude."""
+    """Decode :func:`encode_integers` from the whole view; magnitudes beyond 2^bits are an error."""
     reader = ByteReader(view)
     least = -(-count // BLOCK) * (START.size + PLANE.size)
     if len(view) < least:
@@ -134,7 +133,7 @@ def _read_block(reader: ByteReader, size: int, bits: int) -> Array:
 
 
 def _reached(reader: ByteReader, size: int) -> Array:
-    """Which of ``size`` numbers reach the next plane."""
+    """Return which of ``size`` numbers reach the next plane."""
     count, length, flags = PLANE.unpack(reader.take(PLANE.size))
     data = reader.take(length)
     flipped, code, width = flags & 1, flags >> 1 & 3, flags >> 3

@@ -1,4 +1,4 @@
-"""Rounding to a grid of powers of two: increments that add up exactly, so that missed ones merge into one packet."""
+"""Rounding to a power-of-two grid: increments add exactly, so missed ones merge into one packet."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 HEAD = struct.Struct("<hh")
 CHUNK, LANES = 1 << 16, 32
-#: Whole numbers up to 2^bits in magnitude are exact in floats of so many bytes.
+#: Mantissa bits by itemsize: integers up to 2^bits in magnitude are exact.
 BITS = {4: 24, 8: 53}
-#: Below this the largest float is so few steps that rounding up could pass it.
+#: Below this the largest float is so few steps that rounding up could overflow.
 LARGE = 1 << 53
 
 
@@ -43,9 +43,9 @@ LARGE = 1 << 53
 class grid(Coder):
     """C(x) = delta rint(x / delta), delta the power of two at or below min(coarseness rms(x), max |x|).
 
-    ||C(x) - x||^2 <= d delta^2 / 4 and the largest entry is at least half sent, so
-    q = min(coarseness / 2, sqrt(1 - 3/(4 d))). The whole numbers travel near their entropy: the coarser, the fewer bits
-    (for normal entries 3 at delta = rms / 2, 2.1 at rms, 1.3 at 2 rms, 0.3 at 4 rms). Sums of packets are packets.
+    ||C(x) - x||^2 <= d delta^2 / 4 and at least half of the largest entry is sent, so
+    q = min(coarseness / 2, sqrt(1 - 3/(4 d))). The integers are entropy-coded: for normal entries 3 bits at
+    delta = rms / 2, 2.1 at rms, 1.3 at 2 rms, 0.3 at 4 rms. Sums of packets are packets.
 
     Args:
         coarseness: Upper bound of delta, relative to the root mean square of x.
@@ -66,7 +66,7 @@ class grid(Coder):
         return self._payload(x, None)
 
     def encode_above(self, x: Tensor, finest: int) -> Packet:
-        """C(x) with delta at least 2^finest; the packet says that what it is added to has multiples of that."""
+        """Encode C(x) with delta at least 2^finest, for addition to multiples of 2^finest; the packet records it."""
         array = flat_array(x, "grid.encode")
         return make_packet(self.kind, array, self._payload(array, finest))
 
@@ -97,11 +97,11 @@ class grid(Coder):
         return Lattice.parse(payload, dim, dtype)
 
     def contraction(self, dim: int) -> float:
-        last_bit = math.ldexp(math.sqrt(dim), 1 - BITS[4])  # of the largest entry: no step is finer
+        last_bit = math.ldexp(math.sqrt(dim), 1 - BITS[4])  # of the largest entry: the finest step
         return min(max(self.coarseness, last_bit) / 2, math.sqrt(1 - 3 / (4 * dim)))
 
     def merge(self, packets: Sequence[Packet]) -> Packet:
-        """One packet with the exact sum of all; their entries must fit into the vector's digits together.
+        """Return one packet with the exact sum, which must fit the precision of the vector.
 
         >>> import torch
         >>> from hansa.compress import decode
@@ -112,7 +112,7 @@ class grid(Coder):
         return self.merge_latest(packets, [len(packets)])[len(packets)]
 
     def merge_latest(self, packets: Sequence[Packet], counts: Iterable[int]) -> dict[int, Packet]:
-        """For each count n the sum of the last n packets, in one pass from the newest on."""
+        """Return, for each count n, the sum of the last n packets, in one pass from the newest."""
         wanted = set(counts)
         if not wanted <= set(range(1, len(packets) + 1)):
             raise invalid_argument("grid.merge_latest", "counts", sorted(wanted), f"counts from 1 to {len(packets)}")
@@ -126,12 +126,12 @@ class grid(Coder):
         return merged
 
     def finest(self, packet: Packet) -> int:
-        """The exponent of the grid on which everything lies that this packet is to be added to."""
+        """Return the exponent of the grid of the vectors that this packet is added to."""
         return exponents(packet.payload(), floats(packet.dtype))[1]
 
 
 def exponents(view: memoryview, dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The exponents of a payload's step and of the grid below it, once they are known to make sense."""
+    """Return the validated exponents of a payload's step and of the grid below it."""
     if len(view) < HEAD.size:
         raise PacketError("packet: a grid payload is truncated before its exponents.")
     exponent, finest = HEAD.unpack_from(view)
@@ -143,7 +143,7 @@ def exponents(view: memoryview, dtype: np.dtype[Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """A payload of whole multiples of 2^exponent, to be added to multiples of 2^finest."""
+    """A payload of integer multiples of 2^exponent, for addition to multiples of 2^finest."""
 
     exponent: int
     finest: int
@@ -163,7 +163,7 @@ class Lattice:
         return cls(exponent, finest, codes)
 
     def plus(self, other: Lattice) -> Lattice:
-        """The sum of two."""
+        """Return the sum of two payloads."""
         exponent = min(self.exponent, other.exponent)
         bits = BITS[4 if self.codes.dtype == np.int32 else 8]
         parts = []
@@ -178,7 +178,7 @@ class Lattice:
         return Lattice(exponent, min(self.finest, other.finest), codes)
 
     def packet(self, dtype: torch.dtype) -> Packet:
-        """The packet that decodes to this, on the coarsest grid that holds it."""
+        """Encode as a packet, on the coarsest grid that represents it."""
         common = int(np.bitwise_or.reduce(self.codes))
         shift = (common & -common).bit_length() - 1 if common else 0
         like = np.broadcast_to(floats(dtype).type(0), self.codes.shape)
@@ -203,27 +203,27 @@ def _too_long(bits: int) -> HansaError:
 
 
 def finest_exponent(highest: float, dtype: torch.dtype) -> int:
-    """The exponent g such that a vector up to ``highest`` takes multiples of 2^g with three bits of room to grow.
+    """Return the exponent g whose multiples of 2^g represent a vector up to ``highest`` with three spare bits.
 
-    Multiples of 2^g up to 2^m, m the mantissa's bits, add and subtract without rounding.
+    With m mantissa bits, integer multiples of 2^g up to 2^m add and subtract without rounding.
     """
     info = np.finfo(floats(dtype))
     return max(math.frexp(highest)[1] - int(info.nmant) + 3, int(info.minexp) - int(info.nmant))
 
 
 def exceeds_grid(highest: float, exponent: int, dtype: torch.dtype) -> bool:
-    """Whether sums up to ``highest`` may no longer be exact in multiples of 2^exponent."""
+    """Return whether sums up to ``highest`` may be inexact in multiples of 2^exponent."""
     return highest >= math.ldexp(0.5, exponent + int(np.finfo(floats(dtype)).nmant))
 
 
 def round_to_grid(x: Tensor, exponent: int) -> Tensor:
-    """x in multiples of 2^exponent; what lies there already stays, to the bit."""
+    """Round x to multiples of 2^exponent; entries already on the grid are unchanged."""
     whole = np.rint(np.ldexp(flat_array(x, "grid"), -exponent))
     return torch.from_numpy(np.ldexp(whole, exponent)).to(x.device)
 
 
 def step(x: Array, coarseness: float, highest: float) -> int:
-    """The exponent of delta; no finer than the last bit of the largest entry, and 0 for the zero vector."""
+    """Return the exponent of delta: no finer than the last bit of the largest entry, and 0 for the zero vector."""
     if not highest:
         return 0
     _, top = math.frexp(highest)
@@ -235,7 +235,7 @@ def step(x: Array, coarseness: float, highest: float) -> int:
 
 
 def squares(x: Array, unit: int) -> float:
-    """||x / 2^unit||^2 in 32 lanes of float64, entry i in lane i mod 32, then the lanes in pairs."""
+    """Return ||x / 2^unit||^2, summed in 32 float64 lanes (entry i in lane i mod 32), then pairwise over lanes."""
     if native_array(x) and not unit:
         return kernels.squared_norm(x)[0]
     lanes = np.zeros((1, LANES))

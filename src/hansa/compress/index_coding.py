@@ -1,4 +1,4 @@
-"""Rising indices in the fewest bytes of three codes: a bitmap, varints of the gaps, Golomb-Rice of the gaps."""
+"""Ascending indices in the shortest of three codes: a bitmap, varints of the gaps, Golomb-Rice of the gaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BITMAP, VARINT, RICE = range(3)
 
 @dataclass(frozen=True, slots=True)
 class EncodedIndices:
-    """Indices as bytes: which code, its parameter (the remainder bits of Golomb-Rice, else 0), the bytes."""
+    """Encoded indices: the code, its parameter (the remainder bits of Golomb-Rice, else 0), the bytes."""
 
     code: int
     width: int
@@ -31,10 +31,10 @@ class EncodedIndices:
 
 
 def encode_indices(indices: Array, dim: int) -> EncodedIndices:
-    """The shortest of the three codes; a gap is how many entries lie between two neighbours.
+    """Encode indices in the shortest code; a gap is the number of entries between two neighbours.
 
-    For k of d entries spread evenly Golomb-Rice comes within two percent of the entropy; varints win where long gaps
-    separate dense clusters, the bitmap where more than about an eighth is kept.
+    For k of d evenly spread entries Golomb-Rice is within two percent of the entropy. Varints win for dense clusters
+    separated by long gaps, the bitmap if more than about an eighth is kept.
 
     >>> encode_indices(np.array([2, 3, 70]), 1000)
     EncodedIndices(code=1, width=0, data=b'\\x02\\x00B')
@@ -54,7 +54,7 @@ def encode_indices(indices: Array, dim: int) -> EncodedIndices:
 
 
 def decode_indices(coded: EncodedIndices, count: int, dim: int) -> Array:
-    """The indices, strictly rising and below ``dim``: no code can say the same index twice."""
+    """Decode the indices, strictly ascending and below ``dim``; no code can repeat an index."""
     if len(coded.data) > -(-dim // 8):
         raise PacketError(f"packet: {len(coded.data)} bytes of indices, a bitmap would take {-(-dim // 8)}.")
     if coded.code not in (BITMAP, VARINT, RICE) or (coded.width and coded.code != RICE):

@@ -1,4 +1,4 @@
-"""Packets: one contiguous byte string with a small versioned header, whose length is what would really travel.
+"""Packets: one contiguous byte string with a small versioned header. Its length is the number of bytes sent.
 
 ==========  =====  ==========================================================
 bytes       field  meaning
@@ -8,13 +8,13 @@ bytes       field  meaning
 3           u8     kind (low 7 bits) and dtype (high bit: 0 float32, 1 float64)
 4-11        u64    dim, entries of the vector
 12-19       u64    bytes that follow the header
-20-23       u32    CRC-32 of bytes 0-19 and of all that follows the header
+20-23       u32    CRC-32 of bytes 0-19 and of everything after the header
 ==========  =====  ==========================================================
 
-The usual kinds are a number, their place in `KINDS`. All others are 127, and what follows the header then starts with
-their name: a byte with its length, and so many ASCII characters. Version 1 had no names and is read as well.
+Common kinds are numbered by their position in `KINDS`. All others have number 127 and their name after the header: one
+byte with its length, then the ASCII characters. Version 1 had no names and can still be read.
 
-Everything is little-endian. Decoders trust nothing: every field is checked before memory is taken for it.
+Everything is little-endian. Every field is validated before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Buffer = bytes | bytearray | memoryview
 MAGIC, VERSION = b"hP", 2
 CHUNK = 1 << 16
 HEADER = struct.Struct("<2sBBQQI")
-#: Kinds so usual that they travel as a number instead of their name.
+#: Kinds that are sent as a number instead of their name.
 KINDS = ("identity", "whole", "cast", "sign", "quantize", "top_k", "random_k", "grid")
 NAMED = 127
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,63}")
@@ -55,12 +55,12 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,63}")
 
 @cache
 def wire_formats() -> dict[torch.dtype, np.dtype[Any]]:
-    """The dtypes of vectors, in the order of their bit in the header, and how their numbers are written."""
+    """Return the dtypes of vectors, in the order of their bit in the header, and their wire formats."""
     return {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
 
 
 class PacketError(HansaError):
-    """A packet that cannot be what its sender made: the message says what is wrong with it.
+    """An invalid or damaged packet; the message names the problem.
 
     >>> issubclass(PacketError, HansaError)
     True
@@ -69,7 +69,7 @@ class PacketError(HansaError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packet:
-    """One encoded vector. ``nbytes`` counts the header; ``bytes`` are made on demand when a tensor is held.
+    """One encoded vector. ``nbytes`` includes the header; ``bytes`` serializes a packet that holds a tensor.
 
     >>> packet = Packet.of(torch.tensor([1.0, -2.0]))
     >>> packet
@@ -86,13 +86,13 @@ class Packet:
 
     @classmethod
     def of(cls, x: Tensor, kind: str = "identity") -> Packet:
-        """A packet that holds the tensor itself, uncopied: whoever holds the packet must not change the tensor."""
+        """Return a packet that holds the tensor itself without a copy; do not modify the tensor afterwards."""
         size = HEADER.size + x.numel() * floats(x.dtype).itemsize
         return cls(kind, x.numel(), x.dtype, size, x.detach() if x.requires_grad else x)
 
     @classmethod
     def parse(cls, data: Buffer) -> Packet:
-        """A packet from received bytes; the header is checked here, the payload when it is decoded."""
+        """Parse received bytes. The header is validated here, the payload when it is decoded."""
         view = byte_view(data)
         if len(view) < HEADER.size:
             raise PacketError(f"packet: truncated: {len(view)} bytes, the header alone takes {HEADER.size}.")
@@ -107,13 +107,13 @@ class Packet:
         return cls(kind, dim, list(wire_formats())[what >> 7], len(view), view)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Views do not travel between processes, bytes do."""
+        """Pickle as bytes, because memory views cannot be pickled."""
         content = bytes(self.content) if isinstance(self.content, memoryview) else self.content
         return Packet, (self.kind, self.dim, self.dtype, self.nbytes, content)
 
     @property
     def bytes(self) -> Buffer:
-        """What travels: a contiguous byte string of length ``nbytes``."""
+        """The serialized packet: a contiguous byte string of length ``nbytes``."""
         if isinstance(self.content, torch.Tensor):
             x = flat_array(self.content, "Packet.bytes")
             check_all_finite(x, "Packet.bytes")
@@ -121,7 +121,7 @@ class Packet:
         return self.content
 
     def payload(self) -> memoryview:
-        """The bytes after the header and the name of the kind, once their checksum is right."""
+        """Return the bytes after the header and the kind's name, after verifying the checksum."""
         view = byte_view(self.bytes)
         _, _, what, _, _, crc = HEADER.unpack_from(view)
         if checksum(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
@@ -129,7 +129,7 @@ class Packet:
         return read_kind(what & 0x7F, view[HEADER.size :])[1]
 
     def check(self, *, dim: int | None = None, dtype: torch.dtype | None = None, kind: str | None = None) -> Packet:
-        """This packet, if it is what the receiver's own schema says must arrive."""
+        """Return this packet; raise unless it has the dim, dtype and kind that the receiver expects."""
         if dim is not None and self.dim != dim:
             raise PacketError(f"packet: dim {self.dim}, expected {dim}.")
         if dtype is not None and self.dtype != dtype:
@@ -140,7 +140,7 @@ class Packet:
 
 
 def make_packet(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
-    """Header and payload as one byte string, for the vector ``x`` that was encoded."""
+    """Build the packet of the encoded vector ``x`` from the pieces of its payload."""
     dtype = torch.float32 if x.dtype == np.float32 else torch.float64
     code, name = write_kind(kind)
     pieces = [byte_view(name), *(byte_view(part.tobytes() if isinstance(part, np.ndarray) else part) for part in parts)]
@@ -160,14 +160,14 @@ def make_packet(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
 
 
 def empty_buffer(size: int) -> memoryview:
-    """Room for a long packet, of memory that is used again: in steps of an eighth, so that what fits is found."""
+    """Return a buffer for a long packet. Sizes are rounded up by at most an eighth, so that memory is reused."""
     grain = max(1, 1 << size.bit_length() >> 4)
     buffer = allocator.empty(-(-size // grain) * grain // 4 + 1, torch.float32)
     return buffer.numpy().data.cast("B")[:size]
 
 
 def write_kind(kind: str) -> tuple[int, bytes]:
-    """The number of a kind, and the bytes of its name where it is none of the usual ones.
+    """Return the number of a kind, and its encoded name if it is not in `KINDS`.
 
     >>> write_kind("sign"), write_kind("ternary")
     ((3, b''), (127, b'\\x07ternary'))
@@ -180,7 +180,7 @@ def write_kind(kind: str) -> tuple[int, bytes]:
 
 
 def read_kind(code: int, view: memoryview) -> tuple[str, memoryview]:
-    """The kind that a number, and perhaps the name at the start of a view, stand for; and the rest of the view."""
+    """Return the kind for a number, or from the name at the start of a view, and the rest of the view."""
     if code < len(KINDS):
         return KINDS[code], view
     if code != NAMED:
@@ -193,7 +193,7 @@ def read_kind(code: int, view: memoryview) -> tuple[str, memoryview]:
 
 
 def byte_view(data: Buffer) -> memoryview:
-    """The bytes of anything bytes-like, uncopied."""
+    """Return the bytes of a bytes-like object without a copy."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise PacketError(f"packet: expected bytes, got {type(data).__name__}.")
     view = memoryview(data)
@@ -203,14 +203,14 @@ def byte_view(data: Buffer) -> memoryview:
 
 
 def floats(dtype: torch.dtype) -> np.dtype[Any]:
-    """The wire's number format for a vector's dtype."""
+    """Return the wire format of a vector's dtype."""
     if dtype not in wire_formats():
         raise HansaError(f"packet: {dtype} vectors cannot travel, expected torch.float32 or torch.float64.")
     return wire_formats()[dtype]
 
 
 def flat_array(x: Tensor, component: str) -> Array:
-    """The memory of a flat vector; nothing is copied for a contiguous one on the CPU."""
+    """Return a flat vector as an array, without a copy if it is contiguous and on the CPU."""
     if x.ndim != 1:
         raise invalid_argument(component, "x", tuple(x.shape), "a flat vector", "Flatten it first.")
     floats(x.dtype)
@@ -219,13 +219,13 @@ def flat_array(x: Tensor, component: str) -> Array:
 
 
 def native_array(x: Array) -> bool:
-    """Whether native code may take this vector."""
+    """Return whether native code supports this vector."""
     fits = x.dtype == np.float32 and bool(x.flags.c_contiguous) and sys.byteorder == "little"
     return fits and native.available()
 
 
 def check_all_finite(x: Array, component: str) -> float:
-    """The largest magnitude; a vector with a NaN or an infinity is refused. In chunks that stay in cache."""
+    """Return the largest magnitude; raise if an entry is NaN or infinite. Works in chunks that fit in cache."""
     if native_array(x):
         most = kernels.max_magnitude(x)
     else:
@@ -236,7 +236,7 @@ def check_all_finite(x: Array, component: str) -> float:
 
 
 def nonfinite_error(x: Array, component: str) -> HansaError:
-    """The error for a diverged vector: how many entries, and where the first is."""
+    """Return the error for a non-finite vector, with the number of such entries and the index of the first."""
     bad = np.flatnonzero(~np.isfinite(x))
     where = (
         f"{bad.size} of {x.size} entries are NaN or infinite, the first at {bad[0]}"

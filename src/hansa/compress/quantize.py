@@ -1,4 +1,4 @@
-"""Stochastic quantization in the manner of QSGD, packed at the few bits that its levels need."""
+"""Stochastic quantization (QSGD), bit-packed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 1 << 16
 
 
 def bucket_size(bucket: int, dim: int) -> int:
-    """The bucket really used: no longer than the vector, in whole groups of eight."""
+    """Return the effective bucket size: at most the vector's length rounded up to a multiple of eight."""
     return min(bucket, -(-dim // 8) * 8)
 
 
@@ -31,18 +31,18 @@ def bucket_size(bucket: int, dim: int) -> int:
 class quantize(Coder):
     """Each entry becomes M l/s with l in -s..s, M the largest magnitude of its bucket (Alistarh 2017, with max norms).
 
-    ``rounding`` says how |x| s/M is rounded to an integer, with omega = min((b-1)/(4 s^2), sqrt(b)/s) for buckets of b:
+    ``rounding`` is how |x| s/M becomes an integer, with omega = min((b-1)/(4 s^2), sqrt(b)/s) for buckets of b:
 
-    - ``stochastic``: up or down at random so that the mean is right, then divided by 1 + omega, which makes it a
+    - ``stochastic``: unbiased random rounding, then division by 1 + omega, which makes it a
       contraction in mean square, q^2 = omega / (1 + omega): the form that error feedback needs.
-    - ``nearest``: to the nearest level; a contraction always, q^2 = w / (1 + w) with w = (b-1)/(4 s^2).
+    - ``nearest``: to the nearest level; always a contraction, q^2 = w / (1 + w) with w = (b-1)/(4 s^2).
     - ``unbiased``: plain QSGD, E C(x) = x, q^2 = omega, for links without memory; may exceed 1.
 
-    A code takes ceil(log2(2 s + 1)) bits, so 1, 3, 7, 15, 31, 63 and 127 levels fill theirs.
+    A code takes ceil(log2(2 s + 1)) bits, so 1, 3, 7, 15, 31, 63 and 127 levels waste the fewest codes.
 
     Args:
         levels: Number s of positive levels.
-        bucket: Entries that share a largest magnitude, a multiple of 8.
+        bucket: Entries per bucket, a multiple of 8.
         rounding: "stochastic", "nearest" or "unbiased", as above.
 
     >>> import torch
@@ -72,12 +72,14 @@ class quantize(Coder):
 
     @property
     def width(self) -> int:
-        """Bits a code."""
+        """Bits per code."""
         return (2 * self.levels).bit_length()
 
     def omega(self, dim: int) -> float:
-        """E||Q(x) - x||^2 <= omega ||x||^2 for the unbiased Q: the largest entry of a bucket is exact, the others err
-        by at most half a step in root mean square."""
+        """Return omega with E||Q(x) - x||^2 <= omega ||x||^2 for the unbiased Q.
+
+        The largest entry of a bucket is exact, the others err by at most half a step in root mean square.
+        """
         bucket = min(self.bucket, dim)
         even = (bucket - 1) / (4 * self.levels**2)
         return even if self.rounding == "nearest" else min(even, math.sqrt(bucket) / self.levels)
@@ -101,7 +103,7 @@ class quantize(Coder):
         return [HEAD.pack(self.levels, bucket), norms.data, packed.data]
 
     def _eagerly(self, x: Array, key: Key, bucket: int) -> tuple[Array, Array]:
-        """The largest magnitude of each bucket, and the packed codes."""
+        """Return the largest magnitude of each bucket, and the packed codes."""
         check_all_finite(x, "quantize.encode")
         draw = None if self.rounding == "nearest" else key.numpy()
         norms = np.empty(-(-x.size // bucket), x.dtype)
@@ -136,7 +138,7 @@ class quantize(Coder):
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """A payload of a norm a bucket and a code an entry."""
+    """A payload of one norm per bucket and one code per entry."""
 
     levels: int
     bucket: int
@@ -162,7 +164,7 @@ class Levels:
         return cls(levels, bucket, norms, codes)
 
     def pieces(self, dtype: np.dtype[Any]) -> Iterator[tuple[slice, Array]]:
-        """The decoded vector in chunks, with where each belongs."""
+        """Yield the decoded vector in chunks, each with its slice."""
         table = (np.arange(-self.levels, self.levels + 1) / self.levels).astype(dtype)
         rows = max(1, CHUNK // self.bucket)
         for first in range(0, self.norms.size, rows):

@@ -1,4 +1,4 @@
-"""Compressors that send few entries: the largest (top-k), or a random choice that a seed names (random-k)."""
+"""Sparse compressors: the largest entries (top-k), or a random subset given by a seed (random-k)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TOP = struct.Struct("<IIBBB")
 RANDOM = struct.Struct("<QIB")
 CHUNK = 1 << 16
 FORMATS: dict[str, Coder] = {"float32": identity(), "float16": cast("float16"), "bfloat16": cast("bfloat16")}
-#: Values of these kinds are read from what their payload says, whoever reads them.
+#: Kinds of values with self-describing payloads.
 DENSE: dict[str, Coder] = {coder.kind: coder for coder in (identity(), cast(), sign(), quantize())}
 _ADVICE = "1/64 keeps one entry in 64."
 
 
 def kept_count(ratio: float, dim: int) -> int:
-    """k = max(1, floor(r d)).
+    """Return k = max(1, floor(r d)).
 
     >>> kept_count(1 / 64, 11_173_962), kept_count(1 / 64, 10)
     (174593, 1)
@@ -39,7 +39,7 @@ def kept_count(ratio: float, dim: int) -> int:
 
 
 def value_coder(component: str, values: object) -> Coder:
-    """The compressor that the kept values go through."""
+    """Return the compressor of the kept values."""
     if isinstance(values, str) and values in FORMATS:
         return FORMATS[values]
     if isinstance(values, Coder) and not isinstance(values, top_k | random_k):
@@ -50,7 +50,7 @@ def value_coder(component: str, values: object) -> Coder:
 
 
 def _reader(kind: str, wanted: Coder | None) -> Coder:
-    """What reads kept values of a kind: the compressor that must have written them, if that is known."""
+    """Return the decoder of kept values of a kind: the expected compressor, if known."""
     if wanted is None and kind in DENSE:
         return DENSE[kind]
     if wanted is None or wanted.kind != kind:
@@ -71,8 +71,8 @@ class top_k(Coder):
     """C(x) keeps the k = max(1, floor(r d)) largest magnitudes, ties to the lower index; q = sqrt(1 - k/d)
     (Stich 2018; [CAMS] Remark 4.15).
 
-    ``values`` says how the kept entries travel: ``float32`` (a float64 vector's as float64), ``float16``,
-    ``bfloat16``, or through another compressor, as in ``top_k(1/64, values=quantize(7))`` or one of your own; then
+    ``values`` is the encoding of the kept entries: ``float32`` (float64 for a float64 vector), ``float16``,
+    ``bfloat16``, or another compressor, built-in or custom, as in ``top_k(1/64, values=quantize(7))``; then
     q = sqrt(1 - (k/d)(1 - q_values^2)).
 
     Args:
@@ -120,14 +120,14 @@ class top_k(Coder):
 
 @dataclass(frozen=True, slots=True)
 class SparseValues:
-    """A payload of indices and their values."""
+    """A payload of indices and values."""
 
     indices: Array
     values: Array
 
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> SparseValues:
-        """A `top_k` payload; where the compressor of its values is not known, those of the usual kinds are read."""
+        """Parse a `top_k` payload. Without the compressor of its values, only the built-in kinds are read."""
         if len(view) < TOP.size:
             raise PacketError("packet: a top_k payload is truncated before its counts.")
         count, length, code, width, value_code = TOP.unpack_from(view)
@@ -152,10 +152,10 @@ class SparseValues:
 
 @dataclass(frozen=True, slots=True)
 class random_k(Coder):
-    """C(x) keeps k = max(1, floor(r d)) entries chosen uniformly by a seed that travels instead of their indices.
+    """C(x) keeps k = max(1, floor(r d)) uniformly chosen entries; a seed is sent instead of their indices.
 
-    The values are not scaled up: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction that error feedback needs, in the
-    mean (Stich 2018). ``values`` as in `top_k`.
+    The values are not rescaled: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction in expectation that error feedback
+    needs (Stich 2018). ``values`` is as in `top_k`.
 
     Args:
         ratio: Fraction of the entries that is kept, 0 < ratio <= 1.
@@ -200,14 +200,14 @@ class random_k(Coder):
 
 @dataclass(frozen=True, slots=True)
 class ShuffledValues:
-    """A payload of a seed and the values at the places it names."""
+    """A payload of a seed and the values at the indices it generates."""
 
     seed: int
     values: Array
 
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any], values: Coder | None = None) -> ShuffledValues:
-        """A `random_k` payload, with its values as in `Sparse.parse`."""
+        """Parse a `random_k` payload, with values as in `SparseValues.parse`."""
         if len(view) < RANDOM.size:
             raise PacketError("packet: a random_k payload is truncated before its seed.")
         seed, count, code = RANDOM.unpack_from(view)
@@ -236,10 +236,10 @@ _ROUNDS = 8
 
 
 def shuffled_indices(seed: int, dim: int, count: int) -> Iterator[tuple[slice, Array]]:
-    """The first ``count`` places of a pseudo-random permutation of range(dim), in chunks: no place comes twice.
+    """Yield the first ``count`` entries of a pseudo-random permutation of range(dim), in chunks.
 
-    A Feistel network over the next power of two (16 at least: smaller ones mix badly), walked until it lands below
-    ``dim``. Its arithmetic is written out because it is part of the wire format: no library's sampler may change it.
+    A Feistel network over the next power of two (at least 16, because smaller ones mix badly), iterated until the
+    result is below ``dim``. The arithmetic is part of the wire format, so it does not use a library's sampler.
     """
     bits = max(4, (dim - 1).bit_length())
     low = np.uint64(bits - bits // 2)
@@ -264,7 +264,7 @@ def shuffled_indices(seed: int, dim: int, count: int) -> Iterator[tuple[slice, A
 
 
 def _mix(z: Array) -> Array:
-    """The finaliser of SplitMix64 (Steele 2014): every bit of the result depends on every bit of z."""
+    """Apply the finaliser of SplitMix64 (Steele 2014): every bit of the result depends on every bit of z."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Array = z ^ (z >> np.uint64(31))

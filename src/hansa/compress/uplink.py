@@ -1,4 +1,4 @@
-"""Uplinks: a one-way wire from a client to the server, with the rows of memory that it needs of the client."""
+"""Uplinks: from a client to the server, with the per-client memory they need."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Uplink(Protocol):
-    """``send`` is pure: it gives the memory that is to be kept once the server has accepted the packet."""
+    """A link from a client to the server. ``send`` is pure: it returns the memory to store on acceptance."""
 
     __slots__ = ()
 
     @abstractmethod
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
-        """What travels for x, and the rows to keep in place of those in ``memory``."""
+        """Return the packet for x, and the rows that replace those in ``memory``."""
 
     @abstractmethod
     def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
-        """The vector in a packet that arrived; a `PacketError` for one that ``send`` does not make."""
+        """Decode a received packet. Raise a `PacketError` for one that ``send`` cannot produce."""
 
 
 class BaseUplink(Uplink):
@@ -51,12 +51,12 @@ class BaseUplink(Uplink):
 
     @property
     def memory(self) -> tuple[str, ...]:
-        """Names of the rows it keeps for every client."""
+        """Names of the rows stored per client."""
         return ()
 
 
 def require_uplink(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no link from a client to the server."""
+    """Raise unless the value is an uplink."""
     bare = not isinstance(value, type) and not missing_methods(value, Compressor)
     instead = f"error_feedback({value!r}) or memoryless({value!r})" if bare else ""
     check_component(owner, argument, value, Uplink, "a link", instead=instead, example="direct() is one.")
@@ -64,7 +64,7 @@ def require_uplink(owner: str, argument: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class direct:
-    """The vector itself, uncopied, both ways; bytes are made only where they are asked for, and counted all the same.
+    """Send the vector itself, without a copy, in both directions. Bytes are counted but serialized only on demand.
 
     >>> x = torch.ones(10)
     >>> packet, memory = direct().send(x, {}, Key(0))
@@ -101,11 +101,10 @@ class direct:
 
 @dataclass(frozen=True, slots=True)
 class error_feedback:
-    """What a compressor drops is sent later: Chat = C(Delta + e), e <- Delta + e - Chat ([CAMS] Alg. 2, lines 7-10).
+    """Error feedback: Chat = C(Delta + e), e <- Delta + e - Chat ([CAMS] Alg. 2, lines 7-10).
 
-    A client that takes no part keeps its residual as it is (lines 14-16), and so does one whose packet was lost or
-    refused: the new residual counts only with an accepted report. It costs a sum before the compressor and a difference
-    after it.
+    A client that does not participate keeps its residual (lines 14-16), and so does one whose packet was dropped or
+    rejected: the new residual is stored only with an accepted report.
 
     Args:
         compressor: Compressor of the update plus the residual.
@@ -142,7 +141,7 @@ class error_feedback:
 
 @dataclass(frozen=True, slots=True)
 class memoryless:
-    """A compressor without error feedback: what it drops is lost. For ablations and for unbiased quantization.
+    """A compressor without error feedback, for ablations and unbiased quantization.
 
     Args:
         compressor: Compressor of the update.

@@ -1,4 +1,4 @@
-"""From the sections of a file to the arguments of a preset."""
+"""The mapping of file sections to preset arguments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Preset = Callable[..., Algorithm]
 
 
 class Setting(NamedTuple):
-    """A key that is set in a section, the preset argument that it stands for, and its value."""
+    """A key that is set in a section, the preset argument that it sets, and its value."""
 
     section: str
     key: str
@@ -85,7 +85,7 @@ def preset_arguments(preset: Preset) -> dict[str, Argument]:
 
 
 def own_arguments(preset: Preset) -> dict[str, Argument]:
-    """Return the arguments that stand in the section ``algorithm``: those that no other section has.
+    """Return the arguments that belong in the section ``algorithm``: those that no other section has.
 
     >>> own_arguments(presets.fedprox)["mu"].default
     0.01
@@ -95,7 +95,7 @@ def own_arguments(preset: Preset) -> dict[str, Argument]:
 
 
 def find_preset(name: str) -> Preset:
-    """Return a preset of Hansa or of a plug-in by name, or the user's function as MODULE:FUNCTION."""
+    """Return a preset of Hansa or of a plug-in by name, or a user-defined one as MODULE:FUNCTION."""
     try:
         return KINDS["preset"].find(name)
     except ConfigValueError as error:
@@ -112,7 +112,7 @@ def settings(config: Config) -> Iterator[Setting]:
 
 
 def invalid_settings(config: Config) -> Iterator[ConfigValueError]:
-    """Yield an error for every key that the preset has no use for."""
+    """Yield an error for every key that the preset does not accept."""
     preset = find_preset(config.algorithm.preset)
     name, known, own = preset_name(preset), preset_arguments(preset), own_arguments(preset)
     model_channel, optimizer = config.channels.get("model"), config.server.optimizer
@@ -140,7 +140,7 @@ def invalid_settings(config: Config) -> Iterator[ConfigValueError]:
 
 
 def preset_name(preset: Preset) -> str:
-    """Return what messages call a preset."""
+    """Return the name of a preset for messages."""
     return getattr(preset, "__name__", repr(preset))
 
 

@@ -37,7 +37,7 @@ from hansa.server import chain
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A preset with its arguments, the algorithm it makes, and the components that are replaced in that."""
+    """A preset with its arguments, the algorithm it makes, and the components that are replaced in it."""
 
     preset: Preset
     arguments: Mapping[str, Any]
@@ -83,7 +83,7 @@ def compose_algorithm(config: Config) -> Algorithm:
 
 
 def composition(config: Config) -> Composition:
-    """Return what a configuration composes, or raise `ConfigValueError`."""
+    """Return the composition of a configuration, or raise `ConfigValueError`."""
     if config.python is not None:
         message = "started in Python, with an algorithm and a task that no file can hold: "
         raise ConfigValueError(("python",), f"{message}hansa.resume(FOLDER, algorithm, task) resumes it.")
@@ -142,7 +142,7 @@ class _Composer:
         self.arguments[name] = _build(self.known[name], value, at)
 
     def set_sampler(self, value: Mapping[str, Any]) -> None:
-        """Set who takes part."""
+        """Set the sampler of participants."""
         sampler = _build(Argument("sample", Sampler), value, ("sample",))
         if value == {"kind": "uniform", "participation": value.get("participation")} and "participation" in self.known:
             self.arguments["participation"] = sampler.participation
@@ -154,7 +154,7 @@ class _Composer:
             self.sampler = sampler
 
     def local_changes(self, base: Algorithm) -> dict[str, Any]:
-        """Return what replaces fields of the local phase; gossip that the preset does not have is a ring by default."""
+        """Return replacements for fields of the local phase; gossip missing from the preset defaults to a ring."""
         if not self._mixing:
             return self._local
         mixing = Mixing(ring()) if base.local.mixing is None else base.local.mixing
@@ -192,14 +192,14 @@ def _build(argument: Argument, value: Any, at: Keys) -> Any:
 
 @contextmanager
 def _located_errors(config: Config) -> Iterator[None]:
-    """Turn errors of the composition into errors at the key that they are about."""
+    """Convert errors of the composition to errors at the key that caused them."""
     try:
         yield
     except ConfigValueError:
         raise
     except HansaError as error:
         raise ConfigValueError(_keys_of(config, error), str(error)) from error
-    except TypeError as error:  # of the user's own preset
+    except TypeError as error:  # from a user-defined preset
         raise ConfigValueError(("algorithm",), f"{config.algorithm.preset}: {error}.") from error
 
 
@@ -207,7 +207,7 @@ _SECTION_OF = {"LocalPhase": "local", "Mixing": "gossip"}
 
 
 def _keys_of(config: Config, error: HansaError) -> Keys:
-    """Return the key whose value an error is about, by the error's component and argument."""
+    """Return the key whose value caused an error, by the error's component and argument."""
     for section, key, argument, _ in settings(config):
         if error.argument and error.argument in (argument, key):
             return section, key

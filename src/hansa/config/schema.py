@@ -43,7 +43,7 @@ def json_schema() -> dict[str, Any]:
     section = schema["$defs"]["AlgorithmSection"]
     section["properties"]["preset"] = {**section["properties"]["preset"], **preset_schema}
     section["properties"].update(arguments)
-    section["additionalProperties"] = True  # the user's presets have arguments of their own
+    section["additionalProperties"] = True  # user-defined presets have their own arguments
     short_forms: dict[str, Any] = {
         "algorithm": preset_schema,
         "model": {"type": "string"},
@@ -60,7 +60,7 @@ def json_schema() -> dict[str, Any]:
 def key_descriptions() -> dict[str, dict[str, str]]:
     """Return the docstring of each key of each section, read from the source.
 
-    pydantic would read it whenever a command loads a file.
+    pydantic would read it at every load of a file.
 
     >>> key_descriptions()["DataSection"]["name"]
     'A data set: `hansa data list` shows them all.'
@@ -95,7 +95,7 @@ def field_schema(field: ComponentField) -> dict[str, Any]:
 
 
 def _list_schema(kind: Kind) -> dict[str, Any]:
-    """Return the schema of a list that stands for a component."""
+    """Return the schema of a list that describes a component."""
     assert kind.from_list is not None
     each = field_for_argument(next(iter(signature_of(kind.from_list).arguments.values()))).items
     inner = {"part": kind.name} if each is not None and kind in each.kinds else field_schema(each or ComponentField())
@@ -149,7 +149,7 @@ def _import_path_schema() -> dict[str, Any]:
     return {
         "type": "string",
         "pattern": IMPORT_PATH_PATTERN,
-        "description": "Your MODULE:NAME; reading the file imports it.",
+        "description": "Your MODULE:NAME; the commands that train import it.",
     }
 
 

@@ -62,8 +62,8 @@ class DataSection(ConfigSection):
     """Augmentations of training batches, in order: [{kind: crop, padding: 4}, flip], or your MODULE:FUNCTION of
     (batch, generator)."""
     factory: str | None = None
-    """Your MODULE:FUNCTION that returns the data, whole or federated, instead of a name. Reading such a file runs that
-    module's code."""
+    """Your MODULE:FUNCTION that returns the data, whole or federated, instead of a name. It is declared with
+    @hansa.component and imported by the commands that train."""
     options: dict[str, Any] = {}
     """Options of the data set, such as alpha and beta of synthetic; or arguments of the factory."""
 
@@ -80,7 +80,7 @@ class ModelSection(ConfigSection):
     name: str | None = None
     """A model, such as cnn_29k or resnet18; by default one that fits the data."""
     factory: str | None = None
-    """Your MODULE:FUNCTION that returns an nn.Module, instead of a name. Reading such a file runs its code."""
+    """Your MODULE:NAME, a class of nn.Module or a declared function that returns one (@hansa.component)."""
     options: dict[str, Any] = {}
     """Arguments of the model."""
     loss: str | dict[str, Any] | None = None
@@ -114,7 +114,7 @@ class AlgorithmSection(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
     preset: str = "fedavg"
-    """A preset: `hansa presets` shows them all. Or your MODULE:FUNCTION; reading such a file runs its code."""
+    """A preset: `hansa presets` shows them all. Or your MODULE:FUNCTION, declared with @hansa.component."""
 
     @property
     def own(self) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import yaml
 
 MAX_CHARACTERS = 1 << 20
-"""Characters of a file."""
+"""Maximum number of characters of a file."""
 
 MAX_DEPTH = 40
-"""Levels of nesting."""
+"""Maximum levels of nesting."""
 
 MAX_VALUES = 100_000
-"""Values of a file, those that aliases repeat counted each time."""
+"""Maximum number of values of a file; aliased ones count at each use."""
 
 _DIGITS = 100
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -43,7 +43,7 @@ def check_nodes(root: yaml.Node) -> None:
     entered: set[int] = set()
 
     def measure(node: yaml.Node) -> tuple[int, int]:
-        """Return how many values a node stands for, and its depth."""
+        """Return the number of values of a node, aliases expanded, and its depth."""
         if id(node) in sizes:
             return sizes[id(node)]
         if id(node) in entered:

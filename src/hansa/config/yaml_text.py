@@ -1,4 +1,4 @@
-"""YAML documents that know the line of every key, so that errors can name file and line."""
+"""YAML documents with the line of every key, for errors that name file and line."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Document:
         self.set(keys, parse_value(value, source), source)
 
     def set(self, keys: Keys, value: Any, source: str) -> None:
-        """Set one key; bare words on the way become the mappings that they stand for."""
+        """Set one key; bare words along the path are expanded to mappings."""
         container: Any = self.data
         for depth, key in enumerate(keys[:-1]):
             inner = container[key] if has_key(container, key) else None
@@ -118,7 +118,7 @@ def read_document(path: Path | str) -> Document:
             text = file.read(yaml_limits.MAX_CHARACTERS + 1)
     except FileNotFoundError:
         raise ConfigError([Problem(str(path), (), "no such file.")]) from None
-    except (OSError, ValueError) as error:  # also a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
         raise ConfigError([Problem(str(path), (), f"cannot be read as text: {error}.")]) from error
     return parse_document(text, str(path))
 
@@ -243,7 +243,7 @@ def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
 
 
 def _walk(node: yaml.Node) -> Iterator[tuple[Keys, int, yaml.Node]]:
-    """Yield every entry with the keys that lead to it; what an alias repeats is visited once."""
+    """Yield every entry with the keys that lead to it; aliased nodes are visited once."""
     waiting: list[tuple[Keys, yaml.Node]] = [((), node)]
     seen: set[int] = set()
     while waiting:

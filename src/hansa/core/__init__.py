@@ -1,1 +1,1 @@
-"""What every package may use: errors, keys, types, flat vectors and the native kernels."""
+"""Shared by all packages: errors, keys, types, flat vectors and native kernels."""

@@ -1,4 +1,4 @@
-"""Citations of exactly the parts in use: keys of the product's bibliography, or whole BibTeX entries of one's own."""
+"""Citations of the components in use: keys of Hansa's bibliography, or whole BibTeX entries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hansa.core.errors import HansaError, suggestion
 
 
 class HasComponents(Protocol):
-    """What is made of parts, as an algorithm is."""
+    """An object composed of components, such as an algorithm."""
 
     def components(self) -> Iterable[Any]: ...
 
 
 @cache
 def bibliography() -> dict[str, str]:
-    """All BibTeX entries the product knows, by key."""
+    """Return Hansa's BibTeX entries by key."""
     text = files("hansa.core").joinpath("citations.bib").read_text(encoding="utf-8")
     entries = re.findall(r"^@\w+\{(\w+),.*?^\}$", text, flags=re.MULTILINE | re.DOTALL)
     blocks = re.findall(r"^@\w+\{.*?^\}$", text, flags=re.MULTILINE | re.DOTALL)
@@ -27,13 +27,13 @@ def bibliography() -> dict[str, str]:
 
 
 def citations_of(component: object) -> tuple[str, ...]:
-    """What a part cites: keys, or BibTeX entries, which begin with an @; one of either need not be in a tuple."""
+    """Return the citations of a component: keys, or BibTeX entries, which begin with @. ``cites`` may be one string."""
     cites = getattr(component, "cites", ())
     return (cites,) if isinstance(cites, str) else tuple(cites)
 
 
 def check_citations(parts: Iterable[object]) -> None:
-    """Refuse a citation that is neither a known key nor a BibTeX entry."""
+    """Raise for a citation that is neither a known key nor a BibTeX entry."""
     for part in parts:
         for citation in citations_of(part):
             if not isinstance(citation, str) or not (citation in bibliography() or _is_entry(citation)):
@@ -44,22 +44,22 @@ def check_citations(parts: Iterable[object]) -> None:
 
 
 def citations(algorithm: HasComponents) -> list[str]:
-    """What the parts in use cite, each once, outermost part first: keys, and entries of one's own."""
+    """Return the distinct citations (keys or BibTeX entries) of the components in use, outermost component first."""
     return list(dict.fromkeys(citation.strip() for part in algorithm.components() for citation in citations_of(part)))
 
 
 def bibtex(algorithms: Iterable[HasComponents]) -> str:
-    """The BibTeX of all parts that some algorithms use, each entry once."""
+    """Return the BibTeX of all components of some algorithms, each entry once."""
     return bibtex_entries(citation for algorithm in algorithms for citation in citations(algorithm))
 
 
 def bibtex_entries(citations: Iterable[str]) -> str:
-    """The BibTeX of some citations, each once."""
+    """Return the BibTeX of some citations, each once."""
     return "\n\n".join(bibliography().get(citation, citation) for citation in dict.fromkeys(citations))
 
 
 def cite(algorithm: HasComponents) -> str:
-    """Print and return the BibTeX of exactly the parts an algorithm uses.
+    """Print and return the BibTeX of the components that an algorithm uses.
 
     Args:
         algorithm: Algorithm whose components are cited.

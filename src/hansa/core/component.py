@@ -1,4 +1,4 @@
-"""The declaration that a function of the user is a component, so that a configuration may name it."""
+"""The decorator that declares a user-defined function as a component for configurations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def component(function: F) -> F:
     """Declare a function as a component that a configuration may name as MODULE:NAME.
 
-    Functions need it, because a file must not be able to call any function of any module: losses, metrics, data,
-    augmentations, presets and functions that make models or other components. Classes need it only if they have no
-    base class of Hansa or PyTorch and lack the methods of a component.
+    Functions need it, so that a file cannot call arbitrary functions: losses, metrics, data, augmentations, presets and
+    functions that return models or other components. Classes need it only if they have no base class of Hansa or
+    PyTorch and lack the methods of a component.
 
     Args:
         function: A function, or a class, of your module. It is returned unchanged.

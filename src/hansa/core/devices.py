@@ -1,7 +1,7 @@
-"""Where clients train: on the CPU, or on accelerators that torch knows.
+"""Devices on which clients train: the CPU, or accelerators supported by torch.
 
-Only local training and evaluation happen there. The server's vectors, what clients remember and everything that travels
-stay on the CPU, so that compression, aggregation, folders and exact resume are the same wherever clients train.
+Only local training and evaluation use them. The server's vectors, client state and packets stay on the CPU, so that
+compression, aggregation, run folders and exact resume do not depend on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def available_devices() -> dict[torch.device, str]:
-    """The devices of this machine, with a name each."""
+    """Return the devices of this machine and their names."""
     devices = {CPU: "CPU"}
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
@@ -31,7 +31,7 @@ def available_devices() -> dict[torch.device, str]:
 
 
 def resolve_devices(requested: Device, component: str = "run") -> tuple[torch.device, ...]:
-    """One device or several, each of which is there; several are given to workers in turn.
+    """Return the requested devices; raise if one is not available. Workers are assigned several in turn.
 
     >>> resolve_devices("cpu:0"), resolve_devices(["cpu", "cpu"])
     ((device(type='cpu'),), (device(type='cpu'), device(type='cpu')))
@@ -68,6 +68,6 @@ def _resolve_device(requested: str | torch.device, available: dict[torch.device,
 
 
 def check_dtype(device: torch.device, dtype: torch.dtype, component: str = "run") -> None:
-    """Refuse arithmetic that a device does not have."""
+    """Raise if a device does not support a dtype."""
     if device.type == "mps" and dtype == torch.float64:
         raise HansaError(f"{component}(device={str(device)!r}, dtype=torch.float64): this device has no float64.")

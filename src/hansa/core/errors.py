@@ -50,7 +50,7 @@ def invalid_argument(component: str, argument: str, value: object, expected: str
 
 
 def argument_error(component: str, argument: str, value: object, problem: str) -> HansaError:
-    """Return the error for one wrong argument, in words of its own.
+    """Return the error for one wrong argument with a custom message.
 
     >>> argument_error("run", "device", "tpu", "there is no such device.")
     HansaError("run(device='tpu'): there is no such device.")

@@ -1,4 +1,4 @@
-"""How compositions show themselves in a notebook."""
+"""HTML representation of compositions in notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HtmlRepr:
-    """A dataclass of parts, in a notebook a table of those that are not as they are by default."""
+    """A mixin for dataclasses of components: in a notebook, a table of the non-default ones."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Randomness as a function of an address: nothing is drawn from shared state, so nothing depends on order."""
+"""Randomness as a function of an address, without shared state, so that results do not depend on order."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Key:
             raise invalid_argument("Key", "seed", self.seed, "a whole number >= 0")
 
     def child(self, *parts: str | int) -> Key:
-        """The key at an address below this one."""
+        """Return the key at an address below this one."""
         for part in parts:
             if type(part) is int or type(part) is str:
                 continue
             if not isinstance(part, (str, int)) or isinstance(part, bool):
                 raise invalid_argument("Key.child", "part", part, "words and whole numbers")
-        key = object.__new__(Key)  # the seed has been looked at, and a round makes many of these
+        key = object.__new__(Key)  # skip validation: the seed is valid, and a round creates many keys
         object.__setattr__(key, "seed", self.seed)
         object.__setattr__(key, "path", self.path + parts)
         return key
 
     def digest(self, size: int = 16) -> bytes:
-        """Bytes that stand for this address; every part is written with its type and length."""
+        """Return a hash of this address; every component is encoded with its type and length."""
         pieces = []
         for part in (self.seed, *self.path):
             text = str(part).encode()
@@ -56,11 +56,11 @@ class Key:
         return hashlib.blake2b(b"".join(pieces), digest_size=size, person=b"hansa key").digest()
 
     def numpy(self) -> np.random.Generator:
-        """A NumPy generator at this address."""
+        """Return a NumPy generator for this address."""
         return np.random.Generator(np.random.Philox(_seed_sequence_class()(self.digest(16))))
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A torch generator at this address."""
+        """Return a torch generator for this address."""
         generator = torch.Generator(device=device)
         generator.manual_seed(int.from_bytes(self.digest(8), "little") >> 1)
         return generator
@@ -68,7 +68,7 @@ class Key:
 
 @cache
 def _seed_sequence_class() -> Any:
-    """Hands Philox its 128 bits as they are: what ``Philox(key=...)`` does after asking the system for entropy."""
+    """Return a seed sequence class that passes 128 bits to Philox, like ``Philox(key=...)`` without system entropy."""
 
     class Given(np.random.bit_generator.ISeedSequence):
         def __init__(self, digest: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Packages whose public names are imported on first use, so that nobody waits for what is not used.
+"""Lazy imports of the public names of packages, to keep start-up fast.
 
-Their modules are written once, as imports below ``if TYPE_CHECKING:`` in the ``__init__`` of the package. Type
-checkers read them there, and so does `lazy_exports`.
+The names are declared once, as imports under ``if TYPE_CHECKING:`` in the ``__init__`` of the package, where type
+checkers and `lazy_exports` read them.
 """
 
 from __future__ import annotations

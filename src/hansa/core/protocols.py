@@ -1,4 +1,4 @@
-"""Components and their protocols: required methods, optional traits with defaults, and errors for what is no component.
+"""Component protocols: required methods, optional traits with defaults, and validation errors.
 
 A protocol has only the methods that a component must have. Optional traits are declared by a base class that gives each
 its default. A component may inherit from the base class, or just define the traits that differ.
@@ -18,7 +18,7 @@ Base = TypeVar("Base")
 
 
 def with_defaults(component: object, base: type[Base]) -> Base:
-    """Return the component, seen as having every trait of ``base``: its own, or else the default.
+    """Return a view of the component with every trait of ``base``: its own, or the default.
 
     >>> from hansa.aggregate import BaseAggregator, krum
     >>> class duck_typed: ...
@@ -42,7 +42,7 @@ class _WithDefaults:
 
 
 def missing_methods(component: object, protocol: type) -> list[str]:
-    """The required methods that something has not."""
+    """Return the required methods that an object lacks."""
     required = sorted(getattr(protocol, "__abstractmethods__", ()))
     return [name for name in required if not callable(getattr(component, name, None))]
 
@@ -50,7 +50,7 @@ def missing_methods(component: object, protocol: type) -> list[str]:
 def check_component(
     owner: str, argument: str, value: object, protocol: type, noun: str, *, instead: str = "", example: str = ""
 ) -> None:
-    """Refuse what is not a part of a protocol; ``instead`` is what was probably meant, ``example`` one that is.
+    """Raise unless the value implements a protocol; ``instead`` is the likely intent, ``example`` a valid component.
 
     >>> from hansa.aggregate import Aggregator, mean
     >>> check_component("Channel", "aggregate", mean, Aggregator, "an aggregator")
@@ -61,7 +61,7 @@ def check_component(
     if isinstance(value, type) or missing_methods(value, protocol):
         raise not_a_component(owner, argument, value, protocol, noun, instead=instead, example=example)
     for field in fields(value) if is_dataclass(value) else ():
-        if isinstance(getattr(value, field.name), property):  # a dataclass took the trait of its base for a default
+        if isinstance(getattr(value, field.name), property):  # the dataclass took a trait of its base as a default
             name = type(value).__name__
             raise HansaError(f"{name}: its field {field.name!r} has no value. Give the field a default.")
 
@@ -69,7 +69,7 @@ def check_component(
 def not_a_component(
     owner: str, argument: str, value: object, protocol: type, noun: str, *, instead: str = "", example: str = ""
 ) -> HansaError:
-    """The error for something that is not a part of a protocol."""
+    """Return the error for a value that does not implement a protocol."""
     shown = value.__name__ if isinstance(value, type) else repr(value)
     missing = missing_methods(value, protocol)
     if isinstance(value, type) and not missing:
@@ -85,7 +85,7 @@ def not_a_component(
 
 
 def walk_components(value: Any) -> Iterator[Any]:
-    """Every part that a value is made of, outermost first."""
+    """Yield every component in a value, outermost first."""
     if is_dataclass(value) and not isinstance(value, type):
         yield value
         for item in fields(value):
@@ -97,12 +97,12 @@ def walk_components(value: Any) -> Iterator[Any]:
         for item in value:
             if is_dataclass(item) or hasattr(item, "cites"):
                 yield from walk_components(item)
-    elif hasattr(value, "cites"):  # a part that is no dataclass
+    elif hasattr(value, "cites"):  # a component that is not a dataclass
         yield value
 
 
 def constructor_call(kind: type) -> str:
-    """The call that makes a part of a class, with dots where it needs arguments."""
+    """Return the constructor call of a class, with ... for required arguments."""
     needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
     return f"{kind.__name__}({'...' if needed else ''})"
 
@@ -112,7 +112,7 @@ def _join_names(names: list[str]) -> str:
 
 
 def _components_of(protocol: type) -> dict[str, type]:
-    """The parts of the protocol's own room, by name."""
+    """Return the components in the protocol's package, by name."""
     package = sys.modules[sys.modules[protocol.__module__].__package__ or protocol.__module__]
     public = ((name, getattr(package, name)) for name in package.__all__)
     return {name: item for name, item in public if isinstance(item, type) and not _is_abstract(item, protocol)}

@@ -1,4 +1,4 @@
-"""The words every part shares: vectors, states, the frozen facts of a round."""
+"""Types shared by all components: vectors, states, and the immutable context of a round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hansa.core.errors import HansaError
 Vector: TypeAlias = "torch.Tensor"
 Vectors: TypeAlias = dict[str, "torch.Tensor"]
 State: TypeAlias = dict[str, Any]
-"""A plain tree of tensors, numbers, words, lists and dicts, so that a checkpoint can write it without pickle."""
+"""A plain tree of tensors, numbers, strings, lists and dicts, which a checkpoint can store without pickle."""
 
 MODEL = "model"
 CONTROL = "control"
@@ -22,7 +22,7 @@ BUFFERS = "buffers"
 
 
 class ClientStats(NamedTuple):
-    """What the server last heard of every client: a tensor each, [population]."""
+    """The last reported statistics of every client, one tensor [population] each."""
 
     losses: torch.Tensor
     norms: torch.Tensor
@@ -30,12 +30,12 @@ class ClientStats(NamedTuple):
 
     @classmethod
     def empty(cls, population: int) -> ClientStats:
-        """Before the first round."""
+        """Return the statistics before the first round."""
         unknown = torch.full((population,), math.nan, dtype=torch.float64)
         return cls(unknown, unknown.clone(), torch.zeros(population, dtype=torch.int64))
 
     def updated(self, losses: Mapping[int, float | None], norms: Mapping[int, float]) -> ClientStats:
-        """With what the clients of a round said; this one stays as it is."""
+        """Return a copy updated with the reports of a round."""
         stats = ClientStats(*(column.clone() for column in self))
         clients = sorted(norms)
         reported = [math.nan if (loss := losses[client]) is None else loss for client in clients]
@@ -47,8 +47,7 @@ class ClientStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """The server's own table: how many clients there are and how many samples each holds; where a sampler or an
-    aggregator is ``needs_client_stats``, also what was last heard of each."""
+    """The clients known to the server and their sample counts, with `ClientStats` if a component needs them."""
 
     samples: tuple[int, ...]
     stats: ClientStats | None = field(default=None, compare=False, repr=False)
@@ -59,17 +58,17 @@ class Population:
 
     @property
     def losses(self) -> torch.Tensor:
-        """The training loss that each client reported last, [count]; NaN of those that never took part."""
+        """The last reported training loss of each client, [count]; NaN for clients that never participated."""
         return self._require_stats("losses").losses
 
     @property
     def norms(self) -> torch.Tensor:
-        """The length of each client's last update, [count]; NaN of those that never took part."""
+        """The norm of each client's last update, [count]; NaN for clients that never participated."""
         return self._require_stats("norms").norms
 
     @property
     def participations(self) -> torch.Tensor:
-        """How often each client took part so far, [count]."""
+        """The number of participations of each client so far, [count]."""
         return self._require_stats("participations").participations
 
     def _require_stats(self, what: str) -> ClientStats:
@@ -82,7 +81,7 @@ class Population:
 
 
 class RowReader(Protocol):
-    """Rows that the server keeps of every client, read without loading all of them."""
+    """Read access to the rows stored per client, without loading all of them."""
 
     def read_many(self, clients: Sequence[int], name: str) -> torch.Tensor: ...
 
@@ -95,7 +94,7 @@ class RowReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What a server-side part may know of the round it closes."""
+    """The information about a round available to server-side components."""
 
     round: int
     population: Population
@@ -104,19 +103,21 @@ class RoundContext:
 
     @property
     def count(self) -> int:
-        """How many updates were admitted."""
+        """Number of accepted updates."""
         return len(self.clients)
 
     @property
     def fraction(self) -> float:
-        """Admitted updates over the population, M/N."""
+        """Accepted updates over the population, M/N."""
         return len(self.clients) / self.population.count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """One admitted vector, with its owner: identity travels with the update. ``loss`` is the mean training loss that
-    the client reported with it, None where nobody computed."""
+    """One accepted update with the id of its client.
+
+    ``loss`` is the mean training loss reported with it, or None if no loss was computed.
+    """
 
     client: int
     cohort: int
@@ -127,7 +128,7 @@ class Update:
 
 
 class EncodedUpdate(Update):
-    """An update that stays as it arrived: its vector is decoded each time it is asked for, and held by nobody."""
+    """An update kept in encoded form; its vector is decoded on each access and not cached."""
 
     __slots__ = ("_decode",)
     _decode: Callable[[], Vector]
@@ -152,5 +153,5 @@ class EncodedUpdate(Update):
 
 
 def in_client_order(updates: Sequence[Update]) -> list[Update]:
-    """The one order in which updates are folded, so that arrival order never matters."""
+    """Return the updates sorted by client, so that results do not depend on arrival order."""
     return sorted(updates, key=lambda update: update.client)

@@ -1,4 +1,4 @@
-"""Data sets by name, partitions over clients, and federated data from a user's own arrays, files and datasets."""
+"""Data sets by name, partitions over clients, and federated data from custom arrays, files and datasets."""
 
 from typing import TYPE_CHECKING
 

@@ -22,7 +22,7 @@ CollateFunction: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 
 
 class GeneratedData:
-    """Data of clients that a function generates when they take part; see `from_function`.
+    """Data that a function generates per participant; see `from_function`.
 
     >>> GeneratedData(lambda client: (np.ones((2, 3)), np.zeros(2)), torch.full((9,), 2), None, "tiny").rows(8).tolist()
     [0, 1]
@@ -80,7 +80,7 @@ class GeneratedData:
         return inputs, targets
 
     def identity(self) -> list[Any]:
-        """Return what identifies the data of a run."""
+        """Return the identity of the data, for the run's record."""
         return [self.make_client, self.sizes, self.test_inputs, self.test_targets]
 
 
@@ -94,7 +94,7 @@ def from_function(
 ) -> GeneratedData:
     """Federated data that a function generates client by client.
 
-    A client's data is generated when it takes part, so a million clients need eight megabytes.
+    Only participants' data is generated, so a million clients need eight megabytes.
 
     Args:
         make_client: ``make_client(client)`` returns inputs and targets of one client, as arrays or tensors. It must
@@ -172,7 +172,7 @@ class CollatedData:
         return batch[0], batch[1]
 
     def identity(self) -> list[Any]:
-        """Return what identifies the data of a run: the number of items, a few of them, and their fingerprint."""
+        """Return the identity of the data: the number of items, a few of them, and their fingerprint."""
         examples = [str(self.items[i]) for i in range(0, len(self.items), max(1, len(self.items) // 8))]
         fingerprint = getattr(self.items, "_fingerprint", None)  # of a Hugging Face dataset
         return [

@@ -127,7 +127,7 @@ def save_split(
         split: The split.
         targets: The targets of the data set.
         made_by: A description of the partition.
-        counts: Label counts, a row per client or for the first clients, for figures.
+        counts: Label counts for figures, one row per client or per leading client.
 
     >>> import tempfile, torch
     >>> split, labels = Split.of_owners(np.array([0, 1, 1]), 2), torch.tensor([0, 1, 0])

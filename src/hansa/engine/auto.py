@@ -33,7 +33,7 @@ log = logging.getLogger("hansa")
 
 EngineFactory: TypeAlias = Callable[[Algorithm, TaskLike, torch.dtype, torch.device], Engine]
 START_SECONDS = 2.0  # until worker processes are ready
-HANDOVER_SECONDS = 0.0003  # of Python for each order, under the interpreter lock
+HANDOVER_SECONDS = 0.0003  # Python time per order, under the interpreter lock
 LONG_STEP_SECONDS = 0.005  # a longer step spends nearly all its time without the interpreter lock
 
 
@@ -57,10 +57,10 @@ def auto_engine(
     runs in threads if these are safe and fast enough, or else serially with a warning.
 
     Args:
-        workers: The number of workers; None decides, or takes the number of an enclosing `workers` block.
+        workers: The number of workers; None chooses it, or uses that of an enclosing `workers` block.
         rounds: The number of rounds of the run.
-        kind: ``"process"`` or ``"thread"``; None takes threads for native training and for GPUs, else processes.
-        devices: Devices that the workers take in turn.
+        kind: ``"process"`` or ``"thread"``; None uses threads for native training and for GPUs, else processes.
+        devices: Devices, assigned to workers in turn.
     """
     refuse_inside_worker()
     if workers is None and (block := current_workers()) is not None:
@@ -87,7 +87,7 @@ ENGINES: dict[str, Callable[[EngineOptions], EngineFactory]] = {
     "ray": lambda options: partial(RayPool, workers=options.workers, address=options.address),
     "flower": _flower,
 }
-"""The engines by name. Add an entry to make your own engine available as ``engine: {kind: NAME}``."""
+"""The engines by name. Add an entry to make a custom engine available as ``engine: {kind: NAME}``."""
 
 
 def build_engine(kind: str, options: EngineOptions) -> EngineFactory:
@@ -192,7 +192,7 @@ class AutoEngine:
         return True
 
     def _start_requested(self, orders: Sequence[WorkOrder]) -> None:
-        """Start the requested number of workers, but not more than there are orders in a round."""
+        """Start the requested number of workers, but at most one per order of a round."""
         workers = min(self._workers or 1, len(orders))
         if workers < 2:
             return
@@ -266,7 +266,7 @@ class AutoEngine:
 
 @lru_cache(maxsize=1000)
 def _warn_once(message: str) -> None:
-    """Log a warning, the same one only once."""
+    """Log each distinct warning once."""
     log.warning("%s", message)
 
 

@@ -1,7 +1,7 @@
 """The pool: executes orders on all cores, with the results of the serial engine bit for bit.
 
-Longer requests go first, and each worker takes the next when it is done, so that uneven work balances. All randomness
-is keyed and reports are aggregated in client order, so results do not depend on which worker does what.
+Longer requests start first and each worker takes the next when it is done, which balances uneven work. All randomness
+is keyed and reports are aggregated in client order, so results do not depend on the assignment to workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
 log = logging.getLogger("hansa")
 
 WorkerKind: TypeAlias = Literal["process", "thread"]
-_REPORT_BYTES = 1 << 28  # of reports that may wait for earlier ones
+_REPORT_BYTES = 1 << 28  # of reports that may be buffered until earlier ones arrive
 _MAX_CRASHES = 3  # of workers at one job, or at the start of a pool
 
 
@@ -56,7 +56,7 @@ class Pool:
         workers: The number of workers.
         kind: ``"process"`` or ``"thread"``.
         group: Worker processes that outlive this pool; None starts its own.
-        devices: Devices that the workers take in turn.
+        devices: Devices, assigned to workers in turn.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Pool:
         try:
             for _ in jobs:
                 yield self._next_answer(finished, drop=True)
-        finally:  # if the caller stops early, its jobs are not started any more
+        finally:  # if the caller stops early, its pending jobs are not started
             own = set(map(id, jobs))
             self._pending = [job for job in self._pending if id(job) not in own]
 
@@ -159,7 +159,7 @@ class Pool:
         return self
 
     def close(self) -> None:
-        """End the workers; those of a given group only drop this run."""
+        """Stop the workers; those of a given group only drop this run."""
         self._pending.clear()
         if self._owns_group:
             self._group.close()
@@ -258,7 +258,7 @@ class PendingEvaluation:
 
 
 def refuse_inside_worker() -> None:
-    """Raise in a worker process: it imports the module of the model, which must not start a run by that."""
+    """Raise in a worker process: importing the model's module there must not start a run."""
     if "HANSA_WORKER" in os.environ:
         raise HansaError(
             "a worker process tried to start a run: importing the module that defines your model, loss or data starts "
@@ -267,7 +267,7 @@ def refuse_inside_worker() -> None:
 
 
 def _broadcast_vectors(orders: Sequence[WorkOrder]) -> Iterator[Vector]:
-    """Yield the vectors in the orders' broadcasts, which all workers read from one place."""
+    """Yield the vectors in the orders' broadcasts, which all workers share."""
     for order in orders:
         for sent in order.broadcasts.values():
             for packet in sent.packets:

@@ -1,4 +1,4 @@
-"""Worker processes: started fresh (never forked), given jobs, replaced when they die, reused between runs."""
+"""Worker processes: spawned (never forked), replaced when they die, reused between runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POLL_SECONDS, STOPPED_POLLS = 1.0, 5
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """One worker as the run sees it. It has at most two jobs, one per slot; a slot is free once its answer is read."""
+    """A handle to one worker. It has at most two jobs, one per slot; a slot is free once its answer is read."""
 
     popen: subprocess.Popen[bytes]
     pipe: connection.Connection
@@ -69,7 +69,7 @@ class WorkerProcess:
         return status is not None and status.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
 
     def end(self) -> None:
-        """End the process, whatever it does, and free its resources."""
+        """End the process, by force if necessary, and free its resources."""
         self.pipe.close()
         os.close(self.lifeline)
         try:
@@ -103,7 +103,7 @@ class ProcessGroup:
     def set_up(
         self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, devices: Sequence[torch.device] = (CPU,)
     ) -> None:
-        """Send the algorithm and the task to all workers, through shared memory; workers take the devices in turn."""
+        """Send the algorithm and the task to all workers, through shared memory; devices are assigned in turn."""
         memory = SharedMemory()
         try:
             setup = WorkerSetup(algorithm, task, dtype, NumericSettings.current(), tuple(devices))
@@ -188,8 +188,8 @@ class ProcessGroup:
                 return events
 
     def _replace_stopped(self) -> list[Event]:
-        """Give up workers that were stopped at several checks in a row. Checks are counted, not seconds: where the
-        whole group was stopped, as by Ctrl-Z, the run did not check either."""
+        """Give up workers that were stopped at several consecutive checks. Checks are counted, not seconds: if Ctrl-Z
+        stops the whole group, the run does not check either."""
         events: list[Event] = []
         for worker in self.workers:
             worker.stopped_polls = worker.stopped_polls + 1 if worker.is_stopped() else 0
@@ -238,7 +238,7 @@ def _close(workers: list[WorkerProcess], memories: Iterable[SharedMemory]) -> No
 
 
 def _unpicklable(algorithm: Algorithm, task: TaskLike, error: Exception) -> str:
-    """Say which component of a run cannot be pickled."""
+    """Return a message that names the component that cannot be pickled."""
     components: list[tuple[str, Any]] = [("the algorithm", algorithm)]
     components += [(f"its {name}", value) for name, value in getattr(task, "__dict__", {}).items()]
     for name, component in components:
@@ -276,7 +276,7 @@ class workers:
     """Keep worker processes between runs: the runs in a ``with`` block share them, and they end with the block.
 
     A run that does not set its own number of workers uses ``count``. Results do not depend on it. Between two runs the
-    workers drop the data of the last one. `hansa.compare`, several seeds and sweeps keep their workers by themselves.
+    workers drop the data of the last one. `hansa.compare`, several seeds and sweeps keep their workers automatically.
 
     Args:
         count: The number of processes; None starts them only when that saves time, as outside the block.
@@ -300,7 +300,7 @@ class workers:
         return 0 if self._group is None else len(self._group.workers)
 
     def acquire(self) -> ProcessGroup | None:
-        """Return the processes for one run, or None while another run has them."""
+        """Return the processes for one run, or None while another run uses them."""
         if self._in_use:
             return None
         if self._group is None:
@@ -309,7 +309,7 @@ class workers:
         return self._group
 
     def release(self, group: ProcessGroup) -> None:
-        """Give the processes back after a run."""
+        """Return the processes after a run."""
         if group is self._group:
             self._in_use = False
 

@@ -1,8 +1,8 @@
 """An engine over actors of a Ray cluster: ``pip install 'hansa[ray]'``.
 
 The algorithm and the task go to the cluster's object store once, and each round's vectors once per round: all actors of
-a node read one copy. Orders of a lost actor or node are executed again elsewhere, with the same keys and so the same
-bits. The cluster is one trust domain: whoever reaches it can run code on it.
+a node read one copy. Orders of a failed actor or node are executed again elsewhere, with the same keys and so the same
+bits. The cluster is one trust domain: anyone with access can run code on it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger("hansa")
 
 Bytes = NDArray[np.uint8]
 
-_MAX_LOST_ACTORS = 3  # at one order
+_MAX_LOST_ACTORS = 3  # per order
 _JOBS_PER_ACTOR = 2  # so that an actor never waits for the next
 _WARN_SECONDS = 60.0  # without any started actor
 _SMALL_BYTES = 1 << 16  # smaller tensors of a task are copied to each actor
@@ -77,7 +77,7 @@ class ObjectStoreMemory:
 
 
 def _as_array(memory: SharedMemory, packed: PackedObject) -> Bytes:
-    """Return all that was packed, as an array that Ray copies once."""
+    """Return the packed bytes as an array, which Ray copies once."""
     return np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed))
 
 
@@ -127,7 +127,7 @@ class RayPool:
     """An engine over the actors of a Ray cluster.
 
     A running cluster is used and left as it is; one that is started here ends with the run. Actors join as they start,
-    so a cluster with fewer free CPUs, or one that has lost a node, works with what it has. Updates are aggregated in
+    so a cluster with fewer free CPUs, or one that has lost a node, uses those it has. Updates are aggregated in
     client order on this machine.
 
     Args:
@@ -135,7 +135,7 @@ class RayPool:
         task: The task of the run.
         dtype: The dtype of the model.
         device: Must be a CPU.
-        workers: The number of actors; None takes one per CPU of the cluster.
+        workers: The number of actors; None uses one per CPU of the cluster.
         address: The address of the cluster; None starts one on this machine.
     """
 
@@ -212,7 +212,7 @@ class RayPool:
         return _SharedVectors(self.ray.put(_as_array(memory, PackedObject(packer.end, 0))), placed, vectors)
 
     def _execute(self, jobs: Sequence[Job], shared: _SharedVectors) -> Iterator[tuple[Job, Any]]:
-        """Yield each job with its answer; the jobs of a lost actor are executed again."""
+        """Yield each job with its answer; the jobs of a failed actor are executed again."""
         self._pending = deque(jobs)
         left = len(jobs)
         try:
@@ -261,7 +261,7 @@ class RayPool:
         log.warning("no actor has started: the cluster has %g free CPUs for %d; waiting", free, len(self._actors))
 
     def _replace(self, actor: _Actor, error: Exception) -> None:
-        """Replace a lost actor and execute its jobs again. The oldest job counts as the cause."""
+        """Replace a failed actor and execute its jobs again. The oldest job counts as the cause."""
         message = str(error).strip() or type(error).__name__
         if actor.starting is not None and isinstance(error, self.ray.exceptions.RayTaskError):
             raise HansaError(f"RayPool: an actor could not start: {message.splitlines()[-1]}") from error
@@ -288,7 +288,7 @@ class RayPool:
 
 
 def _connect(ray: Any, workers: int | None, address: str | None) -> None:
-    """Join the cluster at an address, or start one on this machine; never join whatever happens to run."""
+    """Join the cluster at an address, or start one on this machine; never join an unnamed running one."""
     try:
         if address is None:
             ray.init(

@@ -89,7 +89,7 @@ class WorkerTraceback(Exception):
 
 
 class NumericSettings(NamedTuple):
-    """The torch settings that change numerical results. Workers take them over from the run."""
+    """The torch settings that change numerical results. Workers copy them from the run."""
 
     dtype: torch.dtype
     precision: str
@@ -118,7 +118,7 @@ class NumericSettings(NamedTuple):
         self.apply_to_thread()
 
     def apply_to_thread(self) -> None:
-        """Set those that are per thread, and one intra-op thread, whose number changes the last bits."""
+        """Set the per-thread ones, and one intra-op thread, since the number of threads changes the last bits."""
         torch.set_flush_denormal(self.flush_denormal)
         torch.set_num_threads(1)
 
@@ -154,8 +154,8 @@ def execute_all(requests: Sequence[Request], algorithm: Algorithm, task: TaskLik
 
 
 class BatchSizer:
-    """Chooses how many orders to execute as one batch: bounded in time and in memory, and one unless training is
-    native, since a batch gains nothing there and user code may depend on the order."""
+    """Chooses the number of orders per batch, bounded in time and memory. It is one unless training is native:
+    otherwise a batch gains nothing, and user code may depend on the order."""
 
     def __init__(self, trainer: Any) -> None:
         self._native: bool = with_defaults(trainer, BaseTrainer).releases_gil

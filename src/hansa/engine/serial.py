@@ -37,7 +37,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ClientEvaluationEngine(Protocol):
-    """An engine that also evaluates single clients; for other engines the run does so itself."""
+    """An engine that also evaluates single clients; for other engines the run evaluates them."""
 
     def evaluate_clients(
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
@@ -51,7 +51,7 @@ class RemoteEngine(Protocol):
     """An engine whose clients receive broadcasts as packets, in another process or on another machine."""
 
     def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
-        """Take the broadcasts of a round before its orders, and the oldest round that the server could resume from."""
+        """Receive a round's broadcasts before its orders, and the oldest round that the server could resume from."""
         ...
 
 
@@ -119,7 +119,7 @@ class Serial:
 class Loopback:
     """The serial engine with every order, broadcast and report sent as bytes, and a copy of the vectors per client.
 
-    It tests that your own links and components work over a network: results equal those of `Serial` bit for bit.
+    It tests that custom links and components work over a network: results equal those of `Serial` bit for bit.
     """
 
     def __init__(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Worker threads: for training that releases the interpreter lock (native steps, long steps), and for GPUs.
 
-Torch's generator is shared by all threads, so a model that draws from it (dropout) would draw other numbers in another
-order. Such a model is refused if a probe step draws, and is an error if a later step does.
+All threads share torch's generator, so the results of a model that draws from it (dropout) would depend on the order of
+execution. Such a model is refused if a probe step draws; a later draw raises an error.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class QueuedJob(NamedTuple):
 
 
 class ThreadGroup:
-    """The worker threads of a run. All take jobs from one queue, so that none waits while there are jobs.
+    """The worker threads of a run. All take jobs from one queue, so that none idles while jobs remain.
 
     Where training releases the interpreter lock, the caller's thread is the first worker while it waits: it would
     otherwise compete for a core with the workers.
@@ -123,7 +123,7 @@ class ThreadGroup:
         worker.thread.join()
 
     def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
-        """Threads read the vectors in place; from here on the shared generators must not change."""
+        """Save the state of the shared generators, which must not change; threads read the vectors in place."""
         self._save_generators()
 
     def _save_generators(self) -> None:
@@ -200,14 +200,14 @@ class ThreadGroup:
 
 
 class StepProbe(NamedTuple):
-    """What one local step showed: whether it draws random numbers from a shared generator, and its duration."""
+    """The result of a probe step: whether it draws random numbers from a shared generator, and its duration."""
 
     draws: bool
     seconds: float
 
 
 def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.dtype) -> StepProbe:
-    """Compute the gradient of the largest client's first batch, twice since the first is slow. Generators are kept."""
+    """Compute the gradient of the largest client's first batch, twice since the first is slow; restore generators."""
     samples = task.population.samples
     client = max(range(len(samples)), key=samples.__getitem__)
     phase, key = algorithm.local, Key(0)
@@ -227,7 +227,7 @@ def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.
 
 
 def _no_seed(key: Key) -> None:
-    """Replaces a trainer's `seed`: threads leave torch's generator alone."""
+    """Replaces a trainer's `seed`: threads do not seed torch's generator."""
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The main loop of a worker process. It ends when the run ends, however that happens: the run holds the other end of
-its lifeline, a pipe."""
+"""The main loop of a worker process. It exits when the run ends for any reason: the run holds the other end of its
+lifeline, a pipe."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ BOOT = (
     "options = json.loads(sys.argv[1]); sys.path[:] = options['path']; "
     "from hansa.engine.worker import worker_main; worker_main(options)"
 )
-"""What a new interpreter executes. It ignores Ctrl-C from the start: the run handles it."""
+"""The program of a new interpreter. It ignores Ctrl-C from the start: the run handles it."""
 
 MESSAGE = struct.Struct("<BQQ")
-"""All that goes through the pipe: the number of a memory, the offset and the size of a packed object in it."""
+"""The message format of the pipe: the number of a memory, and the offset and size of a packed object in it."""
 
 SETUP = 255
-"""Instead of the number of a slot: a setup follows, with its own memory."""
+"""Sent instead of a slot number: a setup follows, with its own memory."""
 
 RESET = 254
-"""Instead of the number of a slot: the run has ended; drop its data."""
+"""Sent instead of a slot number: the run has ended; drop its data."""
 
 ENVIRONMENT = {
     "HANSA_WORKER": "1",
@@ -50,7 +50,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerSetup:
-    """What a worker needs once per run."""
+    """The data that a worker receives once per run."""
 
     algorithm: Algorithm
     task: TaskLike

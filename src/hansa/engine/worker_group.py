@@ -22,7 +22,7 @@ class WorkerStartError(HansaError):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request on its way: when it is done it holds its answer and is appended to ``finished``. Jobs of a lower
+    """One pending request; once done, it holds its answer and is appended to ``finished``. Jobs of a lower
     ``block`` are started first."""
 
     request: Request
@@ -68,7 +68,7 @@ Event: TypeAlias = WorkerReady | JobDone | WorkerExited
 
 
 class WorkerGroup(Protocol):
-    """The workers of a pool, processes or threads. Each has a queue of ``jobs`` and says whether it is ``ready``."""
+    """The workers of a pool, processes or threads. Each has a queue of ``jobs`` and a flag ``ready``."""
 
     workers: list[Any]
     jobs_per_worker: int
@@ -84,7 +84,7 @@ class WorkerGroup(Protocol):
     def submit(self, worker: Any, job: Job) -> None: ...
 
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """Return what has happened, as soon as anything has. The caller's thread may execute jobs meanwhile."""
+        """Wait for events and return them. The caller's thread may execute jobs meanwhile."""
         ...
 
     def close(self) -> None: ...

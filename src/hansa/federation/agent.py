@@ -1,6 +1,6 @@
 """The agent of a site: it owns the model, the data and the memory of the site's clients, and answers frames.
 
-It does not depend on the transport and trusts no frame.
+It does not depend on the transport and validates every frame.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_POPULATION = 10_000_000  # clients of a federation
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """Where a site's data comes from: ``load`` returns it for a configuration. ``shared``: the configuration names the
+    """The source of a site's data: ``load`` returns it for a configuration. ``shared``: the configuration names the
     data, and all sites load the same."""
 
     load: Callable[[Config], FederatedData]
@@ -55,9 +55,9 @@ class Agent:
 
     Args:
         site: The name of the site.
-        source: Where its data comes from.
-        folder: Keeps what must not be lost: its clients' memory and its enrollments.
-        policy: What the site permits.
+        source: The source of its data.
+        folder: Durable storage of client memory and enrollments.
+        policy: The site's policy.
     """
 
     def __init__(self, site: str, source: DataSource, folder: Path | str, policy: Policy | None = None) -> None:

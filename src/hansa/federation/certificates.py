@@ -14,6 +14,7 @@ from hansa.core.errors import HansaError
 from hansa.runs.store import io
 
 AUTHORITY, DAYS = "ca.crt", 365
+LOOPBACK = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,19 @@ class SiteKeys:
         return ServerKeys(self.folder)._existing("node.key")
 
 
-def make_keys(
-    folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = ("localhost", "127.0.0.1")
-) -> list[Path]:
+def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = LOOPBACK) -> list[Path]:
     """Write the keys of a trial federation: a folder for the server, one per site, and the authority's own key.
 
-    Whoever runs this has all private keys. In production each site creates its own pair and sends the public key.
+    The caller has all private keys. In production each site creates its own pair and sends the public key.
 
     Args:
         folder: A new or empty folder.
         sites: The names of the sites.
-        hosts: The names and addresses of the server.
+        hosts: The names and addresses of the server. localhost and 127.0.0.1, where the server connects to its own
+            SuperLink, are always added.
     """
     home = Path(folder)
+    hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
     for name in sites:
         if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name == "server":
             raise HansaError(f"site {name!r}: expected letters, digits, dots and dashes, and not 'server'.")

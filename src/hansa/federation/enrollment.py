@@ -18,13 +18,13 @@ ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH = "charge", "hello", "refused", "se
 
 
 def numeric_platform() -> dict[str, str]:
-    """Return what bit-equal results on two machines depend on besides the code."""
+    """Return the platform properties that bit-equal results depend on."""
     return {"torch": torch.__version__, "machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnrollmentRequest(Message):
-    """Asks a site to take part in a run: the configuration, the site's clients, the population, and, once they are
+    """Asks a site to join a run: the configuration, the site's clients, the population, and, once they are
     known, the run and the clusters. Without a run it only asks which data the site has."""
 
     kind = ENROLLMENT
@@ -105,7 +105,7 @@ class EnrollmentReply(Message):
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Message):
-    """Why a frame was refused: a short word for counting, and a sentence."""
+    """A refusal of a frame: a reason code for counting, and a message."""
 
     kind = REFUSAL
     reason: str

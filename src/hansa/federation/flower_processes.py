@@ -1,4 +1,4 @@
-"""Flower's programs as child processes: they end when this process ends, however it ends."""
+"""Flower's programs as child processes, which always end with this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENVIRONMENT = {
 }
 """No telemetry, no update check, no installation of an app's dependencies."""
 
-STOP_SECONDS = 5.0  # that a program has to end by itself
+STOP_SECONDS = 5.0  # for a program to exit by itself
 _UNUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-simulation", "flwr-model", "flwr-connector")
 
 
@@ -48,7 +48,7 @@ def flower_environment(home: Path, first: Path | None = None) -> dict[str, str]:
 
 
 def write_task_programs(folder: Path) -> Path:
-    """Write the programs that a site's node starts for tasks: client tasks run our own app, all other kinds fail."""
+    """Write the programs that a site's node starts for tasks: client tasks run Hansa's app, all other kinds fail."""
     folder.mkdir(parents=True, exist_ok=True)
     runner = APP / "hansa_relay" / "run_site_app.py"
     scripts = dict.fromkeys(_UNUSED, "#!/bin/sh\nexit 1\n")

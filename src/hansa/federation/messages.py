@@ -19,7 +19,7 @@ from hansa.rounds.messages import Broadcast, Report, Upload, WorkOrder, read_bro
 from hansa.rounds.wire_format import Blobs, Frame, FrameError
 
 PROTOCOL = 1
-"""Raised when the meaning of a message changes. Messages of another version are refused."""
+"""Incremented when the meaning of a message changes. Messages of another version are refused."""
 
 ORDERS, REPORTS, EVALUATION, EVALUATION_REPLY = "orders", "reports", "exam", "marks"
 """The kinds of frames, as named on the wire."""
@@ -246,7 +246,7 @@ def check_protocol(head: Any) -> Any:
 
 
 class ProtocolError(HansaError):
-    """A well-formed message that is refused; ``reason`` is a short word for counting."""
+    """A well-formed message that is refused; ``reason`` is a code for counting."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -68,10 +68,10 @@ class Federation:
         device: The device for the server's own evaluation.
         transport: Carries frames to sites and back.
         sites: The clients of each site.
-        attempts: How often a silent site is asked in a round.
+        attempts: The number of requests per round to a silent site.
         limit: The largest accepted frame in bytes.
         keep_from: Returns the oldest round that the server may resume from, if not the run's.
-        where: On whose test rows the model is evaluated: ``"server"``, ``"sites"`` or ``"both"``.
+        where: The test rows that the model is evaluated on: ``"server"``, ``"sites"`` or ``"both"``.
         enough: Close a round when this many sites have answered; None waits for all.
     """
 
@@ -110,7 +110,7 @@ class Federation:
             raise HansaError("a client is at two sites, or twice at one: expected each at one.")
 
     def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
-        """Take the broadcasts of a round, and the oldest round that the server could resume from."""
+        """Receive the broadcasts of a round, and the oldest round that the server could resume from."""
         self._opened = opened
         self._oldest = oldest if self.keep_from is None else self.keep_from()
 
@@ -295,7 +295,7 @@ class Federation:
         return reply
 
     def _record_refusal(self, site: str, data: bytes) -> Refusal:
-        """Count a refusal by a site, apart from our own."""
+        """Count a refusal by a site, separately from the server's own."""
         refusal = Refusal.from_bytes(data, limit=self.limit)
         self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {refusal.detail}")
         return refusal

@@ -1,4 +1,4 @@
-"""A site: it owns the data and the memory of its clients, trains them, and answers. It trusts no byte it receives.
+"""A site: it owns the data and the memory of its clients, trains them, and answers. It validates all received data.
 
 A refused frame is counted by reason and changes nothing:
 
@@ -64,7 +64,7 @@ class Site:
         task: The task with the site's data.
         clients: The clients of this site.
         dtype: The dtype of the model.
-        run: The run that this site takes part in; None accepts any.
+        run: The run that this site joins; None accepts any.
         memory_store: Where the clients' memory is stored; None keeps it in RAM.
         limit: The largest accepted frame in bytes.
         rounds: The most rounds.
@@ -179,7 +179,7 @@ class Site:
                 vectors[name] = self.algorithm.channels[name].downlink.apply(base, sent.packets)
                 if fingerprint(vectors[name]) != request.digests.get(name):
                     raise PacketError(f"channel {name!r}: the broadcast does not decode to the vector of the server.")
-            except Exception as error:  # of a decoder, which may be the user's
+            except Exception as error:  # from a decoder, which may be user code
                 if sent.base is None:
                     raise ProtocolError("model", f"{type(error).__name__}: {error}") from error
                 need.append(name)
@@ -276,4 +276,4 @@ def _drop_all(order: WorkOrder, reason: str, detail: str) -> Report:
     )
 
 
-_MAX_VERSIONS = 8  # received versions that a site keeps; without the right one it is sent the full vector
+_MAX_VERSIONS = 8  # received versions that a site keeps; if the base is missing, it is sent the full vector

@@ -35,7 +35,7 @@ class SuperLink:
         sites: The names of the sites.
         keys: TLS keys and the sites' public keys; without them any node can claim to be any site.
         host: The address to listen on.
-        port: The port to listen on; 0 takes a free one.
+        port: The port to listen on; 0 uses a free one.
         limit: The largest accepted reply in bytes.
     """
 

@@ -1,4 +1,4 @@
-"""A site's connection over Flower: a SuperNode that is kept running, and the local socket of the site's agent."""
+"""A site's connection over Flower: a supervised SuperNode, and the local socket of the site's agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SuperNode:
     """Runs a SuperNode that joins ``address`` and passes every frame to ``handle``.
 
     A SuperLink refuses a killed node for about a minute, so the node is restarted until it is accepted. Its tasks run
-    our own relay, never code from the server (`flower_processes.write_task_programs`).
+    Hansa's relay, never code from the server (`flower_processes.write_task_programs`).
 
     Args:
         site: The name of the site.

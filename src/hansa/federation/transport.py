@@ -1,4 +1,4 @@
-"""Frames to sites and back over connections that may fail: enrolls sites first, and sends again what did not arrive."""
+"""Transport of frames over unreliable connections: enrolls sites first and resends undelivered frames."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hansa.rounds import wire_format
 log = logging.getLogger("hansa")
 
 POLL_SECONDS = 1.0  # between checks for replies
-MAX_TTL = 3600.0  # seconds that a message may be on its way
-RETRY_SECONDS = 3.0  # before a failed message is sent again
+MAX_TTL = 3600.0  # maximum lifetime of a message in seconds
+RETRY_SECONDS = 3.0  # before a failed message is resent
 
 
 class Transport(Protocol):
@@ -75,8 +75,8 @@ class _PendingRequest:
 class EnrollingTransport:
     """A transport over site connections.
 
-    A site that is not enrolled receives its enrollment together with its first frame. A frame that did not arrive is
-    sent again when the site can be reached, until ``deadline`` seconds have passed.
+    A site that is not enrolled receives its enrollment together with its first frame. An undelivered frame is
+    resent when the site can be reached, until ``deadline`` seconds have passed.
 
     Args:
         connections: The connections to the sites.
@@ -146,7 +146,7 @@ class EnrollingTransport:
         except _NotEnrolled:
             self._enrolled.discard(site)
             if request is not None:
-                request.sent = False  # sent again, with the enrollment
+                request.sent = False  # resent, with the enrollment
             return []
         except HansaError as error:
             self._enrolled.discard(site)

@@ -1,4 +1,4 @@
-"""Gossip: who hears whom, how fast that averages, who computes, and how a population is clustered."""
+"""Gossip: topologies and their mixing rates, activities, and clusterings of a population."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activity: who computes a gradient at a local step. Those who do not still gossip."""
+"""Activities: which clients compute a gradient at a local step. The others still gossip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hansa.core.protocols import check_component, missing_methods
 
 @runtime_checkable
 class Activity(Protocol):
-    """A rule for who computes, as a function of (round, step, cohort, key).
+    """A rule for which clients compute, as a function of (round, step, cohort, key).
 
     >>> isinstance(everyone(), Activity)
     True
@@ -42,16 +42,16 @@ class BaseActivity(Activity):
     cites: ClassVar[tuple[str, ...]] = ()
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
-        """Refuse clusters, or a number of local steps, that the rule cannot serve."""
+        """Raise if the rule does not support these clusters or this number of local steps."""
         return
 
     def among(self, reporters: Sequence[int]) -> Activity:
-        """The rule in a round in which these of the cohort report."""
+        """Return the rule for a round with these reporters."""
         return self
 
 
 def require_activity(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no rule for who computes."""
+    """Raise unless the value is an activity."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     instead = "" if not number else f"resample({value!r})" if isinstance(value, int) else f"bernoulli({value!r})"
     check_component(
@@ -60,7 +60,7 @@ def require_activity(owner: str, argument: str, value: object) -> None:
 
 
 def count_of(component: str, argument: str, value: float, clients: int) -> int:
-    """How many of a group are meant: a whole number counts, a number with a point takes a share.
+    """Return the number of clients meant by a count (int) or a fraction (float) of a group.
 
     >>> count_of("resample", "m", 2, 8), count_of("resample", "m", 0.25, 10)
     (2, 3)
@@ -75,7 +75,7 @@ def count_of(component: str, argument: str, value: float, clients: int) -> int:
 
 
 def as_activity(active: float | Activity) -> Activity:
-    """Return an activity as it is; a count m means ``resample(m)``, a probability p ``bernoulli(p)``, and 1.0 everyone.
+    """Convert to an activity: a count m means ``resample(m)``, a probability p ``bernoulli(p)``, 1.0 ``everyone()``.
 
     Args:
         active: A number, a probability, or an activity.
@@ -101,13 +101,13 @@ class everyone(BaseActivity):
     """
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """The cohort itself."""
+        """Return the cohort."""
         return sorted(clients)
 
 
 @dataclass(frozen=True, slots=True)
 class selected(BaseActivity):
-    """The round's reporters, at every step: AFGA without its re-sampling.
+    """The round's reporters, at every step: AFGA without re-sampling.
 
     Args:
         reporters: The round's reporters; set by the round.
@@ -119,18 +119,17 @@ class selected(BaseActivity):
     reporters: tuple[int, ...] | None = field(default=None, repr=False)
 
     def among(self, reporters: Sequence[int]) -> selected:
-        """The rule that knows them."""
+        """Return the rule with these reporters."""
         return selected(tuple(reporters))
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """Those of the cohort that report; all of it as long as the reporters are not known."""
+        """Return the reporters in the cohort, or the whole cohort if the reporters are not set."""
         return sorted(clients if self.reporters is None else set(self.reporters).intersection(clients))
 
 
 @dataclass(frozen=True, slots=True)
 class resample(BaseActivity):
-    """m clients of the cohort drawn afresh at every step ([AFGA] Alg. 1 and 2): a count, a share, or None for as many
-    as report in the round.
+    """m clients of the cohort, drawn anew at every step ([AFGA] Alg. 1 and 2).
 
     Args:
         m: Clients per cohort: a number, a fraction, or None for as many as report.
@@ -151,17 +150,17 @@ class resample(BaseActivity):
             check_integer("resample", "m", self.m)
 
     def among(self, reporters: Sequence[int]) -> resample:
-        """The rule that knows how many report."""
+        """Return the rule with the number of reporters."""
         return resample(len(reporters)) if self.m is None else self
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
-        """No cluster may be smaller than m."""
+        """Raise if a cluster is smaller than m."""
         for place, cohort in enumerate(cohorts):
             if isinstance(self.m, int) and self.m > len(cohort):
                 raise invalid_argument("resample", "m", self.m, f"at most the {len(cohort)} clients of cluster {place}")
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """m of the cohort, without replacement; all of it where losses have left no more."""
+        """Draw m of the cohort without replacement, or all of it if dropouts leave fewer."""
         cohort = sorted(clients)
         m = count_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
         if m is None:
@@ -175,7 +174,7 @@ class resample(BaseActivity):
 
 @dataclass(frozen=True, slots=True)
 class bernoulli(BaseActivity):
-    """Each client on its own with chance p; there are steps at which nobody computes ([HAFED] App. F.3).
+    """Each client independently with probability p; at some steps none computes ([HAFED] App. F.3).
 
     Args:
         p: Probability with which a client computes.
@@ -191,7 +190,7 @@ class bernoulli(BaseActivity):
         check_fraction("bernoulli", "p", self.p)
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """A coin for each client of the cohort."""
+        """Draw independently for each client of the cohort."""
         cohort = sorted(clients)
         if not cohort:
             return []
@@ -201,7 +200,7 @@ class bernoulli(BaseActivity):
 
 @dataclass(frozen=True, slots=True)
 class replay(BaseActivity):
-    """The given computing clients, per round and step, of all clusters together; rounds start again when they run out.
+    """Recorded computing clients per round and step, over all clusters; the rounds repeat.
 
     Args:
         rounds: For each round, for each step, the computing clients.
@@ -229,7 +228,7 @@ class replay(BaseActivity):
         object.__setattr__(self, "rounds", rounds)
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
-        """Every client named must be in some cluster, and every round must be long enough."""
+        """Raise if a listed client is in no cluster, or a round has too few steps."""
         known = {client for cohort in cohorts for client in cohort}
         for at, recorded in enumerate(self.rounds):
             if steps is not None and len(recorded) < steps:
@@ -244,7 +243,7 @@ class replay(BaseActivity):
                         )
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
-        """Those of the recorded clients that are in the cohort."""
+        """Return the recorded clients in the cohort."""
         recorded = self.rounds[round % len(self.rounds)]
         if step >= len(recorded):
             at = round % len(self.rounds)
@@ -256,5 +255,5 @@ class replay(BaseActivity):
 
 
 def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:
-    """A cohort is known by its first client: clusters draw apart, whatever happens in the others."""
+    """Return the key of a cohort, identified by its first client, so that clusters draw independently."""
     return key.child("active", round, cohort[0], step)

@@ -1,4 +1,4 @@
-"""Clusters: how a population is cut into groups that gossip among themselves."""
+"""Clusterings: partitions of a population into groups that gossip internally."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-ROUNDS = 50  # of k-means at most: it settles in a handful
+ROUNDS = 50  # maximum k-means iterations; it converges in a handful
 
 
 @runtime_checkable
 class Clustering(Protocol):
-    """A rule that gives every client of a population one cluster.
+    """A rule that assigns every client of a population to one cluster.
 
     >>> isinstance(random(2), Clustering)
     True
@@ -36,7 +36,7 @@ class Clustering(Protocol):
 
     @abstractmethod
     def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
-        """Return the clusters, as lists of client ids; ``labels`` counts [clients, classes] where known."""
+        """Return the clusters as lists of client ids; ``labels`` are counts [clients, classes], if known."""
 
 
 class BaseClustering(Clustering):
@@ -50,17 +50,17 @@ class BaseClustering(Clustering):
 
     @property
     def needs_labels(self) -> bool | None:
-        """Whether it looks at labels: always, never, or (None) where the data has them."""
+        """Whether it needs labels; None uses them if the data has them."""
         return None
 
 
 def resolve(
     clusters: int | Sequence[Sequence[int]] | Clustering, population: int, key: Key, labels: Any = None
 ) -> list[list[int]]:
-    """The clusters of a population: disjoint and covering, whatever rule or list they come from.
+    """Return the clusters of a population, validated to be disjoint and to cover it.
 
     A number k means ``equal(k)``, a list of lists ``given(...)``. ``labels`` are counts [clients, classes], or a
-    function that gives them, which is called for rules that look at labels alone: other data need not have any.
+    function that returns them, which is called only for rules that use labels.
 
     Args:
         clusters: A number, lists of clients, or a clustering.
@@ -83,11 +83,11 @@ def resolve(
 
 
 def common_size(groups: Sequence[Sequence[int]], component: str) -> int:
-    """The size that all clusters share, or an error naming the one that differs.
+    """Return the common size of all clusters, or raise an error that names one that differs.
 
     Args:
         groups: Clients of each cluster.
-        component: Name of the component that asks, for the error.
+        component: Name of the component, for the error message.
 
     >>> common_size([[0, 1], [2, 3]], "mine")
     2
@@ -103,7 +103,7 @@ def common_size(groups: Sequence[Sequence[int]], component: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class equal:
-    """k clusters of neighbouring ids; sizes differ by one where k does not divide the population.
+    """k clusters of consecutive ids; sizes differ by at most one.
 
     Args:
         k: Number of clusters.
@@ -119,13 +119,13 @@ class equal:
         check_integer("equal", "k", self.k)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
-        """Cut the line of ids into k runs."""
+        """Split the ids into k consecutive ranges."""
         return _split_evenly(np.arange(population), self.k, "equal")
 
 
 @dataclass(frozen=True, slots=True)
 class random:
-    """k clusters of random clients, as even as can be; ids ascend within a cluster.
+    """k clusters of random clients; sizes differ by at most one, and ids ascend within a cluster.
 
     Args:
         k: Number of clusters.
@@ -141,13 +141,13 @@ class random:
         check_integer("random", "k", self.k)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
-        """Shuffle the ids, then cut."""
+        """Shuffle the ids, then split them."""
         return _split_evenly(key.child("clusters").numpy().permutation(population), self.k, "random")
 
 
 @dataclass(frozen=True, slots=True)
 class given:
-    """The clusters as listed; the order within a cluster is the order around its ring.
+    """User-defined clusters; the order within a cluster is the order around its ring.
 
     Args:
         groups: Clients of each cluster.
@@ -167,20 +167,20 @@ class given:
         object.__setattr__(self, "groups", groups)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
-        """The list, as given."""
+        """Return the given clusters."""
         return [list(group) for group in self.groups]
 
 
 @dataclass(frozen=True, slots=True)
 class by_labels:
-    """k clusters of clients with like label proportions (k-means on sqrt(p): the Hellinger distance).
+    """k clusters of clients with similar label proportions (k-means on sqrt(p): the Hellinger distance).
 
-    ``diverse`` does the opposite: it spreads labels so that every cluster looks like the whole population. ``even``
-    keeps sizes within one of each other (always so when diverse). No chance in it: equal labels give equal clusters.
+    ``diverse`` does the opposite: it makes every cluster resemble the whole population. ``even`` keeps sizes within one
+    of each other (always so when diverse). The result is deterministic.
 
     Args:
         k: Number of clusters.
-        diverse: Make every cluster look like the whole population.
+        diverse: Make every cluster resemble the whole population.
         even: Keep cluster sizes within one of each other.
 
     >>> resolve(by_labels(2), 4, Key(0), np.array([[9, 0], [0, 9], [8, 1], [1, 8]]))
@@ -206,7 +206,7 @@ class by_labels:
         capacities = np.array([len(group) for group in _split_evenly(np.arange(population), self.k, "by_labels")])
         total = labels.sum(axis=1, keepdims=True)
         share = np.divide(labels, total, out=np.zeros_like(labels), where=total > 0)
-        # a client without data says nothing about itself: place it as the average client
+        # a client without data counts as an average client
         share[total[:, 0] == 0] = share[total[:, 0] > 0].mean(axis=0) if total.any() else 0.0
         owner = _diverse(share, capacities) if self.diverse else _similar(np.sqrt(share), capacities, self.even)
         return sorted([np.flatnonzero(owner == k).tolist() for k in range(self.k)])
@@ -219,7 +219,7 @@ def _split_evenly(order: Integers, k: int, component: str) -> list[list[int]]:
 
 
 def _label_counts(clusters: Clustering, labels: Any, population: int) -> Array | None:
-    """The label counts for a rule that may look at them."""
+    """Return the label counts for a rule that may use them."""
     needs = with_defaults(clusters, BaseClustering).needs_labels
     if labels is None or needs is False:
         return None
@@ -227,7 +227,7 @@ def _label_counts(clusters: Clustering, labels: Any, population: int) -> Array |
         try:
             labels = labels()
         except HansaError as problem:
-            if needs is None:  # a rule of somebody's own, which may do without
+            if needs is None:  # a custom rule, which may not need labels
                 return None
             raise HansaError(f"{clusters!r} needs the label counts of every client. {problem}") from problem
     return _checked_counts(labels, population)
@@ -268,14 +268,17 @@ def _check(groups: Sequence[Sequence[int]], population: int, clusters: Clusterin
 
 
 def _similar(points: Array, capacities: Integers, even: bool) -> Integers:
-    """Lloyd's k-means from farthest-first centres, while the cost falls. No BLAS: its last bits vary with threads."""
+    """Run Lloyd's k-means from farthest-first centres until the cost stops falling.
+
+    BLAS is avoided because its rounding varies with the number of threads.
+    """
     chosen: list[int] = []
     nearest = _squared(points, points.mean(axis=0))
     while len(chosen) < len(capacities):
         chosen.append(int(np.argmax(nearest)))
         newest = _squared(points, points[chosen[-1]])
         nearest = newest if len(chosen) == 1 else np.minimum(nearest, newest)
-        nearest[chosen] = -1.0  # never the same client twice, however many are alike
+        nearest[chosen] = -1.0  # never select a client twice, even among duplicates
     centres, best, least = points[chosen], np.zeros(len(points), dtype=np.int64), np.inf
     for _ in range(ROUNDS):
         apart = np.stack([_squared(points, centre) for centre in centres], axis=1)
@@ -289,7 +292,7 @@ def _similar(points: Array, capacities: Integers, even: bool) -> Integers:
 
 
 def _assign_nearest(apart: Array, capacities: Integers) -> Integers:
-    """Everyone to the nearest centre with room left; a crowded centre takes its closest; no cluster stays empty."""
+    """Assign clients to the nearest centre with capacity left, closest first; no cluster stays empty."""
     owner = np.full(len(apart), -1, dtype=np.int64)
     left, apart = capacities.copy(), apart.copy()
     while (waiting := np.flatnonzero(owner < 0)).size:
@@ -308,7 +311,7 @@ def _assign_nearest(apart: Array, capacities: Integers) -> Integers:
 
 
 def _diverse(share: Array, capacities: Integers) -> Integers:
-    """The most unusual clients first, each to the cluster that it brings nearest to the average."""
+    """Assign clients, the most unusual first, to the cluster that each brings nearest to the average."""
     deviation = share - share.mean(axis=0)
     owner = np.zeros(len(share), dtype=np.int64)
     total, left = np.zeros((len(capacities), share.shape[1])), capacities.copy()

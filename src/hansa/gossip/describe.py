@@ -1,4 +1,4 @@
-"""What `hansa topology` says: connectivity, traffic, what the papers prove, and a picture."""
+"""The report of `hansa topology`: connectivity, traffic, theoretical conditions, and a drawing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A topology over a clustered population, in numbers. Prints itself on a rich console.
+    """Measurements of a topology over a clustered population, printable on a rich console.
 
     >>> from hansa.gossip import ring
     >>> describe(ring(), clients=32, clusters=4).sizes
@@ -43,11 +43,11 @@ class Description:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes between clients in one gossip step of all clusters."""
+        """Bytes sent between clients in one gossip step of all clusters."""
         return self.messages * self.dim * self.itemsize
 
     def record(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return the description as plain data, for JSON."""
         corollary, afga = self.corollary, self.afga
         return {
             "topology": str(self.topology),
@@ -132,7 +132,7 @@ class Description:
         yield "local drift", self._drift()
 
     def _order_lines(self, orders: ParameterOrders) -> Iterator[tuple[str, str]]:
-        """The theorem's orders; behind each the number inside it, where the steps and rounds are known."""
+        """Yield the theorem's orders, each with its value if the steps and rounds are known."""
         said = "" if orders.least_rounds is None else f": {orders.least_rounds:,} or more"
         if (enough := orders.enough(self.rounds)) is not None:
             said += f"; {self.rounds:,} are {'enough' if enough else 'too few'}"

@@ -1,4 +1,4 @@
-"""Pictures of a graph: for the terminal in braille dots, for a page in SVG."""
+"""Drawings of a graph: braille dots for the terminal, SVG for web pages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hansa.gossip.weights import as_sparse
 if TYPE_CHECKING:
     from hansa.gossip.weights import Array, Matrix
 
-CIRCLE_UP_TO = 64  # clients: beyond, a circle is a blot, and the picture is the pattern of the matrix
+CIRCLE_UP_TO = 64  # clients: above this, draw the pattern of the matrix instead
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bits of a braille cell, 4 rows x 2 columns
 
 
 def text(W: Matrix, width: int = 48, *, ascii_only: bool = False) -> str:
-    """The graph as text: clients on a circle joined by lines, or the pattern of W for many clients.
+    """Draw the graph as text: clients on a circle joined by lines, or the pattern of W for many clients.
 
     Args:
         W: Mixing matrix.
@@ -42,7 +42,7 @@ def text(W: Matrix, width: int = 48, *, ascii_only: bool = False) -> str:
 
 
 def svg(W: Matrix, size: int = 360) -> str:
-    """The graph as a picture of its own, ``size`` pixels wide; thicker lines carry more weight.
+    """Draw the graph as a standalone SVG, ``size`` pixels wide; thicker lines are larger weights.
 
     Args:
         W: Mixing matrix.
@@ -64,13 +64,13 @@ def svg(W: Matrix, size: int = 360) -> str:
 
 
 def _places(n: int, radius: float) -> Array:
-    """n points on a circle about the origin, the first on top, clockwise, y downwards."""
+    """Return n points on a circle about the origin, clockwise from the top, with y downwards."""
     angle = 2 * np.pi * np.arange(n) / n - np.pi / 2
     return radius * np.stack([np.cos(angle), np.sin(angle)], axis=1) if n > 1 else np.zeros((1, 2))
 
 
 def _pairs(W: Matrix) -> list[tuple[int, int, float]]:
-    """Each pair that talks, with the larger weight of the two ways."""
+    """Return each connected pair, with the larger weight of the two directions."""
     S = as_sparse(W)
     both = S.maximum(S.T).tocoo()
     entries = zip(both.row.tolist(), both.col.tolist(), both.data.tolist(), strict=True)
@@ -78,7 +78,7 @@ def _pairs(W: Matrix) -> list[tuple[int, int, float]]:
 
 
 def _pattern(W: Matrix, most: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """Which entries of W are there, in a square of at most ``most`` cells a side."""
+    """Return which entries of W are nonzero, downsampled to at most ``most`` cells per side."""
     S = as_sparse(W)
     side = min(S.shape[0], most)
     grid = np.zeros((side, side), dtype=bool)
@@ -99,7 +99,7 @@ def _circle(W: Matrix, width: int) -> str:
     n = as_sparse(W).shape[0]
     high = max(4, width // 2)
     dots = np.zeros((4 * high, 2 * width), dtype=bool)
-    # a cell is 2 x 4 dots and about square dots on screen: one radius for both; leave room for the numbers
+    # a cell is 2 x 4 roughly square dots: use one radius for both axes, and leave room for the numbers
     at = _places(n, min(width - 6, 2 * high - 3)) + np.array([width - 1, 2 * high - 1])
     for i, j, _ in _pairs(W):
         many = int(np.abs(at[j] - at[i]).max()) + 2

@@ -1,4 +1,4 @@
-"""Local optimizers whose state partly gossips with the models: ``shared`` names those entries."""
+"""Local optimizers with state that gossips with the models: ``shared`` names those entries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hansa.core.types import RoundContext, State, Vector
 
 @dataclass(frozen=True, slots=True)
 class consensus_amsgrad:
-    """AMSGrad whose second moment becomes the same for all by gossip (Decentralized AMSGrad, Chen et al. 2023, Alg. 2).
+    """AMSGrad with a second moment agreed on by gossip (Decentralized AMSGrad, Chen et al. 2023, Alg. 2).
 
     m <- b1 m + (1-b1) g; v <- b2 v + (1-b2) g^2; vhat' = max(vhat, v); step -m/sqrt(max(u, eps));
-    u <- u - vhat + vhat'. The loop mixes ``u`` whenever it mixes the models, so that sum_i u_i = sum_i vhat_i always; u
-    and vhat start at eps. A step divides by what was known before it, the first one by sqrt(eps) whatever the gradient:
-    eps is more than a guard against zero here. `hansa.server.amsgrad` divides by a client's own vhat.
+    u <- u - vhat + vhat'. ``u`` is mixed whenever the models are, so sum_i u_i = sum_i vhat_i always; u and
+    vhat start at eps. A step uses the u from before it, so the first one divides by sqrt(eps) for any gradient: eps is
+    more than a guard against zero. `hansa.server.amsgrad` divides by a client's own vhat.
 
     Args:
         b1: Decay rate of the first moment.

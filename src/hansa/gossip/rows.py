@@ -1,7 +1,7 @@
-"""The models of a cohort as rows of a matrix, X <- W X: held as they are, or as combinations of what has changed.
+"""The models of a cohort as rows of a matrix, X <- W X, stored densely or as combinations of changes.
 
-Mixing is linear. With few clients computing at a step, a client's row is the common start plus a known combination of
-the changes made so far: rows of idle clients need never exist, and the cost does not grow with their number.
+Mixing is linear. If few clients compute at a step, each row is the common start plus a known combination of the changes
+so far. Rows of idle clients are never materialized, and the cost does not grow with their number.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from hansa.core.vectors import allocator, kernels
 from hansa.core.vectors.arithmetic import native_fits
 from hansa.gossip.topology import Topology, over_survivors
 
-SPAN = 1 << 12  # coordinates of changes whose products are summed in their own precision
-SMALL = 256  # clients up to which coefficients are an array from the beginning
-FULL = 0.05  # of the entries: beyond it a sparse matrix costs more than an array
+SPAN = 1 << 12  # coordinates whose products are summed in the dtype of the changes
+SMALL = 256  # clients up to which coefficients are always dense
+FULL = 0.05  # fraction of nonzeros above which a sparse matrix costs more than a dense one
 
 
 @lru_cache(maxsize=64)
 def _weights(topology: Topology, n: int) -> tuple[Any, Any]:
-    """The mixing matrix of a topology and its degrees, made once: a random graph over many clients takes a while."""
+    """Return the mixing matrix of a topology and its degrees, cached because large random graphs are slow to build."""
     weights = topology.sparse(n)
     return weights, _degrees(weights)
 
 
 def _degrees(weights: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """How many others each hears."""
+    """Return the number of neighbours that each client receives from."""
     off = weights.copy()
     off.setdiag(0)
     off.eliminate_zeros()
@@ -43,7 +43,7 @@ def _degrees(weights: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 class Mixer:
-    """The mixing matrix of a cohort, rebuilt doubly stochastic over the survivors when a client drops out."""
+    """The mixing matrix of a cohort, rebuilt over the survivors, doubly stochastic, when a client drops out."""
 
     def __init__(self, topology: Topology, n: int) -> None:
         self.topology, self.alive = topology, [True] * n
@@ -60,7 +60,7 @@ class Mixer:
         n = len(self.positions)
         self.uniform = self.topology.averages
         if self.uniform or n < 2:
-            # W = 11'/n is kept as that fact: as a matrix it would be the one dense one among sparse ones
+            # W = 11'/n is represented symbolically: as a matrix it would be dense
             self.weights: Any = None
             self.degrees = np.full(n, n - 1, dtype=np.int64)
             return
@@ -72,16 +72,16 @@ class Mixer:
 
     @property
     def isolated(self) -> bool:
-        """Whether nobody ever hears anybody: W = I."""
+        """Whether W = I."""
         return self.topology.isolates or len(self.alive) == 1
 
     @property
     def nonzero(self) -> int:
-        """Entries of W that are not zero."""
+        """Number of nonzero entries of W."""
         return len(self.positions) if self.weights is None else int(self.weights.nnz)
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """W over the survivors as a tensor."""
+        """Return W over the survivors as a tensor."""
         n = len(self.positions)
         if self.weights is None:
             return torch.full((n, n), 1.0 / n, dtype=torch.float64).to(dtype)
@@ -89,27 +89,27 @@ class Mixer:
 
 
 class Rows(ABC):
-    """The models of a cohort by position. Storages differ in what they keep in memory, not in what the rows are."""
+    """The models of a cohort by position. Implementations differ in what they keep in memory."""
 
     @abstractmethod
     def read(self, positions: Sequence[int]) -> torch.Tensor:
         """Return copies of these rows, [positions, d]."""
 
     def models(self, positions: Sequence[int]) -> Sequence[Vector]:
-        """Return these rows to be read before the next change; views where they are in memory."""
+        """Return these rows, valid until the next change; views if they are in memory."""
         return list(self.read(positions))
 
     @abstractmethod
     def write(self, position: int, before: Vector, after: Vector) -> None:
-        """Write the local step of a row that has not changed since ``before`` was read."""
+        """Write the local step of a row that is unchanged since ``before`` was read."""
 
     @abstractmethod
     def shift(self, position: int, before: Vector, after: Vector) -> None:
-        """Add the step from before to after to a row that others were mixed into meanwhile."""
+        """Add the step from before to after to a row that was mixed in the meantime."""
 
     @abstractmethod
     def mix(self, mixer: Mixer) -> None:
-        """X <- W X over the survivors."""
+        """Set X <- W X over the survivors."""
 
     @abstractmethod
     def average(self, mixer: Mixer) -> None:
@@ -124,7 +124,7 @@ class Rows(ABC):
         """Return sqrt(mean_i ||x_i - mean||^2) over the survivors' first ``dim`` entries: the consensus distance."""
 
     def pull(self, mixer: Mixer, public: torch.Tensor, rate: float) -> None:
-        """X <- X + rate (W - I) public over the survivors: compressed gossip, which only dense rows have."""
+        """Set X <- X + rate (W - I) public over the survivors (compressed gossip; dense rows only)."""
         raise NotImplementedError
 
     def deltas(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
@@ -135,7 +135,7 @@ class Rows(ABC):
 
 
 class DenseRows(Rows):
-    """Every row in memory, in two buffers that swap."""
+    """All rows in memory, double-buffered."""
 
     def __init__(self, start: torch.Tensor) -> None:
         self.rows = start
@@ -145,7 +145,7 @@ class DenseRows(Rows):
 
     @property
     def spare(self) -> torch.Tensor:
-        """The buffer that the next rows are made in, once one is needed."""
+        """The second buffer, allocated on first use."""
         if self._spare is None:
             self._spare = torch.empty_like(self.rows)
         return self._spare
@@ -164,7 +164,7 @@ class DenseRows(Rows):
         self.rows[position] = after
 
     def shift(self, position: int, before: Vector, after: Vector) -> None:
-        self.rows[position] = after + (self.rows[position] - before)  # exactly ``after`` where nothing was mixed
+        self.rows[position] = after + (self.rows[position] - before)  # exactly ``after`` if nothing was mixed
 
     def mix(self, mixer: Mixer) -> None:
         links = self._links(mixer)
@@ -175,7 +175,7 @@ class DenseRows(Rows):
         self.rows, self._spare = self.spare, self.rows
 
     def _links(self, mixer: Mixer) -> kernels.CsrWeights | None:
-        """W by its links, where nobody is lost, native code can take the rows, and few of the entries are links."""
+        """Return W in CSR form if no client dropped out, native code supports the rows, and W is sparse."""
         n = len(self.rows)
         if mixer.weights is None or len(mixer.positions) != n or not native_fits(self.rows, self.spare):
             return None
@@ -205,7 +205,7 @@ class DenseRows(Rows):
         if self.rows.dtype == torch.float32 and native_fits(self.rows):
             return math.sqrt(squared_spread(self.rows, mixer.positions, dim) / len(mixer.positions))
         total = 0.0
-        for first in range(0, dim, SPAN):  # in float64, a piece at a time that stays near
+        for first in range(0, dim, SPAN):  # in float64, one cache-sized piece at a time
             models = self.rows[mixer.positions, first : min(first + SPAN, dim)].double()
             total += float(models.sub_(models.mean(dim=0)).square_().sum())
         return math.sqrt(total / len(mixer.positions))
@@ -218,7 +218,7 @@ class DenseRows(Rows):
             self.rows[mixer.positions] = weights @ self.rows[mixer.positions]
 
     def matrix(self, mixer: Mixer) -> torch.Tensor:
-        """W over the survivors, made once."""
+        """Return W over the survivors, cached."""
         count = len(mixer.positions)
         if self._weights is None or self._weights[:2] != (mixer, count):
             self._weights = (mixer, count, mixer.dense(self.rows.dtype).to(self.rows.device))
@@ -226,7 +226,7 @@ class DenseRows(Rows):
 
 
 class SeparateRows(Rows):
-    """W = I: a row exists once its client has moved, and no mixing touches it."""
+    """W = I: a row is stored once its client has changed it, and mixing does nothing."""
 
     def __init__(self, start: Vector) -> None:
         self.start = start
@@ -262,10 +262,10 @@ class SeparateRows(Rows):
 
 
 class LazyRows(Rows):
-    """X = 1 start' + C U: the changes U made so far, and the coefficients C that gossip carries, C <- W C.
+    """X = 1 start' + C U: the changes U so far and their coefficients C, which are mixed by C <- W C.
 
-    In a small cohort C is an array. In a large one it begins sparse, for on a ring a change travels one client a step;
-    where it fills up it goes on as an array.
+    In a small cohort C is dense. In a large one it starts sparse, because on a ring a change spreads by one client per
+    step, and becomes dense once it fills up.
     """
 
     def __init__(self, start: Vector, n: int, changes: int) -> None:
@@ -289,7 +289,7 @@ class LazyRows(Rows):
         return torch.addmm(self.start, weights, used)
 
     def coefficients_of(self, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """These rows of C, [positions, changes]."""
+        """Return these rows of C, [positions, changes]."""
         self._add_columns()
         return _array(self.coefficients[list(positions)])
 
@@ -302,22 +302,22 @@ class LazyRows(Rows):
         self.write(position, before, after)
 
     def reserve(self, more: int) -> None:
-        """Make room for so many more changes."""
+        """Reserve memory for this many more changes."""
         if (short := self.count + more - len(self.changes)) > 0:
             extra = self.changes.new_empty(self.count + short, self.changes.shape[1])
             self.changes = torch.cat([self.changes, extra])
 
     def add(self, positions: Sequence[int]) -> None:
-        """Count a change of each of these, which lies in its place."""
+        """Register one change per position, already written to the reserved memory."""
         self.count += len(positions)
         self._new += positions
 
     def checkpoint(self) -> tuple[Any, int, list[int]]:
-        """Return all but the changes themselves, for `rewind`."""
+        """Return the state without the changes themselves, for `rewind`."""
         return self.coefficients, self.count, list(self._new)
 
     def rewind(self, checkpoint: tuple[Any, int, list[int]]) -> None:
-        """Return to a checkpoint; changes made since are forgotten."""
+        """Return to a checkpoint and discard the changes made since."""
         self.coefficients, self.count, self._new = checkpoint[0], checkpoint[1], list(checkpoint[2])
 
     def mix(self, mixer: Mixer) -> None:
@@ -330,7 +330,7 @@ class LazyRows(Rows):
         self._set_coefficients(coefficients if whole else self._at_positions(mixer, coefficients))
 
     def _weights_of(self, mixer: Mixer) -> Any:
-        """W, as an array in a small cohort."""
+        """Return W, dense in a small cohort."""
         if self._weights is None or self._weights[0] is not mixer.weights:
             self._weights = (mixer.weights, mixer.weights.toarray() if self.n <= SMALL else mixer.weights)
         return self._weights[1]
@@ -349,7 +349,7 @@ class LazyRows(Rows):
         return torch.addmv(self.start, self.changes[: self.count].T, weights).double()
 
     def spread(self, mixer: Mixer, dim: int) -> float:
-        """From X - mean = (C - mean) U: the squares sum to the entries of (C - mean)'(C - mean) times those of U U'."""
+        """Compute from X - mean = (C - mean) U: the sum of squares is <(C - mean)'(C - mean), U U'>."""
         self._add_columns()
         if not self.count:
             return 0.0
@@ -362,7 +362,7 @@ class LazyRows(Rows):
         return math.sqrt(max(0.0, float((apart * self._products(dim)).sum())))
 
     def _products(self, dim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """U U' over the first ``dim`` numbers."""
+        """Return U U' over the first ``dim`` coordinates."""
         changes = self.changes[: self.count]
         if changes.dtype == torch.float32 and native_fits(changes):
             return gram(changes, dim)
@@ -377,7 +377,7 @@ class LazyRows(Rows):
         self.coefficients = _array(mixed) if full else scipy.sparse.csr_array(mixed)
 
     def _at_positions(self, mixer: Mixer, mixed: Any) -> Any:
-        """The survivors' coefficients in their places; those of lost clients are given up."""
+        """Return the survivors' coefficients at their positions; those of dropped clients are discarded."""
         if len(mixer.positions) == self.n:
             return mixed
         placed = np.zeros((self.n, mixed.shape[1]))
@@ -385,7 +385,7 @@ class LazyRows(Rows):
         return placed
 
     def _add_columns(self) -> None:
-        """A column for each change made since the last look, all of it still at the client that made it."""
+        """Add a column for each new change, with coefficient one at the client that made it."""
         if not self._new:
             return
         added, before = len(self._new), self.coefficients.shape[1]
@@ -405,11 +405,12 @@ def _array(matrix: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def lazy_pays(n: int, active: Sequence[int], gossip_every: int, links: int, dim: int, native: bool = False) -> bool:
-    """The cost rule, in passes over one row, a product of matrices costing a sixteenth of a pass an entry.
+    """Return whether lazy rows are estimated to be cheaper, with costs in passes over one row.
 
-    Dense rows: each mixing reads and writes all n rows. Lazy rows: each step combines all changes so far for those who
-    compute, and each mixing carries the coefficients of all changes over the ``links`` of W. ``native`` code mixes and
-    combines in as many passes as there are rows and changes, and all pairs of changes are multiplied at the end.
+    A matrix product costs a sixteenth of a pass per entry. Dense rows: each mixing reads and writes all n rows. Lazy
+    rows: each step combines all changes so far for the computing clients, and each mixing multiplies the coefficients
+    of all changes by the ``links`` entries of W. ``native`` code mixes and combines in as many passes as there are rows
+    and changes, and multiplies all pairs of changes at the end.
 
     >>> lazy_pays(100, [5] * 24, 1, 300, 30_000), lazy_pays(8, [8] * 48, 1, 24, 30_000)
     (True, False)

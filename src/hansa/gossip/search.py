@@ -1,4 +1,4 @@
-"""A graph with a wanted rho: the papers name the number, not the graph."""
+"""Search for a graph with a given rho: the papers report the number, not the graph."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hansa.gossip.topology import (
     unbalanced_complete,
 )
 
-CLOSE = 0.005  # within this, the graph with fewer messages is the better one
+CLOSE = 0.005  # within this distance, prefer the graph with fewer messages
 SEEDS = 10
-ALIKE = 200  # clients: random graphs of more have all the same rho, nearly
+ALIKE = 200  # clients: larger random graphs have nearly the same rho for every seed
 FIXED: dict[str, Topology] = {
     type(graph).__name__: graph for graph in (ring(), torus(), star(), hypercube(), exponential(), complete())
 }
@@ -32,7 +32,7 @@ RANDOM: dict[str, Callable[[float, int], Topology]] = {
 
 
 class Match(NamedTuple):
-    """A topology and its rho over the sizes asked for.
+    """A topology and its rho over the requested sizes.
 
     >>> from hansa.gossip import ring
     >>> Match(ring(), 0.805).rho
@@ -44,12 +44,13 @@ class Match(NamedTuple):
 
 
 def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Match:
-    """The topology whose rho_max over clusters of ``sizes`` is nearest to ``target``: of the fixed graphs, and of
-    random ones, option by option and seed by seed. Within 0.005 of the target, the one with the fewest messages.
-    The result is deterministic.
+    """Return the topology whose rho_max over clusters of ``sizes`` is nearest to ``target``.
+
+    The search covers the fixed graphs, and random ones over their option and seed. Among those within 0.005 of the
+    target it returns the one with the fewest messages. The result is deterministic.
 
     Args:
-        target: Wanted rho.
+        target: Target rho.
         sizes: Sizes of the clusters.
         kind: Restrict the search to one kind of topology.
 
@@ -92,13 +93,13 @@ def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Ma
 
 
 def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -> list[tuple[float, int, float, Match]]:
-    """The graphs that come in these sizes, ordered by distance beyond `CLOSE`, messages and distance."""
+    """Return the graphs that exist in these sizes, ordered by distance beyond `CLOSE`, messages and distance."""
     evaluated = []
     for graph in graphs:
         try:
             value = rho_max(graph, sizes)
             sent = sum(messages(graph.sparse(n)) for n in sizes)
-        except HansaError:  # no hypercube of that size, no connected graph that thin
+        except HansaError:  # no hypercube of that size, or no connected graph that sparse
             continue
         away = abs(value - target)
         evaluated.append((away if away > CLOSE else 0.0, sent, away, Match(graph, value)))
@@ -108,7 +109,7 @@ def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -
 def _random(
     make: Callable[[float, int], Topology], sizes: Sequence[int], target: float
 ) -> list[tuple[float, int, float, Match]]:
-    """First every tenth of the option with seed 0, then around the nearest of them finer, and with other seeds."""
+    """Search the option in tenths with seed 0, then finer around the nearest value and with other seeds."""
     options = [tenth / 10 for tenth in range(1, 11)]
     coarse = [(option, tried[0]) for option in options if (tried := _evaluate([make(option, 0)], sizes, target))]
     if not coarse:

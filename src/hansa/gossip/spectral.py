@@ -1,4 +1,4 @@
-"""How fast a mixing matrix averages, and what a step of it costs on the wire."""
+"""Mixing rates of topologies, and the traffic of a gossip step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from hansa.gossip.topology import Topology
     from hansa.gossip.weights import Array, Matrix, WeightMatrix
 
-DENSE_UP_TO = 1024  # clients: all singular values of a dense matrix take 0.4 s there, 3.6 s at twice the size
+DENSE_UP_TO = 1024  # clients: dense singular values take 0.4 s at this size, 3.6 s at twice the size
 
 
 def rho(W: Matrix) -> float:
-    """rho = ||W - 11'/n||_2: a gossip step brings clients closer to their mean by at least this factor.
+    """Return rho = ||W - 11'/n||_2: a gossip step contracts the distance to the mean by at least this factor.
 
-    0 is the complete graph, sparser graphs go towards 1. The papers call it the spectral gap ([HAFED] Assumption 5.5).
-    Dense singular values up to 1024 clients, Lanczos on the sparse matrix beyond.
+    It is 0 for the complete graph and approaches 1 for sparse graphs. The papers call it the spectral gap ([HAFED]
+    Assumption 5.5). Dense singular values up to 1024 clients, Lanczos on the sparse matrix beyond.
 
     Args:
         W: A doubly stochastic matrix.
@@ -35,7 +35,7 @@ def rho(W: Matrix) -> float:
     check_mixing_matrix(W, connected=False)
     S = as_sparse(W)
     n = S.shape[0]
-    # ||W - 11'/n||_F bounds rho: where nothing is left beyond the mean, there is nothing to find
+    # ||W - 11'/n||_F bounds rho: if it is zero, so is rho
     if float(np.square(S.data - 1 / n).sum()) + (n * n - S.nnz) / n**2 < 1e-28:
         return 0.0
     if n <= DENSE_UP_TO:
@@ -45,7 +45,7 @@ def rho(W: Matrix) -> float:
 
 
 def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
-    """The largest rho over clusters of these sizes: the sparsest cluster sets the pace.
+    """Return the largest rho over clusters of these sizes.
 
     Args:
         topology: Topology of every cluster.
@@ -62,7 +62,7 @@ def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
 
 
 def edge_count(W: Matrix) -> int:
-    """Pairs of clients that talk, either way.
+    """Return the number of connected pairs of clients, in either direction.
 
     Args:
         W: Mixing matrix.
@@ -76,7 +76,7 @@ def edge_count(W: Matrix) -> int:
 
 
 def messages(W: Matrix) -> int:
-    """Models sent from one client to another in one gossip step: one for every w_ij > 0 off the diagonal.
+    """Return the number of models sent in one gossip step: one for every w_ij > 0 off the diagonal.
 
     Args:
         W: Mixing matrix.
@@ -90,7 +90,7 @@ def messages(W: Matrix) -> int:
 
 
 def step_bytes(W: Matrix, dim: int, itemsize: int = 4) -> int:
-    """Bytes between clients in one uncompressed gossip step of a model of ``dim`` floats.
+    """Return the bytes sent between clients in one uncompressed gossip step of a model of ``dim`` floats.
 
     Args:
         W: Mixing matrix.
@@ -111,7 +111,7 @@ def _symmetric(S: WeightMatrix) -> bool:
 
 
 def _second(S: WeightMatrix, squared: bool = False) -> float:
-    """max |lambda| of B - 11'/n for symmetric B = W, or B = W'W when ``squared``."""
+    """Return max |lambda| of B - 11'/n for symmetric B = W, or B = W'W if ``squared``."""
     linalg = scipy.sparse.linalg
     n = S.shape[0]
     T = S.T.tocsr()
@@ -130,7 +130,7 @@ def _second(S: WeightMatrix, squared: bool = False) -> float:
         )
         return min(1.0, float(abs(eigenvalues[0])))
     except linalg.ArpackNoConvergence:
-        # eigenvalues crowd near 1 on long rings and paths, which factor cheaply: look from just outside the spectrum
+        # eigenvalues cluster near 1 on long rings and paths, which factor cheaply: shift just outside the spectrum
         B = scipy.sparse.csc_array(T @ S if squared else S)
         top = float(linalg.eigsh(B, k=2, sigma=1 + 1e-6, v0=start, return_eigenvectors=False).min())
         if squared or 2 * B.diagonal().min() - 1 >= -top:  # Gershgorin: no eigenvalue below -top

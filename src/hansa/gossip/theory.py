@@ -1,5 +1,8 @@
-"""What the papers prove for a topology: [HAFED] Corollary 5.11, [AFGA] Theorems 4.6 and D.3, the smallest change that
-makes the former hold, and how rates should scale. All are orders: constants are left out, only ratios mean anything."""
+"""Theoretical conditions on a topology: [HAFED] Corollary 5.11 and [AFGA] Theorems 4.6 and D.3.
+
+Also the smallest change that makes the corollary hold, and the scaling of the learning rates. All results are orders
+without constants: only ratios are meaningful.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from hansa.gossip.spectral import messages, rho_max
 from hansa.gossip.topology import Topology, complete, exponential, hypercube, ring, torus
 
 CANDIDATES: tuple[Topology, ...] = (ring(), torus(), hypercube(), exponential(), complete())
-SLACK = 1e-9  # rho and its bound often meet exactly (hypercube of 8: 1/2), one of them a rounding error above
-SEARCH_UP_TO = 4096  # clients a cluster: beyond, trying out graphs takes minutes and nobody clusters so
+SLACK = 1e-9  # rho and its bound are often equal up to rounding (hypercube of 8: 1/2)
+SEARCH_UP_TO = 4096  # clients per cluster: above this, the search takes minutes
 
 
 def drift(rho: float, steps: int) -> float:
-    """min{1/(1 - rho), tau}: how clients of a cluster run apart over tau local steps grows with it, so steps beyond
-    1/(1 - rho) add nothing ([HAFED] Theorem 5.6).
+    """Return min{1/(1 - rho), tau}, the factor with which drift within a cluster grows over tau local steps.
+
+    Steps beyond 1/(1 - rho) add nothing ([HAFED] Theorem 5.6).
 
     Args:
         rho: Mixing rate of the topology.
@@ -34,8 +38,9 @@ def drift(rho: float, steps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ParameterOrders:
-    """How many rounds a theorem asks for, how it scales both rates, and how fast it then is, as text and, where the
-    local steps and the rounds are known, in numbers up to constants.
+    """The rounds a theorem requires, its scaling of both learning rates, and its convergence rate.
+
+    Each is given as text and, if the local steps and rounds are known, as a number up to constants.
 
     >>> corollary(ring(), [8] * 4, 8).orders(steps=48).rate
     'O(1/sqrt(T tau M))'
@@ -51,7 +56,7 @@ class ParameterOrders:
     rate_scale: float | None
 
     def enough(self, rounds: int | None) -> bool | None:
-        """Whether so many rounds are enough, constants left out; None where the local steps are not known."""
+        """Return whether this many rounds are enough up to constants; None if the local steps are not known."""
         return None if rounds is None or self.least_rounds is None else rounds >= self.least_rounds
 
 
@@ -59,8 +64,8 @@ class ParameterOrders:
 class Corollary:
     """The numbers of Corollary 5.11 for K clusters of ``sizes`` clients, ``reporters`` of each reporting.
 
-    It holds when rho_max <= 1/(2 sqrt(n - m)) and K < n; m = n leaves rho free. The paper has clusters of one size:
-    where sizes differ, the tightest bound and the smallest cluster count.
+    It holds if rho_max <= 1/(2 sqrt(n - m)) and K < n; m = n does not constrain rho. The paper assumes equal sizes; for
+    unequal sizes the tightest bound and the smallest cluster are used.
 
     >>> corollary(ring(), [8] * 4, 8).holds, corollary(ring(), [8] * 4, 2).holds
     (True, False)
@@ -88,7 +93,7 @@ class Corollary:
 
     @property
     def bound(self) -> float:
-        """1/(2 sqrt(n - m)), infinite when everyone reports."""
+        """1/(2 sqrt(n - m)), infinite if all clients report."""
         silent = max(n - m for n, m in zip(self.sizes, self.reporters, strict=True))
         return 1 / (2 * math.sqrt(silent)) if silent else math.inf
 
@@ -130,8 +135,9 @@ class Corollary:
 
 @dataclass(frozen=True, slots=True)
 class AfgaTheorem:
-    """[AFGA] Theorem 4.6, where all N clients gossip in one cluster: it holds when rho <= M/(M + N). Theorem D.3, for
-    clusters: when rho_max <= m/(m + n). Where sizes differ, the tightest bound counts.
+    """[AFGA] Theorem 4.6, for one cluster of all N clients: it holds if rho <= M/(M + N).
+
+    Theorem D.3, for several clusters, holds if rho_max <= m/(m + n). For unequal sizes the tightest bound is used.
 
     >>> afga_theorem(complete(), [10] * 5, 1).holds
     True
@@ -157,8 +163,10 @@ class AfgaTheorem:
         return self.rho_max <= self.bound + SLACK
 
     def orders(self, steps: int | None = None, rounds: int | None = None) -> ParameterOrders:
-        """For R >= I M rounds: eta = Theta(n sqrt(I/m)), eta_l = Theta(1/sqrt(R I^2)), rate O(1/sqrt(R I m)); in one
-        cluster n and m are N and M."""
+        """For R >= I M rounds: eta = Theta(n sqrt(I/m)), eta_l = Theta(1/sqrt(R I^2)), rate O(1/sqrt(R I m)).
+
+        In one cluster n and m are N and M.
+        """
         m, M = min(self.reporters), sum(self.reporters)
         ratio = max(n / math.sqrt(m) for n, m in zip(self.sizes, self.reporters, strict=True))
         n_, m_ = ("N", "M") if len(self.sizes) == 1 else ("n", "m")
@@ -191,7 +199,7 @@ class Change:
 
 
 def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Corollary:
-    """Check Corollary 5.11 for clusters of ``sizes``, ``reporters`` a cluster (a count, or a share such as 0.25).
+    """Check Corollary 5.11 for clusters of ``sizes`` with ``reporters`` per cluster (a count or a fraction).
 
     Args:
         topology: Topology of every cluster.
@@ -212,7 +220,7 @@ def corollary(topology: Topology, sizes: Sequence[int], reporters: float) -> Cor
 
 
 def afga_theorem(topology: Topology, sizes: Sequence[int], reporters: float) -> AfgaTheorem:
-    """Check [AFGA] Theorem 4.6 (one cluster) or D.3 for clusters of ``sizes``, ``reporters`` a cluster.
+    """Check [AFGA] Theorem 4.6 (one cluster) or D.3 for clusters of ``sizes`` with ``reporters`` per cluster.
 
     Args:
         topology: Topology of every cluster.
@@ -231,10 +239,10 @@ def afga_theorem(topology: Topology, sizes: Sequence[int], reporters: float) -> 
 
 
 def suggest_changes(setting: Corollary, reporters: float) -> tuple[Change, ...]:
-    """The smallest change of each kind that makes the corollary hold: more reporters, a denser graph, fewer clusters.
+    """Return the smallest changes that make the corollary hold: more reporters, a denser graph, fewer clusters.
 
-    ``reporters`` is what was asked for: a count stays a count and a share a share as clusters grow. Where no single
-    change is enough, fewer clusters come together with another.
+    ``reporters`` is the requested value: a count stays a count and a fraction a fraction as clusters grow. If no single
+    change is enough, fewer clusters are combined with another change.
 
     Args:
         setting: Setting that violates the corollary.
@@ -252,7 +260,7 @@ def suggest_changes(setting: Corollary, reporters: float) -> tuple[Change, ...]:
 
 
 def _more_reporters(setting: Corollary, prefix: str = "") -> Iterator[Change]:
-    """The least m with n - m <= 1/(4 rho^2)."""
+    """Yield the smallest m with n - m <= 1/(4 rho^2)."""
     if not setting.few_enough:
         return
     for m in range(max(setting.reporters) + 1, min(setting.sizes) + 1):
@@ -263,7 +271,7 @@ def _more_reporters(setting: Corollary, prefix: str = "") -> Iterator[Change]:
 
 
 def _denser(setting: Corollary, prefix: str = "") -> Iterator[Change]:
-    """Of the known graphs that are dense enough, the one with the fewest messages."""
+    """Yield the sufficiently dense graph with the fewest messages."""
     if not setting.few_enough:
         return
     suited: list[tuple[int, int, float]] = []
@@ -282,11 +290,11 @@ def _denser(setting: Corollary, prefix: str = "") -> Iterator[Change]:
 
 
 def _fewer(setting: Corollary, reporters: float) -> Iterator[Change]:
-    """The largest number of clusters below K that cuts the clients evenly and holds as it is."""
+    """Yield the largest number of clusters below K that divides the clients evenly and satisfies the corollary."""
     for fewer in _cluster_counts(setting):
         try:
             again = corollary(setting.topology, [setting.clients // fewer] * fewer, reporters)
-        except HansaError:  # the graph does not come in that size
+        except HansaError:  # the graph does not exist in that size
             continue
         if again.holds:
             summary = f"{fewer} clusters of {again.sizes[0]} instead of {setting.clusters}"
@@ -295,7 +303,7 @@ def _fewer(setting: Corollary, reporters: float) -> Iterator[Change]:
 
 
 def _combine_changes(setting: Corollary, reporters: float) -> Iterator[Change]:
-    """The largest K with K < n, and then what that still lacks."""
+    """Yield the largest K with K < n, combined with the other changes it needs."""
     for fewer in _cluster_counts(setting):
         sizes = [setting.clients // fewer] * fewer
         prefix = f"{fewer} clusters of {sizes[0]} instead of {setting.clusters}, and "
@@ -310,7 +318,7 @@ def _combine_changes(setting: Corollary, reporters: float) -> Iterator[Change]:
 
 
 def _cluster_counts(setting: Corollary) -> Iterator[int]:
-    """Numbers of clusters below K that divide N evenly into clusters larger than their number."""
+    """Yield the numbers of clusters K' < K that divide N evenly with more than K' clients per cluster."""
     for fewer in range(setting.clusters - 1, 0, -1):
         size, rest = divmod(setting.clients, fewer)
         if rest == 0 and fewer < size <= SEARCH_UP_TO:

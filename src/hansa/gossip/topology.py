@@ -1,4 +1,4 @@
-"""Topologies: who hears whom, as functions from a number of clients to a doubly stochastic matrix."""
+"""Topologies: functions from a number of clients to a doubly stochastic mixing matrix."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from hansa.gossip.weights import Matrix, WeightMatrix
 
-DRAWS = 100  # of a random graph, before we say that it will not be connected
+DRAWS = 100  # attempts at a connected random graph before an error is raised
 
 
 class Topology(ABC):
-    """A rule for the mixing matrix W of n clients: row i holds the weights with which client i hears the others.
+    """A rule for the mixing matrix W of n clients: row i holds the weights of the models that client i receives.
 
-    ``topology(n)`` is a float64 tensor; ``topology.sparse(n)`` the same matrix as CSR, never dense on the way.
+    ``topology(n)`` is a float64 tensor; ``topology.sparse(n)`` is the same matrix in CSR form, never built densely.
 
     >>> isinstance(ring(), Topology)
     True
@@ -50,42 +50,42 @@ class Topology(ABC):
     cites: ClassVar[tuple[str, ...]] = ()
     connected: ClassVar[bool] = True
     averages: ClassVar[bool] = False
-    """Whether W is 11'/n for every n: then the matrix is never made."""
+    """Whether W is 11'/n for every n; the matrix is then never built."""
     isolates: ClassVar[bool] = False
-    """Whether W is I for every n: then nothing is ever mixed."""
+    """Whether W is I for every n; nothing is then mixed."""
 
     @abstractmethod
     def weights(self, n: int) -> WeightMatrix:
-        """The matrix for n >= 1 clients, not yet checked."""
+        """Return the matrix for n >= 1 clients, not yet validated."""
 
     def sparse(self, n: int) -> WeightMatrix:
-        """The checked matrix for n clients, in CSR form."""
+        """Return the validated matrix for n clients in CSR form."""
         check_integer(type(self).__name__, "n", n, "A cluster has at least one client.")
         W = self.weights(n)
         check_mixing_matrix(W, connected=self.connected, name=f"{type(self).__name__} over {n} clients")
         return W
 
     def __call__(self, n: int) -> Tensor:
-        """The checked matrix for n clients."""
+        """Return the validated matrix for n clients."""
         return torch.from_numpy(self.sparse(n).toarray())
 
     def _repr_html_(self) -> str:
-        """Among eight clients, for a notebook."""
+        """Return a drawing of the graph of eight clients, for notebooks."""
         from hansa.gossip.draw import svg
 
         try:
             return f"<div>{escape(str(self))}, of 8 clients</div>{svg(self.sparse(8), 240)}"
-        except HansaError:  # a graph of another size
+        except HansaError:  # a graph of a fixed, other size
             return f"<div>{escape(str(self))}</div>"
 
     def __str__(self) -> str:
-        """The call that made it, shortened where it holds a whole graph."""
+        """Return the constructor call, shortened if it holds a whole graph."""
         whole_call = repr(self)
         return whole_call if len(whole_call) <= 60 else f"{type(self).__name__}(...)"
 
 
 def require_topology(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no topology."""
+    """Raise unless the value is a topology."""
     if not isinstance(value, Topology):
         raise not_a_component(owner, argument, value, Topology, "a topology", example="ring() is one.")
 
@@ -104,7 +104,7 @@ class ring(Topology):
 
 @dataclass(frozen=True, slots=True)
 class complete(Topology):
-    """Everyone hears everyone: W = 11'/n, rho = 0. The sparse form holds n^2 weights.
+    """Complete graph: W = 11'/n, rho = 0. The sparse form holds n^2 weights.
 
     >>> complete().weights(8).toarray()[0].round(3).tolist()
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
@@ -118,7 +118,7 @@ class complete(Topology):
 
 @dataclass(frozen=True, slots=True)
 class unbalanced_complete(Topology):
-    """Everyone hears everyone, with random weights: uniform on 1 -+ ``spread``, made doubly stochastic by Sinkhorn.
+    """Complete graph with random weights, uniform on 1 -+ ``spread``, made doubly stochastic by Sinkhorn.
 
     Args:
         seed: Seed of the weights.
@@ -175,7 +175,8 @@ class erdos_renyi(Topology):
 class torus(Topology):
     """A grid of ``rows`` x n/rows clients that wraps around: self and four neighbours, 1/5 each.
 
-    By default the grid nearest to a square; a prime n leaves one row, which is a ring. A side of two has one neighbour.
+    By default the grid is as square as possible; a prime n gives one row, which is a ring. A side of two has one
+    neighbour.
 
     Args:
         rows: Number of rows; None takes the most square shape.
@@ -203,7 +204,7 @@ class torus(Topology):
 
 @dataclass(frozen=True, slots=True)
 class star(Topology):
-    """Client 0 hears everyone, everyone hears client 0; Metropolis-Hastings weights, rho = 1 - 1/n.
+    """Star with client 0 as the hub; Metropolis-Hastings weights, rho = 1 - 1/n.
 
     >>> star().weights(8).toarray()[0].round(3).tolist()
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
@@ -215,7 +216,7 @@ class star(Topology):
 
 @dataclass(frozen=True, slots=True)
 class exponential(Topology):
-    """Client i hears itself and clients i + 1, 2, 4, ... with weight 1/(1 + ceil(log2 n)). Directed.
+    """Client i receives from itself and from clients i + 1, 2, 4, ... with weight 1/(1 + ceil(log2 n)). Directed.
 
     rho = 1 - 2/(1 + ceil(log2 n)) for even n. Ying et al. (2021), Exponential Graph is Provably Efficient.
 
@@ -229,7 +230,7 @@ class exponential(Topology):
 
 @dataclass(frozen=True, slots=True)
 class hypercube(Topology):
-    """Clients whose numbers differ in one bit hear each other, 1/(1 + log2 n) each; rho = 1 - 2/(1 + log2 n).
+    """Clients whose ids differ in one bit are neighbours, with weights 1/(1 + log2 n); rho = 1 - 2/(1 + log2 n).
 
     >>> hypercube().weights(8).toarray()[0].round(3).tolist()
     [0.25, 0.25, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0]
@@ -248,7 +249,7 @@ class hypercube(Topology):
 
 @dataclass(frozen=True, slots=True)
 class isolated(Topology):
-    """Nobody talks: W = I. The one disconnected topology, for baselines and reductions.
+    """No communication: W = I. The only disconnected topology, for baselines and reductions.
 
     >>> isolated().weights(8).toarray()[0].round(3).tolist()
     [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -263,7 +264,7 @@ class isolated(Topology):
 
 @dataclass(frozen=True, slots=True)
 class edges(Topology):
-    """The graph of the given pairs of places in a cluster, with Metropolis-Hastings weights.
+    """User-defined edges between positions in a cluster, with Metropolis-Hastings weights.
 
     Args:
         pairs: Edges as pairs of positions.
@@ -290,7 +291,7 @@ class edges(Topology):
 
 @dataclass(frozen=True, slots=True)
 class matrix(Topology):
-    """The given matrix, for exactly as many clients as it has rows.
+    """User-defined mixing matrix, for as many clients as it has rows.
 
     Args:
         rows: The matrix W, doubly stochastic.
@@ -305,7 +306,7 @@ class matrix(Topology):
         check_mixing_matrix(self.rows, name="matrix")
         W = to_dense(self.rows)
         if torch.stack([W.sum(0), W.sum(1)]).sub(1).abs().max() > 1e-12:
-            W = sinkhorn(W)  # it came in single precision: the rest of its digits are ours to choose
+            W = sinkhorn(W)  # given in single precision: restore exact sums in float64
         object.__setattr__(self, "rows", tuple(map(tuple, W.tolist())))
 
     def weights(self, n: int) -> WeightMatrix:
@@ -331,7 +332,7 @@ def _pair(pair: object) -> tuple[int, int]:
 
 
 def _random_pairs(n: int, p: float, chance: np.random.Generator) -> NDArray[np.int64]:
-    """Each of the n(n-1)/2 pairs with probability p, by geometric leaps from one chosen pair to the next."""
+    """Draw each of the n(n-1)/2 pairs with probability p, by geometric skips between chosen pairs."""
     total = n * (n - 1) // 2
     chunk = int(total * p + 6 * math.sqrt(total * p)) + 8
     leaps = [np.full(1, -1)]
@@ -339,21 +340,21 @@ def _random_pairs(n: int, p: float, chance: np.random.Generator) -> NDArray[np.i
         leaps.append(leaps[-1][-1] + np.cumsum(np.minimum(chance.geometric(p, chunk), total + 1)))
     place = np.concatenate(leaps)[1:]
     place = place[place < total]
-    # pair (i, j), i < j, stands at place j(j-1)/2 + i; at i = 0 the root is a whole number, so floats find j exactly
+    # pair (i, j), i < j, has index j(j-1)/2 + i; at i = 0 the root is an integer, so floats find j exactly
     j = np.floor((1 + np.sqrt(1 + 8.0 * place)) / 2).astype(np.int64)
     return np.stack([place - j * (j - 1) // 2, j], axis=1)
 
 
 def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> WeightMatrix:
-    """W over the clients still alive, in their order: doubly stochastic and connected.
+    """Return W over the surviving clients, in order: doubly stochastic and connected.
 
-    A topology that comes in that size is applied to the survivors: a ring closes up, a star that lost its hub gets
-    another. Otherwise, and for a given matrix, weight that went through lost clients goes straight between their
-    neighbours (the stochastic complement).
+    A topology that exists in that size is applied to the survivors: a ring closes, a star gets a new hub. Otherwise,
+    and for a given matrix, weight through dropped clients is rerouted directly between their neighbours (the stochastic
+    complement).
 
     Args:
         topology: Topology of the whole cluster.
-        alive: Whether each client is still there.
+        alive: Whether each client survives.
 
     >>> over_survivors(ring(), [True, True, False, True]).toarray().round(3).tolist()[0]
     [0.333, 0.333, 0.333]
@@ -365,5 +366,5 @@ def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Weight
         raise HansaError(f"over_survivors: none of {n} clients is alive. A graph needs at least one.")
     try:
         return topology.sparse(left)
-    except HansaError:  # a fixed graph, a hypercube of seven, a random graph too thin to be connected again
+    except HansaError:  # a fixed graph, a hypercube of seven, or a random graph too sparse to be connected
         return reroute(topology.sparse(n), alive)

@@ -1,4 +1,4 @@
-"""Mixing matrices: what makes one valid, and how to make one from a graph."""
+"""Mixing matrices: validation, and construction from a graph."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     Matrix: TypeAlias = Tensor | NDArray[np.floating] | WeightMatrix | Sequence[Sequence[float]]
 else:
     WeightMatrix = "scipy.sparse.csr_array[np.float64, tuple[int, int]]"
-"""Mixing weights W of a topology, sparse: row i holds the weights of the clients that client i hears."""
+"""Sparse mixing weights W of a topology: row i holds the weights of the models that client i receives."""
 
 
 def as_sparse(W: Matrix, name: str = "W") -> WeightMatrix:
-    """Any form of a square matrix as float64 CSR, without stored zeros.
+    """Convert a square matrix to float64 CSR without stored zeros.
 
     >>> as_sparse([[0.5, 0.5], [0.5, 0.5]]).nnz
     4
@@ -40,14 +40,14 @@ def as_sparse(W: Matrix, name: str = "W") -> WeightMatrix:
         raise HansaError(f"{name} has shape {' x '.join(map(str, W.shape))}: expected a square matrix.")
     S: WeightMatrix = scipy.sparse.csr_array(cast("Any", W), dtype=np.float64)
     if not S.has_canonical_format or not S.data.all():
-        S = S.copy()  # the caller's arrays are shared until here
+        S = S.copy()  # do not modify the caller's arrays
         S.sum_duplicates()
         S.eliminate_zeros()
     return S
 
 
 def to_dense(W: Matrix) -> Tensor:
-    """The matrix as a float64 tensor.
+    """Convert a matrix to a float64 tensor.
 
     Args:
         W: Matrix in any form.
@@ -60,15 +60,15 @@ def to_dense(W: Matrix) -> Tensor:
 
 
 def check_mixing_matrix(W: Matrix, *, connected: bool = True, name: str = "W") -> None:
-    """Refuse a matrix that is not doubly stochastic, or under which clients never agree.
+    """Raise unless the matrix is doubly stochastic and reaches consensus.
 
-    W must be square and finite, W_ij >= 0, W 1 = 1, 1'W = 1', and W^t -> 11'/n: connected and not periodic. Sums may be
-    off by what the given dtype cannot say.
+    W must be square and finite, W_ij >= 0, W 1 = 1, 1'W = 1', and W^t -> 11'/n: connected and aperiodic. The tolerance
+    of the sums depends on the dtype.
 
     Args:
         W: Matrix in any form.
         connected: Whether the graph must be connected.
-        name: Name of the matrix, for the error.
+        name: Name of the matrix, for the error message.
 
     >>> check_mixing_matrix([[0.5, 0.5], [0.4, 0.6]])
     Traceback (most recent call last):
@@ -97,7 +97,7 @@ def check_mixing_matrix(W: Matrix, *, connected: bool = True, name: str = "W") -
 
 
 def _tolerance(W: Matrix) -> float:
-    """What a sum of numbers of that dtype may be off: 1e-9 for float64, 1e-5 for float32, 1e-2 for half of that."""
+    """Return the tolerance of sums by dtype: 1e-9 for float64, 1e-5 for float32, 1e-2 for half precision."""
     if not scipy.sparse.issparse(W) and isinstance(W, torch.Tensor):
         digits = torch.finfo(W.dtype).eps if W.dtype.is_floating_point else 0.0
     else:
@@ -121,15 +121,15 @@ def _check_agreement(S: WeightMatrix, name: str) -> None:
 
 
 def _periodic(S: WeightMatrix) -> bool:
-    import networkx  # thirty megabytes that hardly anybody needs
+    import networkx  # thirty megabytes, rarely needed
 
     return not networkx.is_aperiodic(networkx.from_scipy_sparse_array(S, create_using=networkx.DiGraph))
 
 
 def metropolis(n: int, pairs: Iterable[tuple[int, ...]] | NDArray[np.integer]) -> WeightMatrix:
-    """Metropolis-Hastings weights: w_ij = 1/(1 + max(d_i, d_j)) on edges, the rest on the diagonal.
+    """Return Metropolis-Hastings weights: w_ij = 1/(1 + max(d_i, d_j)) on edges, the rest on the diagonal.
 
-    Symmetric, so doubly stochastic on any graph; on a regular graph uniform, 1/(1 + d). Xiao, Boyd and Kim (2007).
+    Symmetric, so doubly stochastic on any graph; on a regular graph all are 1/(1 + d). Xiao, Boyd and Kim (2007).
 
     Args:
         n: Number of clients.
@@ -139,7 +139,7 @@ def metropolis(n: int, pairs: Iterable[tuple[int, ...]] | NDArray[np.integer]) -
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
     ends = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.int64).reshape(-1, 2)
-    once = np.unique(ends.min(axis=1) * n + ends.max(axis=1))  # an edge given twice, or both ways, is one edge
+    once = np.unique(ends.min(axis=1) * n + ends.max(axis=1))  # merge duplicate and reversed edges
     low, high = np.divmod(once, n)
     low, high = low[low != high], high[low != high]
     i, j = np.concatenate([low, high]), np.concatenate([high, low])
@@ -156,7 +156,7 @@ def metropolis(n: int, pairs: Iterable[tuple[int, ...]] | NDArray[np.integer]) -
 
 
 def circulant(n: int, offsets: Iterable[int]) -> WeightMatrix:
-    """Every client hears itself and those ``offsets`` places on, all with the same weight.
+    """Return equal weights from every client's own model and those at ``offsets`` positions ahead.
 
     >>> circulant(4, (1,)).toarray().tolist()[0]
     [0.5, 0.5, 0.0, 0.0]
@@ -172,7 +172,7 @@ def circulant(n: int, offsets: Iterable[int]) -> WeightMatrix:
 
 
 def sinkhorn(A: Matrix, sweeps: int = 10_000) -> Tensor:
-    """D_1 A D_2 with unit row and column sums: rows and columns are scaled in turn. Sinkhorn and Knopp (1967).
+    """Return D_1 A D_2 with unit row and column sums, by alternating scaling. Sinkhorn and Knopp (1967).
 
     Args:
         A: Matrix of non-negative numbers.
@@ -193,7 +193,7 @@ def sinkhorn(A: Matrix, sweeps: int = 10_000) -> Tensor:
         if off < 1e-3 and sweep % 50 == 0:
             P = _newton_scaling(
                 P
-            )  # sweeps gain rho^2 each, next to nothing on a long ring; near the end Newton is quadratic
+            )  # sweeps converge at rate rho^2, slowly on a long ring; near the solution Newton is quadratic
     raise HansaError(
         f"sinkhorn: rows are still off by {off:.2g} after {sweeps} sweeps: the zeros of the matrix leave no doubly "
         "stochastic matrix of that pattern. Fill some of them, or use Metropolis weights: gossip.edges([...])."
@@ -201,7 +201,7 @@ def sinkhorn(A: Matrix, sweeps: int = 10_000) -> Tensor:
 
 
 def _newton_scaling(P: Array) -> Array:
-    """P_ij (1 + u_i + v_j) with unit sums to first order; P itself where that would turn a weight negative."""
+    """Return P_ij (1 + u_i + v_j) with unit sums to first order, or P if a weight would become negative."""
     n = len(P)
     rows, columns = P.sum(axis=1), P.sum(axis=0)
     system = np.block([[np.diag(rows), P], [P.T, np.diag(columns)]])
@@ -211,10 +211,10 @@ def _newton_scaling(P: Array) -> Array:
 
 
 def reroute(W: Matrix, alive: Sequence[bool]) -> WeightMatrix:
-    """W over the survivors s when clients d are lost: W_ss + W_sd (I - W_dd)^-1 W_ds, the stochastic complement.
+    """Return W over the survivors s after clients d drop out: W_ss + W_sd (I - W_dd)^-1 W_ds (stochastic complement).
 
-    What went through a lost client now goes straight between its neighbours. Doubly stochastic and connected whenever W
-    is, and the order of losses does not matter. Meyer (1989), SIAM Review 31.
+    Weight through a dropped client is rerouted directly between its neighbours. The result is doubly stochastic and
+    connected if W is, and does not depend on the order of dropouts. Meyer (1989), SIAM Review 31.
 
     >>> reroute([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]], [True, False, True]).toarray().tolist()
     [[0.75, 0.25], [0.25, 0.75]]
@@ -241,5 +241,5 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> WeightMatrix:
 
 
 def sparse_identity(n: int) -> WeightMatrix:
-    """Everyone keeps what it has."""
+    """Return the sparse identity matrix."""
     return scipy.sparse.csr_array((np.ones(n), np.arange(n), np.arange(n + 1)), shape=(n, n))

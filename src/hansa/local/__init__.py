@@ -1,4 +1,4 @@
-"""Client work: solvers as affine corrections, how much work, the local step and the trainers that take it."""
+"""Client work: solvers as affine corrections, the amount of work, the local step and trainers."""
 
 from typing import TYPE_CHECKING
 
@@ -66,5 +66,5 @@ __all__ = [
     "warmup",
 ]
 
-if not TYPE_CHECKING:  # trainers need torch, which commands that only read files do not wait for
+if not TYPE_CHECKING:  # trainers import torch, which is slow: commands that only read files skip it
     __getattr__, __dir__ = lazy_exports(__name__)

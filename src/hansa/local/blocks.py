@@ -1,4 +1,4 @@
-"""Named blocks of a model: which of its parameters a client keeps to itself, or leaves as they are."""
+"""Named blocks of a model's parameters, which a client can keep private or freeze."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ranges = tuple[tuple[int, int], ...]
 class blocks:
     """The parameters and buffers whose names match one of the patterns: ``blocks("bn*", "*.norm.*", "head.*")``.
 
-    An algorithm that is bound to a model has their places in the flat vectors.
+    Binding to a model's layout determines their positions in the flat vectors.
 
     >>> from torch import nn
     >>> found = blocks("1.*").bind(Layout.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))))
@@ -44,7 +44,7 @@ class blocks:
         return f"blocks({', '.join(map(repr, self.patterns))})"
 
     def bind(self, layout: Layout | None) -> blocks:
-        """The same blocks with their places; a pattern that matches no parameter is an error."""
+        """Return the blocks with their positions; raise if a pattern matches no parameter."""
         if layout is None:
             raise HansaError(f"{self!r}: this task is a function of a flat vector, which has no names.")
         names = [entry.name for entry in layout.parameters]
@@ -67,7 +67,7 @@ class blocks:
         return tuple(joined)
 
     def take(self, x: Vector, *, of_buffers: bool = False) -> Vector:
-        """The entries of the blocks, one after the other."""
+        """Return the entries of the blocks, concatenated."""
         ranges = self._bound(of_buffers)
         return torch.cat([x[start:stop] for start, stop in ranges]) if ranges else x.new_empty(0)
 

@@ -1,4 +1,4 @@
-"""A gossiping cohort: the schedule of its round (who steps, when all exchange) and the state that executors share."""
+"""A gossiping cohort: the schedule of its steps and exchanges, and the state that executors share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Storage: TypeAlias = Literal["dense", "lazy", "separate"]
 
 @dataclass(frozen=True, slots=True)
 class CohortSchedule:
-    """Who steps and when all exchange, a pure function of the work order, the mixing and the survivors.
+    """The schedule of steps and exchanges, a pure function of the work order, the mixing and the survivors.
 
     ``clients`` are the members by position, ``steps`` the local steps of the round.
     """
@@ -54,7 +54,7 @@ class CohortSchedule:
         return self._position[client]
 
     def active(self, step: int, survivors: Sequence[int]) -> list[int]:
-        """Return the positions, out of the survivors' positions, that take a local step; drawn once."""
+        """Return the survivors' positions that take a local step; drawn once."""
         drawn = (step, len(survivors))  # survivors only ever get fewer
         if drawn not in self._active:
             clients = [self.clients[position] for position in survivors]
@@ -67,7 +67,7 @@ class CohortSchedule:
         return self.round * self.steps + step + 1
 
     def exchange(self, step: int) -> Literal["gossip", "average"] | None:
-        """Return what all do after a step."""
+        """Return the kind of exchange after a step."""
         count = self.run_step(step)
         if (count if self.mixing.keep_local_models else step + 1) % self.mixing.gossip_every:
             return None
@@ -77,7 +77,7 @@ class CohortSchedule:
 
 @dataclass(slots=True, eq=False)
 class CohortOutcome:
-    """The result of a cohort's steps and exchanges: its final rows, and what happened on the way."""
+    """The result of a cohort's steps and exchanges: its final rows, losses, dropped clients and traffic."""
 
     rows: Rows
     public_copies: torch.Tensor | None = None
@@ -90,7 +90,7 @@ class CohortOutcome:
 
 @dataclass(slots=True, eq=False)
 class Cohort:
-    """A cohort about to train. ``start`` is the received model, with its buffers behind its first ``dim`` entries.
+    """A cohort to train. ``start`` is the received model: ``dim`` parameters, then buffers.
 
     ``new_step`` makes a client's local step, ``batches`` draws its batches, ``saved_row`` reads a row of its memory,
     and ``shared_state`` names the optimizer state that is exchanged with the models.
@@ -132,7 +132,7 @@ class Cohort:
         return client in self._steps
 
     def storage(self, *, native: bool) -> Storage:
-        """Choose how to store the rows, once; lazy rows where the cost rule prefers them."""
+        """Choose the storage of the rows, once; lazy rows if the cost rule prefers them."""
         if self._storage is None:
             self._storage = self._choose_storage(native)
         return self._storage
@@ -148,7 +148,7 @@ class Cohort:
         return "lazy" if lazy_pays(*sizes, native) else "dense"
 
     def new_rows(self) -> CohortOutcome:
-        """Allocate the rows, each of them the received model unless it was saved."""
+        """Allocate the rows: the saved ones, or else the received model."""
         match self.storage(native=False):
             case "separate":
                 return CohortOutcome(SeparateRows(self.start))
@@ -167,14 +167,14 @@ class Cohort:
         return self._dense("local/row"), None if self.mixing.compressor is None else self._dense("local/public")
 
     def fill(self, rows: torch.Tensor, copies: torch.Tensor | None) -> None:
-        """Set dense rows and public copies to the received model unless they were saved."""
+        """Set dense rows and public copies that were not saved to the received model."""
         if not self.mixing.keep_local_models:
             rows.copy_(self.start)
             if copies is not None:
                 copies.copy_(self.start)
 
     def _dense(self, name: str) -> torch.Tensor:
-        """Allocate a row for every client; rows that outlive the round are those saved, or else the received model."""
+        """Allocate one row per client; rows kept between rounds are the saved ones, or else the received model."""
         n, size = len(self.clients), self.start.numel()
         on_cpu = self.start.device.type == "cpu"
         rows = allocator.empty(n * size, self.start.dtype).view(n, -1) if on_cpu else self.start.new_empty(n, size)
@@ -185,25 +185,25 @@ class Cohort:
         return rows
 
     def drop(self, outcome: CohortOutcome, position: int, step: int) -> None:
-        """Record that a client's model became non-finite; the others go on without it."""
+        """Drop a client whose model became non-finite."""
         outcome.dropped.append((self.clients[position], step))
         self.mixer.drop(position)
 
     def count(self, outcome: CohortOutcome, gossips: int, averages: int) -> None:
-        """Count exchanges of the survivors, and the bytes that they sent."""
+        """Count the survivors' exchanges and the bytes sent."""
         if not gossips + averages:
             return
         alive = self.survivors()
         outcome.exchanges += gossips + averages
         size = Packet.of(self.start).nbytes + len(self.shared_state) * Packet.of(self.start[: self.dim]).nbytes
         each = math.ceil(2 * (len(alive) - 1) / len(alive) * size) * averages if averages else 0
-        if gossips and self.mixing.compressor is not None:  # of signs, all packets are of one length
+        if gossips and self.mixing.compressor is not None:  # sign packets all have the same length
             size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
         sent = (self.mixer.degrees * size * gossips + each).tolist()
         outcome.peer_bytes.update(dict(zip(alive, sent, strict=True)))
 
     def exchange(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None = None) -> None:
-        """Exchange after a step where the schedule says so; ``pull`` replaces the product of compressed gossip."""
+        """Exchange after a step if scheduled; ``pull`` replaces the product of compressed gossip."""
         kind = self.schedule.exchange(step)
         if kind is None:
             return
@@ -216,7 +216,7 @@ class Cohort:
         self.count(outcome, int(kind == "gossip"), int(kind == "average"))
 
     def _exchange_compressed(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None) -> None:
-        """CHOCO: neighbours hear the compressed difference to a public copy, X <- X + gamma (W - I) Xhat."""
+        """CHOCO: clients send the compressed difference to a public copy, then X <- X + gamma (W - I) Xhat."""
         public, compressor, count = outcome.public_copies, self.mixing.compressor, self.schedule.run_step(step)
         assert public is not None
         assert compressor is not None
@@ -233,7 +233,7 @@ class Cohort:
         outcome.exchanges += 1
 
     def _share(self, name: str, *, average: bool) -> None:
-        """Exchange a row of the survivors' optimizer states as the models are exchanged."""
+        """Exchange a row of the survivors' optimizer states in the same way as the models."""
         steps = [self.local_step(client) for client in self.survivors()]
         for step in steps:
             step.init_state()

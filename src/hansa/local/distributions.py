@@ -1,4 +1,4 @@
-"""Numbers drawn per client: what local work and device speeds are made of."""
+"""Distributions of numbers drawn per client, for local work and device speeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hansa.core.errors import HansaError, check_integer, check_non_negative, che
 
 
 class Distribution(Protocol):
-    """A draw that may depend on how many samples the client holds."""
+    """A distribution that may depend on the client's number of samples."""
 
     def draw(self, chance: np.random.Generator, samples: int) -> float: ...
 
@@ -22,19 +22,19 @@ Drawn: TypeAlias = float | Distribution
 
 
 def drawn_value(value: Drawn, chance: np.random.Generator, samples: int) -> float:
-    """A number as it is, a distribution drawn from."""
+    """Return a number unchanged, or a draw from a distribution."""
     return float(value) if isinstance(value, (int, float)) else value.draw(chance, samples)
 
 
 def check_drawn(part: str, argument: str, value: object) -> None:
-    """Refuse anything but a positive number or a distribution."""
+    """Raise unless the value is a positive number or a distribution."""
     if not hasattr(value, "draw"):
         check_positive(part, argument, value, "A number, or a distribution such as between(2, 5).")
 
 
 @dataclass(frozen=True, slots=True)
 class between:
-    """A whole number, uniform in {low..high}; ``high`` may be "samples", the client's own number of them.
+    """An integer, uniform in {low..high}; ``high`` may be "samples", the client's number of samples.
 
     >>> between(3, 3).draw(np.random.default_rng(0), 10)
     3.0
@@ -57,7 +57,7 @@ class between:
 
 @dataclass(frozen=True, slots=True)
 class one_of:
-    """One of the given numbers, equally likely or with the given chances.
+    """One of the given numbers, uniformly or with the given probabilities.
 
     >>> one_of([1, 5], chances=[0.9, 0.1]).values
     (1, 5)
@@ -89,7 +89,7 @@ class one_of:
 
 @dataclass(frozen=True, slots=True)
 class lognormal:
-    """median * exp(sigma z), z standard normal: how device speeds are usually spread.
+    """median * exp(sigma z), z standard normal: the usual model of device speeds.
 
     >>> lognormal(10.0).median
     10.0

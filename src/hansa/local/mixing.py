@@ -1,4 +1,4 @@
-"""Mixing: how clients that train together gossip between local steps."""
+"""Mixing: gossip among the clients of a cluster between local steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hansa.gossip.activity import require_activity
 from hansa.gossip.topology import require_topology
 
 StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
-"""Whether clients that gossip mix their models after the local step or before it."""
+"""Whether gossiping clients mix their models after or before the local step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,19 @@ class Mixing:
     """Gossip inside clusters: X <- W X after local steps, the rows of X being a cluster's models.
 
     Args:
-        topology: Who hears whom; it makes the mixing matrix W.
+        topology: The communication graph; it determines the mixing matrix W.
         clusters: The number of clusters, lists of clients, or a clustering.
-        active: Who computes at a step; all clients gossip.
-        gossip_every: Gossip after every so many local steps.
-        reporters_only: Only the round's reporters train and gossip, at every step, on a topology of their own.
-        keep_local_models: Every client keeps its model from round to round, without server traffic; the server's
-            model is their mean.
-        average_every: An exact average in place of gossip at every so many steps of the run (Gossip-PGA).
-        compressor: Neighbours hear compressed differences to public copies (CHOCO-Gossip, Koloskova 2019); the copies
-            live as long as the models.
+        active: Which clients compute at a step; all clients gossip.
+        gossip_every: Number of local steps between gossip exchanges.
+        reporters_only: Only the round's reporters train and gossip, at every step, on a separate topology.
+        keep_local_models: Every client keeps its model between rounds, without server traffic; the server's model is
+            their mean.
+        average_every: Number of steps of the run between exact averages, which replace gossip (Gossip-PGA).
+        compressor: Compressor of the differences to public copies that neighbours exchange (CHOCO-Gossip, Koloskova
+            2019); the copies live as long as the models.
         consensus_rate: The step size of compressed gossip.
         order: adapt-then-combine is x_i <- sum_j W_ij (x_j - lr g_j(x_j)); combine-then-adapt is
-            x_i <- sum_j W_ij x_j - lr g_i(x_i), the gradient taken before the mixing, at the client's own point.
+            x_i <- sum_j W_ij x_j - lr g_i(x_i), with the gradient taken before mixing, at the client's own model.
 
     >>> from hansa.gossip import ring
     >>> Mixing(ring(), clusters=4).gossip_every
@@ -95,6 +95,6 @@ class Mixing:
         return (*kind, *exact, *(("koloskova2019",) if self.compressor is not None else ()))
 
     def cluster_lists(self) -> tuple[tuple[int, ...], ...]:
-        """Return the clusters as lists of clients, which an algorithm bound to a population has."""
+        """Return the clusters as lists of clients; requires an algorithm bound to a population."""
         assert isinstance(self.clusters, tuple)
         return self.clusters

@@ -1,4 +1,4 @@
-"""The native executor of a cohort's schedule: all turns in one call, on dense rows or on the changes of lazy rows."""
+"""The native executor of a cohort's schedule: all turns in one call, on dense or lazy rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Turn: TypeAlias = tuple[int, int, int]
 
 
 def train_cohort_natively(cohort: Cohort, clients: ClientKernel) -> CohortOutcome | None:
-    """Run a cohort's schedule natively; None where its rows are separate or its exchange has no native form."""
+    """Run a cohort's schedule natively; None if its rows are separate or its exchange has no native form."""
     storage = cohort.storage(native=True)
     if storage == "lazy":
         return _run_lazy(cohort, clients)
@@ -35,7 +35,7 @@ def train_cohort_natively(cohort: Cohort, clients: ClientKernel) -> CohortOutcom
 
 
 class _TurnBatches:
-    """The turns of clients' steps: where each client's next batch lies, and how many are used up."""
+    """The turns of the clients' steps: the address of each client's next batch, and the number taken."""
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort = cohort
@@ -44,7 +44,7 @@ class _TurnBatches:
         self.taken = [0] * len(cohort.clients)
 
     def turns(self, positions: Sequence[int]) -> list[Turn]:
-        """Return the next step of each of these."""
+        """Return the next turn of each position."""
         turns = []
         for position in positions:
             if position not in self._index:
@@ -61,12 +61,12 @@ class _TurnBatches:
 
 
 def _as_array(turns: Sequence[Turn]) -> Array:
-    """Return turns as native code reads them: addresses are below 2^63."""
+    """Return turns in the native layout; addresses are below 2^63."""
     return np.array(turns, np.int64).reshape(-1, 3).view(TURN).ravel()
 
 
 def _velocities(cohort: Cohort, positions: Sequence[int]) -> dict[int, Vector]:
-    """Return the velocities of clients that step."""
+    """Return the velocities of the stepping clients."""
     return {position: cohort.local_step(cohort.clients[position]).init_velocity() for position in positions}
 
 
@@ -83,13 +83,13 @@ class _DenseTurns(NamedTuple):
         return int(((kinds < 0) & (kinds != abi.SETTLE) & ~averages).sum()), int(averages.sum())
 
     def remaining(self, done: int) -> list[int]:
-        """Return the rows that were still to step in the step of the last of ``done`` turns."""
+        """Return the rows that have not yet stepped in the step of the last of ``done`` turns."""
         same = self.steps[done:] == self.steps[done - 1]
         return [int(row) for row in self.turns["row"][done:][same] if row >= 0]
 
 
 class _DenseRun:
-    """All turns in one call, or a call a step where the exchange is not native; again from where a client drops out."""
+    """Runs all turns in one call, or one call per step if the exchange is not native; restarts after a dropout."""
 
     def __init__(self, cohort: Cohort, clients: ClientKernel) -> None:
         self.cohort, self.schedule, self.batches = cohort, cohort.schedule, _TurnBatches(cohort)
@@ -110,8 +110,8 @@ class _DenseRun:
         return self.outcome
 
     def _run_from(self, first: int, pending: list[int] | None) -> tuple[int, list[int] | None]:
-        """Run to the end, to the next drop, or for one step where the exchange is not native. ``pending`` are the rows
-        still to come in the first step where a client dropped out in it. Returns where to continue."""
+        """Run to the end, to the next dropout, or for one step if the exchange is not native; return where to continue.
+        ``pending`` are the remaining rows of a first step that a dropout interrupted."""
         cohort, outcome = self.cohort, self.outcome
         native = _exchanges_natively(cohort)
         stop = self.schedule.steps if native else first + 1
@@ -137,7 +137,7 @@ class _DenseRun:
         return stop, None
 
     def _turns(self, steps: range, pending: list[int] | None, native: bool) -> _DenseTurns:
-        """Return the turns of some steps: of each the clients that step, then the exchange where it is native."""
+        """Return the turns of some steps: for each, the stepping clients, then the exchange if it is native."""
         turns: list[Turn] = []
         places: list[int] = []
         averages: list[bool] = []
@@ -153,7 +153,7 @@ class _DenseRun:
         return _DenseTurns(_as_array(turns), np.array(places), np.array(averages, bool))
 
     def _native_exchange(self, step: int) -> int | None:
-        """Return what native code has all rows do after a step."""
+        """Return the native code of the exchange after a step."""
         kind = self.schedule.exchange(step)
         if kind is None:
             return abi.SETTLE if self.schedule.steps_after_exchange else None
@@ -164,7 +164,7 @@ class _DenseRun:
         return abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
 
     def _set_up(self, plan: _DenseTurns) -> None:
-        """Give the kernel W as it is now, the public copies, and the velocities of those that step."""
+        """Pass the current W, the public copies and the velocities of the stepping clients to the kernel."""
         copies = self.outcome.public_copies
         self.kernel.set_links(_links_of(self.cohort.mixer, uniform=copies is not None))
         if copies is not None:
@@ -179,13 +179,13 @@ class _DenseRun:
 
 
 def _exchanges_natively(cohort: Cohort) -> bool:
-    """Whether W has few links, and what is sent has a native form."""
+    """Return whether W has few links and the messages have a native form."""
     compressor = cohort.mixing.compressor
     return _has_few_links(cohort) and (compressor is None or isinstance(compressor, sign))
 
 
 def _has_few_links(cohort: Cohort) -> bool:
-    """Whether folding over links beats a product of matrices; a mean of all rows is no product."""
+    """Return whether a sum over links is faster than a matrix product; a mean of all rows needs no product."""
     n = len(cohort.clients)
     if cohort.mixer.weights is None:
         return cohort.mixing.compressor is None or n <= 4
@@ -193,8 +193,8 @@ def _has_few_links(cohort: Cohort) -> bool:
 
 
 def _links_of(mixer: Mixer, *, uniform: bool) -> MixingLinks:
-    """Return W over all positions by its links, none at dropped ones. The links of W = 11'/n are made only where
-    ``uniform`` asks for them; each row's link to itself stands for them otherwise."""
+    """Return the links of W over all positions, none at dropped ones. The links of W = 11'/n are made only with
+    ``uniform``; otherwise each row has only the link to itself."""
     if len(mixer.positions) == len(mixer.alive):
         return _all_links(mixer.topology, len(mixer.alive), uniform)
     return _make_links(mixer, uniform)
@@ -220,7 +220,7 @@ def _make_links(mixer: Mixer, uniform: bool) -> MixingLinks:
 
 
 class _LazyTurns(NamedTuple):
-    """Turns of several steps with the sums of their models, and the step that each belongs to, -1 where it gathers."""
+    """Turns of several steps with the sums of their models, and the step of each turn, -1 for gathering turns."""
 
     turns: Array
     steps: Array
@@ -228,14 +228,14 @@ class _LazyTurns(NamedTuple):
 
 
 class _BrokenStep(NamedTuple):
-    """A step in which a client dropped out: the rows that have stepped already, and those still to come."""
+    """A step in which a client dropped out: the rows that have stepped, and the remaining ones."""
 
     stepped: list[int]
     pending: list[int]
 
 
 def _run_lazy(cohort: Cohort, clients: ClientKernel) -> CohortOutcome:
-    """Run all steps in one call as long as nobody drops out."""
+    """Run all steps in one call; after a dropout, continue with another."""
     rows, batches, steps = cohort.lazy_rows(), _TurnBatches(cohort), cohort.schedule.steps
     step_of_all = cohort.new_step(cohort.clients[0])
     outcome, kernel = CohortOutcome(rows), LazyCohortKernel(clients, cohort.start, step_of_all)
@@ -243,7 +243,7 @@ def _run_lazy(cohort: Cohort, clients: ClientKernel) -> CohortOutcome:
     while first < steps and cohort.mixer.positions:
         checkpoint, taken = rows.checkpoint(), batches.taken.copy()
         plan = _lazy_turns(cohort, range(first, steps), rows, batches, broken)
-        rows.reserve(0)  # for all of them
+        rows.reserve(0)  # for all planned steps
         stepping = sorted({int(row) for row in plan.turns["row"][plan.steps >= 0]}) if step_of_all.momentum else []
         changes_before = checkpoint[1] + (len(broken.stepped) if broken else 0)
         losses, done = kernel.run(rows.changes, changes_before, plan.turns, plan.sums, _velocities(cohort, stepping))
@@ -276,7 +276,7 @@ def _run_lazy(cohort: Cohort, clients: ClientKernel) -> CohortOutcome:
 def _lazy_turns(
     cohort: Cohort, steps: range, rows: LazyRows, batches: _TurnBatches, broken: _BrokenStep | None
 ) -> _LazyTurns:
-    """Return the turns of some steps, the first of which may be broken; ``rows`` then is as if all had been made."""
+    """Return the turns of some steps, the first of which may be broken; update ``rows`` as if all were taken."""
     turns: list[Turn] = []
     places: list[int] = []
     coefficients: list[Array] = []
@@ -293,7 +293,7 @@ def _lazy_turns(
 
 
 def _advance_coefficients(cohort: Cohort, step: int, positions: list[int], rows: LazyRows) -> None:
-    """Change the coefficients as a step and its exchange do."""
+    """Update the coefficients for a step and its exchange."""
     late, exchange = cohort.schedule.steps_after_exchange, cohort.schedule.exchange(step)
     if not late:
         rows.add(positions)

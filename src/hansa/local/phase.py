@@ -1,4 +1,4 @@
-"""The local phase: what a client does in a round."""
+"""The local phase: a client's training in a round."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hansa.server.base import require_server
 
 @dataclass(frozen=True, slots=True)
 class LocalPhase:
-    """What a client does in a round: a solver, an amount of work, a learning rate.
+    """A client's training in a round: solver, amount of work, learning rate.
 
     Args:
         solver: Correction of the local steps.
@@ -158,7 +158,7 @@ class LocalPhase:
         got: Vectors | None = None,
         memory: Vectors | None = None,
     ) -> LocalStep:
-        """Return one client's local step in a round, from the model it received and what it remembers."""
+        """Return one client's local step in a round, from the received model and its memory."""
         step = LocalStep(
             self.lr_at(round),
             anchor,
@@ -182,18 +182,18 @@ class LocalPhase:
         return step
 
     def client_start(self, x: Vector, memory: Mapping[str, Vector], *, of_buffers: bool = False) -> Vector:
-        """The model that a client starts from: the received one with its own private blocks in it."""
+        """Return the model that a client starts from: the received one with the client's private blocks."""
         own = memory.get("local/private_buffers" if of_buffers else "local/private")
         if self.private_blocks is None or own is None:
             return x
         return self.private_blocks.put(x.clone(), own, of_buffers=of_buffers)
 
     def without_private_blocks(self, change: Vector, *, of_buffers: bool = False) -> Vector:
-        """What of a change is reported: nothing of private blocks."""
+        """Return the change with its private blocks set to zero."""
         return change if self.private_blocks is None else self.private_blocks.put(change, 0.0, of_buffers=of_buffers)
 
     def memory_after(self, step: LocalStep, y: Vector, buffers: Vector | None) -> Vectors:
-        """What a client remembers of its training."""
+        """Return a client's memory after its training."""
         memory: Vectors = {}
         if self.private_blocks is not None:
             memory["local/private"] = self.private_blocks.take(y)
@@ -204,7 +204,7 @@ class LocalPhase:
         return memory
 
     def bind(self, layout: Layout | None) -> LocalPhase:
-        """The same phase with its blocks placed in a model."""
+        """Return the phase with its blocks bound to a model's layout."""
         if self.private_blocks is None and self.frozen_blocks is None:
             return self
         private = None if self.private_blocks is None else self.private_blocks.bind(layout)
@@ -216,5 +216,5 @@ class LocalPhase:
 
 
 def has_shared_state(optimizer: ServerTransform | None) -> bool:
-    """Whether rows of a local optimizer's state are mixed with the models."""
+    """Return whether rows of a local optimizer's state are mixed with the models."""
     return optimizer is not None and bool(with_defaults(optimizer, BaseServerTransform).shared)

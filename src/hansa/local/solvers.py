@@ -30,11 +30,11 @@ class Correction(NamedTuple):
 
 
 AscentOffset: TypeAlias = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
-"""From the gradients at y to the offset e, tensor by tensor, at which the gradient of the step is taken."""
+"""Maps the gradients at y to the offset e, per tensor; the step takes its gradient at y + e."""
 
 
 class SolverResult(NamedTuple):
-    """What a client reports and remembers after its local steps.
+    """A client's reports and memory after its local steps.
 
     Args:
         reports: A vector for each of the solver's own channels.
@@ -60,7 +60,7 @@ class Solver(Protocol):
 
     @abstractmethod
     def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
-        """Return what the client reports on other channels and remembers after the change y - x."""
+        """Return the client's reports on other channels and its memory after the change y - x."""
 
 
 class BaseSolver(Solver):
@@ -73,7 +73,7 @@ class BaseSolver(Solver):
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
     channels: ClassVar[tuple[str, ...]] = ()
-    """Channels that it receives and reports on, beside the model."""
+    """Channels, besides the model, that it receives and reports on."""
     receives: ClassVar[tuple[str, ...]] = ()
     """Channels that it only receives; the server makes them."""
     memory: ClassVar[tuple[str, ...]] = ()
@@ -88,7 +88,7 @@ class BaseSolver(Solver):
 
     @property
     def ascent_offset(self) -> AscentOffset | None:
-        """For a solver that takes the gradient of each step at y + e: a method from the gradients at y to e."""
+        """For a solver that takes gradients at y + e: the function from the gradients at y to e."""
         return None
 
 
@@ -227,7 +227,7 @@ class sam(BaseSolver):
         return Correction()
 
     def ascent_offset(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """rho g/||g||, and 0 where g is 0."""
+        """Return rho g/||g||, or 0 if g is 0."""
         length = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients)))))
         return list(torch._foreach_mul(list(gradients), self.rho / length if length else 0.0))
 

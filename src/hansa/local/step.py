@@ -1,4 +1,4 @@
-"""The local step y <- y - lr d of one client in one round; every local method is this step with other terms."""
+"""The local step y <- y - lr d of one client in one round; local methods differ in the terms of d."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LocalStep(AffineStep):
 
     @property
     def is_affine(self) -> bool:
-        """Whether it is the affine step alone, which native code can take."""
+        """Whether this is a plain affine step, which native code supports."""
         return (
             self.optimizer is None
             and self.ascent_offset is None
@@ -50,7 +50,7 @@ class LocalStep(AffineStep):
         )
 
     def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
-        """One step in place; no pass over y is made for a term that is absent."""
+        """Take one step in place; absent terms cost no pass over y."""
         if self.frozen_blocks is None:
             self._step(y, parameters, gradients)
             return
@@ -77,7 +77,7 @@ class LocalStep(AffineStep):
         torch._foreach_add_(parameters, gradients, alpha=-self.lr)
 
     def _step_with_state(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
-        """The same sum d as one vector, for momentum or an optimizer."""
+        """Take the step with d as one vector, for momentum or an optimizer."""
         if self.velocity is None:
             self.velocity = torch.zeros_like(y)
         a, s = self.prox_weight, self.shift
@@ -110,7 +110,7 @@ class LocalStep(AffineStep):
         return self.velocity
 
     def init_state(self) -> None:
-        """Initialize the optimizer's state unless there is one."""
+        """Initialize the optimizer's state if there is none."""
         if self.optimizer is not None and not self.state:
             self.state = self.optimizer.init(self.anchor)
 
@@ -122,7 +122,7 @@ class LocalStep(AffineStep):
         return rows
 
     def restore(self, rows: Vectors, y: Vector) -> None:
-        """Continue from rows that `memory_rows` gave; state without a row starts as in the first round."""
+        """Restore the state from `memory_rows`; state without a row starts as in the first round."""
         if "velocity" in rows:
             self.velocity = rows["velocity"].clone()
         state_rows = {name: row for name, row in rows.items() if name != "velocity"}
@@ -162,7 +162,7 @@ def _merge_states(initial: State, restored: State) -> State:
 
 
 def effective_steps(steps: int, lr: float, momentum: float, prox_weight: float) -> float:
-    """FedNova's tau: the total weight of the gradients in y - x, over lr. Plain SGD: the number of steps.
+    """Return FedNova's tau: the total weight of the gradients in y - x, divided by lr. Plain SGD: the number of steps.
 
     >>> effective_steps(3, 0.1, 0.0, 0.0)
     3.0

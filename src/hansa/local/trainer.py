@@ -1,4 +1,4 @@
-"""Trainers: where one worker trains clients' models, one step at a time or through an optional fast path."""
+"""Trainers: one worker's training of client models, one step at a time or through an optional fast path."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hansa.core.vectors.arithmetic import all_finite
 from hansa.local.step import LocalStep, Tensors
 from hansa.local.work import Work
 
-if TYPE_CHECKING:  # importing hansa does not load what gossip needs
+if TYPE_CHECKING:  # keep gossip out of the import of hansa
     from hansa.local.cohort import Cohort, CohortOutcome
 
 BatchRows: TypeAlias = Any
-"""The batches of a round, one entry a step: row numbers [steps, batch], or an object of the trainer's own."""
+"""The batches of a round, one entry per step: row numbers [steps, batch], or a trainer-defined object."""
 
 
 class ClientJob(NamedTuple):
@@ -29,11 +29,11 @@ class ClientJob(NamedTuple):
     Args:
         x: The model it starts from.
         client: The client.
-        work: How many steps of which batch size.
+        work: The number of steps and the batch size.
         step: The local step.
         key: The address of the client's randomness in the round.
         buffers: The buffers it starts from.
-        keep_model: Whether the trained model is left in the trainer's ``y``.
+        keep_model: Whether to leave the trained model in the trainer's ``y``.
         batches: The batches to step on; None lets the trainer draw them with the key.
 
     >>> x = torch.zeros(2)
@@ -69,7 +69,7 @@ class LocalResult(NamedTuple):
 
 
 class Trainer(Protocol):
-    """A worker's own place to train one model at a time. ``parameters`` are views of ``y``, so a step copies nothing.
+    """Trains one model at a time for one worker. ``parameters`` are views of ``y``, so a step copies nothing.
 
     A trainer that also has the fast paths of `BaseTrainer` trains several clients, or a gossiping cohort, in one call.
     """
@@ -85,7 +85,7 @@ class Trainer(Protocol):
         ...
 
     def batches(self, client: int, work: Work, key: Key) -> BatchRows | None:
-        """Draw the batches of a client's round; None where every gradient is a full one."""
+        """Draw the batches of a client's round; None if the trainer uses full gradients."""
         ...
 
     def seed(self, key: Key) -> None:
@@ -97,33 +97,33 @@ class Trainer(Protocol):
         ...
 
     def read_buffers(self) -> Vector | None:
-        """Return the buffers as one vector; None where the model has none."""
+        """Return the buffers as one vector; None if the model has none."""
         ...
 
 
 class BaseTrainer:
-    """The optional traits of trainers: two fast paths with the bits of the plain loop. Every default says no.
+    """The optional traits of trainers: two fast paths, bit-identical to the plain loop and off by default.
 
     >>> BaseTrainer().releases_gil, BaseTrainer().train_clients([])
     (False, None)
     """
 
     releases_gil: bool = False
-    """Whether its steps let other threads run, so that workers can be threads."""
+    """Whether its steps release the GIL, so that workers can be threads."""
 
     seeds_own_generators: bool = False
     """Whether ``seed`` touches no generator that other threads share."""
 
     def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
-        """Train clients one after the other in one call; None where there is no fast path for these jobs."""
+        """Train several clients in one call; None if there is no fast path for these jobs."""
         return None
 
     def train_cohort(self, cohort: Cohort) -> CohortOutcome | None:
-        """Train and mix a gossiping cohort by its schedule; None, with nothing changed, where there is no fast path."""
+        """Train and mix a gossiping cohort; None, with nothing changed, if there is no fast path."""
         return None
 
     def interrupt(self) -> None:
-        """End a fast path that is running in another thread, with an error there."""
+        """Interrupt a fast path that runs in another thread; it raises there."""
 
 
 def train(trainer: Trainer, job: ClientJob) -> LocalResult:
@@ -146,7 +146,7 @@ def train(trainer: Trainer, job: ClientJob) -> LocalResult:
 
 @torch.no_grad()
 def take_steps(trainer: Trainer, client: int, work: Work, step: LocalStep, key: Key) -> torch.Tensor:
-    """Take all local steps of one client, on the model that the trainer holds; returns the loss of each.
+    """Take all local steps of one client on the trainer's model; return the loss of each.
 
     >>> import hansa
     >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
@@ -168,7 +168,7 @@ def take_steps(trainer: Trainer, client: int, work: Work, step: LocalStep, key: 
 
 
 def take_step(trainer: Trainer, client: int, rows: BatchRows | None, step: LocalStep, key: Key) -> torch.Tensor:
-    """Take one step on the trainer's model; the gradient is at y, or at y + e for a step with an ascent offset."""
+    """Take one step on the trainer's model, with the gradient at y, or at y + e with an ascent offset."""
     trainer.seed(key)
     loss, gradients = trainer.gradient(client, rows)
     if step.ascent_offset is not None:

@@ -1,4 +1,4 @@
-"""Local work: how many steps of which batch size a client takes in a round."""
+"""Local work: the number of steps and the batch size of a client in a round."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Work(NamedTuple):
 
 @runtime_checkable
 class LocalWork(Protocol):
-    """A draw of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples."""
+    """An amount of local work; ``key`` is the address of (round, client). ``batch_size`` None means all samples."""
 
     __slots__ = ()
 
     @abstractmethod
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        """Return the work of a client that holds so many samples."""
+        """Return the work of a client with ``samples`` samples."""
 
 
 class BaseLocalWork(LocalWork):
@@ -52,11 +52,11 @@ class BaseLocalWork(LocalWork):
 
     @property
     def common(self) -> int | None:
-        """The number of steps that every client takes in every round, where that is one number."""
+        """The number of steps if it is the same for every client and round, or else None."""
         return None
 
     def check(self, population: int) -> None:
-        """Raise for a population that it cannot serve."""
+        """Raise if the population is not supported."""
         return
 
 
@@ -81,7 +81,7 @@ def _batch(batch_size: int | None, samples: int) -> int:
 
 
 def _epoch_steps(epochs: float, samples: int, batch_size: int) -> int:
-    """tau = floor(E n / B), at least 1; the tiny slack forgives E like 0.1 that binary cannot hold."""
+    """Return tau = floor(E n / B), at least 1; the small slack absorbs the rounding of E such as 0.1."""
     return max(1, math.floor(epochs * samples / batch_size + 1e-9))
 
 
@@ -242,7 +242,7 @@ class deadline(BaseLocalWork):
     Args:
         seconds: The time until the deadline.
         speed: Steps per second, a number or a distribution, drawn once per client.
-        epochs: At most so many passes; None is no limit.
+        epochs: The largest number of passes; None is no limit.
         jitter: The sigma of a lognormal factor that varies a client's speed from round to round.
         seed: The seed of the clients' speeds.
 

@@ -1,6 +1,6 @@
 """Published methods by name: each preset is a composition of components.
 
-All presets share the arguments of `Common`; most have arguments of their own. ``help(hansa.presets.fedadam)`` lists
+All presets share the arguments of `Common`; most have additional ones. ``help(hansa.presets.fedadam)`` lists
 every argument of a preset with its default.
 """
 
@@ -98,7 +98,7 @@ def fedprox(*, mu: float = 0.01, **common: Unpack[Common]) -> Algorithm:
 
 @preset()
 def scaffold(**common: Unpack[Common]) -> Algorithm:
-    """SCAFFOLD, option II: local steps corrected by c - c_i; c has a channel of its own (Karimireddy 2020).
+    """SCAFFOLD, option II: local steps corrected by c - c_i; c has its own channel (Karimireddy 2020).
 
     Args:
         **common: See `Common`.
@@ -246,8 +246,8 @@ class Aware(Common, total=False):
     Args:
         alpha: Decay rate of the clients' momenta.
         normalize: Scale momenta to unit length before they are combined.
-        explore: Ask every client once before any is asked again, and average until then.
-        startup: Everyone takes part in the first round, as the paper proposes.
+        explore: Select every client once before any is selected again, and average until then.
+        startup: Full participation in the first round, as in the paper.
         from_zero: Start momenta from zero instead of from the first update.
         min_norm: Solver of the min-norm problem: "exact", or "authors" for the one of the authors' code.
         momentum_storage: Keep the momenta in memory ("ram") or on disk ("disk").

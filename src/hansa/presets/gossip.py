@@ -23,9 +23,9 @@ class Gossip(AdaptiveEps, total=False):
     """The arguments of presets in which clients gossip and some of them report to an adaptive server.
 
     Args:
-        topology: Who hears whom within a cluster.
+        topology: Topology of each cluster.
         reporters: Clients of each cluster that report: a number, a fraction, or a sampler.
-        active: Who computes at a local step: a number, a probability, or an activity such as `hansa.gossip.resample`.
+        active: Clients that compute at a step: a number, a probability, or an activity such as `hansa.gossip.resample`.
         gossip_every: Local steps from one exchange with the neighbours to the next.
         gossip_compressor: Compressor of what neighbours exchange; None exchanges whole models.
         consensus_rate: Step size of compressed gossip, gamma.
@@ -46,7 +46,7 @@ class Decentralized(Common, total=False):
     """The arguments of presets without a server.
 
     Args:
-        topology: Who hears whom within a cluster.
+        topology: Topology of each cluster.
         clusters: Clusters that gossip among themselves: a number, lists of clients, or a clustering.
 
     >>> "clusters" in Decentralized.__annotations__
@@ -146,7 +146,7 @@ def dsgd(
 def choco_sgd(
     *, gossip_compressor: Compressor = SIGN, consensus_rate: float = 0.3, **options: Unpack[Decentralized]
 ) -> Algorithm:
-    """CHOCO-SGD: y_i = x_i - eta g_i(x_i); neighbours hear q_i = C(y_i - xhat_i), xhat_i <- xhat_i + q_i;
+    """CHOCO-SGD: y_i = x_i - eta g_i(x_i); neighbours receive q_i = C(y_i - xhat_i), xhat_i <- xhat_i + q_i;
     x_i <- y_i + gamma sum_j W_ij (xhat_j - xhat_i) (Koloskova 2019). The public copies xhat start at the common initial
     model.
 
@@ -234,7 +234,7 @@ def d_amsgrad(
 
 
 def _with_server(name: str, clusters: Clusters, options: Gossip, reporters_only: bool = False) -> Algorithm:
-    """Return clusters that gossip, below an AMSGrad server with eps inside the root."""
+    """Return an algorithm of gossiping clusters and an AMSGrad server with eps inside the root."""
     arguments: dict[str, Any] = {**options}
     if arguments.get("sampler") is not None or arguments.get("participation") is not None:
         raise HansaError(f"{name}: the reporters are the participants: give reporters=2, a fraction, or a sampler.")
@@ -255,7 +255,7 @@ def _with_server(name: str, clusters: Clusters, options: Gossip, reporters_only:
 
 
 def _without_server(name: str, options: Decentralized, **mixing: Any) -> Algorithm:
-    """Return clients that all take part and keep their own models; the server's model is their mean."""
+    """Return an algorithm in which all clients participate and keep their own models; the server's is their mean."""
     arguments: dict[str, Any] = {**options}
     for argument in ("sampler", "participation", "server_lr", "weights", "compressor", "two_way"):
         if arguments.get(argument) is not None:

@@ -1,4 +1,4 @@
-"""The arguments of the presets, their defaults, and the compositions that presets are made of."""
+"""The arguments of the presets, their defaults, and shared compositions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Common(TypedDict, total=False):
         steps: Local steps per round: one number, one per client, or a component such as `hansa.local.drawn`.
         epochs: Passes over a client's data per round, instead of ``steps``.
         batch_size: Rows per batch; None takes all rows of the client.
-        participation: Fraction of the clients that take part in a round.
+        participation: Fraction of the clients that participate in a round.
         sampler: Component that selects the participants, instead of ``participation``.
         server_lr: Learning rate of the server, a number or a schedule.
         weights: Weights of the updates: "uniform", "samples", "clusters", or one number per client.
@@ -84,7 +84,7 @@ class Adaptive(Common, total=False):
 
 
 class AdaptiveEps(Adaptive, total=False):
-    """The arguments of presets whose adaptive server has a choice of where eps is added.
+    """The arguments of presets whose adaptive server has ``eps_inside``.
 
     Args:
         eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
@@ -107,11 +107,11 @@ EXCLUSIVE = (("steps", "epochs"), ("sampler", "participation"), ("participation"
 def preset(
     server: type | None = None, /, **defaults: Any
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """Decorate a preset: its signature and docstring list every argument of its `TypedDict`, with the defaults.
+    """Decorate a preset so that its signature and docstring list every argument of its `TypedDict` with its default.
 
     Args:
         server: Server transform whose fields are among the arguments, with its defaults.
-        **defaults: Defaults of this preset that differ; None marks an argument that is unset by default.
+        **defaults: Defaults that differ in this preset; None marks an argument that is unset by default.
     """
 
     def decorate(function: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
@@ -150,7 +150,7 @@ def _hints_of(typed_dict: Any) -> dict[str, Any]:
 
 
 def _expanded_doc(doc: str | None, marker: str, typed_dict: Any) -> str | None:
-    """The docstring of a preset with its ``**options`` line replaced by a line for each of them."""
+    """Return the docstring of a preset with its ``**options`` line replaced by one line per argument."""
     lines = (doc or "").splitlines()
     place = next((number for number, line in enumerate(lines) if line.strip().startswith(marker)), None)
     if place is None:
@@ -221,7 +221,7 @@ def with_lr(server: ServerTransform, common: Common) -> ServerTransform:
 
 
 def select_sampler(common: Common) -> Sampler:
-    """Return the sampler, or uniform sampling of the participation."""
+    """Return the sampler, by default uniform with the given participation."""
     return common["sampler"] if common.get("sampler") is not None else uniform(common["participation"])
 
 
@@ -233,7 +233,7 @@ def _local_work(common: Common) -> LocalWork:
 
 
 def _links(name: str, common: Common) -> tuple[Downlink, Uplink]:
-    """Return direct links; with a compressor error feedback up, and with ``two_way`` also a compressed replica down."""
+    """Return the links: direct, or error feedback with a compressor and, with ``two_way``, a compressed replica."""
     compressor, two_way = common.get("compressor"), cast("Any", common.get("two_way", False))
     if compressor is None:
         if two_way:

@@ -1,4 +1,4 @@
-"""A round: the messages that travel, the three functions over them, validation and faults."""
+"""A round: its messages, the three functions that process them, validation and faults."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Closing a round: reports are validated in cohort order and aggregated, and each channel's server steps."""
+"""Aggregation of a round: validate reports in cohort order, aggregate them, and step each channel's server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ StageMemory = Callable[[int, Vectors], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerState:
-    """All that the server keeps between rounds, as plain trees. States are keyed by channel."""
+    """The server's state between rounds, as plain trees keyed by channel."""
 
     round: int
     vectors: Vectors
@@ -79,7 +79,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What happened in a round. ``applied`` is False where fewer updates than the quorum were valid: then nothing
+    """The outcome of a round. ``applied`` is False if fewer valid updates than the quorum arrived; then nothing
     changed. Losses and norms are those of all valid uploads."""
 
     round: int
@@ -98,8 +98,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundDiagnostics:
-    """What diagnostics may read of a closed round: norms and losses of the valid updates, each channel's aggregate,
-    the updates by channel where they were kept, and the mean of all local models where the orders asked for it."""
+    """The data of a closed round for diagnostics: norms and losses of the valid updates, each channel's aggregate, the
+    updates by channel if kept, and the mean of all local models if requested."""
 
     round: int
     orders: Mapping[int, WorkOrder]
@@ -112,7 +112,7 @@ class RoundDiagnostics:
 
 
 class ClosedRound(NamedTuple):
-    """The state after a round, the client memory to commit with it, what happened, and what diagnostics may read."""
+    """The state after a round, the client memory to commit with it, the outcome, and the data for diagnostics."""
 
     state: ServerState
     memory: dict[int, Vectors]
@@ -121,13 +121,24 @@ class ClosedRound(NamedTuple):
 
 
 class RoundAggregation:
-    """A round that is being closed: ``take`` every report in cohort order, then ``close``.
+    """The aggregation of one round: `add` every report in cohort order, then `close`.
 
-    ``state`` is the one `open_round` gave. A channel whose aggregate can be folded as updates arrive is, unless
-    ``keep`` asks that all updates stay at hand. ``stage`` takes each admitted client's memory at once, in place of
-    `Closed.memory`; it counts only if the round moves. ``rows`` are those the server keeps of every client, ``gone``
-    the clients that no order reached, ``several`` those of whom several answers are known to have come. Of a client
-    with several answers in one report none is taken; one that comes after its client was folded is refused.
+    Updates are aggregated as they arrive if the channel's aggregator supports it and ``keep_updates`` is False. If a
+    report contains several uploads of one client, none is accepted; a duplicate in a later report is refused.
+
+    Args:
+        algorithm: The method, bound to the model.
+        state: The server state that `open_round` returned.
+        orders: The round's work orders.
+        population: The clients' sample counts.
+        quorum: The smallest number of valid updates that changes the model.
+        rows: Reads the rows that the server keeps per client.
+        unreachable: Clients that received no order.
+        repeated: Clients known to have sent several uploads.
+        max_norm: The largest accepted norm of an update.
+        keep_updates: Keep all updates for diagnostics.
+        stage_memory: Called with each accepted client's memory at once, instead of collecting it in
+            `ClosedRound.memory`; commit it only if the round is applied.
     """
 
     def __init__(
@@ -183,7 +194,7 @@ class RoundAggregation:
         return running
 
     def add(self, report: Report) -> None:
-        """Validate a cohort's uploads and add them, or record why not."""
+        """Validate a cohort's uploads; add the valid ones and record why the others were refused."""
         self.dropped += report.dropped
         if report.peer_bytes:
             self._peer.update(report.peer_bytes)
@@ -236,7 +247,7 @@ class RoundAggregation:
         return EncodedUpdate(client, order.cohort, decode, self.population.samples[client], steps, loss)
 
     def close(self) -> ClosedRound:
-        """Aggregate and step. Below the quorum nothing changes: same model, same moments."""
+        """Aggregate and step. Below the quorum neither the model nor the server state changes."""
         state = self.state
         admitted = tuple(sorted(self._norms))
         needed = max(self.quorum, min_updates(self.algorithm, len(self.orders)))
@@ -310,7 +321,7 @@ class LocalModelMean:
         self._count = 0
 
     def add(self, report: Report) -> None:
-        """Add a cohort's mean; one that is not finite or not of the model's size is ignored."""
+        """Add a cohort's mean; ignore it if it is non-finite or has the wrong size."""
         mean = report.mean
         if mean is None or report.trained < 1:
             return
@@ -333,7 +344,7 @@ class LocalModelMean:
 def expected_upload(
     algorithm: Algorithm, state: ServerState, orders: Sequence[WorkOrder], max_norm: float
 ) -> ExpectedUpload:
-    """Return what every upload of a round is validated against."""
+    """Return the expectations that every upload of a round is validated against."""
     first = orders[0]
     return ExpectedUpload(
         first.run,
@@ -347,7 +358,7 @@ def expected_upload(
 
 
 def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> Iterator[Report]:
-    """Yield reports as soon as all before them have arrived; those that answer no order come last."""
+    """Yield reports in cohort order as soon as possible; reports that match no order come last."""
     waiting = [order.cohort for order in orders]
     early: dict[int, Report] = {}
     late: list[Report] = []
@@ -369,7 +380,7 @@ def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> I
 
 
 def min_updates(algorithm: Algorithm, requested: int) -> int:
-    """Return how many updates every aggregator needs, at most as many as were requested: it raises on fewer itself."""
+    """Return the number of updates that all aggregators need, at most the number requested."""
     needed: list[int] = [
         with_defaults(channel.aggregate, BaseAggregator).min_updates for channel in algorithm.channels.values()
     ]

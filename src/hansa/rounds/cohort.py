@@ -75,7 +75,7 @@ def _new_cohort(
         return step
 
     def batches(client: int) -> Any:
-        """Draw a client's batches of the round, each at most of its own samples."""
+        """Draw a client's batches of the round, each no larger than its dataset."""
         work = Work(order.work.steps, min(order.work.batch_size, samples[client]))
         return trainer.batches(client, work, order.key.child("local", order.round, client, "batch"))
 
@@ -92,7 +92,7 @@ def _new_cohort(
 
 
 class _EagerExecutor:
-    """Runs a schedule step after step, client after client."""
+    """Runs a schedule one step and one client at a time."""
 
     def __init__(self, cohort: Cohort, trainer: Trainer) -> None:
         self.cohort, self.trainer, self.fast = cohort, trainer, with_defaults(trainer, BaseTrainer)
@@ -171,7 +171,7 @@ def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int
 
 
 def _add_updates(cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, result: CohortResult) -> None:
-    """Add the surviving reporters' updates, the consensus distance, and the mean model where it is asked for."""
+    """Add the surviving reporters' updates, the consensus distance and, if requested, the mean model."""
     mixer, dim = cohort.mixer, cohort.dim
     reporters = [client for client in order.reporters if mixer.alive[cohort.schedule.position(client)]]
     loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
@@ -188,7 +188,7 @@ def _add_updates(cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, resul
 
 
 def _memory(cohort: Cohort, outcome: CohortOutcome, client: int, position: int) -> Vectors:
-    """Return what a client that keeps its model remembers: the model, its public copy, its optimizer."""
+    """Return the memory of a client that keeps its model: the model, its public copy, its optimizer state."""
     if not cohort.mixing.keep_local_models:
         return {}
     copies = outcome.public_copies

@@ -55,17 +55,15 @@ def diagnose(
 
 
 def _diversity(algorithm: Algorithm, evidence: RoundDiagnostics, length: float) -> float:
-    """D = sqrt(sum w_i ||Delta_i||^2 / ||sum w_i Delta_i||^2) with the weights of the objective; ``length`` is that of
-    the aggregate."""
+    """D = sqrt(sum w_i ||Delta_i||^2 / ||sum w_i Delta_i||^2) with the objective's weights; ``length`` is the
+    aggregate's norm."""
     aggregate = algorithm.channels[MODEL].aggregate
     rule: Weights = with_defaults(aggregate, BaseAggregator).weights
     samples = evidence.population.samples
     clients = sorted(evidence.norms)
     weights = normalize_weights(rule, [Participant(c, evidence.orders[c].cohort, samples[c]) for c in clients])
     updates = evidence.updates.get(MODEL)
-    if (
-        updates is not None and not with_defaults(aggregate, BaseAggregator).running
-    ):  # what is folded as it comes is a mean
+    if updates is not None and not with_defaults(aggregate, BaseAggregator).running:  # a running aggregate is a mean
         length = norm(sum_updates(sorted(updates, key=lambda update: update.client), weights))
     squares = [evidence.norms[client] * evidence.norms[client] for client in clients]  # ** would raise on overflow
     return diversity(squares, weights, length * length)

@@ -14,12 +14,12 @@ from hansa.rounds.messages import DroppedClient, Report, Upload, WorkOrder
 
 @dataclass(frozen=True, slots=True)
 class faults:
-    """Chances, per client and round, of what goes wrong in real deployments; at most one befalls a client a round.
+    """Probabilities of faults per client and round; a client has at most one fault per round.
 
-    Clients are lost ``before`` training, ``after`` it, or in mid-``upload``; or send an update that is ``nan``,
-    ``scaled`` by ``factor``, sign-``flipped``, or ``stale``, made for the round before. The run then shows whether
-    validation refuses it or the method withstands it. A client that gossips and is lost before training is missed by
-    its cluster; lost later, its neighbours have heard it. All of it is a function of the run's seed, on any engine.
+    Clients drop out ``before`` training, ``after`` it, or during the ``upload``; or send an update that is ``nan``,
+    ``scaled`` by ``factor``, sign-``flipped``, or ``stale`` (made for the previous round). A gossiping client that
+    drops out before training is absent from its cluster; one that drops out later has already exchanged with its
+    neighbours. Faults are a function of the run's seed, on any engine.
 
     >>> faults(before=0.1, flipped=0.05).draw(Key(0), 3, 7) in ("", "before", "flipped")
     True
@@ -70,7 +70,7 @@ class faults:
     def apply_to_reports(
         self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
     ) -> Iterator[Report]:
-        """Yield the reports with uploads dropped or corrupted on the way."""
+        """Yield the reports with uploads dropped or corrupted."""
         by_cohort = {order.cohort: order for order in orders}
         for report in reports:
             order = by_cohort[report.cohort]
@@ -93,6 +93,6 @@ class faults:
             wrong = link.receive(packet, dim=packet.dim, dtype=packet.dtype) * times
             try:
                 packets[name], _ = link.send(wrong, {}, order.key.child("fault", name, order.round, upload.client))
-            except HansaError as error:  # a compressor makes no packet of what is not finite: nothing was sent
+            except HansaError as error:  # compressors refuse non-finite input: nothing was sent
                 return DroppedClient(upload.client, "non-finite", str(error))
         return replace(upload, packets=packets)

@@ -1,4 +1,4 @@
-"""What a run costs on the wire: bytes a round and a link, the papers' formulas beside them, simulated time."""
+"""Communication cost of a run: bytes per round and link, the papers' formulas, and simulated time."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class RoundBytes:
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """How long a round's messages take: latency in seconds, bandwidth in bytes a second.
+    """Simulated time of a round's messages: latency in seconds, bandwidth in bytes per second.
 
-    A participant needs latency + down/down_bandwidth + up/up_bandwidth; the round waits for the slowest, or for all of
-    them in turn where the server is ``serial``. Each gossip exchange adds peer_latency, and the busiest client its
+    A participant takes latency + down/down_bandwidth + up/up_bandwidth. The round takes the maximum over participants,
+    or the sum if the server is ``serial``. Each gossip exchange adds peer_latency; the client that sends most adds its
     bytes / peer_bandwidth.
 
     >>> links = LinkModel(up_bandwidth=1e6, down_bandwidth=4e6, latency=0.1)
@@ -60,7 +60,7 @@ class LinkModel:
     def seconds(
         self, up: Mapping[int, int], down: Mapping[int, int], peer: Mapping[int, int] | None = None, exchanges: int = 0
     ) -> float:
-        """Simulated time of one round from each client's bytes and the number of gossip exchanges."""
+        """Return the simulated time of one round from each client's bytes and the number of gossip exchanges."""
         times = [
             self.latency + down.get(client, 0) / self.down_bandwidth + up.get(client, 0) / self.up_bandwidth
             for client in sorted(up.keys() | down.keys())
@@ -71,10 +71,10 @@ class LinkModel:
 
 
 def afga(messages: int = 1) -> LinkModel:
-    """The constants of [AFGA] Table 7: 18 s a participant's exchange with the server, 1.8 s a gossip exchange.
+    """Return the constants of [AFGA] Table 7: 18 s per exchange with the server, 1.8 s per gossip exchange.
 
-    The table's hours are those of ``afga(messages=20)``, where every exchange takes twenty messages: 5 * 18 * 20 s =
-    0.5 h a round of FedAMSGrad, and 24 * 1.8 * 20 s = 0.24 h more with gossip.
+    The table's hours correspond to ``afga(messages=20)``, twenty messages per exchange: 5 * 18 * 20 s = 0.5 h per round
+    of FedAMSGrad, and 24 * 1.8 * 20 s = 0.24 h more with gossip.
     """
     check_integer("afga", "messages", messages)
     return LinkModel(latency=18.0 * messages, peer_latency=1.8 * messages, serial=True)
@@ -82,7 +82,7 @@ def afga(messages: int = 1) -> LinkModel:
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes that travelled: totals, and the last round. Its size does not depend on the number of rounds.
+    """Bytes sent: totals, and the last round. Its size does not depend on the number of rounds.
 
     >>> ledger = Ledger()
     >>> ledger.record(1, up={0: 10, 4: 12}, down={0: 40, 4: 40})
@@ -97,13 +97,13 @@ class Ledger:
     down_bytes: int = 0
     """Server to clients."""
     peer_bytes: int = 0
-    """Client to client, counted apart: gossip links are cheap."""
+    """Client to client, counted separately: gossip links are cheap."""
     last: RoundBytes | None = None
-    """The newest round."""
+    """The last round."""
     _times: list[float] = field(default_factory=list)
     sites: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Of a federation, by site: whole frames down and up, with evaluation and what had to be sent again, and what its
-    clients sent each other, which never left it."""
+    """Bytes by site of a federation: whole frames down and up, including evaluation and retransmissions, and the gossip
+    among its clients, which stays inside the site."""
 
     def record(
         self,
@@ -114,7 +114,7 @@ class Ledger:
         peer: Mapping[int, int] | None = None,
         exchanges: int = 0,
     ) -> RoundBytes:
-        """Add a round: bytes by client up, down and to peers, and how often neighbours exchanged."""
+        """Add a round: bytes by client up, down and to peers, and the number of gossip exchanges."""
         seconds = None if self.links is None else self.links.seconds(up, down, peer, exchanges)
         entry = RoundBytes(round, sum(up.values()), sum(down.values()), sum((peer or {}).values()), seconds)
         self._add(entry)
@@ -129,7 +129,7 @@ class Ledger:
         self.last = entry
 
     def record_sites(self, sites: Mapping[str, Mapping[str, int]]) -> None:
-        """Add what each site was sent, sent back and kept to itself in the last round.
+        """Add each site's bytes down, up and among its own clients in the last round.
 
         >>> ledger = Ledger()
         >>> for round in range(2):
@@ -145,20 +145,20 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """Simulated time of all rounds."""
+        """The simulated time of all rounds."""
         if self.links is None:
             raise HansaError("Ledger.seconds: no link model. Ledger(links=LinkModel(...)) or afga() gives one.")
         return math.fsum(self._times)
 
     def state(self) -> dict[str, Any]:
-        """The totals as a plain tree; the link model is a setting and is not in it."""
+        """Return the totals as a plain tree, without the link model, which is a setting."""
         last = None if self.last is None else asdict(self.last)
         totals = {name: getattr(self, name) for name in ("up_bytes", "down_bytes", "peer_bytes")}
         return {**totals, "times": list(self._times), "last": last, "sites": _counts(self.sites)}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], links: LinkModel | None = None) -> Ledger:
-        """The ledger that ``state`` was taken of; one of hansa 0.1 has all its rounds."""
+        """Restore a ledger from its ``state``; a state of hansa 0.1 lists all rounds."""
         if "rounds" in state:
             ledger = cls(links)
             for entry in state["rounds"]:
@@ -174,8 +174,8 @@ def _counts(sites: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]
 
 
 def _exact_sum(parts: list[float], value: float) -> list[float]:
-    """Numbers that do not overlap and whose sum is exactly that of ``parts`` and ``value``, as `math.fsum` keeps them:
-    a few dozen at most, however many were added (Shewchuk 1997).
+    """Return non-overlapping numbers whose sum is exactly that of ``parts`` and ``value``, as in `math.fsum`: at most a
+    few dozen, however many were added (Shewchuk 1997).
 
     >>> math.fsum(_exact_sum(_exact_sum([1e100], 1.0), -1e100))
     1.0
@@ -195,11 +195,11 @@ def _exact_sum(parts: list[float], value: float) -> list[float]:
 
 
 class formulas:
-    """The papers' own counts, to be read beside the bytes that were measured."""
+    """The papers' communication counts, for comparison with measured bytes."""
 
     @staticmethod
     def bits(method: str, d: int, T: int, ratio: float | None = None, two_way: bool = False) -> int:
-        """Bits of T rounds of one client, both directions ([CAMS] Tables 1 and 2).
+        """Return the bits of T rounds of one client, both directions ([CAMS] Tables 1 and 2).
 
         ==============  =======================  ================
         method          one-way                  two-way

@@ -1,7 +1,7 @@
-"""Messages between the server and its clients: work orders out, reports back. All of them have a byte form.
+"""Messages between the server and its clients: work orders out, reports back. All serialize to bytes.
 
-An order's ``broadcasts`` are what its cohort is sent. Engines in this process pass the vector itself in a whole packet,
-uncopied; over a network `OpenedRound.for_receiver` has each receiver's own packets, which build upon what it holds.
+Engines in this process pass the broadcast vector uncopied. Over a network `OpenedRound.for_receiver` returns the
+packets of each receiver, relative to the version that it holds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hansa.rounds.wire_format import Blobs, Frame, FrameError
 
 @dataclass(frozen=True, slots=True)
 class DroppedClient:
-    """A client that a round continues without. The reason is a word to count by, the detail is for people."""
+    """A client dropped from a round, with a short machine-readable reason and a readable detail."""
 
     client: int
     reason: str
@@ -30,7 +30,7 @@ class DroppedClient:
 
 
 class Broadcast(NamedTuple):
-    """What a receiver is sent on one channel: packets that turn version ``base`` (None: nothing) into ``version``."""
+    """The packets of one channel that turn version ``base`` (None: nothing) into ``version``."""
 
     version: int
     base: int | None
@@ -43,7 +43,7 @@ class Broadcast(NamedTuple):
 
 
 def write_broadcasts(mail: Mapping[str, Broadcast], blobs: Blobs) -> dict[str, Any]:
-    """Return broadcasts as the head of a frame has them."""
+    """Encode broadcasts for the head of a frame."""
     return {
         name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
         for name, sent in mail.items()
@@ -51,7 +51,7 @@ def write_broadcasts(mail: Mapping[str, Broadcast], blobs: Blobs) -> dict[str, A
 
 
 def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadcast]:
-    """Read what `write_broadcasts` wrote."""
+    """Decode the result of `write_broadcasts`."""
     return {
         wire_format.name(name): Broadcast(
             wire_format.integer(version),
@@ -64,9 +64,11 @@ def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadca
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkOrder:
-    """A cohort's work of one round: who trains, who reports, what they are sent, what they remember. Clients that are
-    ``absent`` cannot be reached: the others continue without them. ``base`` is the digest of the model that the
-    broadcasts decode to. With ``mean`` the report contains the mean of the cohort's models."""
+    """A cohort's work in one round: its clients, reporters, broadcasts and client memory.
+
+    ``absent`` clients are unreachable; the others continue without them. ``base`` is the digest of the model that the
+    broadcasts decode to. With ``mean`` the report contains the mean of the cohort's models.
+    """
 
     run: str
     round: int
@@ -82,7 +84,7 @@ class WorkOrder:
     mean: bool = False
 
     def to_bytes(self) -> bytes:
-        """Return the order as one frame."""
+        """Encode the order as one frame."""
         blobs = Blobs()
         head = {
             "run": self.run,
@@ -102,7 +104,7 @@ class WorkOrder:
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> WorkOrder:
-        """Read an order from a frame."""
+        """Decode an order from a frame."""
         frame = wire_format.unpack(data, "order", limit=limit)
         with wire_format.reading("order"):
             head = frame.head
@@ -126,8 +128,8 @@ class WorkOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalUpdate:
-    """The result of one reporting client: the change of its model and buffers, its training loss (None where nobody
-    computed), and its memory."""
+    """The result of one reporter: the change of its model and buffers, its training loss (None if no client computed)
+    and its memory."""
 
     delta: Vector
     buffers: Vector | None
@@ -137,7 +139,7 @@ class LocalUpdate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
-    """What one client sends: a packet per channel, and what the server validates it by."""
+    """One client's upload: a packet per channel, and the fields that the server validates."""
 
     run: str
     round: int
@@ -149,10 +151,10 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """A cohort's answer. Its memory is committed only once the round has closed with the client's upload accepted.
+    """A cohort's report. A client's memory is committed only after the round has closed with its upload accepted.
 
-    ``peer_bytes`` are the bytes each client sent to neighbours, ``exchanges`` counts the exchanges. ``mean`` is,
-    where the order asked for it, the mean of the final models of ``trained`` clients, followed by their buffers.
+    ``peer_bytes`` are the bytes each client sent to neighbours, ``exchanges`` counts the gossip exchanges. ``mean``,
+    if requested, is the mean of the final models of ``trained`` clients, followed by their buffers.
     """
 
     cohort: int
@@ -166,7 +168,7 @@ class Report:
     trained: int = 0
 
     def to_bytes(self) -> bytes:
-        """Return the report as one frame."""
+        """Encode the report as one frame."""
         blobs = Blobs()
         uploads = [
             {
@@ -194,7 +196,7 @@ class Report:
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Report:
-        """The report in a frame; what its uploads hold is checked where they are admitted."""
+        """Decode a report from a frame; its uploads are validated later."""
         frame = wire_format.unpack(data, "report", limit=limit)
         with wire_format.reading("report"):
             head = frame.head
@@ -237,7 +239,7 @@ def _float(value: Any) -> float:
 
 
 def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:
-    """The rows of a client's memory that belong to one part.
+    """Return the rows of a client's memory that belong to one component.
 
     >>> sorted(scoped({"solver/control": torch.zeros(1), "uplink/model/residual": torch.zeros(1)}, "solver"))
     ['control']

@@ -57,7 +57,7 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
     phase = algorithm.local
     orders = []
     for cohort, members, reporters in _cohorts(algorithm, clients):
-        # one number of steps for all; the batch is the largest anybody takes, and each takes at most its own samples
+        # one number of steps for all; the batch size is the largest drawn, capped per client by its sample count
         draw = key.child("work", state.round, members[0])
         most = max(population.samples[client] for client in members)
         work = phase.steps.draw(members[0], most, phase.batch_size, draw)
@@ -66,7 +66,7 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
 
 
 def _cohorts(algorithm: Algorithm, clients: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Yield who trains together and who of them reports: every client alone, or clusters that gossip."""
+    """Yield each cohort's number, clients and reporters: single clients, or gossiping clusters."""
     mixing = algorithm.local.mixing
     if mixing is None:
         yield from ((cohort, (client,), (client,)) for cohort, client in enumerate(clients))
@@ -74,7 +74,7 @@ def _cohorts(algorithm: Algorithm, clients: tuple[int, ...]) -> Iterator[tuple[i
     chosen = set(clients)
     for cohort, cluster in enumerate(mixing.cluster_lists()):
         reporters = tuple(sorted(chosen.intersection(cluster)))
-        if reporters:  # what a cluster does that nobody reports of changes nothing
+        if reporters:  # a cluster without reporters has no effect
             yield cohort, reporters if mixing.reporters_only else cluster, reporters
 
 
@@ -85,17 +85,18 @@ def client_round(
     population: Population,
     base_vectors: Mapping[str, Vector] | None = None,
 ) -> list[Report]:
-    """Decode the broadcasts, train the cohort of each order and make its report, to the bits of one order at a time.
+    """Decode the broadcasts, train the cohort of each order and return the reports.
 
-    Several clients that train alone go to the trainer in one call: interpreted code between native steps is slow, since
-    the steps take up the whole cache. A client whose model becomes non-finite drops out.
+    Clients that train alone go to the trainer in one call: Python code between native steps is slow, since the steps
+    evict it from the cache. The result is bit-identical to one order at a time. A client whose model becomes
+    non-finite drops out.
 
     Args:
-        algorithm: The method, placed in the model.
-        orders: The work orders; those with one set of broadcasts in common decode it once.
+        algorithm: The method, bound to the model.
+        orders: The work orders; shared broadcasts are decoded once.
         trainer: Where the clients train.
         population: The clients' sample counts.
-        base_vectors: By channel, the vector that the broadcasts' packets build upon, where they build upon one.
+        base_vectors: By channel, the vector of the broadcasts' base version, if they have one.
     """
     if any(order.broadcasts is not orders[0].broadcasts or order.base != orders[0].base for order in orders):
         return [client_round(algorithm, [order], trainer, population, base_vectors)[0] for order in orders]
@@ -139,7 +140,7 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, result: Cohort
 def _train(
     algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors, trainer: Trainer, population: Population
 ) -> list[CohortResult]:
-    """Train on the trainer's device; what is received and what is returned is on the CPU."""
+    """Train on the trainer's device; inputs and results are on the CPU."""
     device = trainer.y.device
     if device.type == "cpu":
         return _train_there(algorithm, orders, got, trainer, population)
@@ -163,7 +164,7 @@ def _train_there(
 
 
 def to_device(device: torch.device, orders: Sequence[WorkOrder], got: Vectors) -> tuple[list[WorkOrder], Vectors]:
-    """Copy what clients received and remember to a device."""
+    """Copy the clients' received vectors and memory to a device."""
     copied = [
         replace(order, memory={client: _to(rows, device) for client, rows in order.memory.items()}) for order in orders
     ]
@@ -171,7 +172,7 @@ def to_device(device: torch.device, orders: Sequence[WorkOrder], got: Vectors) -
 
 
 def to_cpu(result: CohortResult) -> CohortResult:
-    """Copy what training produced to the CPU."""
+    """Copy the training result to the CPU."""
     result.updates = {
         client: replace(
             update,
@@ -190,7 +191,7 @@ def _to(vectors: Vectors, device: torch.device) -> Vectors:
 
 
 def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, base_vectors: Mapping[str, Vector]) -> Vectors | None:
-    """Decode the broadcast of each channel; None where it is not the model that the order names."""
+    """Decode the broadcast of each channel; None if the model's digest is not the order's ``base``."""
     got, carried = {}, False
     for name, channel in algorithm.channels.items():
         sent = order.broadcasts[name]
@@ -209,8 +210,8 @@ def close_round(
 ) -> ClosedRound:
     """Validate the reports, aggregate them in client order, and let each channel's server step.
 
-    A driver that receives reports one by one uses `RoundAggregation`, which has the same ``options``. Of a client that
-    sent several answers none is accepted.
+    A driver that receives reports one by one uses `RoundAggregation`, which has the same ``options``. If a client sent
+    several uploads, none of them is accepted.
     """
     several = repeated_senders(reports, expected_upload(algorithm, state, orders, math.inf)) if orders else ()
     closing = RoundAggregation(algorithm, state, orders, population, repeated=several, **options)
@@ -220,7 +221,7 @@ def close_round(
 
 
 def _jobs(algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors) -> list[ClientJob]:
-    """Make the job of each client; clients that remember nothing and build up no momentum share one local step."""
+    """Make the job of each client; clients without memory and momentum share one local step."""
     phase, jobs = algorithm.local, list[ClientJob]()
     alike = not phase.momentum and phase.optimizer is None and phase.optimizer_state == "fresh"
     common: ClientJob | None = None
@@ -237,7 +238,7 @@ def _jobs(algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors) -> li
 
 
 def _job(algorithm: Algorithm, order: WorkOrder, got: Vectors) -> ClientJob:
-    """Make the job of a client that trains alone: from the received model, with its own private blocks in it."""
+    """Make the job of a client that trains alone, from the received model with the client's private blocks."""
     (client,) = order.clients
     phase, memory = algorithm.local, order.memory.get(client, {})
     x, buffers = phase.client_start(got[MODEL], memory), got.get(BUFFERS)

@@ -1,23 +1,23 @@
 """Validation: an upload is accepted whole, or refused with a reason, before any state changes.
 
 ==============  ========================================================================
-reason          what is wrong, in the order in which it is looked for
+reason          error, in the order of the checks
 ==============  ========================================================================
-``sender``      nobody asked this client, or not the cohort that it answers from
+``sender``      the client was not asked, or not in this cohort
 ``run``         made for another run
 ``round``       made for another round: too late, too early or replayed
-``base``        made from another model than the one sent out
-``duplicate``   one of several answers of a client: which one is meant nobody can tell
+``base``        made from another model than the broadcast one
+``duplicate``   one of several uploads of a client: the right one is unknown
 ``channels``    a channel is missing, or one too many
 ``loss``        the reported loss is not a finite number
 ``payload``     a packet has the wrong length, kind, dim or dtype, or does not decode
-``shape``       the decoded vector is of another dtype, shape or device than the model
-``non-finite``  it holds a NaN or an infinity
-``norm``        it is longer than the run admits
-``malformed``   anything else that it makes a decoder stumble over
+``shape``       the decoded vector has another dtype, shape or device than the model
+``non-finite``  it contains a NaN or an infinity
+``norm``        its norm exceeds the run's limit
+``malformed``   any other error while decoding
 ==============  ========================================================================
 
-How much an update counts is no part of it: weights come from the server's own table.
+An upload does not contain its weight: weights come from the server's own table.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from hansa.core.vectors.arithmetic import all_finite, norm
 from hansa.rounds.messages import Report, Upload
 
 NOBODY = -1
-"""Whom a refusal names where the upload does not say who sent it."""
+"""The client number in a refusal if the sender is unknown."""
 
-LARGEST_LOSS = 1e300  # losses of any number of clients have a finite sum
+LARGEST_LOSS = 1e300  # so that the sum over clients stays finite
 
 
 class RefusedUpdate(HansaError):
-    """An upload that may not touch the model."""
+    """An upload that was refused."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -54,9 +54,9 @@ class RefusedUpdate(HansaError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpectedUpload:
-    """The server's own account of what it asked for: the schema that every upload is held against.
+    """The server's record of what it requested, against which every upload is validated.
 
-    ``reporters`` has the cohort that each client was asked in.
+    ``reporters`` maps each requested client to its cohort.
     """
 
     run: str
@@ -69,9 +69,9 @@ class ExpectedUpload:
 
 
 class ValidUpload(NamedTuple):
-    """What an upload came to: a way to its vector, its norm and the bytes that travelled, all by channel.
+    """A valid upload: a function that decodes its vector, its norm and its bytes, by channel.
 
-    What came as bytes stays bytes: the vector that was decoded to check it is not kept.
+    Encoded packets stay encoded: the vector decoded for validation is not kept.
     """
 
     vectors: dict[str, Callable[[], Vector]]
@@ -82,9 +82,9 @@ class ValidUpload(NamedTuple):
 def validate_upload(
     upload: object, expected: ExpectedUpload, cohort: int, repeated: Collection[int] = ()
 ) -> ValidUpload:
-    """The upload's vectors, or `Refused`; nothing that an upload contains raises anything else.
+    """Validate an upload, or raise `RefusedUpdate`; no content of an upload raises anything else.
 
-    ``cohort`` is the one whose report it came in, ``repeated`` are the clients of whom several uploads came.
+    ``cohort`` is the cohort of its report, ``repeated`` are the clients that sent several uploads.
     """
     try:
         checked = _check_address(upload, expected, cohort)
@@ -93,13 +93,12 @@ def validate_upload(
         return _check_contents(checked, expected)
     except RefusedUpdate:
         raise
-    except Exception as error:  # of our decoders or of a user's own: one client's bytes never end the round
+    except Exception as error:  # built-in or user-defined decoders: one client's bytes never end the round
         raise RefusedUpdate("malformed", f"{type(error).__name__}: {_safe_repr(str(error))}") from error
 
 
 def repeated_senders(reports: Iterable[Report], expected: ExpectedUpload) -> frozenset[int]:
-    """The clients of whom more than one upload is addressed to this round. What is not, such as a late one of the round
-    before, does not count against its sender."""
+    """Return the clients with more than one upload for this round; late uploads of earlier rounds do not count."""
     times: Counter[int] = Counter()
     for report in reports:
         for upload in report.uploads:
@@ -111,7 +110,7 @@ def repeated_senders(reports: Iterable[Report], expected: ExpectedUpload) -> fro
 
 
 def sender_of(upload: object) -> int:
-    """Whom to name in a refusal: a client's number, or `NOBODY` where there is none.
+    """Return the client to name in a refusal, or `NOBODY` if it is unknown.
 
     >>> sender_of("not an upload")
     -1
@@ -121,7 +120,7 @@ def sender_of(upload: object) -> int:
 
 
 def _check_address(upload: object, expected: ExpectedUpload, cohort: int) -> Upload:
-    """The upload, if it answers this round's order. Types are held exactly: True is no client 1, 3.0 no round 3."""
+    """Return the upload if it answers this round's order. Types are checked exactly: True is not client 1."""
     if type(upload) is not Upload:
         raise RefusedUpdate("malformed", f"expected an upload, got a {type(upload).__name__}")
     if type(upload.client) is not int or expected.reporters.get(upload.client) != cohort:
@@ -160,7 +159,7 @@ def _check_contents(upload: Upload, expected: ExpectedUpload) -> ValidUpload:
 
 
 def _rebuild_packet(packet: object) -> Packet:
-    """The packet made anew from what it carries: nothing that it says of itself is believed."""
+    """Rebuild the packet from its contents, so that none of its own properties is trusted."""
     if type(packet) is not Packet:
         raise PacketError(f"packet: expected a packet, got a {type(packet).__name__}.")
     if isinstance(packet.content, Tensor):
@@ -181,7 +180,7 @@ def _check_norm(name: str, vector: Vector, most: float) -> float:
 
 
 def _safe_repr(value: object) -> str:
-    """A received value in few words, whatever it is."""
+    """Return a short repr of any received value."""
     try:
         return reprlib.repr(value)
     except Exception:

@@ -1,22 +1,21 @@
-"""Frames: the byte form of every message. A head of canonical JSON, blobs, a digest over all of it; no pickle.
+"""Frames: the byte format of every message. A head of canonical JSON, blobs, and a digest; no pickle.
 
 ======  ======  ==================================================
-bytes   type    what
+bytes   type    content
 ======  ======  ==================================================
 0-1     2s      ``hF``
 2       u8      version of the format
-3       u8      length of the kind, an ASCII word that follows
-then    u32     bytes of the head
+3       u8      length of the kind, the ASCII word that follows
+then    u32     length of the head
 then    u32     number of blobs
-then    u64     one length a blob
+then    u64     length of each blob
 then            the head, the blobs
 last            16 bytes of BLAKE2b over everything before
 ======  ======  ==================================================
 
-Everything is little-endian. Sizes are checked before anything is parsed, the digest before anything is believed. A
-digest without a key proves no sender: what is in a head may be anything. So every number and word in it is held to its
-type and bounds, a head has no more lists and entries than a real one, and a blob is taken once: what a frame unpacks to
-is of the size of the frame.
+Everything is little-endian. Sizes and the digest are checked before the head is parsed. The digest has no key and does
+not authenticate the sender, so every value in a head is checked for type and bounds, the number of lists and entries is
+limited, and a blob is read once: the decoded message is about as large as the frame.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from hansa.core.errors import HansaError
 MAGIC, VERSION = b"hF", 1
 DIGEST = 16
 HEAD_LIMIT = 1 << 26  # bytes of JSON
-ENTRY_LIMIT = 1 << 22  # commas of JSON, and a quarter as many brackets: an empty list is 2 bytes there, 56 in memory
+ENTRY_LIMIT = 1 << 22  # commas, and a quarter as many brackets: an empty list takes 2 bytes in JSON, 56 in memory
 BLOB_LIMIT = 1 << 20  # blobs
 WORD_LIMIT, TEXT_LIMIT = 100, 4000  # characters of a name, and of a sentence
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
@@ -50,7 +49,7 @@ Blob = bytes | bytearray | memoryview
 
 
 class FrameError(HansaError):
-    """Bytes that are no message of ours, or not the one expected; ``reason`` is a word to count by."""
+    """Bytes that are not a valid message, or not the expected one; ``reason`` is machine-readable."""
 
     def __init__(self, message: str, reason: str = "malformed") -> None:
         super().__init__(message)
@@ -59,14 +58,14 @@ class FrameError(HansaError):
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """A message apart: its head and its blobs."""
+    """A decoded message: its head and its blobs."""
 
     head: Any
     blobs: Sequence[memoryview]
     _taken: set[int] = field(default_factory=set, repr=False)
 
     def take(self, at: Any) -> memoryview:
-        """One of the blobs, which a message may name but once."""
+        """Return one of the blobs; a message may refer to each only once."""
         if type(at) is not int or not 0 <= at < len(self.blobs):
             raise FrameError(f"frame: there is no blob {_short(at)}.")
         if at in self._taken:
@@ -75,12 +74,12 @@ class Frame:
         return self.blobs[at]
 
     def packet(self, at: Any) -> Packet:
-        """The packet in one of the blobs."""
+        """Return the packet in one of the blobs."""
         return Packet.parse(self.take(at))
 
 
 class reading:
-    """Whatever is wrong with the shape of a head is one kind of error: ``with reading("order"): ...``."""
+    """Turn any error in the structure of a head into a `FrameError`: ``with reading("order"): ...``."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -97,7 +96,7 @@ class reading:
 
 
 def pack(kind: str, head: Mapping[str, Any], blobs: Sequence[Blob] = ()) -> bytes:
-    """One message as bytes.
+    """Encode one message as bytes.
 
     >>> frame = pack("lost", {"client": 3}, [b"abc"])
     >>> unpack(frame, "lost").head, bytes(unpack(frame, "lost").blobs[0])
@@ -121,7 +120,7 @@ def pack(kind: str, head: Mapping[str, Any], blobs: Sequence[Blob] = ()) -> byte
 
 
 def unpack(data: Blob, kind: str, *, limit: int | None = None) -> Frame:
-    """The message of that kind in some bytes, or `FrameError`. ``limit`` bounds them before they are looked at."""
+    """Decode a message of the given kind, or raise `FrameError`; ``limit`` is the maximum number of bytes."""
     view = memoryview(data).cast("B")
     if limit is not None and len(view) > limit:
         raise FrameError(f"frame: {len(view)} bytes, at most {limit} are taken.", "oversize")
@@ -151,7 +150,7 @@ def unpack(data: Blob, kind: str, *, limit: int | None = None) -> Frame:
 
 
 def kind_of(data: Blob) -> str:
-    """The word that says what a frame is, before anything else in it is looked at."""
+    """Return the kind of a frame without parsing the rest."""
     frame_kind, _ = _kind(memoryview(data).cast("B"))
     return bytes(frame_kind).decode("ascii", "replace")
 
@@ -182,7 +181,7 @@ def _kind(view: memoryview) -> tuple[memoryview, int]:
 
 
 def number(value: float | None) -> float | str | None:
-    """A number as JSON has it; those that JSON lacks as words.
+    """Encode a number for JSON; infinities and NaN become strings.
 
     >>> number(0.1), number(math.inf), as_number("inf"), as_number(number(0.1))
     (0.1, 'inf', inf, 0.1)
@@ -191,7 +190,7 @@ def number(value: float | None) -> float | str | None:
 
 
 def as_number(value: Any) -> float | None:
-    """The number that `number` wrote."""
+    """Decode the result of `number`."""
     if value is None:
         return None
     if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
@@ -205,7 +204,7 @@ def as_number(value: Any) -> float | None:
 
 
 def integer(value: Any, least: int = 0, most: int = (1 << 63) - 1) -> int:
-    """A whole number as a head has it: no text, no 3.0, no true.
+    """Return the value if it is an integer within bounds: not a string, 3.0 or true.
 
     >>> integer(3)
     3
@@ -216,14 +215,14 @@ def integer(value: Any, least: int = 0, most: int = (1 << 63) - 1) -> int:
 
 
 def integers(values: Any, least: int = 0) -> tuple[int, ...]:
-    """A list of whole numbers."""
+    """Return the values if they are a list of integers."""
     if not isinstance(values, list):
         raise FrameError(f"frame: {_short(values)} is no list of whole numbers.")
     return tuple(integer(value, least) for value in values)
 
 
 def name(value: Any, most: int = WORD_LIMIT) -> str:
-    """A name or a sentence of at most so many characters, each of which can be printed.
+    """Return the value if it is a printable string of at most ``most`` characters.
 
     >>> name("model")
     'model'
@@ -234,7 +233,7 @@ def name(value: Any, most: int = WORD_LIMIT) -> str:
 
 
 def sentence(text: str) -> str:
-    """What a message may carry of a text: its beginning, on one line.
+    """Shorten a text to one line that fits a message.
 
     >>> sentence("two\\nlines")
     'two lines'
@@ -244,25 +243,25 @@ def sentence(text: str) -> str:
 
 
 def whole_key(text: Any) -> int:
-    """A whole number that is a key of JSON, and so a text."""
+    """Return the integer in a JSON key, which is a string."""
     if not isinstance(text, str) or not re.fullmatch("0|[1-9][0-9]{0,17}", text):
         raise FrameError(f"frame: {_short(text)}, expected the number of a client.")
     return int(text)
 
 
 class Blobs:
-    """Collects blobs while a head is written; each `tensor` and `bytes` becomes a small JSON entry."""
+    """The blobs of a message under construction; `tensor` and `bytes` return the JSON entries that refer to them."""
 
     def __init__(self) -> None:
         self.blobs: list[Blob] = []
 
     def bytes(self, data: Blob) -> int:
-        """The number of a blob."""
+        """Add a blob and return its number."""
         self.blobs.append(data)
         return len(self.blobs) - 1
 
     def tensor(self, value: torch.Tensor) -> list[Any]:
-        """A tensor as dtype, shape and blob."""
+        """Encode a tensor as dtype, shape and blob."""
         kind = str(value.dtype).removeprefix("torch.")
         if kind not in DTYPES:
             raise FrameError(f"frame: {value.dtype} tensors cannot travel. Known: {', '.join(DTYPES)}.")
@@ -270,12 +269,12 @@ class Blobs:
         return [kind, list(value.shape), self.bytes(raw)]
 
     def tensors(self, rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Named tensors."""
+        """Encode named tensors."""
         return {name: self.tensor(rows[name]) for name in sorted(rows)}
 
 
 def read_tensor(entry: Any, frame: Frame) -> torch.Tensor:
-    """A tensor of its own from what `Blobs.tensor` wrote."""
+    """Decode the result of `Blobs.tensor` into a new tensor."""
     try:
         kind, shape, at = entry
         dtype = getattr(torch, DTYPES[DTYPES.index(kind)])
@@ -295,7 +294,7 @@ def read_tensor(entry: Any, frame: Frame) -> torch.Tensor:
 
 
 def read_tensors(entry: Any, frame: Frame) -> dict[str, torch.Tensor]:
-    """What `Blobs.tensors` wrote."""
+    """Decode the result of `Blobs.tensors`."""
     if not isinstance(entry, dict):
         raise FrameError(f"frame: {_short(entry)} holds no named tensors.")
     return {name(row): read_tensor(value, frame) for row, value in entry.items()}

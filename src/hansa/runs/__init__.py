@@ -1,4 +1,4 @@
-"""What belongs to a run: the driver, its folder, checkpoints, metrics, the ledger of bytes, trackers."""
+"""Runs: the driver, run folders, checkpoints, metrics, byte counts and trackers."""
 
 from typing import TYPE_CHECKING
 

@@ -27,7 +27,7 @@ Meta: TypeAlias = dict[str, Any]
 
 FORMAT = 1
 MIGRATIONS: dict[int, Callable[[State, Meta], tuple[State, Meta]]] = {}
-"""From format n to n + 1. A format without a migration is refused."""
+"""Migrations from format n to n + 1; a format without one is refused."""
 
 MANIFEST, TREE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
 REMEDY = "Restore it, or use the checkpoint before it: `hansa resume --fallback`."
@@ -41,10 +41,10 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: str | Path, state: State, meta: Mapping[str, Any], *, keep: int = 3) -> Path:
-    """Write a new generation, then remove all but the newest ``keep``, and return its folder.
+    """Write a new generation, remove all but the newest ``keep``, and return the new folder.
 
-    It is written to a temporary folder and synced, with the manifest of every file's SHA-256 last, and then renamed. A
-    crash leaves the old generations with or without the new one, never a part of it.
+    Files are written to a temporary folder and synced, the manifest of SHA-256 digests last; then the folder is
+    renamed. A crash never leaves a partial generation.
     """
     check_integer("checkpoint.save", "keep", keep)
     folder_path = Path(folder)
@@ -80,10 +80,9 @@ def save(folder: str | Path, state: State, meta: Mapping[str, Any], *, keep: int
 
 
 def load(folder: str | Path, *, fallback: bool = False) -> Checkpoint:
-    """Return the newest generation, with every file checked against its SHA-256.
+    """Load the newest generation and verify every file against its SHA-256.
 
-    A damaged one is an error that names the file. With ``fallback`` the newest undamaged one is returned
-    instead, with a warning.
+    Damage raises an error that names the file. With ``fallback``, warn and return the newest undamaged generation.
     """
     home = Path(folder)
     numbers = _numbers(home)
@@ -167,7 +166,7 @@ class _Encoder:
     def encode(self, node: object, path: str) -> Any:
         if node is None or isinstance(node, (bool, int, str)):
             return node
-        if isinstance(node, float):  # JSON has no NaN and infinity
+        if isinstance(node, float):  # JSON has no NaN or infinity
             return node if math.isfinite(node) else {"$float": repr(float(node))}
         if isinstance(node, list):
             return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(node)]
@@ -217,7 +216,7 @@ def _numbers(home: Path) -> list[int]:
 
 
 def _discard(path: Path) -> None:
-    """Remove a generation, renamed first so that a crash leaves no part of it in place."""
+    """Rename a generation, then remove it, so that a crash leaves no partial generation."""
     aside = path.with_name(path.name + io.TEMPORARY_SUFFIX)
     io.rename(path, aside)
     io.remove(aside)

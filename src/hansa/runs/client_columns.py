@@ -1,4 +1,4 @@
-"""The client record for users: columns, a pandas frame, and one row per client."""
+"""The client record as columns, as a pandas frame, or with one row per client."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TOTALS_BY_COLUMN = {name: column.total for name, column in CLIENT_COLUMNS.items(
 
 
 class ClientColumns(dict[str, Array]):
-    """The client record as NumPy arrays by name, one row for each round and client.
+    """The client record as NumPy arrays by name, one row per round and client.
 
-    `hansa.runs.columns.CLIENT_COLUMNS` describes the columns; evaluations add ``test_...``, and ``personal_...`` after
-    steps on the client's own rows. What was not measured is NaN; bytes that were not sent are 0.
+    `hansa.runs.columns.CLIENT_COLUMNS` describes the columns. Evaluations add ``test_...``, and ``personal_...`` after
+    steps on the client's own rows. Unmeasured values are NaN; unsent bytes are 0.
     """
 
     def frame(self) -> pandas.DataFrame:
@@ -66,7 +66,7 @@ class ClientColumns(dict[str, Array]):
         return totals.result()
 
     def write_csv(self, path: Path | str) -> Path:
-        """Write the rows as CSV; values that were not measured are empty."""
+        """Write the rows as CSV; unmeasured values are empty."""
         from hansa.runs.store import io
 
         path = Path(path)
@@ -100,7 +100,7 @@ class ClientColumns(dict[str, Array]):
 def join_rounds(
     blocks: Iterable[tuple[int, Mapping[str, Mapping[str, Array]]]], names: Sequence[str] = ()
 ) -> ClientColumns:
-    """Join the tables of rounds: one row for each client that trained or was evaluated."""
+    """Join the tables of rounds: one row per client that trained or was evaluated."""
     pieces_of: dict[str, list[Array]] = {}
     lengths: dict[str, int] = {}
     total = 0
@@ -127,7 +127,7 @@ def _missing(rows: int) -> list[Array]:
 
 
 def union_of_clients(clients: Sequence[Array]) -> Array:
-    """Return all clients of some tables, in ascending order."""
+    """Return the clients of all tables, in ascending order."""
     if not clients:
         return np.empty(0, np.int64)
     return clients[0] if len(clients) == 1 else np.unique(np.concatenate(clients))
@@ -151,7 +151,7 @@ def fill_columns(round: int, clients: Array, tables: Mapping[str, Mapping[str, A
 
 
 class ClientTotals:
-    """One row per client, summed over rounds that are added one by one, in memory for the clients only."""
+    """Totals per client, accumulated round by round; memory grows with the number of clients only."""
 
     def __init__(self) -> None:
         self._present = np.zeros(0, np.bool_)
@@ -175,10 +175,10 @@ class ClientTotals:
             elif name not in ("round", "client"):
                 latest = self._last.setdefault(name, np.full(len(self._present), np.nan, np.float32))
                 known = ~np.isnan(values)
-                latest[clients[known]] = values[known]  # for a repeated client the last one counts
+                latest[clients[known]] = values[known]  # the last value of a repeated client wins
 
     def result(self) -> ClientColumns:
-        """Return the rows of all clients that appeared."""
+        """Return one row for each client seen."""
         order = [TOTALS_BY_COLUMN[name] for name in TOTALS_BY_COLUMN if TOTALS_BY_COLUMN[name] in self._sums]
         columns = ClientColumns(client=np.flatnonzero(self._present))
         columns.update({name: self._sums[name][self._present] for name in order})
@@ -197,9 +197,9 @@ def _format_values(values: Array) -> list[str]:
 
 
 def summarize_clients(values: Sequence[float], lower_is_better: bool) -> tuple[float, float, float]:
-    """Return the mean over clients, the population standard deviation, and the mean of the worst tenth, rounded up.
+    """Return mean, population standard deviation, and mean of the worst tenth (rounded up) over clients.
 
-    Clients whose value is NaN, such as an AUC of one class, are left out.
+    Clients with NaN, such as the AUC of one class, are left out.
 
     >>> summarize_clients([0.75, 0.25, 0.5, math.nan], lower_is_better=False)
     (0.5, 0.2041241452319315, 0.25)

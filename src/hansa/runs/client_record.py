@@ -1,4 +1,4 @@
-"""The client record: what every client did in every round, as columns in memory or in ``clients.columns``.
+"""The client record: one row per client and round, as columns in memory or in ``clients.columns``.
 
 There is one block for each round::
 
@@ -7,8 +7,8 @@ There is one block for each round::
 The head is JSON: the round, and how each column is stored in the body. A constant column is in the head, integers take
 as few bytes as their range needs, client numbers are stored as differences, and floats are single precision: eight
 bytes per client and round where only loss and norm differ. The seal of a block is the first eight bytes of SHA-256(seal
-before + block), so that damage and missing, duplicated or moved blocks are noticed; a checkpoint has the seal of its
-round. Nothing is read by pickle.
+before + block), so that damaged, missing, duplicated or moved blocks are detected; a checkpoint has the seal of its
+round. Pickle is not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INITIAL_SEAL = b"hansa!cc"
 
 _FRAME = struct.Struct("<4sII")
 _SEAL = 8
-_HEAD = 1 << 20  # bytes of a head, at most: a handful of columns take a few hundred
+_HEAD = 1 << 20  # maximum size of a head in bytes; usual heads take a few hundred
 _WIDTHS = ("<u1", "<u2", "<u4", "<u8")
 REMEDY = "Restore it, or use an older checkpoint: `hansa resume --fallback`."
 
@@ -58,7 +58,7 @@ class ClientRecord:
 
     @classmethod
     def load(cls, path: Path, round: int, seal: str | None) -> ClientRecord:
-        """Load the record as it was after a round, and remove later rounds, which are about to be run again.
+        """Load the record up to a round and remove later rounds, which will be run again.
 
         Args:
             path: The file.
@@ -91,7 +91,7 @@ class ClientRecord:
             self._unsynced = True
 
     def sync(self) -> None:
-        """Make everything that was added durable."""
+        """Make all added rounds durable."""
         if self.path is not None and self._unsynced:
             io.sync_file(self.path)
             self._unsynced = False
@@ -103,12 +103,12 @@ class ClientRecord:
 
 
 def read_columns(path: Path | str, *names: str) -> ClientColumns:
-    """Read the columns of a file. A last block that a crash cut short is left out; any other damage is an error."""
+    """Read the columns of a file. A last block truncated by a crash is skipped; other damage is an error."""
     return join_rounds(((block.round, block.tables) for block in _read_blocks(Path(path))), names)
 
 
 def read_by_client(path: Path | str) -> ClientColumns:
-    """Read one row per client; the file is read round by round, so it may be longer than memory."""
+    """Read one row per client; the file is read round by round, so it may be larger than memory."""
     totals = ClientTotals()
     for block in _read_blocks(Path(path)):
         clients = union_of_clients([table["client"] for table in block.tables.values()])

@@ -1,7 +1,7 @@
 """Every column of a run's history and of its client record, declared once: name, unit, meaning, direction, charts.
 
-The history, the summary, the command line, the report page and the documentation read these tables. A new column is one
-entry here and the line that measures it.
+The history, the summary, the command line, the report page and the documentation read these tables. A new column needs
+an entry here and the code that measures it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Column:
     Args:
         name: The key in the record, in ``metrics.jsonl`` and in ``Run.frame()``.
         label: The heading in tables and charts.
-        unit: What it is counted in; decides how it is formatted.
+        unit: The unit; determines the number format.
         meaning: One sentence for the documentation, without a full stop.
         better: Which direction is better, or "" where neither is.
         charts: Where the report page draws it: as a choice of x axis, as an outcome, or as a small chart.
         axis: The label of the x axis, for columns with an "axis" chart.
         sum_of: For running totals, the columns of a round that are added up (bytes to bits).
-        hide_zero: Whether tables leave it out where it is 0 for all runs.
+        hide_zero: Whether tables omit it if it is 0 for all runs.
     """
 
     name: str
@@ -145,16 +145,16 @@ CLIENT_COLUMNS: dict[str, ClientColumn] = {
 
 ACCURACY = "test_accuracy"
 OUTCOMES = tuple(name for name, column in COLUMNS.items() if "outcome" in column.charts)
-"""What runs are ranked by: the first of these that was measured."""
+"""Ranking metrics in order of preference; the first one that was measured is used."""
 AXES = {name: column.axis for name, column in COLUMNS.items() if "axis" in column.charts}
-"""What a chart may be drawn against, with the label of that axis."""
+"""The columns available as x axes, with their labels."""
 CHARTED = tuple(name for name, column in COLUMNS.items() if column.charts)
-"""All that the report page draws."""
+"""All columns that the report page draws."""
 BITS = {name: column.sum_of[0] for name, column in COLUMNS.items() if column.unit == "bits" and len(column.sum_of) == 1}
-"""Running totals in bits, and the bytes of a round that they add up."""
+"""Running totals in bits, and the byte columns that they sum."""
 TOTALS = tuple(name for name, column in COLUMNS.items() if column.sum_of)
 EVALUATED = ("test_", "client_", "personal_")
-"""Prefixes of what evaluations measure: on all test rows, over clients, over clients after local steps."""
+"""Prefixes of evaluated metrics: on all test rows, over clients, over clients after local steps."""
 _LOWER = ("loss", "bits", "bytes", "seconds", "consensus", "lost")
 
 
@@ -174,7 +174,7 @@ def lower_is_better(name: str) -> bool:
 
 
 def column_of(name: str) -> Column:
-    """Return the column behind a name, summaries (``best_``, ``last5_``) and metrics of the user's included.
+    """Return the column of a name, including summaries (``best_``, ``last5_``) and user-defined metrics.
 
     >>> column_of("last5_test_loss").label, column_of("test_recall").better
     ('test loss', 'higher')

@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     import pandas
 
 MAX_DROPPED_IN_CHECKPOINT = 100
-"""A checkpoint names at most this many dropped clients, each with its reason; the history has their number."""
+"""Maximum number of dropped clients that a checkpoint lists with their reasons; the history has the counts."""
 
 
 class Presenter(Protocol):
-    """Shows runs as reports; the package of studies, which stands above this one, sets it."""
+    """Renders runs as reports; set by the higher-level package `hansa.study`."""
 
     def write_report(self, run: Run, path: Path | str, title: str | None) -> Path: ...
     def to_html(self, run: Run) -> str: ...
@@ -69,13 +69,13 @@ class Run:
     """A run, under way or finished: the server's state, the clients' memory, and the record of every round.
 
     Args:
-        algorithm: What to run: a preset, or a composition of your own.
+        algorithm: A preset or a custom composition.
         task: The model, the loss and the clients' data.
         seed: The seed of all randomness.
-        store: Where client memory is kept; by default in memory, or in a temporary folder if a component asks for it.
-        engine: Builds the engine that carries out the clients' work.
+        store: Where client memory is kept; by default in memory, or in a temporary folder if a component requires it.
+        engine: Builds the engine that executes client work.
         options: The options of the run.
-        changes: Single options, which replace those of ``options``; see `hansa.runs.options.RunOptions`.
+        changes: Individual options, which override ``options``; see `hansa.runs.options.RunOptions`.
 
     >>> import torch
     >>> import hansa
@@ -117,13 +117,13 @@ class Run:
         self.history: list[Record] = []
         self.client_record = ClientRecord()
         self.dropped_clients: list[tuple[int, DroppedClient]] = []
-        self.oldest_resumable_round = 0  # sites keep what resuming from it needs
+        self.oldest_resumable_round = 0  # sites keep the client memory needed to resume from it
         self.forgotten_clients: set[int] = set()
         self._trajectory: list[Vector] | None = [] if self.options.keep_params else None
         self._engine = engine
 
     def _default_store(self) -> ClientStore:
-        """Rows in memory, or in a temporary folder if a component asks for that."""
+        """Return a store in memory, or in a temporary folder if a component requires it."""
         aggregators = [channel.aggregate for channel in self.algorithm.channels.values()]
         if all(with_defaults(aggregator, BaseAggregator).momentum_storage != "disk" for aggregator in aggregators):
             return RamStore()
@@ -191,7 +191,7 @@ class Run:
         return pandas.DataFrame(self.history)
 
     def clients(self, *columns: str) -> ClientColumns:
-        """Return what every client did in every round, as columns: all of them, or those named.
+        """Return the client record, one row per client and round: all columns, or those named.
 
         ``run.clients().frame()`` is a pandas frame, ``run.clients().by_client()`` has one row per client.
         """
@@ -245,7 +245,7 @@ class Run:
             closed = aggregation.close()
             diagnostics = self._diagnostics(closed)
         except BaseException:
-            self.store.discard()  # an aborted round leaves nothing behind
+            self.store.discard()  # an aborted round has no effect
             raise
         if not closed.outcome.applied:
             self.store.discard()
@@ -269,23 +269,23 @@ class Run:
         return record
 
     def _evaluate_clients(self, engine: Engine) -> dict[str, Array]:
-        """Evaluate every client that owns test rows with its own model; sites keep these results to themselves."""
+        """Evaluate every client that owns test rows with its own model; sites do not send these results."""
         if isinstance(engine, MeteredEngine):
             return {}
         exam = EvaluationJob(self.state.vectors, (), self.state.round, self.key, self.per_client.personalise)
         return evaluate_clients(engine, self.algorithm, self.task, exam, self.store)
 
     def _with_memory(self, order: WorkOrder) -> WorkOrder:
-        """Return the order with the memory of its reporters, read when a worker is about to carry it out."""
+        """Return the order with the memory of its reporters, read just before a worker executes it."""
         memory = {c: {} if c in self.forgotten_clients else self.store.read(c) for c in order.reporters}
         return replace(order, memory=memory) if any(memory.values()) else order
 
     def forget(self, *clients: int) -> None:
         """Reset the memory of clients: residuals, control variates and the like start as in the first round.
 
-        For an operator whose site has lost a client's memory; it never happens by itself. It holds, also across
-        checkpoints, until the client next takes part. What the server keeps for a client, such as FedAWARE's momentum,
-        stays.
+        Use it when a site has lost a client's memory; it is never called automatically. The reset persists across
+        checkpoints until the client next participates. Rows that the server keeps for a client, such as FedAWARE's
+        momentum, are not reset.
         """
         for client in clients:
             if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.task.population.count:
@@ -301,7 +301,7 @@ class Run:
         return dict(diagnose(self.algorithm, closed.diagnostics, measures, self.store.read, closed.memory, self.key))
 
     def checkpoint_state(self) -> State:
-        """Return what a checkpoint holds besides client rows and history."""
+        """Return the state to checkpoint, without client rows and history."""
         dropped = self.dropped_clients[-MAX_DROPPED_IN_CHECKPOINT:]
         return {
             "server": self.state.tree(),
@@ -311,7 +311,7 @@ class Run:
         }
 
     def restore(self, tree: State, history: Sequence[Record]) -> None:
-        """Go back to the closed round of a checkpoint; the store must be at the same round."""
+        """Restore the closed round of a checkpoint; the store must be at the same round."""
         state = ServerState(**tree["server"])
         if self.store.generation != state.round or len(history) != state.round:
             raise HansaError(

@@ -54,7 +54,7 @@ class Experiment:
 
         Args:
             config: The configuration.
-            path: The folder, which must not hold anything.
+            path: The folder, which must be empty.
             overwrite: Replace a run in the folder; it is removed when the new one has its first checkpoint.
             numbered: Take the next free name: path, path-2, path-3, ...
             run_factory: Builds a run started in Python, which no configuration describes.
@@ -102,9 +102,9 @@ class Experiment:
             rounds: A new last round.
             workers: A new number of workers; the result does not depend on it.
             device: Another device; on another kind of device the result is the same up to rounding.
-            fallback: Use the newest checkpoint at which nothing is damaged.
+            fallback: Use the newest undamaged checkpoint.
             accept: Kinds of changes of data, model or code to accept; they are recorded in the folder.
-            trust: Import code that the folder names although this user did not make it on this machine.
+            trust: Import code that the folder names even if this user did not create the folder on this machine.
             run_factory: Builds a run started in Python.
         """
         accepted = parse_accepted_changes(accept)
@@ -152,15 +152,15 @@ class Experiment:
 
     @property
     def rounds_left(self) -> int:
-        """Rounds that remain to be run."""
+        """The number of remaining rounds."""
         return self.config.rounds - self.run.state.round
 
     def execute(self, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = ()) -> dict[str, Any]:
-        """Run to the last round, or until a callback stops it, save all_callbacks, and return the summary.
+        """Run to the last round or until a callback stops it, save everything, and return the summary.
 
         Args:
             callbacks: Called after every round.
-            first: Called before the record of a round is written, so that they may add to it.
+            first: Called before the record of a round is written; they may add to it.
         """
         recording = [*record_callbacks(self.config, self.run), *first]
         all_callbacks = [*recording, self.folder.append_record, self._save_when_due, *callbacks]
@@ -168,7 +168,7 @@ class Experiment:
         try:
             self.run.advance(self.rounds_left, all_callbacks)
         except BaseException as error:
-            # closed rounds are saved; a round that may be half done must not get into a checkpoint
+            # closed rounds are saved; an incomplete round must not reach a checkpoint
             try:
                 self.folder.write_results(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
             finally:
@@ -308,7 +308,7 @@ def _config_changed(folder: RunFolder) -> HansaError:
 
 
 def config_digest(config: Config) -> str:
-    """Return a digest of everything that a result depends on, without the number of rounds and what only watches it.
+    """Return a digest of the settings that affect results, except for the number of rounds.
 
     >>> from hansa.config import from_yaml
     >>> config_digest(from_yaml("rounds: 3")) == config_digest(from_yaml("rounds: 5\\nworkers: 2"))
@@ -320,7 +320,7 @@ def config_digest(config: Config) -> str:
 
 
 def _engine_factory(config: Config, done: int) -> EngineFactory:
-    """Return the engine of a run that has ``done`` rounds behind it."""
+    """Return the engine factory of a run that has completed ``done`` rounds."""
     kind = config.engine.kind
     if config.evaluate.where != "server":
         raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Use server.")
@@ -337,7 +337,7 @@ def build_run(
     done: int = 0,
     engine: EngineFactory | None = None,
 ) -> Run:
-    """Build the run of a configuration on its data, before its first round."""
+    """Build the run of a configuration, before its first round."""
     if config.seeds is not None:
         raise HansaError("seeds: a run has one seed; hansa.runs.seed_group.expand_seeds has a configuration for each.")
     task = build.build_task(config, federated)
@@ -374,7 +374,7 @@ def record_callbacks(config: Config, run: Run) -> list[Callback]:
 
 
 def add_simulated_seconds(run: Run, record: Record) -> None:
-    """Add the time of the round's messages by the link model to the record."""
+    """Add the round's communication time under the link model to the record."""
     assert run.ledger.last is not None
     record["simulated_seconds"] = run.ledger.last.seconds
 

@@ -54,7 +54,7 @@ def load_model(
         client: Load the model of this client: its own in decentralized runs, else the server's with its private blocks.
         algorithm: For a client's model of a run started in Python, its algorithm.
         task: For a client's model of a run started in Python, its task.
-        trust: Import code that the folder names although this user did not make it on this machine.
+        trust: Import code that the folder names even if this user did not create the folder on this machine.
 
     >>> import tempfile
     >>> import torch
@@ -67,7 +67,7 @@ def load_model(
     Linear(in_features=2, out_features=1, bias=True)
     """
     run_folder = _find_run_folder(folder)
-    if model is None:
+    if model is None or client is not None:
         run_folder.require_trust(trust=trust)
     if client is not None:
         return _load_client_model(run_folder, client, algorithm, task)
@@ -111,7 +111,7 @@ def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
     Args:
         model: A module; it is evaluated without gradients.
         inputs: The inputs, one per row.
-        batch_size: How many rows to evaluate start a time.
+        batch_size: How many rows to evaluate at a time.
 
     >>> import torch
     >>> predict(torch.nn.Linear(2, 1), torch.zeros(3, 2)).shape
@@ -202,7 +202,7 @@ def export(
         folder: The folder of a run.
         path: The file: .safetensors or .pt (the state dict), or .onnx (needs ``hansa[onnx]``).
         model: For ONNX of a run started in Python, the class or function that its task was made with.
-        trust: For ONNX, import code that the folder names although this user did not make it on this machine.
+        trust: For ONNX, import code that the folder names even if this user did not create the folder on this machine.
 
     >>> import tempfile
     >>> import torch

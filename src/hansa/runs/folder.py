@@ -2,16 +2,16 @@
 
 =======================  =======================================================================
 config.yaml              the resolved configuration; ``hansa run config.yaml`` repeats the run
-composition.json         the composition and its citations, for readers: they import no code
+composition.json         the composition and its citations, readable without importing code
 partition.safetensors    the samples of every client
 environment.json         versions and machine
 metrics.jsonl            one sealed line of JSON per round
-clients.columns          what every client did in every round, in sealed columns
+clients.columns          the client record, in sealed columns
 summary.json             the final metrics
 model.safetensors        the model after the last round
-checkpoint/, clients/    what is needed to resume exactly
+checkpoint/, clients/    the state for exact resumption
 .hansa-run               marks a run folder; digests of what resuming depends on
-.hansa-stamp             if the run names code: that this user made it on this machine
+.hansa-stamp             if the run names code: proof that this user created it on this machine
 .hansa-lock              locked while the run is active; names the process
 =======================  =======================================================================
 """
@@ -145,7 +145,7 @@ class RunFolder:
         return metrics_log.HistoryColumns.from_file(self / METRICS, require_seals=self._has_seals)
 
     def clients(self, *columns: str) -> ClientColumns:
-        """Return what every client did in every round, all columns or those named; none in folders of Hansa 0.1."""
+        """Return the client record, all columns or those named; none in folders of Hansa 0.1."""
         return client_record.read_columns(self / RECORD, *columns)
 
     def by_client(self) -> ClientColumns:
@@ -159,7 +159,7 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The state of the run: a summary of its metrics, and what was recorded when it ended."""
+        """The summary of the metrics, with the fields recorded when the run ended."""
         return self.summary_of(self.metrics)
 
     def summary_of(self, columns: metrics_log.HistoryColumns) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class RunFolder:
 
     @property
     def composition(self) -> dict[str, Any]:
-        """What the run recorded of its method: ``composition`` as text and ``cites``; {} in older folders."""
+        """The recorded method: ``composition`` as text and ``cites``; {} in older folders."""
         if not (self / COMPOSITION).is_file():
             return {}
         stored: object = io.read_sealed(self / COMPOSITION)
@@ -204,7 +204,7 @@ class RunFolder:
             return cited_works(config)
 
     def require_trust(self, *, trust: bool = False) -> None:
-        """Refuse a folder that names code unless it was made here by this user, or is trusted expressly."""
+        """Refuse a folder that names code unless this user created it on this machine or ``trust`` is set."""
         config = self.config
         if config.python is None:
             trust_module.require_trust(self.path, self._identity, code_names(config), trust=trust)
@@ -215,11 +215,11 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The machine and versions that the run was made with."""
+        """The machine and versions of the run."""
         return _read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
 
     def write_start(self, config: Config, run: Run) -> None:
-        """Write what is known before the first round; the configuration follows when the run can be resumed."""
+        """Write the files known before the first round; the configuration follows when the run can be resumed."""
         federated = getattr(run.task, "data", None)
         self.write_marker(run, provenance_of(run))
         _write_json(self / ENVIRONMENT, environment())
@@ -258,8 +258,7 @@ class RunFolder:
         return seals
 
     def truncate_metrics(self, round: int, seal: str | None = None) -> list[dict[str, Any]]:
-        """Remove the records after this round, which are about to be run again, and return the others. ``seal`` must be
-        that of the last of them."""
+        """Remove the records after this round and return the others; ``seal`` must be that of the last one kept."""
         lines = list(islice(self._lines(), round))
         if len(lines) != round:
             raise HansaError(
@@ -316,7 +315,7 @@ class RunFolder:
 
 
 def environment() -> dict[str, Any]:
-    """Return versions and machine, so that a number can be traced to where it was made."""
+    """Return package versions and a description of the machine."""
     packages = {"hansa": __version__}
     for name in ("torch", "numpy", "scipy", "safetensors"):
         try:
@@ -336,7 +335,7 @@ def environment() -> dict[str, Any]:
 
 
 def arithmetic_description(devices: Sequence[torch.device] = ()) -> str:
-    """Return what the last bits of a result depend on besides the configuration."""
+    """Describe the platform, which the last bits of a result depend on."""
     from hansa.core.devices import available_devices
 
     names = available_devices()

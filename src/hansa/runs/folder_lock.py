@@ -1,6 +1,6 @@
 """Locks of run folders: a marker, a lock for as long as the run is active, and safe replacement of an old run.
 
-A name is taken by ``mkdir``, a folder by its lock, before anything else is written. To replace a run, its files are
+``mkdir`` reserves a name and a lock its folder before anything else is written. To replace a run, its files are
 renamed into ``.replacing``, and that into ``.replaced`` once all are there; they are removed when the new run can be
 resumed. After a crash at any point, the next process finds a complete run, the new or the old one. Files that are not
 part of a run are never moved.
@@ -32,17 +32,16 @@ MARKER = ".hansa-run"
 NAMES = (
     CONFIG, STAMP, COMPOSITION, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT, MARKER,
 )  # fmt: skip
-"""The files of a run, in the order in which they are removed: without the first it is no run, with the last it is still
-known to be written by Hansa."""
+"""The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
 
 LOCK = ".hansa-lock"
 REPLACING, REPLACED = ".replacing", ".replaced"
 FORMAT = 2
-"""Of the folder. Format 1 (Hansa 0.2) has other configuration keys and names of components; it cannot be resumed."""
+"""Format of run folders. Format 1 (Hansa 0.2) has other configuration keys and component names: not resumable."""
 
 
 class FolderLock:
-    """The lock of one folder: taken by `acquire` or `lock`, given up by `release`."""
+    """The lock of one folder, acquired by `acquire` or `acquire_existing`, released by `release`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,7 +75,7 @@ class FolderLock:
         """Create and lock the folder for a new run.
 
         Args:
-            overwrite: Move a run in it aside, until `discard_replaced` or `roll_back`.
+            overwrite: Set an existing run aside until `discard_replaced` or `roll_back`.
             numbered: Take the name, or the next free one: name, name-2, name-3, ...
         """
         if numbered:
@@ -174,7 +173,7 @@ class FolderLock:
 
 
 def write_marker(path: Path, content: dict[str, Any]) -> None:
-    """Mark a folder as that of a run."""
+    """Mark a folder as a run folder."""
     io.write_sealed(path / MARKER, {"format": FORMAT, **content})
 
 

@@ -40,7 +40,7 @@ History: TypeAlias = "Iterable[Record] | pandas.DataFrame"
 log = logging.getLogger("hansa")
 
 NO_UPDATE = {"lost", "silent", "quorum"}
-"""Drop reasons of clients that sent nothing, or were too few: no update was refused."""
+"""Drop reasons without a refused update: the client sent nothing, or there were too few clients."""
 _SECONDS = ("seconds", "simulated_seconds")
 _TABLE = ("round", "train_loss", "test_loss", "test_accuracy", "up_bytes")
 
@@ -82,7 +82,7 @@ def best(history: History, metric: str = ACCURACY) -> float | None:
 
 
 def last(history: History, metric: str = ACCURACY, count: int = 5) -> float | None:
-    """Return the mean of the last ``count`` measurements: less noisy than the last, and not selected as the best is.
+    """Return the mean of the last ``count`` measurements: less noisy than the last, without the best's selection bias.
 
     >>> last([{"round": r, "test_accuracy": r / 10} for r in range(10)])
     0.7
@@ -189,7 +189,7 @@ def _summarize_records(history: Sequence[Record], target: float | None) -> dict[
 
 
 def _evaluated(history: Sequence[Record]) -> list[str]:
-    """Return what evaluations measured besides loss and accuracy."""
+    """Return the names of evaluated metrics besides loss and accuracy."""
     names = history.names if isinstance(history, HistoryColumns) else {name for record in history for name in record}
     return sorted({name for name in names if name.startswith(EVALUATED)} - {ACCURACY, "test_loss"})
 
@@ -256,7 +256,7 @@ def _cell(value: Any) -> str:
 def check_any_update_accepted(
     history: Sequence[Mapping[str, Any]], dropped: Sequence[tuple[int, DroppedClient]]
 ) -> None:
-    """Raise if no update of the whole run was accepted, all for one reason."""
+    """Raise if all updates of the run were refused for the same reason."""
     reasons = {reason for record in history for reason in record.get("reasons") or ()}
     if not dropped or len(reasons) != 1 or reasons <= NO_UPDATE or any(record["participants"] for record in history):
         return

@@ -1,8 +1,8 @@
-"""metrics.jsonl: one line of strict JSON per round, each sealed upon the one before.
+"""metrics.jsonl: one line of strict JSON per round, chained by seals.
 
 Each line ends with ``"seal": s_t``, the first 16 digits of SHA-256(s_{t-1} + the line without it): a line that was
 changed, removed, duplicated or moved breaks the chain. A checkpoint has the seal of its round and the summary that of
-the last, so that a missing end or the file of another run is noticed too.
+the last, so that a truncated file or that of another run is detected too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def seal_record(record: Mapping[str, Any], before: str) -> tuple[str, str]:
 def read_lines(path: Path | str, *, require_seals: bool = False) -> Iterator[LogLine]:
     """Yield the lines of a metrics file, checked: rounds 1, 2, 3, ..., and every seal.
 
-    A last line that a crash cut short is left out; any other damage is an error that names the line. A file without
+    A last line truncated by a crash is skipped; any other damage is an error that names the line. A file without
     seals is read with a warning, or refused with ``require_seals``.
     """
     path = Path(path)
@@ -125,7 +125,7 @@ class HistoryColumns(Sequence[dict[str, Any]]):
         self._kinds: dict[str, type] = {}
         self._length = 0
         self.cache: dict[str, Any] = {}
-        """Results computed from these numbers; a new round empties it."""
+        """Cache of results computed from these numbers; a new round clears it."""
         for record in records:
             self.add(record)
 
@@ -216,7 +216,7 @@ class HistoryColumns(Sequence[dict[str, Any]]):
 
 
 def to_plain_json(value: Any) -> Any:
-    """Return a tree of numbers as strict JSON can hold it."""
+    """Convert a tree of numbers to values that strict JSON can represent."""
     if isinstance(value, Mapping):
         return {str(name): to_plain_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -60,7 +60,7 @@ class RunOptions:
         return {name: value for name, value in values.items() if value != defaults[name]}
 
     def resolve_devices(self, task: TaskLike) -> tuple[torch.device, ...]:
-        """Return where clients train: as the options say, else the task, else on the CPU."""
+        """Return the training devices: those of the options, else of the task, else the CPU."""
         return resolve_devices(self.device if self.device is not None else getattr(task, "device", None) or "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Single clients of a run: their evaluation, their own models, and what they did in a round."""
+"""Per-client results of a run: evaluation, client models, and participation."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hansa.training import TaskLike, personalise
 from hansa.training.client_evaluation import ClientEvaluable, ClientMetrics, EvaluationJob, client_model, split_job
 
 OWN_MODEL = ("local/private", "local/private_buffers", "local/row")
-"""The rows of client memory that a client's own model consists of."""
+"""The rows of client memory that hold a client's own model."""
 
 
 class ClientEvaluationPlan(NamedTuple):
-    """When clients are evaluated one by one (never where ``every`` is -1), and the steps they take before."""
+    """The schedule of per-client evaluation (never if ``every`` is -1), and the local steps before it."""
 
     every: int
     personalise: personalise | None = None
 
     @classmethod
     def from_options(cls, task: TaskLike, options: RunOptions) -> ClientEvaluationPlan:
-        """Read the schedule off the options: by default with each evaluation if test rows have owners."""
+        """Read the schedule from the options; by default at each evaluation if test rows have owners."""
         steps: Any = options.personalise
         owned = isinstance(task, ClientEvaluable) and bool(task.client_test_sizes)
         wanted = owned if options.per_client is None else options.per_client
@@ -98,7 +98,7 @@ def aggregate_client_metrics(columns: Mapping[str, Array]) -> dict[str, float]:
 
 
 def client_vectors(algorithm: Algorithm, vectors: Vectors, store: ClientStore, client: int) -> Vectors:
-    """Return a client's model and buffers. A client that never took part has the server's."""
+    """Return a client's model and buffers. A client that never participated has the server's."""
     check_client(client)
     if not has_client_models(algorithm):
         raise HansaError(
@@ -110,20 +110,20 @@ def client_vectors(algorithm: Algorithm, vectors: Vectors, store: ClientStore, c
 
 
 def has_client_models(algorithm: Algorithm) -> bool:
-    """Return whether clients have models of their own."""
+    """Return whether clients have their own models."""
     mixing = algorithm.local.mixing
     return algorithm.local.private_blocks is not None or (mixing is not None and mixing.keep_local_models)
 
 
 def check_client(client: int, population: int | None = None) -> None:
-    """Refuse a value that is not the number of a client."""
+    """Raise if ``client`` is not a client number."""
     most = "" if population is None else f" to {population - 1}"
     if isinstance(client, bool) or not isinstance(client, int) or client < 0 or client >= (population or client + 1):
         raise invalid_argument("load_model", "client", client, f"a client's number, from 0{most}")
 
 
 def participation_columns(down: Mapping[int, int], outcome: Outcome) -> dict[str, Array]:
-    """Return a row for each client that was asked or gossiped; ``down`` has the bytes sent to those asked."""
+    """Return one row per client that was asked to train or gossiped; ``down`` has the bytes sent to each."""
     clients = sorted({*down, *outcome.peer_bytes})
     if not clients:
         return {}

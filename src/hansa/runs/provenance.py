@@ -5,13 +5,13 @@ data       every byte of inputs and targets, for training and test
 partition  the rows of every client
 augment    the augmentations of training batches
 model      names, shapes and dtypes of its tensors, its layers as torch prints them, source of user classes
-loss       its name, and its source if it is the user's
+loss       its name, and its source if it is user-defined
 metric     as the loss
-method     source of the user's components of the algorithm
+method     source of user-defined components of the algorithm
 version    of Hansa
 =========  ==============================================================================================
 
-Digests are SHA-256, in blocks that threads share: about a second for two gigabytes on one core. Digests of tensors are
+Digests are SHA-256 of blocks, hashed in parallel: about a second for two gigabytes on one core. Digests of tensors are
 cached, for sweeps.
 """
 
@@ -40,14 +40,14 @@ PROVENANCE_KINDS = ("data", "partition", "augment", "model", "loss", "metric", "
 _BLOCK = 1 << 23
 _SMALL = 1 << 20
 _LIBRARIES = frozenset({"torch", "hansa", "builtins", "functools", "numpy"})
-"""Packages whose code is named, not hashed: their versions identify it."""
+"""Packages whose code is identified by version and not hashed."""
 
 _cached: dict[int, tuple[ref[torch.Tensor], int, str]] = {}
 _CACHE_SIZE = 32
 
 
 def provenance_of(run: Run) -> Provenance:
-    """Return the digests of a run as it is now."""
+    """Return the current digests of a run."""
     task = run.task
     federated = getattr(task, "data", None)
     digests = {"method": _source_digest(run.algorithm.components()), "version": hansa_version()}
@@ -86,7 +86,7 @@ def parse_accepted_changes(groups: Iterable[str]) -> set[str]:
 
 
 def hansa_version() -> str:
-    """The version of the product."""
+    """Return the version of Hansa."""
     return __version__
 
 
@@ -100,7 +100,7 @@ def digest(value: object) -> str:
 
 
 def source_text(thing: Any) -> str:
-    """Return the name and source of a function, class or callable object; of a library only the name."""
+    """Return the name and source of a function, class or callable object; for library code only the name."""
     if isinstance(thing, functools.partial):
         arguments = [thing.args, sorted(thing.keywords.items())]
         return f"{source_text(thing.func)} with {_stable_repr(arguments)}"

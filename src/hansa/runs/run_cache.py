@@ -1,4 +1,4 @@
-"""Find existing runs by what their result depends on, and reuse or resume them; nothing is overwritten."""
+"""Find runs by the settings that affect results, and reuse or resume them; nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 
 
 def digest_name(name: str, config: Config) -> str:
-    """Return a folder name: the start of a title, and a digest of everything that the result depends on.
+    """Return a folder name: the start of a title, and a digest of the settings that affect results.
 
     >>> from hansa.config import from_yaml
     >>> digest_name("local.lr=0.1", from_yaml("rounds: 3")) == digest_name("local.lr=0.1", from_yaml("workers: 2"))
@@ -141,7 +141,7 @@ def _is_reusable(folder: RunFolder, config: Config) -> bool:
 def _reuse(folder: RunFolder, config: Config) -> RunFolder | Experiment:
     if folder.config.rounds == config.rounds and folder.summary["status"] == FINISHED:
         return folder
-    # the folder names the same code as the configuration, so it needs no trust of its own
+    # the folder names the same code as the configuration, so it needs no separate trust
     return Experiment.resume(folder.path, rounds=config.rounds, workers=config.workers, trust=True)
 
 

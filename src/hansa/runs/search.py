@@ -168,7 +168,7 @@ class Search:
         return f"Search({self.counts()}{best_text})"
 
     def counts(self) -> str:
-        """Return how many trials ended in which way, as text."""
+        """Return the number of trials by outcome, as text."""
         statuses = [trial.status for trial in self.trials]
         counts = ", ".join(
             f"{statuses.count(status)} {status}" for status in (DONE, PRUNED, FAILED) if status in statuses

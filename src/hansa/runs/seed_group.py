@@ -25,7 +25,7 @@ GROUP = "group.yaml"
 
 
 def parse_seeds(seeds: object, first: int = 0, where: str = "run") -> list[int]:
-    """Return the seeds that a number or a list stands for; 3 stands for three seeds from ``first``.
+    """Return the seeds given by a list or a count; 3 means three seeds from ``first``.
 
     >>> parse_seeds(3), parse_seeds(2, first=7), parse_seeds([5, 1])
     ([0, 1, 2], [7, 8], [5, 1])
@@ -75,7 +75,7 @@ def group_by_config(items: Sequence[Any], config_of: Callable[[Any], Config | No
 
 
 def config_without_seed(config: Config) -> str:
-    """Return a text that is equal for configurations that differ in seed, name, workers and checkpoints at most."""
+    """Return the text of a configuration without seed, name, workers and checkpoints."""
     left_out = {"seed", "seeds", "name", "workers", "checkpoint"}
     return json.dumps(config.model_dump(mode="json", exclude_defaults=True, exclude=left_out), sort_keys=True)
 
@@ -116,7 +116,7 @@ class SeedGroupFolder:
         return load(self / GROUP, building=False)
 
     def require_trust(self, *, trust: bool = False) -> None:
-        """Refuse a folder that names code unless it was made here by this user, or is trusted expressly."""
+        """Refuse a folder that names code unless this user created it on this machine or ``trust`` is set."""
         require_trust(self.path, GROUP, code_names(self.config), trust=trust)
 
     def run(self, seed: int) -> RunFolder:

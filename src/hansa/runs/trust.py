@@ -1,4 +1,4 @@
-"""Which run folders this user made on this machine. Code that another folder names is not imported without consent.
+"""Stamps of run folders that this user created on this machine; code that other folders name needs consent.
 
 A run whose configuration names code gets a stamp: an HMAC of the run and of the code that it names, with a secret key
 that only this user can read. A folder from elsewhere, or one that names other code now, has no valid stamp.
@@ -28,7 +28,7 @@ KEY_BYTES = 32
 
 
 class UntrustedFolderError(HansaError):
-    """A run folder names code, and was not made by this user on this machine."""
+    """A run folder names code and was not created by this user on this machine."""
 
 
 def key_path() -> Path:
@@ -38,7 +38,7 @@ def key_path() -> Path:
 
 
 def write_stamp(folder: Path, identity: str, names: Sequence[str]) -> None:
-    """Mark a folder as made here by this user, if it names code and a key can be kept."""
+    """Mark a folder as created by this user on this machine, if it names code and a key can be stored."""
     key = _load_key(create=True) if names else None
     if key is not None:
         io.write_file(folder / STAMP, f"{_stamp(key, identity, names)}\n".encode())
@@ -55,7 +55,7 @@ def is_own(folder: Path, identity: str, names: Sequence[str]) -> bool:
 
 
 def require_trust(folder: Path, identity: str, names: Sequence[str], *, trust: bool = False) -> None:
-    """Refuse a folder that names code unless it was made here by this user, or is trusted expressly."""
+    """Refuse a folder that names code unless this user created it on this machine or ``trust`` is set."""
     if not names or trust or is_trusted() or is_own(folder, identity, names):
         return
     reason = "" if _load_key(create=False) is not None else (
@@ -72,7 +72,7 @@ def _stamp(key: bytes, identity: str, names: Sequence[str]) -> str:
 
 
 def _load_key(*, create: bool) -> bytes | None:
-    """Return the secret key; None if it does not exist and cannot be made, or if others could have written it."""
+    """Return the secret key; None if it is missing and cannot be created, or if other users could have written it."""
     path = key_path()
     if create and not path.exists():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Server transforms: what the server does with an aggregate before adding it."""
+"""Server transforms: from an aggregate to the step that the server adds to the model."""
 
 from hansa.server.adaptive import adagrad, adam, ams, amsgrad, momentum, yogi
 from hansa.server.base import BaseServerTransform, ServerTransform, chain, dyn, participation_scale, scale, sgd

@@ -1,8 +1,8 @@
-"""The adaptive servers: one update and a table of differences.
+"""Adaptive server transforms.
 
-All keep m <- b1 m + (1-b1) Delta and step eta m / (a root of v); they differ in v and in where eps stands. Compose
-with a rate: ``chain(adam(), scale(0.1))``. Others' code differs under the same names: here the bias correction is off,
-v starts at 0 and eps is outside the root unless the flags say otherwise.
+All keep m <- b1 m + (1-b1) Delta and step eta m / (a root of v); they differ in v and in the position of eps. Combine
+with a learning rate: ``chain(adam(), scale(0.1))``. Other implementations of the same names differ: here, by default,
+there is no bias correction, v starts at 0 and eps is outside the root.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class momentum(BaseServerTransform):
 
 @dataclass(frozen=True, slots=True)
 class _Adaptive(BaseServerTransform):
-    """The common update; the leaves below say what v is and what divides m."""
+    """The common update; subclasses define v and the denominator."""
 
     b1: float = 0.9
     b2: float = 0.99
@@ -97,12 +97,12 @@ class _Adaptive(BaseServerTransform):
             m = m / (1 - self.b1**t)
             v = v / (1 - self.b2**t) if self.corrects_second() else v
         root = self.denominator(v)
-        if self.eps == 0:  # where nothing has ever moved m and v are both 0, and so is the step
+        if self.eps == 0:  # where m and v are both 0, the step is 0
             root = torch.where(root == 0, torch.ones_like(root), root)
         return m / root, after
 
     def _fused(self, delta: Vector, state: State, t: int) -> tuple[Vector, State]:
-        """The same in one pass of native code."""
+        """Apply the update in one pass of native code."""
         done = kernels.server_step(
             type(self).__name__,
             delta,
@@ -214,9 +214,9 @@ class yogi(_AdaptiveEps):
 
 @dataclass(frozen=True, slots=True)
 class amsgrad(_AdaptiveEps):
-    """v as adam; vhat <- max(vhat, v); step m/(sqrt vhat + eps) (FedAMSGrad, Tong 2020).
+    """v as in adam; vhat <- max(vhat, v); step m/(sqrt vhat + eps) (FedAMSGrad, Tong 2020).
 
-    The maximum runs over the uncorrected v; with ``bias_correction`` m and vhat are corrected where the step is formed.
+    The maximum uses the uncorrected v; ``bias_correction`` applies to m and vhat when the step is computed.
 
     Args:
         b1: Decay rate of the first moment m.
@@ -242,7 +242,7 @@ class amsgrad(_AdaptiveEps):
 
 @dataclass(frozen=True, slots=True)
 class ams(_Adaptive):
-    """v as adam; vhat <- max(vhat, v, eps) entry by entry; step m/sqrt vhat (FedAMS, Wang 2022, option 1).
+    """v as in adam; vhat <- max(vhat, v, eps) entrywise; step m/sqrt vhat (FedAMS, Wang 2022, option 1).
 
     Args:
         b1: Decay rate of the first moment m.
@@ -271,4 +271,4 @@ class ams(_Adaptive):
         return v.sqrt()
 
 
-_FUSED = frozenset({adagrad, adam, yogi, amsgrad, ams})  # a rule derived from one of these is not that one
+_FUSED = frozenset({adagrad, adam, yogi, amsgrad, ams})  # exact types: a subclass may differ

@@ -1,4 +1,4 @@
-"""Server transforms: their protocol, learning rates and chains, and FedDyn's server."""
+"""The server transform protocol, learning rates, chains, and FedDyn's server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hansa.schedule import Rate, check_rate, rate_at
 
 @runtime_checkable
 class ServerTransform(Protocol):
-    """Turns an aggregate into a step. ``init`` makes the state; ``update`` does not change its arguments.
+    """Turns an aggregate into a step. ``init`` returns the state; ``update`` does not modify its arguments.
 
-    `BaseServerTransform` has the optional traits.
+    `BaseServerTransform` declares the optional traits.
     """
 
     __slots__ = ()
@@ -44,11 +44,11 @@ class BaseServerTransform(ServerTransform):
     cites: ClassVar[tuple[str, ...]] = ()
     """Keys of Hansa's bibliography, or whole BibTeX entries."""
     shared: ClassVar[tuple[str, ...]] = ()
-    """As a local optimizer: the entries of its state that gossip with the models."""
+    """For local optimizers: the entries of the state that gossip with the models."""
 
 
 def require_server(owner: str, argument: str, value: object) -> None:
-    """Refuse what is no server transform."""
+    """Raise unless the value is a server transform."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     instead = f"scale({value!r})" if number else ""
     check_component(
@@ -85,7 +85,7 @@ class scale(BaseServerTransform):
 
 
 def sgd(lr: Rate = 1.0) -> scale:
-    """Another name for `scale`: the server's plain gradient step.
+    """Alias of `scale`: the server's plain gradient step.
 
     Args:
         lr: Learning rate of the server, a number or a schedule.
@@ -115,7 +115,7 @@ class participation_scale(BaseServerTransform):
 
 @dataclass(frozen=True, slots=True, init=False)
 class chain(BaseServerTransform):
-    """Transforms applied one after the other: ``chain(ams(), scale(0.1))``.
+    """Transforms applied in sequence: ``chain(ams(), scale(0.1))``.
 
     Args:
         *transforms: Server transforms; each gets the step of the one before.

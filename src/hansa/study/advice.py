@@ -3,7 +3,7 @@
 The bytes of a round are exact: those of the packets that would be sent. Time is that of the link model plus the local
 steps. The number of rounds is not known before training. The ranking uses the orders that the papers prove, without
 constants, as ratios to FedAMS with the smallest number of local steps. Compression with error feedback does not change
-the order; it slows the beginning, more so for coarser compressors. Pilots (`hansa advise --pilot`) measure instead.
+the order; it slows the beginning, more so for coarser compressors. Pilots (`hansa advise --pilot`) measure it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NetworkProfile:
     Args:
         parameters: The number of parameters of the model.
         clients: The number of clients.
-        participants: How many of them take part in a round.
+        participants: The number of participants per round.
         links: Bandwidths and latencies.
         step_seconds: The duration of a local step on the slowest client.
         peers: Whether clients can communicate with each other.
@@ -69,7 +69,7 @@ class NetworkProfile:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOption:
-    """One way to train: its configuration, the costs of a round, and the rounds that its theorem asks for.
+    """One way to train: its configuration, the costs of a round, and the rounds that its theorem requires.
 
     ``rounds`` is relative to FedAMS with the smallest number of local steps.
     """
@@ -89,7 +89,7 @@ class TrainingOption:
 
     @property
     def name(self) -> str:
-        """A description that differs from those of the other options."""
+        """A unique description."""
         parts = [self.method, *([f"{self.clusters} x {self.topology}"] if self.topology else [])]
         if self.compressor != "none":
             parts.append(self.compressor + (" both ways" if self.two_way else ""))
@@ -210,7 +210,7 @@ def _with_gossip(
 
 
 def _cluster_counts(network: NetworkProfile) -> list[int]:
-    """At most three numbers of equal clusters that divide the clients and have a reporter each."""
+    """Return at most three numbers of equal clusters that divide the clients and have a reporter each."""
     most = min(network.participants, network.clients // 2)
     fitting = [count for count in range(1, most + 1) if network.clients % count == 0]
     return sorted({*fitting[-2:], *fitting[len(fitting) // 2 : len(fitting) // 2 + 1]})

@@ -30,7 +30,7 @@ log = logging.getLogger("hansa")
 
 
 class OutputFolder(NamedTuple):
-    """The folder in which a run is kept."""
+    """The folder in which a run is stored."""
 
     path: Path
     name: str | None
@@ -39,7 +39,7 @@ class OutputFolder(NamedTuple):
 
 
 class _Reports:
-    """Shows runs by the package of reports, which is imported when it is first needed."""
+    """Renders runs with `hansa.study.report`, which is imported on first use."""
 
     def write_report(self, run: Run, path: Path | str, title: str | None) -> Path:
         from hansa.study.report.results import Runs
@@ -109,7 +109,7 @@ def run(
     current round, with everything saved.
 
     Args:
-        algorithm: What to run: a preset, or a composition of your own.
+        algorithm: A preset or a custom composition.
         task: The model, the loss and the clients' data.
         rounds: The number of communication rounds.
         seed: The seed of all randomness.
@@ -129,7 +129,7 @@ def run(
         callbacks: Functions of (run, record), called after every round; a true result stops the run.
         faults: A plan of clients that drop out or misbehave, `hansa.faults`.
         max_norm: Updates with a larger norm are refused.
-        measures: Further measurements for each round's record, such as `hansa.measures.compression`.
+        measures: Additional measurements for each round's record, such as `hansa.measures.compression`.
         per_client: Whether to evaluate every client on its own test rows, or every how many rounds; by default with
             each evaluation if test rows have owners. ``Run.clients`` has the results.
         personalise: Steps on its own training rows that a client takes before a second evaluation:
@@ -303,7 +303,7 @@ def resume(
         fallback: Use the newest undamaged checkpoint if a newer one is damaged.
         accept: Kinds of changes to accept: data, partition, augment, model, loss, metric, method, version. Others are
             refused; accepted ones are recorded in the folder.
-        trust: Import code that the folder names although this user did not make it on this machine.
+        trust: Import code that the folder names even if this user did not create the folder on this machine.
         progress: Whether to show a progress bar.
         options: The options that the run was started with, as in `hansa.run`; ``workers`` and ``callbacks`` may differ.
 
@@ -365,7 +365,7 @@ def resume(
 
 
 class _Job(NamedTuple):
-    """A run that was asked for, without its seed."""
+    """A requested run, without its seed."""
 
     algorithm: Algorithm
     task: TaskLike

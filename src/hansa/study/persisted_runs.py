@@ -1,4 +1,4 @@
-"""Runs started in Python and kept in folders: started, found again, resumed."""
+"""Runs started in Python and stored in folders: start, find, resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hansa.study.api import Display, _Job
 
 RECORDED = ("dtype", "quorum", "faults", "max_norm")
-"""The options that results depend on; the others only watch a run or say where it runs."""
+"""The options that affect results."""
 
 
 def run_in_folder(job: _Job, seed: int, store: ClientStore | None, display: Display) -> Run:
@@ -49,7 +49,7 @@ def run_in_folder(job: _Job, seed: int, store: ClientStore | None, display: Disp
 
 
 def run_to_end(experiment: Experiment, options: RunOptions, display: Display, title: str) -> Run:
-    """Run to the last round. Ctrl-C lets the round end, saves everything, and then interrupts the caller."""
+    """Run to the last round. Ctrl-C finishes the round, saves everything, and then interrupts the caller."""
     config, done = experiment.config, experiment.run.state.round
     callbacks = [] if display is None else [display.follow(title, config.rounds, done)]
     with InterruptHandler(None, (signal.SIGINT,)) as stopper:
@@ -60,7 +60,7 @@ def run_to_end(experiment: Experiment, options: RunOptions, display: Display, ti
 
 
 def run_factory(algorithm: Algorithm, task: TaskLike, options: RunOptions) -> RunFactory:
-    """Return what builds a folder's run from the Python objects."""
+    """Return a function that builds a folder's run from the Python objects."""
 
     def make(config: Config, store: ClientStore | None, done: int) -> Run:
         engine = auto_engine(options.workers, config.rounds - done, devices=options.resolve_devices(task))

@@ -1,9 +1,9 @@
-"""Checks that your own components satisfy their protocols. Each raises an AssertionError that names the requirement.
+"""Checks that custom components satisfy their protocols. Each raises an AssertionError that names the requirement.
 
 >>> from hansa import compress, testing
 >>> testing.check_compressor(compress.sign())
 
-Hansa's own components pass the same checks in its test suite.
+Hansa's built-in components pass the same checks.
 """
 
 from hansa.testing.gossip_contracts import check_activity, check_clustering, check_topology

@@ -16,7 +16,7 @@ from hansa.testing.requirements import ContractError, call_twice, check_componen
 
 
 def check_topology(component: Topology, sizes: Sequence[int] = (1, 2, 3, 4, 8, 16)) -> None:
-    """A topology: for every n one doubly stochastic matrix, connected unless it says otherwise.
+    """Check a topology: one doubly stochastic matrix for every n, connected unless declared otherwise.
 
     >>> from hansa.gossip import ring
     >>> check_topology(ring())
@@ -47,7 +47,7 @@ def check_topology(component: Topology, sizes: Sequence[int] = (1, 2, 3, 4, 8, 1
 def check_activity(
     component: Activity, cohorts: Sequence[Sequence[int]] = ((0, 1, 2, 3), (4, 5, 6, 7)), steps: int = 3
 ) -> None:
-    """An activity: clients of the cohort in ascending order, as a function of (round, step, cohort, key).
+    """Check an activity: clients of the cohort in ascending order, as a function of (round, step, cohort, key).
 
     >>> from hansa.gossip import bernoulli
     >>> check_activity(bernoulli(0.5))
@@ -69,7 +69,7 @@ def check_activity(
 
 
 def check_clustering(component: Clustering, population: int = 12, classes: int = 4) -> None:
-    """A clustering: every client in one cluster, as a function of (population, key, labels).
+    """Check a clustering: every client in one cluster, as a function of (population, key, labels).
 
     >>> from hansa.gossip import random
     >>> check_clustering(random(3))

@@ -14,7 +14,7 @@ from hansa.testing.requirements import DTYPES, all_finite_tree, call_twice, chec
 
 
 def check_solver(component: Solver, dim: int = 23) -> None:
-    """A local solver: it reports on the channels and keeps the rows that it declares, and a is its prox_weight.
+    """Check a local solver: it reports on its declared channels, keeps its declared rows, and a is its prox_weight.
 
     >>> from hansa.local import prox
     >>> check_solver(prox(0.1))
@@ -69,7 +69,7 @@ def _check_form(component: Solver, place: str, row: torch.Tensor, dim: int, dtyp
 
 
 def check_work(component: LocalWork, population: int = 5) -> None:
-    """Local work: whole steps and a batch that the client's samples fill, as a function of its arguments.
+    """Check local work: integer steps and a batch no larger than the client's data, as a function of its arguments.
 
     >>> from hansa.local import fixed
     >>> check_work(fixed(3))

@@ -1,4 +1,4 @@
-"""What all contracts look at: required methods, values that stay, plain states, and randomness by address alone."""
+"""Requirements shared by all contracts: required methods, pure functions, plain states, and keyed randomness."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def require(condition: object, component: object, text: str) -> None:
 
 
 def check_component_contract(component: object, protocol: type) -> None:
-    """Check what every component needs: its methods, a repr that is the same in every process, known citations."""
+    """Check the common requirements: the protocol's methods, a repr that is equal in every process, known citations."""
     missing = missing_methods(component, protocol)
     require(not missing, component, f"lacks {', '.join(missing)} of {protocol.__name__}")
     require(not isinstance(component, type), component, "is a class: give a part that was made of it")
@@ -50,13 +50,13 @@ def check_component_contract(component: object, protocol: type) -> None:
 
 
 def vector(dim: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers, a tenth of them zero."""
+    """Return normally distributed numbers, a tenth of them zero."""
     draw = np.random.default_rng(seed)
     return torch.from_numpy(draw.standard_normal(dim) * (draw.random(dim) > 0.1)).to(dtype)
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Whether two trees are the same to the bit."""
+    """Return whether two trees are bit-identical."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
             return False
@@ -73,12 +73,12 @@ def same_bits(left: Any, right: Any) -> bool:
 
 
 def deep_copy(tree: Any) -> Any:
-    """The same tree with memory of its own."""
+    """Return a deep copy of a tree."""
     return copy.deepcopy(tree)
 
 
 def unsupported_state(tree: Any, place: str = "state") -> str:
-    """Where a tree holds what a checkpoint cannot write without pickle; nothing if it holds none."""
+    """Return where a tree holds a value that a checkpoint cannot store without pickle; empty if there is none."""
     if isinstance(tree, Mapping):
         wrong = [name for name in tree if not isinstance(name, str)]
         if wrong:
@@ -96,7 +96,7 @@ def unsupported_state(tree: Any, place: str = "state") -> str:
 
 
 def all_finite_tree(tree: Any) -> bool:
-    """Whether all numbers of a tree are."""
+    """Return whether all numbers of a tree are finite."""
     if isinstance(tree, Tensor):
         return not tree.is_floating_point() or bool(torch.isfinite(tree).all())
     if isinstance(tree, Mapping):
@@ -107,8 +107,8 @@ def all_finite_tree(tree: Any) -> bool:
 
 
 def call_twice(component: object, name: str, call: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> Any:
-    """The result of a call that must be a function of its arguments: it changes none, draws nothing global, and says
-    the same again."""
+    """Return the result of a call, after checking that it is pure: it modifies no argument, draws no global random
+    numbers, and gives the same result again."""
     before = deep_copy(list(arguments))
     with no_global_draws(component, name):
         first = call(*arguments, **options)
@@ -122,7 +122,7 @@ def call_twice(component: object, name: str, call: Callable[..., Any], arguments
 
 @contextmanager
 def no_global_draws(component: object, name: str) -> Iterator[None]:
-    """Refuse draws from the global generators: results would depend on earlier draws."""
+    """Raise if the block draws from the global generators, because results would depend on earlier draws."""
     torch_state, numpy_state = torch.get_rng_state(), _numpy_state()
     yield
     touched = not torch.equal(torch_state, torch.get_rng_state()) or numpy_state != _numpy_state()

@@ -33,8 +33,8 @@ SAMPLES = (5, 60, 1, 17, 8, 33, 2, 9, 21, 4, 13, 6)
 
 
 def check_server(component: ServerTransform, dim: int = 33) -> None:
-    """A server transform: pure, of the vector's own kind, with a state that a checkpoint can hold and that is all it
-    remembers.
+    """Check a server transform: pure, with the vector's shape and dtype, a state that a checkpoint can store, and no
+    hidden state.
 
     >>> from hansa.server import adam
     >>> check_server(adam())
@@ -68,7 +68,7 @@ def check_server(component: ServerTransform, dim: int = 33) -> None:
 
 
 def check_aggregator(component: Aggregator, dim: int = 29) -> None:
-    """An aggregator: a function of who reported what and not of the order, with declarations that hold.
+    """Check an aggregator: independent of arrival order, with correct declarations.
 
     >>> from hansa.aggregate import mean
     >>> check_aggregator(mean())
@@ -154,7 +154,7 @@ def check_sampler(
     population: int = 12,
     clusters: Sequence[Sequence[int]] = ((0, 2, 4, 6), (1, 3, 5, 7), (8, 9, 10, 11)),
 ) -> None:
-    """A sampler: a function of (round, population, key) that gives clients of the population in ascending order.
+    """Check a sampler: clients of the population in ascending order, as a function of (round, population, key).
 
     >>> from hansa.sample import uniform
     >>> check_sampler(uniform(0.5))

@@ -38,7 +38,7 @@ DRAWS = 60
 
 @dataclass(frozen=True, slots=True)
 class _Stranger(Coder):
-    """Makes packets that no link knows."""
+    """A compressor whose packets no link accepts."""
 
     def payload(self, x: Any, key: Key) -> list[Any]:
         return [x[:1]]
@@ -48,8 +48,10 @@ class _Stranger(Coder):
 
 
 def check_compressor(component: Compressor, sizes: Sequence[int] = (1, 2, 7, 8, 64, 500)) -> None:
-    """A compressor: packets of their declared kind and size that decode to one C(x), C(0) = 0, an error for what is
-    not finite, its contraction, and nothing but a `PacketError` for bytes that it did not write.
+    """Check a compressor.
+
+    Packets have their declared kind and size and decode to one C(x); C(0) = 0; the contraction holds; non-finite input
+    is an error; invalid bytes raise only a `PacketError`.
 
     >>> from hansa.compress import sign
     >>> check_compressor(sign())
@@ -88,7 +90,7 @@ def _check_roundtrip(component: Compressor, x: Tensor) -> None:
 
 
 def _check_hostile_payloads(component: Compressor, x: Tensor) -> None:
-    """Payloads that it did not write, around which everything is right."""
+    """Check invalid payloads in otherwise valid packets."""
     dim, dtype = x.numel(), floats(x.dtype)
     good = bytes(Packet.parse(bytes(component.encode(x, KEY).bytes)).payload())
     draw = np.random.default_rng(0)
@@ -139,8 +141,8 @@ def _error(component: Compressor, x: Tensor, key: Key) -> float:
 
 
 def check_uplink(component: Uplink, dim: int = 97) -> None:
-    """An uplink: ``send`` is pure and keeps the rows that it declares; ``receive`` reads what ``send`` made, and no
-    packet of another size or kind.
+    """Check an uplink: ``send`` is pure and returns the declared rows; ``receive`` decodes its packets and rejects
+    those of another size or kind.
 
     >>> from hansa.compress import error_feedback, sign
     >>> check_uplink(error_feedback(sign()))
@@ -197,7 +199,7 @@ def check_uplink(component: Uplink, dim: int = 97) -> None:
 
 @dataclass(slots=True)
 class _Listener:
-    """A client: what it holds, of which version, and what it held before the last message."""
+    """A client: its vector, its version, and its vector before the last message."""
 
     vector: Tensor | None
     version: int = 0
@@ -205,8 +207,10 @@ class _Listener:
 
 
 def check_downlink(component: Downlink, dim: int = 64, clients: int = 4, rounds: int = 14) -> None:
-    """A downlink: everybody who is sent a round's message holds the round's vector to the bit, whatever was missed or
-    lost before; ``broadcast`` and ``acknowledge`` are pure and the state is plain.
+    """Check a downlink.
+
+    Every recipient of a round's message holds the round's vector, bit for bit, whatever it missed before;
+    ``broadcast`` and ``acknowledge`` are pure and the state is plain.
 
     >>> from hansa.compress import replica, sign
     >>> check_downlink(replica(sign()))
@@ -242,7 +246,7 @@ def check_downlink(component: Downlink, dim: int = 64, clients: int = 4, rounds:
 
 
 def _receive(component: Downlink, listener: _Listener, broadcast: Any, client: int, state: State) -> Tensor:
-    """What a client makes of the bytes of its message: it knows on which of its versions they build."""
+    """Return the vector that a client decodes from the bytes of its message, starting from the right version."""
     packets = [Packet.parse(bytes(packet.bytes)) for packet in broadcast.packets(client)]
     base, previous = broadcast.bases[client], (listener.vector, listener.version)
     if base is not None and isinstance(getattr(component, "compressor", None), Mergeable):

@@ -1,4 +1,4 @@
-"""Tasks: what is being optimized, and by how many clients."""
+"""Tasks: models, losses, metrics and the trainers of federated data."""
 
 from typing import TYPE_CHECKING
 

@@ -49,7 +49,7 @@ _CHUNK_ROWS = 1000  # test rows evaluated at a time: fixed, so that sums do not 
 
 
 class TaskLike(Protocol):
-    """What engines need of a task: clients with samples, initial vectors, a trainer and an evaluation.
+    """The interface of a task for engines: clients with samples, initial vectors, a trainer and an evaluation.
 
     >>> from hansa.training import quadratic
     >>> task: TaskLike = quadratic(torch.eye(2)[None], torch.ones(1, 2))

@@ -1,4 +1,4 @@
-"""A worker's place to train a task's model: batches in, gradients or whole native steps out."""
+"""The trainer of a task's model: gradients by PyTorch, or whole steps by native code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hansa.training.task import Task
 
 EVALUATION_BATCH = 500
-_BATCH_NUMBERS = 1 << 22  # numbers copied for native code at a time, where batches are augmented
+_BATCH_NUMBERS = 1 << 22  # numbers copied for native code at a time if batches are augmented
 _DROPOUT_NUMBERS = 1 << 20  # numbers drawn for dropout at a time
 
 
@@ -91,10 +91,10 @@ class ModuleTrainer(BaseTrainer):
             self._gradients = tuple(entry.view(self._gradient) for entry in self.layout.parameters)
             self._noise = torch.Generator()
             self.releases_gil = True
-            self.seeds_own_generators = not task.augment.has_user_code  # which may draw from the common ones
+            self.seeds_own_generators = not task.augment.has_user_code  # user code may use the global generators
 
     def _share_frozen_parameters(self) -> list[tuple[str, torch.Tensor, int]]:
-        """Let frozen parameters be those of the task, which all workers share, where they are of the same kind."""
+        """Share the task's frozen parameters among workers if dtype and device are equal."""
         frozen: list[tuple[str, torch.Tensor, int]] = []
         for name, parameter in self.module.named_parameters():
             common = self.task.frozen.get(name)
@@ -107,11 +107,11 @@ class ModuleTrainer(BaseTrainer):
 
     @property
     def _direct(self) -> bool:
-        """Whether batches are rows of one tensor, as they are."""
+        """Whether batches are unmodified rows of one tensor."""
         return self.source.native_inputs is not None and not self.task.augment
 
     def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What native code reads rows of: the data itself, or a few rows in place of the batches that are to come."""
+        """Return the examples that native code reads: the data itself, or a few rows as a placeholder for batches."""
         if self._direct and isinstance(self.source, TensorSource) and self.source.native_inputs is not None:
             return self.source.native_inputs.logical, self.source.labels
         inputs, targets = self.task.example
@@ -135,7 +135,7 @@ class ModuleTrainer(BaseTrainer):
         return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
 
     def batches(self, client: int, work: Work, key: Key) -> torch.Tensor | KeyedBatches:
-        """The batches of a round as a matrix [steps, batch]: pass after pass over the client's rows, each shuffled."""
+        """Return the batches of a round, [steps, batch]: passes over the client's rows, each shuffled."""
         own, length = self.task.data.rows(client), work.steps * work.batch_size
         if native.available() and shuffles_like_numpy():
             drawn = torch.from_numpy(shuffled_batches(key.digest(16), own.numel(), length, own=own.to(torch.int64)))
@@ -145,7 +145,7 @@ class ModuleTrainer(BaseTrainer):
         return rows if self._direct else KeyedBatches(client, rows, key)
 
     def seed(self, key: Key) -> None:
-        """Set the generators a model may draw from; a native stack has one of its own, for what eager dropout draws."""
+        """Seed the generators that a model may draw from; native code has its own generator for dropout."""
         if self.network is None or self.task.augment.has_user_code:
             random_state.seed_all(key, self.device)
             self.module_state.seed(key)
@@ -153,7 +153,7 @@ class ModuleTrainer(BaseTrainer):
             random_state.seed_generator(self._noise, key)
 
     def batch(self, client: int, rows: torch.Tensor | KeyedBatches) -> Batch:
-        """The inputs and targets of one batch; augmented where it has an address, otherwise as test rows are."""
+        """Return one batch, augmented if it has a key, otherwise prepared like test rows."""
         if not isinstance(rows, KeyedBatches):
             batch = self.source.batch(client, rows)
             return batch if self._direct else self._prepare_test_batch(batch)
@@ -163,21 +163,23 @@ class ModuleTrainer(BaseTrainer):
         return Batch(self._to_layout(self.task.augment(batch.inputs, rows.address(), self._generator)), batch.targets)
 
     def _prepare_test_batch(self, batch: Batch) -> Batch:
-        """Rows as test rows are."""
+        """Apply the test pipeline to a batch."""
         after = self.task.augment.test_pipeline()
         if not after:
             return batch
         return Batch(self._to_layout(after(batch.inputs, Key(0).child("evaluation"), self._generator)), batch.targets)
 
     def _to_layout(self, inputs: Any) -> Any:
-        """Images as the model's layout has them, whatever an augmentation left."""
+        """Convert images to the model's memory layout after augmentation."""
         if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and self.layout.channels_last:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
     def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
-        """Train clients natively: all in one call where they start from one model with one step, so that the data of
-        each step is still in the cache. None where the model or the step has no native form."""
+        """Train clients natively; None if the model or the step has no native form.
+
+        Clients with a common model and step are trained in one call, which keeps the data of each step in the cache.
+        """
         if self.kernel is None or not all(job.step.is_affine for job in jobs):
             return None
         if self._draws_batches_natively and all(job.batches is None for job in jobs):
@@ -194,11 +196,11 @@ class ModuleTrainer(BaseTrainer):
 
     @property
     def _draws_batches_natively(self) -> bool:
-        """Whether native code can draw a client's batches."""
+        """Return whether native code can draw a client's batches."""
         return self._direct and shuffles_like_numpy()
 
     def _train_bundle(self, kernel: ClientKernel, jobs: Sequence[ClientJob]) -> list[LocalResult]:
-        """Train clients that start from one model with one step, in one call."""
+        """Train clients with a common model and step in one call."""
         index, spans = client_row_index(self.task.data, [job.client for job in jobs])
         native_jobs = [
             NativeJob(allocator.empty_like(job.x), *span, *job.work, job.key.child("batch").digest(16), job.keep_model)
@@ -211,7 +213,7 @@ class ModuleTrainer(BaseTrainer):
         return [LocalResult(job.delta, *result) for job, result in zip(native_jobs, results, strict=True)]
 
     def _train_with_dropout(self, kernel: ClientKernel, job: ClientJob) -> LocalResult:
-        """Train a model with dropout: for each step the generator's numbers are those of eager training."""
+        """Train a model with dropout, with the same random numbers as eager training."""
         work, rows = job.work, self.batches(job.client, job.work, job.key.child("batch"))
         assert isinstance(rows, torch.Tensor)
         if job.step.momentum:
@@ -229,7 +231,7 @@ class ModuleTrainer(BaseTrainer):
         return self._result(job, torch.cat(losses))
 
     def _train_on_batches(self, kernel: ClientKernel, job: ClientJob) -> LocalResult:
-        """Train on batches that are drawn, and perhaps augmented, here."""
+        """Train on batches drawn, and possibly augmented, in Python."""
         rows = job.batches
         if rows is None:
             rows = self.batches(job.client, job.work, job.key.child("batch"))
@@ -246,7 +248,7 @@ class ModuleTrainer(BaseTrainer):
         return self._result(job, torch.cat(losses))
 
     def _copy_batches(self, kernel: ClientKernel, rows: KeyedBatches) -> torch.Tensor:
-        """Give native code the examples of some steps; return their row numbers in what it was given."""
+        """Pass the examples of some steps to native code; return their row numbers there."""
         batches = []
         for step in range(len(rows)):
             if self.task.augment.has_user_code:
@@ -261,7 +263,7 @@ class ModuleTrainer(BaseTrainer):
         return LocalResult(delta, losses.tolist(), all_finite(delta))
 
     def train_cohort(self, cohort: Cohort) -> CohortOutcome | None:
-        """Train a gossiping cohort natively; None where the model, the step or the exchange has no native form."""
+        """Train a gossiping cohort natively; None if the model, the step or the exchange has no native form."""
         if (
             self.kernel is None
             or self.kernel.network.dropout_numbers
@@ -300,7 +302,7 @@ class ModuleTrainer(BaseTrainer):
         return loss.detach(), gradients
 
     def _draw_dropout(self, rows: int) -> torch.Tensor | None:
-        """What dropout multiplies the next batch by."""
+        """Draw the dropout factors of the next batch."""
         if self.network is None or not self.network.dropout_numbers:
             return None
         keep = torch.empty(rows * self.network.dropout_numbers)
@@ -309,7 +311,7 @@ class ModuleTrainer(BaseTrainer):
 
     @torch.no_grad()
     def score(self, own: torch.Tensor) -> PartialScore:
-        """The score of some test rows by the model as it is."""
+        """Return the current model's score on some test rows."""
         task, source = self.task, self._test_rows()
         if (
             self.network is not None
@@ -327,7 +329,7 @@ class ModuleTrainer(BaseTrainer):
 
     @torch.no_grad()
     def evaluate(self, vectors: Vectors, start: int, stop: int) -> PartialScore:
-        """The score of a range of test rows."""
+        """Return the score of the given vectors on a range of test rows."""
         task, source = self.task, self._test_rows()
         self.load(vectors[MODEL], vectors.get(BUFFERS))
         if (
@@ -362,7 +364,7 @@ class ModuleTrainer(BaseTrainer):
         return PartialScore(loss, weight, hits, own, count, outputs)
 
     def _test_rows(self) -> BatchSource:
-        """The test rows, through what they go through; where they are one tensor, once and for all."""
+        """Return the source of prepared test rows; a single tensor is prepared once."""
         if self._test is None:
             form = (self.dtype, self.device, self.layout.channels_last)
             source: Any = test_source(self.task.data, *form)
@@ -382,7 +384,7 @@ class ModuleTrainer(BaseTrainer):
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """``length`` positions: permutations of 0..samples-1 one after the other, as many as are needed.
+    """Return ``length`` positions from consecutive permutations of 0..samples-1.
 
     >>> sorted(batch_stream(3, 6, Key(0))[:3].tolist())
     [0, 1, 2]
@@ -393,7 +395,7 @@ def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtyp
 
 
 def fresh(model: Callable[[], nn.Module], key: Key) -> nn.Module:
-    """A new module, its first weights a function of the key alone, whatever other threads make or train meanwhile."""
+    """Return a new module whose initial weights depend on the key only, whatever other threads do."""
     with random_state.LOCK, random_state.preserve_rng():
         random_state.seed_all(key, torch.device("cpu"))
         module = model()

@@ -1,4 +1,4 @@
-"""The registry of components: their kinds, the components of each kind by name, and how a file builds one.
+"""The registry of components: their kinds, the components of each kind by name, and how to build one from a file.
 
 >>> from hansa.config.registry import component_field
 >>> from hansa.compress import Uplink

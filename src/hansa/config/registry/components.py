@@ -1,7 +1,7 @@
-"""The kinds of components: which ones there are, and which methods a component of each must have.
+"""The kinds of components, and the methods that each kind requires.
 
 A component is found in one of three ways: by its name in Hansa, by its name in an installed package
-(`hansa.config.registry.plugins`), or as MODULE:NAME in the user's own code (`hansa.config.registry.import_path`).
+(`hansa.config.registry.plugins`), or as MODULE:NAME in user code (`hansa.config.registry.import_path`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Kind:
     """A kind of component. An argument annotated with its protocol takes components of this kind.
 
     Args:
-        name: What entry points and ``hansa parts`` call it.
+        name: The name in entry points and ``hansa parts``.
         protocol: The protocol or base class.
         built_in: Hansa's own components by name.
         methods: The methods that a component must have; with none, it must be an instance of the protocol.
-        label: What messages call it, if not ``name``.
-        default: The component that is built where a file gives arguments and no ``kind``.
+        label: The name in messages, if not ``name``.
+        default: The component that is built if a file gives arguments without ``kind``.
         from_list: Builds a component from a list.
         function_argument: A function that has an argument of this name is itself a component, not a factory.
     """
@@ -66,7 +66,7 @@ class Kind:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return self.label or self.name
 
     @property

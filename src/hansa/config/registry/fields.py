@@ -1,7 +1,7 @@
-"""Fields of a configuration that take components: a field is read off a type annotation and builds what a file says.
+"""Configuration fields that take components. A field is derived from a type annotation and builds values of a file.
 
 ``compressor: Compressor`` takes a compressor, ``lr: Rate`` a number or a schedule. Components nest by their
-annotations, the user's own components included.
+annotations, including user-defined ones.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PLAIN_VALUES = {
     list: "a list",
     dict: "keys",
 }
-"""Types of plain values, and what messages call them."""
+"""Types of plain values, and their names in messages."""
 BUILD_COMPONENTS = "build_components"
-"""In the context of a validation: False where components are not built, so that no code of a file is run."""
+"""Key of the validation context; False: do not build components, so that no code that a file names is run."""
 FRACTION = re.compile("([0-9]{1,18})/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentField:
-    """What a key of a file may hold: components of some kinds, plain values, literals.
+    """The values that a key of a file accepts: components of some kinds, plain values, literals.
 
     A component is ``{kind: NAME, ...}`` with its arguments, or the bare ``NAME``.
 
@@ -47,7 +47,7 @@ class ComponentField:
         plain_types: The types of plain values.
         literals: Single values.
         items: The field of each entry of a list.
-        accepts_any: Whether any other value is taken as it is.
+        accepts_any: Whether any other value is accepted unchanged.
         as_tuple: Whether a list is built as a tuple.
     """
 
@@ -59,7 +59,7 @@ class ComponentField:
     as_tuple: bool = False
 
     def build(self, value: Any) -> Any:
-        """Return what the value stands for, or raise `ConfigValueError`."""
+        """Build the object that the value describes, or raise `ConfigValueError`."""
         value = self._parse_fraction(value)
         if value is None or self._is_plain(value):
             return self._build_list(value) if isinstance(value, list) else value
@@ -81,7 +81,7 @@ class ComponentField:
         raise ConfigValueError((), f"expected {self.expected}, found {short_repr(value)}.{quotes_hint(value)}")
 
     def build_component(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Build the component of that name; each argument is built as its annotation says."""
+        """Build the component of that name; each argument is built according to its annotation."""
         factory = self.find_factory(name)
         arguments, starred = self._build_arguments(name, signature_of(factory), arguments)
         try:
@@ -128,12 +128,12 @@ class ComponentField:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return " or ".join(kind.title for kind in self.kinds)
 
     @property
     def expected(self) -> str:
-        """What messages say is expected here."""
+        """The expected values, for messages."""
         expected = [PLAIN_VALUES[each] for each in self.plain_types] + [repr(literal) for literal in self.literals]
         if self.kinds:
             known = [name for kind in self.kinds for name in kind.names]
@@ -207,7 +207,7 @@ class ComponentField:
         return items
 
     def _other_kind_hint(self, name: str) -> str:
-        """Say where a component of another kind belongs: ``sign`` is no uplink, but error_feedback takes it."""
+        """Return where a component of another kind belongs: ``sign`` is no uplink, but error_feedback takes it."""
         for other in KINDS.values():
             if other not in self.kinds and normalize_name(name) in other.names:
                 taking = [each for kind in self.kinds for each, factory in kind.built_in.items()
@@ -233,7 +233,7 @@ def field_for_argument(argument: Argument) -> ComponentField:
 
 
 def component_field(hint: Any) -> ComponentField:
-    """Return the field that a type annotation stands for.
+    """Return the field of a type annotation.
 
     >>> from hansa.schedule import Rate
     >>> component_field(Rate).build({"kind": "cosine", "lr": 0.1, "rounds": 5})

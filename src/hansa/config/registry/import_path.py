@@ -125,7 +125,7 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
     if match is None:
         raise HansaError(f"{path!r}: expected MODULE:NAME, such as mine:make.")
     module_name, name = match.groups()
-    if module_name.partition(".")[0] in sys.stdlib_module_names:
+    if module_name.partition(".")[0] in sys.stdlib_module_names or module_name.endswith(".__main__"):
         raise HansaError(
             f"{path!r}: {module_name} is a module of Python itself, which has no components. Name your own."
         )

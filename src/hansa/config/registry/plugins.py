@@ -5,7 +5,7 @@ A package declares them in its pyproject.toml; here ``compressor`` is the kind a
     [project.entry-points."hansa.parts"]
     "compressor.ternary" = "hansa_ternary:ternary"
 
-Only names are read until a component is used. A broken package is reported by name and breaks nothing else.
+Only names are read until a component is used. A broken package is reported by name and does not affect others.
 """
 
 from __future__ import annotations
@@ -82,6 +82,6 @@ def warn_once(message: str) -> None:
 
 
 def clear_cache() -> None:
-    """Forget what is installed, for programs that change it while they run."""
+    """Clear the cache, for programs that install packages while they run."""
     installed_plugins.cache_clear()
     warn_once.cache_clear()

@@ -62,7 +62,7 @@ class PythonWriter:
         return f"{self.write_name(factory)}({', '.join([*positional, *([named] if named else [])])})"
 
     def write_arguments(self, arguments: Mapping[str, Any]) -> str:
-        """Return keyword arguments as they stand in a call."""
+        """Return keyword arguments as written in a call."""
         return ", ".join(f"{name}={self.write_value(value)}" for name, value in arguments.items())
 
     def write_name(self, factory: Callable[..., Any]) -> str:

@@ -38,7 +38,7 @@ class Signature(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def signature_of(factory: Callable[..., Any]) -> Signature:
-    """Return the arguments of a class or function; ``**options: Unpack[Options]`` stands for the keys of `Options`.
+    """Return the arguments of a class or function; ``**options: Unpack[Options]`` expands to the keys of `Options`.
 
     >>> def mine(lr: float, *, b1=0.9): ...
     >>> [(one.name, one.required) for one in signature_of(mine).arguments.values()]

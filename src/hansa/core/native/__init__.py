@@ -1,8 +1,8 @@
-"""Native kernels for small models, servers and compressors: optional, never needed for a result.
+"""Optional native kernels for small models, servers and compressors.
 
-They are built by a plain install wherever a C compiler is found, and loaded through ctypes, so that a call releases the
-interpreter lock. Each call runs on one thread in one fixed order of operations: equal inputs give equal bits on one
-instruction set. ``HANSA_NATIVE=off`` hides them; ``HANSA_NATIVE=avx2`` (or ``avx512``, ``base``) names the set to use.
+A plain install builds them if there is a C compiler. They are loaded through ctypes, so calls release the GIL. Each
+call runs on one thread in a fixed order of operations: equal inputs give equal bits on one instruction set.
+``HANSA_NATIVE=off`` disables them; ``HANSA_NATIVE=avx2`` (or ``avx512``, ``base``) selects the instruction set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = ("avx512", "avx2", "base")
 
 
 def available() -> bool:
-    """Whether the kernels can be used here; ``unavailable_reason`` says why they cannot."""
+    """Return whether the kernels can be used here; see `unavailable_reason`."""
     return unavailable_reason() is None
 
 
@@ -39,7 +39,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def instruction_set() -> str | None:
-    """Return the instruction set in use, or None where the kernels are not available."""
+    """Return the instruction set in use, or None if the kernels are not available."""
     return None if unavailable_reason() else str(load().name.decode())
 
 
@@ -77,7 +77,7 @@ def _load_table(file: str, isa: str) -> Any:
 
 
 def _size_mismatches(library: Any) -> str:
-    """Describe the structures whose sizes differ between the library and `abi`; a call would read beyond their end."""
+    """Describe the structures whose sizes differ between the library and `abi`; calls would read out of bounds."""
     try:
         library.hansa_size.argtypes, library.hansa_size.restype = [ctypes.c_int64], ctypes.c_int64
     except AttributeError:
@@ -92,7 +92,7 @@ def _size_mismatches(library: Any) -> str:
 
 @cache
 def _load_library(file: str) -> Any:
-    """Load the library beside a file; return the reason where there is none."""
+    """Load the library next to a file; return the reason if there is none."""
     built = [Path(file).parent / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:

@@ -1,4 +1,4 @@
-"""The C side as ctypes sees it. Structures, kernels and constants are read from native.h, their one description."""
+"""The ctypes view of the C library. Structures, kernels and constants are parsed from native.h."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _ctype(declaration: str) -> Any:
-    """Return the ctypes type of a C declaration; all pointers but text are addresses."""
+    """Return the ctypes type of a C declaration; all pointers except strings are addresses."""
     if declaration.split()[:2] == ["const", "char"]:
         return c_char_p
     return c_void_p if "*" in declaration else _TYPES[declaration.replace("const ", "").split()[0]]
@@ -118,7 +118,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     *(Stage, Data, BatchIndex, StepParameters, Client, Turn),
     *(DenseCohort, LazyCohort, Evaluation, Rule, Kernels),
 )
-"""All of them, in the order in which the library tells their sizes."""
+"""All structures, in the order in which the library reports their sizes."""
 
 
 def record(structure: type[Structure]) -> np.dtype[Any]:

@@ -1,5 +1,5 @@
-/* Whole numbers near their entropy, block by block, as hansa/compress/entropy_coding.py describes and to the byte: who reaches 1,
- * who of those reaches 2, and so on, then what is left, low bits and signs. */
+/* Entropy coding of integers by blocks, byte-identical to hansa/compress/entropy_coding.py: one plane for the numbers
+ * >= 1, one for those >= 2, and so on, then the remainders, low bits and signs. */
 #ifndef HANSA_BIT_PLANES_H
 #define HANSA_BIT_PLANES_H
 
@@ -13,7 +13,7 @@
 enum { PLANES_BLOCK = 1 << 14, PLANES_MOST = 24, PLANES_FEW = 12, PLANES_PAD = 64 };
 enum { INDEX_BITMAP, INDEX_VARINT, INDEX_RICE };
 
-/* Arrays are followed by zeros up to a multiple of 64 entries, so that their bits come in whole words. */
+/* Arrays are zero-padded to a multiple of 64 entries, so that their bits fill whole words. */
 typedef struct {
     int32_t codes[PLANES_BLOCK + PLANES_PAD], sizes[PLANES_BLOCK + PLANES_PAD], highs[PLANES_BLOCK + PLANES_PAD];
     uint32_t parts[PLANES_BLOCK + PLANES_PAD];
@@ -55,7 +55,7 @@ static uint8_t *put_packed(const uint32_t *codes, int64_t count, int width, uint
     return out;
 }
 
-/* The bits of who reaches `least`; returns how many there are. */
+/* One bit per number, set if it is >= `least`; returns the number of set bits. */
 static int64_t reach(const int32_t *x, int64_t n, int32_t least, uint64_t *bits) {
     int64_t count = 0;
     for (int64_t i = 0; i < n; i += 64) {
@@ -77,7 +77,7 @@ static int64_t reach(const int32_t *x, int64_t n, int32_t least, uint64_t *bits)
     return count;
 }
 
-/* Rising indices below n, given as bits, in the shortest of three codes; the flags say which. */
+/* Encode increasing indices below n, given as bits, in the shortest of three codes, recorded in the flags. */
 static uint8_t *put_indices(const uint64_t *bits, int64_t n, int64_t count, const uint32_t *gaps, int *flags,
                             uint32_t *parts, uint8_t *out) {
     int64_t total = 0, least = INT64_MAX, varint = count, bitmap = (n + 7) / 8;
@@ -117,8 +117,8 @@ static uint8_t *put_indices(const uint64_t *bits, int64_t n, int64_t count, cons
     return put_packed(parts, count, width, out + unary);
 }
 
-/* One plane: who of n numbers reaches it, listed as the fewer of those who do and those who do not. The numbers that do
- * move to the front; returns how many. */
+/* Encode one plane of n numbers: the indices that reach it or those that do not, whichever are fewer. Moves the numbers
+ * that reach it to the front and returns their count. */
 static int64_t put_plane(planes_room *room, int64_t n, int32_t plane, uint8_t **out) {
     int64_t count = reach(room->highs, n, plane, room->bits), words = (n + 63) / 64, listed = 0, kept = 0, last = -1;
     int flipped = 2 * count > n, flags;
@@ -151,7 +151,7 @@ static int64_t put_plane(planes_room *room, int64_t n, int32_t plane, uint8_t **
     return count;
 }
 
-/* The sign of every number that is not zero, a bit each. */
+/* Encode the signs of the nonzero numbers, one bit each. */
 static uint8_t *put_negative(planes_room *room, int64_t n, uint8_t *out) {
     reach(room->sizes, n, 1, room->bits);
     reach(room->codes, n, 0, room->others);
@@ -176,7 +176,7 @@ static uint8_t *put_negative(planes_room *room, int64_t n, uint8_t *out) {
     return put_words(out, &word, (filled + 7) / 8);
 }
 
-/* The block of n numbers in room->codes. */
+/* Encode the block of n numbers in room->codes. */
 static uint8_t *put_block(planes_room *room, int64_t n, uint8_t *out) {
     uint8_t *start = out;
     int64_t total = 0, left = n;
@@ -203,7 +203,7 @@ static uint8_t *put_block(planes_room *room, int64_t n, uint8_t *out) {
     return put_negative(room, n, out);
 }
 
-/* rint(x scale[0] scale[1]), at most `most`, a whole number, in magnitude. */
+/* rint(x scale[0] scale[1]), clamped to magnitude `most`, an integer. */
 static void round_numbers(const float *x, int64_t n, const float *scale, float most, int32_t *out) {
     const float a = scale[0], b = scale[1];
     int64_t i = 0;
@@ -218,8 +218,8 @@ static void round_numbers(const float *x, int64_t n, const float *scale, float m
     }
 }
 
-/* The numbers rint(x scale[0] scale[1]), at most `most` in magnitude; or, without x, the numbers themselves. Returns the bytes that
- * they take, -1 without memory; `out` has eight bytes more than the most that numbers of 24 bits can take. */
+/* Encode rint(x scale[0] scale[1]), clamped to magnitude `most`; or, without x, the given numbers. Returns the number
+ * of bytes, -1 if out of memory; `out` has eight bytes more than the maximum for 24-bit numbers. */
 static int64_t planes_pack(const float *x, const int32_t *numbers, int64_t n, const float *scale, int64_t most,
                            uint8_t *out) {
     planes_room *room = malloc(sizeof *room);

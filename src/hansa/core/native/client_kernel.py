@@ -1,4 +1,4 @@
-"""Native training of clients, one after the other in one call: batches drawn, steps taken, the delta checked."""
+"""Native training of several clients in one call: draw batches, take steps, check the deltas."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CLIENT = abi.record(abi.Client)
 
 
 class NativeJob(NamedTuple):
-    """One client's steps: on batches of its own rows, which are ``first`` to ``stop`` of the index, drawn by the key.
-    ``delta`` receives y - x, and ``y`` the model where ``keep_model`` says so."""
+    """One client's steps on batches drawn with the key from its rows, ``first`` to ``stop`` of the index. ``delta``
+    receives y - x; ``y`` receives the model if ``keep_model``."""
 
     delta: Tensor
     first: int
@@ -33,7 +33,7 @@ class NativeJob(NamedTuple):
 
 
 class ClientKernel:
-    """A network on one set of examples, for one thread. ``stop`` ends a call that is running, with an error."""
+    """A network on one set of examples, for one thread. ``stop`` interrupts a running call with an error."""
 
     def __init__(self, network: Network, inputs: Tensor, labels: Tensor) -> None:
         self.network, self.stop = network, False
@@ -48,8 +48,8 @@ class ClientKernel:
     def train_clients(
         self, x: Tensor, y: Tensor, index: Tensor, jobs: Sequence[NativeJob], step: AffineStep
     ) -> list[tuple[list[float], bool]]:
-        """Train clients one after the other, all from ``x``, in the vector ``y``; the step is pulled towards ``x``.
-        Returns each client's losses and whether its delta is finite."""
+        """Train clients one after the other from ``x`` in the vector ``y``; ``x`` is the anchor of the step. Return
+        each client's losses and whether its delta is finite."""
         self.network.check_vector("x", x)
         self.network.check_vector("y", y)
         if index.dtype != torch.int64 or not index.is_contiguous() or index.device.type != "cpu" or not index.numel():
@@ -79,7 +79,7 @@ class ClientKernel:
     def _job_table(
         self, x: Tensor, y: Tensor, index: Tensor, jobs: Sequence[NativeJob]
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int]]:
-        """Return the jobs as native code reads them, the losses of all, and where those of each client end."""
+        """Return the jobs in the native layout, the losses of all, and the end of each client's losses."""
         table = np.zeros(len(jobs), CLIENT)
         for job in jobs:
             self.network.check_vector("delta", job.delta)
@@ -101,8 +101,8 @@ class ClientKernel:
         return table, losses, ends.tolist()
 
     def steps(self, y: Tensor, index: Tensor, step: AffineStep, keep: Tensor | None = None) -> Tensor:
-        """Take a step in place on each row of ``index`` [steps, batch]; returns the loss of each. ``keep`` is what
-        dropout multiplies by, as in `Network.train`."""
+        """Take a step in place on each row of ``index`` [steps, batch]; return the loss of each. ``keep`` has the
+        dropout factors, as in `Network.train`."""
         self.network.check_vector("y", y)
         batches = self.network.batch_index(index, None, "train", keep)
         self._fill(self.update, step, step.anchor)
@@ -118,13 +118,13 @@ class ClientKernel:
         return losses
 
     def workspace(self, batch: int) -> Workspace:
-        """Return a workspace for batches of this size, reused."""
+        """Return a reusable workspace for batches of this size."""
         if self._workspace is None or self._workspace.batch < batch:
             self._workspace = Workspace(self.network, batch)
         return self._workspace
 
     def use_step(self, step: AffineStep) -> None:
-        """Use a step for the calls to come, whose velocities are passed apart."""
+        """Set the step of later calls; velocities are passed separately."""
         fill_update(self.network, self.update, step, step.anchor, None)
 
     def _fill(self, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None) -> None:
@@ -136,8 +136,8 @@ class ClientKernel:
 def shuffled_batches(
     key: bytes, samples: int, length: int, isa: str = "", own: Tensor | None = None
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return ``length`` positions: permutations of 0..samples-1 one after the other, as NumPy's Philox with this key
-    shuffles; or the entries of ``own``, int64 and as many as there are samples, at these positions.
+    """Return ``length`` positions from consecutive permutations of 0..samples-1, shuffled as by NumPy's Philox with
+    this key; or the entries of ``own``, int64 [samples], at these positions.
 
     >>> sorted(shuffled_batches(bytes(16), 3, 6)[:3].tolist())
     [0, 1, 2]
@@ -155,7 +155,7 @@ def shuffled_batches(
 
 @cache
 def shuffles_like_numpy() -> bool:
-    """Whether this NumPy shuffles as the native code does, which follows NumPy 1.17 to 2.x."""
+    """Return whether this NumPy shuffles like the native code, which follows NumPy 1.17 to 2.x."""
     key = bytes(range(16))
     generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
     wanted = np.concatenate([generator.permutation(1000) for _ in range(3)])

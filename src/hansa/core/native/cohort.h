@@ -1,6 +1,6 @@
-/* A cohort's local steps and gossip, all of them in one call: the models are rows of a matrix that stay where they are.
+/* A cohort's local steps and gossip in one call; the models are rows of a matrix.
  *
- * Mixing works in place: a cut of all rows is copied aside, near at hand, and the new values are folded from there. */
+ * Mixing works in place: a cut (column block) of all rows is copied to scratch in the cache, and summed from there. */
 #ifndef HANSA_COHORT_H
 #define HANSA_COHORT_H
 
@@ -9,7 +9,7 @@
 #include "signs.h"
 #include "network.h"
 
-/* Whether no entry is NaN or infinite: 0 x is then 0. */
+/* Whether all entries are finite: 0 x is then 0. */
 static int all_finite32(const float *x, int64_t n) {
     vf sum[8];
     int64_t i = 0;
@@ -23,8 +23,8 @@ static int all_finite32(const float *x, int64_t n) {
     return total == 0;
 }
 
-/* How far a step can move any parameter, from the largest gradient of outputs and the largest input of each stage; not
- * finite where one of them is not, or where stages or steps are of another kind. */
+/* A bound on the change of any parameter in a step, from the largest output gradient and the largest input of each
+ * stage; non-finite if one of them is, or for other kinds of stages or steps. */
 static double reach_of_step(const hansa_network *network, ptrdiff_t size, const step_t *step, double clip) {
     double most = 0;
     if (!plain(step) || isfinite(clip)) return (double)INFINITY;
@@ -44,7 +44,7 @@ static double reach_of_step(const hansa_network *network, ptrdiff_t size, const 
     return fabs((double)step->lr) * (double)size * most;
 }
 
-/* Whether a row is still finite after a step: by the bound that is known of its entries, or by a look at them. */
+/* Whether a row is finite after a step: by the bound on its entries, or by a scan. */
 static int stayed(const hansa_cohort *c, int64_t row, ptrdiff_t d, double moved) {
     double known = (c->reach[row] + moved) * (1 + 1e-3);
     if (c->reach[row] < 0 || !(known < 1e37)) known = highest32(c->x + row * d, d);
@@ -54,14 +54,14 @@ static int stayed(const hansa_cohort *c, int64_t row, ptrdiff_t d, double moved)
 
 INLINE int alive(const hansa_cohort *c, int64_t row) { return c->starts[row] < c->starts[row + 1]; }
 
-/* A row's new values: w_k from_k folded over its links in the order given, and then what is to become of the sum. Rings
- * and other sparse graphs have few links: then pointers and weights stay in registers. */
+/* A row's new values: the sum of w_k from_k over its links in the given order, and what to do with the sum. With few
+ * links, as in rings and other sparse graphs, pointers and weights stay in registers. */
 enum { FOLD_LINKS = 5 };
 
 typedef struct {
     const float *from[FOLD_LINKS]; /* of the first links */
     vf weight[FOLD_LINKS], rate;
-    const float *all; /* the rows that links count, a step apart */
+    const float *all; /* the rows that links refer to, `step` floats apart */
     ptrdiff_t step;
     const int64_t *links;
     const double *weights;
@@ -70,7 +70,7 @@ typedef struct {
     float *x;
 } fold_t;
 
-/* N vectors of a row, the last of them not whole if PART; LINKS is 0 where they are many. */
+/* N vectors of a row, the last partial if PART; LINKS is 0 if there are many links. */
 INLINE void fold_tile(const int KIND, const int LINKS, const int N, const int PART, const fold_t *f, ptrdiff_t i,
                       ptrdiff_t lanes) {
     vf sum[4];
@@ -117,13 +117,13 @@ INLINE void fold(const int KIND, const hansa_cohort *c, int64_t row, const float
     }
 }
 
-/* How much of each row is at hand at a time: all rows of a cut together stay in the second cache. */
+/* The length of a cut: all rows of a cut fit in the L2 cache. */
 INLINE ptrdiff_t cut_of(const hansa_cohort *c) {
     ptrdiff_t fair = 32 * HANSA_CUT / c->rows / 64 * 64;
     return at_most(HANSA_CUT, fair < 64 ? 64 : fair);
 }
 
-/* Rows that begin as `start`, once they are needed: `only` one of them, or all that are left. */
+/* Initialize rows to `start` on first use: the row `only`, or all remaining ones. */
 static void begin_rows(const hansa_cohort *c, ptrdiff_t d, int64_t only) {
     for (int64_t row = only < 0 ? 0 : only; c->start && row < (only < 0 ? c->rows : only + 1); row++) {
         if (c->begun[row]) continue;
@@ -133,7 +133,7 @@ static void begin_rows(const hansa_cohort *c, ptrdiff_t d, int64_t only) {
     }
 }
 
-/* A cut of every row, copied aside where it is about to be overwritten. */
+/* A cut of every row, copied to scratch if it is about to be overwritten. */
 static void aside(const hansa_cohort *c, ptrdiff_t d, ptrdiff_t i, ptrdiff_t cut, ptrdiff_t some) {
     for (int64_t row = 0; row < c->rows; row++) {
         const float *from = c->x + row * d + i;
@@ -142,7 +142,7 @@ static void aside(const hansa_cohort *c, ptrdiff_t d, ptrdiff_t i, ptrdiff_t cut
     }
 }
 
-/* X <- W X; of rows that stepped in `later`, X <- later + (W X - X), which is later where nobody mixes in. */
+/* X <- W X; for rows that stepped in `later`, X <- later + (W X - X), which equals `later` without neighbours. */
 static void mix_rows(const hansa_cohort *c, ptrdiff_t d) {
     for (ptrdiff_t i = 0, cut = cut_of(c), some; i < d; i += some) {
         some = at_most(cut, d - i);
@@ -157,7 +157,7 @@ static void mix_rows(const hansa_cohort *c, ptrdiff_t d) {
     }
 }
 
-/* The same with W = 11'/n over the rows that are left. */
+/* The same with W = 11'/n over the surviving rows. */
 static void average_rows(const hansa_cohort *c, ptrdiff_t d) {
     int64_t left = 0;
     for (int64_t row = 0; row < c->rows; row++) left += alive(c, row);
@@ -183,7 +183,7 @@ static void average_rows(const hansa_cohort *c, ptrdiff_t d) {
     }
 }
 
-/* Steps made in `later`, where nobody mixes. */
+/* Apply the steps in `later` without mixing. */
 static void settle_rows(const hansa_cohort *c, ptrdiff_t d) {
     for (int64_t row = 0; row < c->rows; row++)
         if (c->stepped[row] && alive(c, row)) memcpy(c->x + row * d, c->later + row * d, sizeof(float) * (size_t)d);
@@ -198,20 +198,21 @@ static void pull_rows(const hansa_cohort *c, ptrdiff_t d) {
     }
 }
 
-/* Where the scales and bits of all rows are. */
+/* The scales and bits of all rows. */
 INLINE float *scales_of(const hansa_cohort *c) { return c->scratch + c->rows * HANSA_CUT; }
 INLINE uint8_t *bits_of(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
     return (uint8_t *)(scales_of(c) + c->rows) + row * round_up((d + 7) / 8, 64);
 }
 
-/* C(x - public_copies) of a row, as scale and bits, once it has moved. */
+/* C(x - public_copies) of a row after its step, as scale and bits. */
 static int sign_row(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
     float scale = sign_difference(c->x + row * d, c->public_copies + row * d, d, bits_of(c, d, row));
     scales_of(c)[row] = scale;
     return (int)(c->stepped[row] = isfinite(scale) != 0);
 }
 
-/* Compressed gossip by scaled signs (CHOCO): public_copies <- public_copies + C(x - public_copies) for every row, then the pull. */
+/* Compressed gossip by scaled signs (CHOCO): public_copies <- public_copies + C(x - public_copies) for every row, then
+ * the pull. */
 static void signs_of_rows(const hansa_cohort *c, ptrdiff_t d) {
     for (ptrdiff_t i = 0, cut = cut_of(c), some; i < d; i += some) {
         some = at_most(cut, d - i);
@@ -224,7 +225,7 @@ static void signs_of_rows(const hansa_cohort *c, ptrdiff_t d) {
     }
 }
 
-/* The same on a ring, where it is one and nobody waits in `later`; the exchange is otherwise still to be made. */
+/* The same for a ring without steps in `later`; returns whether it applied. */
 static int on_a_ring(const hansa_cohort *c, ptrdiff_t d, int64_t kind) {
     if (c->later || !(kind == HANSA_MIX || kind == HANSA_PULL || kind == HANSA_SIGNS) || !ring_of(c, c->scratch)) return 0;
     ring_t ring = {c->x, c->public_copies, c->scratch, scales_of(c), bits_of(c, d, 0), c->rows, d, round_up((d + 7) / 8, 64),
@@ -233,7 +234,7 @@ static int on_a_ring(const hansa_cohort *c, ptrdiff_t d, int64_t kind) {
     return 1;
 }
 
-/* The bounds after something that all rows did. Means of rows reach no farther than the rows themselves. */
+/* Update the bounds after an operation on all rows. Means of rows do not exceed the bounds of the rows. */
 static void reach_after(const hansa_cohort *c, int64_t kind) {
     double most = 0, heaviest = 1;
     for (int64_t row = 0; row < c->rows; row++) {
@@ -259,13 +260,13 @@ static int64_t check_turns(const hansa_network *network, const hansa_data *data,
     return HANSA_OK;
 }
 
-/* Whether the next thing that all rows do after turn `at` sends signs. */
+/* Whether the next operation on all rows after turn `at` sends signs. */
 static int signs_follow(const hansa_cohort *c, int64_t at) {
     while (at < c->count && c->turns[at].row >= 0) at++;
     return at < c->count && c->turns[at].row == HANSA_SIGNS;
 }
 
-/* The signs that are not known yet; gives a row whose difference is not finite, or -1. */
+/* Compute the missing signs; returns a row whose difference is non-finite, or -1. */
 static int64_t sign_rest(const hansa_cohort *c, ptrdiff_t d) {
     for (int64_t row = 0; row < c->rows; row++)
         if (alive(c, row) && !c->stepped[row] && !sign_row(c, d, row)) return row;
@@ -284,7 +285,7 @@ static int64_t run_cohort(hansa_network *network, const hansa_data *data, const 
         int64_t at = c->done++, row = c->turns[at].row;
         if (row >= 0) {
             float *x = c->x + row * d;
-            /* a row that is not there yet: the step reads the start, and writes the row */
+            /* an uninitialized row: the step reads `start` and writes the row */
             int fresh = c->start && !c->begun[row] && !c->public_copies && !c->later;
             if (fresh) c->begun[row] = 1;
             else begin_rows(c, d, row);
@@ -296,7 +297,7 @@ static int64_t run_cohort(hansa_network *network, const hansa_data *data, const 
                 c->stepped[row] = 1;
             }
             c->losses[at] = step_once(network, data, c->turns[at].index, c->turns[at].batch, &step, update->max_grad_norm);
-            /* signs are taken as long as the row is near, and only those of finite rows have a scale */
+            /* compute signs while the row is in the cache; only finite rows have a scale */
             int fine = c->public_copies && signs_follow(c, c->done) && sign_row(c, d, row);
             if (!fine)
                 fine = c->later ? all_finite32(step.y, d)

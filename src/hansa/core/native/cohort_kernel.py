@@ -1,7 +1,7 @@
-"""A gossiping cohort natively: many turns (a client's step, or an exchange of all rows) in one call.
+"""Native training of a gossiping cohort: many turns (a client's step, or an exchange of all rows) in one call.
 
-`CohortKernel` keeps every client's model as a row and changes it in place. `LazyCohortKernel` keeps the changes made so
-far, and makes models only for clients that step.
+`CohortKernel` stores every client's model as a row and updates it in place. `LazyCohortKernel` stores the changes and
+computes models only for stepping clients.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hansa.core.native.network import SLICE, AffineStep
 
 Array = np.ndarray[Any, Any]
 TURN = abi.record(abi.Turn)
-"""A turn: the step of a row on ``batch`` examples whose numbers lie at the address ``index``; or, with a row below 0,
-something that all rows do (`hansa.core.native.abi`: MIX, AVERAGE, SETTLE, PULL, SIGNS)."""
-GROUP = 16  # models that are made together, at most
+"""A turn: the step of a row on ``batch`` examples whose numbers are at the address ``index``; or, with a row below 0,
+an operation on all rows (`hansa.core.native.abi`: MIX, AVERAGE, SETTLE, PULL, SIGNS)."""
+GROUP = 16  # the largest number of models computed together
 
 
 class MixingLinks(NamedTuple):
-    """The nonzero entries of W over ``rows`` rows, checked once: as native code reads them, and their addresses."""
+    """The nonzero entries of W over ``rows`` rows, checked once: arrays in the native layout, and their addresses."""
 
     rows: int
     arrays: tuple[Array, ...]
@@ -47,8 +47,8 @@ class MixingLinks(NamedTuple):
 class CohortKernel:
     """The rows [n, d] of a cohort, changed in place, for one thread.
 
-    With ``after_exchange`` steps are made apart, and added to the rows by the next exchange (combine-then-adapt). With
-    ``start`` all rows, and their public copies, become that once they are needed: their contents are undefined before.
+    With ``after_exchange`` the next exchange adds the steps to the rows (combine-then-adapt). With ``start`` rows and
+    public copies are initialized to it on first use; their contents are undefined before.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class CohortKernel:
             self._cohort.start, self._cohort.begun = start.data_ptr(), begun.ctypes.data
         self.rows = rows
         self.dropped: int | None = None
-        """The row whose last step became non-finite, where one did: the call ended there."""
+        """The row whose step became non-finite and ended the call, if any."""
 
     def set_links(self, links: MixingLinks) -> None:
-        """Set W; a row without links is left alone."""
+        """Set W; rows without links do not change."""
         if links.rows != len(self.rows):
             raise HansaError(f"CohortKernel.set_links: links of {links.rows} rows for {len(self.rows)}.")
         self._owners["links"] = links
@@ -107,14 +107,14 @@ class CohortKernel:
         self._cohort.public_copies, self._cohort.rate = copies.data_ptr(), rate
 
     def set_velocities(self, velocities: Mapping[int, Tensor]) -> None:
-        """Set the velocity of each row that steps, under momentum; they are changed in place."""
+        """Set the velocities of the stepping rows, for momentum; they are updated in place."""
         pointers = _addresses(self._clients, velocities, len(self.rows))
         self._owners["velocities"] = (pointers, dict(velocities))
         self._cohort.velocities = pointers.ctypes.data if velocities else None
 
     def run(self, turns: Array) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
-        """Run the turns up to a step that became non-finite: returns the loss of each, and how many were done;
-        ``dropped`` then says whose step that was."""
+        """Run the turns up to the first non-finite step; return the loss of each and the number of turns done.
+        ``dropped`` is then the row of that step."""
         clients, cohort = self._clients, self._cohort
         if turns.dtype != TURN or (cohort.starts is None and np.any(turns["row"] < 0)):
             raise HansaError("CohortKernel.run: turns of all rows need set_links().")
@@ -146,7 +146,7 @@ class CohortKernel:
 
 
 class ChangeSums(NamedTuple):
-    """Sums of changes: the i-th has the ``weights`` times the changes at ``places``, from starts[i] to starts[i+1].
+    """Sums of changes: the i-th sums ``weights`` times the changes at ``places``, from starts[i] to starts[i+1].
 
     >>> ChangeSums.of([np.array([[0.5, 0.0], [0.0, 0.25]])]).places.tolist()
     [0, 1]
@@ -158,7 +158,7 @@ class ChangeSums(NamedTuple):
 
     @classmethod
     def of(cls, coefficients: list[Array]) -> ChangeSums:
-        """Read matrices [sums, changes], zeros left out; a matrix may have fewer changes than the next."""
+        """Convert matrices [sums, changes], without zeros; a matrix may have fewer changes than the next."""
         counts: list[Array] = [np.zeros(1, np.int64)]
         places: list[Array] = [np.empty(0, np.int64)]
         weights: list[Array] = [np.empty(0)]
@@ -173,7 +173,7 @@ class ChangeSums(NamedTuple):
 
 
 class LazyCohortKernel:
-    """Changes [capacity, d] that steps add to, each from a model start + a sum of earlier changes, for one thread."""
+    """Changes [capacity, d], one added per step, each from a model start + a sum of earlier changes; one thread."""
 
     def __init__(self, clients: ClientKernel, start: Tensor, step: AffineStep) -> None:
         if clients.network.dropout_numbers:
@@ -182,7 +182,7 @@ class LazyCohortKernel:
         self._clients, self._step, self._start = clients, step, start
         self._models = start.new_empty(0)
         self.dropped: int | None = None
-        """The row whose last step became non-finite, where one did: the call ended there."""
+        """The row whose step became non-finite and ended the call, if any."""
 
     def run(
         self,
@@ -192,9 +192,11 @@ class LazyCohortKernel:
         sums: ChangeSums,
         velocities: Mapping[int, Tensor] | None = None,
     ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
-        """Run groups of turns: one with the row GATHER and how many follow, at most GROUP, and those; ``sums`` are the
-        models of each. ``count`` changes exist. Returns the loss of each turn and how many were done: up to a step that
-        became non-finite, whose change is not kept."""
+        """Run groups of turns up to the first non-finite step, whose change is discarded.
+
+        A group is a turn with the row GATHER and the number of steps, at most GROUP, followed by the steps. ``sums``
+        are their models; ``count`` changes exist. Returns the loss of each turn and the number of turns done.
+        """
         clients, dim = self._clients, self._clients.network.dim
         gathers = turns["row"] == abi.GATHER
         most = int(turns["batch"][gathers].max(initial=0))
@@ -231,7 +233,7 @@ class LazyCohortKernel:
 
 
 def _addresses(clients: ClientKernel, velocities: Mapping[int, Tensor], rows: int) -> Array:
-    """Return the address of each row's velocity, 0 where it has none."""
+    """Return the address of each row's velocity, 0 for none."""
     for vector in velocities.values():
         clients.network.check_vector("velocity", vector)
     return np.array([velocities[row].data_ptr() if row in velocities else 0 for row in range(rows)], np.uint64)
@@ -246,9 +248,10 @@ def squared_spread(
     start: Tensor | None = None,
     deltas: Mapping[int, Tensor] | None = None,
 ) -> float:
-    """sum_i ||x_i - mean||^2 over the first ``dim`` entries of the chosen rows: of up to 16 rows to about seven digits,
-    in float64 throughout of more. ``deltas`` has vectors, by row, that become x_i - start in
-    the same pass.
+    """Return sum_i ||x_i - mean||^2 over the first ``dim`` entries of the chosen rows.
+
+    Up to 16 rows it is accurate to about seven digits, above that computed in float64. ``deltas`` maps rows to vectors
+    that receive x_i - start in the same pass.
 
     >>> squared_spread(torch.tensor([[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]), [0, 1], 2)
     2.0
@@ -273,7 +276,7 @@ def squared_spread(
 
 
 def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: str = "") -> Tensor:
-    """start + coefficients changes, [rows, d], zeros left out.
+    """Return start + coefficients @ changes, [rows, d], skipping zeros.
 
     >>> combine_changes(torch.ones(2), torch.tensor([[1.0, 2.0], [9.0, 9.0]]), np.array([[0.5, 0.0]])).tolist()
     [[1.5, 2.0]]
@@ -290,7 +293,7 @@ def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: st
 
 
 def gram(rows: Tensor, dim: int, isa: str = "") -> Array:
-    """The products of all pairs of rows over their first ``dim`` entries.
+    """Return the inner products of all pairs of rows over their first ``dim`` entries.
 
     >>> gram(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), 2).tolist()
     [[5.0, 3.0], [3.0, 9.0]]

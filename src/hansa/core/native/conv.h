@@ -1,7 +1,7 @@
 /* Convolution over padded NHWC images, one image at a time.
  *
- * A tile holds P neighbouring output positions of V output vectors in registers and walks the window once:
- * every input is broadcast against V weight vectors. ReLU and pool work on two fresh rows in the first cache. */
+ * A tile holds P neighbouring output positions of V output vectors in registers and traverses the window once: every
+ * input is broadcast against V weight vectors. ReLU and pool process two new rows in the L1 cache. */
 #ifndef HANSA_CONV_H
 #define HANSA_CONV_H
 
@@ -9,8 +9,8 @@
 
 #define TILE_POSITIONS (WIDE_REGISTERS ? 14 : 6)
 
-/* Where the values of one window lie: `rows` rows `row` floats apart, each of `runs` runs `run_step` floats apart, each
- * of `length` contiguous floats. Where channels need no padding a window's row is a single run. */
+/* The memory layout of one window: `rows` rows `row` floats apart, each of `runs` runs `run_step` floats apart, each of
+ * `length` contiguous floats. If channels need no padding, a window's row is a single run. */
 typedef struct {
     ptrdiff_t rows, row, runs, run_step, length;
 } window_t;
@@ -87,8 +87,8 @@ static void conv_row(const filters_t *filters, const float *x, float *out, ptrdi
     }
 }
 
-/* Weights of `out` filters of `taps` values, filter-major, into the order in which conv_tile walks: pairs of output
- * vectors (the last may be single), each [taps][one or two vectors], filters beyond `out` zero. */
+/* Reorder the weights of `out` filters of `taps` values, filter-major, for conv_tile: pairs of output vectors (the last
+ * may be single), each [taps][one or two vectors], filters beyond `out` zero. */
 static void pack_forward(const float *weight, ptrdiff_t out, ptrdiff_t taps, float *packed) {
     ptrdiff_t padded = round_up(out, VL);
     for (ptrdiff_t o = 0; o < padded; o += 2 * VL) {
@@ -100,7 +100,7 @@ static void pack_forward(const float *weight, ptrdiff_t out, ptrdiff_t taps, flo
     }
 }
 
-/* ReLU (if asked) over `count` vectors' worth of values. */
+/* ReLU (if requested) over `count` vectors. */
 static void relu_row(const float *from, float *to, ptrdiff_t floats, int relu) {
     for (ptrdiff_t i = 0; i < floats; i += VL) {
         vf v = load(from + i);
@@ -108,7 +108,7 @@ static void relu_row(const float *from, float *to, ptrdiff_t floats, int relu) {
     }
 }
 
-/* 2x2 maximum of two rows, then ReLU if asked; `which` gets 0..3, the first of equals, as torch's max_pool2d. */
+/* 2x2 maximum of two rows, then ReLU if requested; `which` gets 0..3, the first of equals, as in torch's max_pool2d. */
 static void pool_rows(const float *upper, const float *lower, ptrdiff_t channels, ptrdiff_t count, int relu, float *to,
                       int32_t *which) {
     for (ptrdiff_t p = 0; p < count; p++) {

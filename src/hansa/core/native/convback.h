@@ -1,15 +1,15 @@
-/* The backward half of a convolution, one image at a time.
+/* Backward pass of a convolution, one image at a time.
  *
- * Behind a 2x2 pool three of four output gradients are zero, and ReLU empties more. Where kernels are 3x3 or 5x5 the
- * gradients are therefore kept as lists (value, place), and only what is there is multiplied: a quarter of the dense
- * work at most. Other kernels, and convolutions without a pool, take the dense form. */
+ * With a 2x2 pool three of four output gradients are zero, and ReLU zeroes more. For 3x3 and 5x5 kernels the gradients
+ * are therefore stored as sparse lists (value, place): at most a quarter of the dense work. Other kernels, and
+ * convolutions without a pool, use the dense form. */
 #ifndef HANSA_CONVBACK_H
 #define HANSA_CONVBACK_H
 
 #include "conv.h"
 
-/* Gradient values of one image, the zeros left out, in groups: group i is start[i] .. start[i + 1]. A group is a
- * filter, and `place` the offset of the window in the padded image; or a pooled position's one of four, and `place` the
+/* Nonzero gradient values of one image in groups: group i is start[i] .. start[i + 1]. A group is a filter, with
+ * `place` the offset of the window in the padded image; or one of the four positions of a pool window, with `place` the
  * filter. */
 typedef struct {
     float *value;
@@ -56,7 +56,7 @@ static void list_by_position(const float *g, const int32_t *which, ptrdiff_t pos
     list.start[4 * positions] = (int32_t)end;
 }
 
-/* dW of one filter, R of its K rows and CV channel vectors, all held in registers: sum of value * window. */
+/* dW of one filter, R of its K rows and CV channel vectors, all in registers: sum of value * window. */
 INLINE void sparse_filter(const int K, const int R, const int CV, const float *x, ptrdiff_t row, ptrdiff_t channels,
                           const float *value, const int32_t *place, ptrdiff_t count, float *dw) {
     vf sum[27];
@@ -86,7 +86,7 @@ INLINE void sparse_filter(const int K, const int R, const int CV, const float *x
         store(dw + (r * K + k) * channels + c * VL, sum[(r * K + k) * CV + c]);
 }
 
-/* dW[filter][K][K][channels] += for one image. Wide registers hold all rows of a kernel, others a part of them. */
+/* dW[filter][K][K][channels] += for one image. Wide registers hold all rows of a kernel, narrow ones some of them. */
 #define SPARSE_ROWS(K, R, CV, from, c)                                                                              \
     sparse_filter(K, R, CV, x + (from) * row + (c), row, channels, value, place, count,                            \
                   to + (from) * K * channels + (c))
@@ -124,8 +124,8 @@ SPARSE_FILTERS(5, {
 })
 #endif
 
-/* dX of R kernel rows of one channel vector: the (R + 1) x (K + 1) places that a pool window's four positions reach are
- * held in registers while all filters add to them. `slab` is [filter][R][K][VL]. */
+/* dX of R kernel rows of one channel vector: the (R + 1) x (K + 1) places that a pool window's four positions reach
+ * stay in registers while all filters add to them. `slab` is [filter][R][K][VL]. */
 INLINE void sparse_input(const int K, const int R, const float *slab, sparse_t list, ptrdiff_t height, ptrdiff_t width,
                          float *dx, ptrdiff_t row, ptrdiff_t channels) {
     for (ptrdiff_t py = 0, p = 0; py < height; py++) {
@@ -151,13 +151,13 @@ INLINE void sparse_input(const int K, const int R, const float *slab, sparse_t l
     }
 }
 
-/* How a kernel's rows are shared out over passes of sparse_input. */
+/* The division of a kernel's rows into passes of sparse_input. */
 INLINE ptrdiff_t input_pass(ptrdiff_t kernel, ptrdiff_t from) {
     if (WIDE_REGISTERS) return at_most(3, kernel - from);
     return kernel == 3 ? at_most(2, kernel - from) : 1;
 }
 
-/* Weights [filter][K][K][in] into the slabs that sparse_input reads: [vector][pass][filter][R][K][VL]. */
+/* Reorder weights [filter][K][K][in] into the slabs of sparse_input: [vector][pass][filter][R][K][VL]. */
 static void pack_sparse(const float *weight, ptrdiff_t filters, ptrdiff_t K, ptrdiff_t in, float *slab) {
     for (ptrdiff_t c = 0; c < in; c += VL)
         for (ptrdiff_t from = 0, R; from < K; from += R) {
@@ -241,11 +241,11 @@ static void dense_filters(const float *x, ptrdiff_t row, ptrdiff_t column, windo
             }
 }
 
-/* How many of a kernel's K taps reach the places whose number leaves `phase` when divided by the stride. */
+/* The number of a kernel's K taps that reach places congruent to `phase` modulo the stride. */
 INLINE ptrdiff_t taps_of(ptrdiff_t K, ptrdiff_t stride, ptrdiff_t phase) { return (K - phase + stride - 1) / stride; }
 
-/* Weights [filter][K][K][in] of the transposed convolution, as pack_forward wants them: [in][H][W][filter], turned. Of
- * a stride they are those that reach the places of one phase; where it is one, all. */
+/* Weights [filter][K][K][in] of the transposed convolution in the order of pack_forward: [in][H][W][filter], rotated.
+ * With a stride only those that reach the places of one phase; all for stride one. */
 static void pack_dense(const float *weight, ptrdiff_t filters, ptrdiff_t K, ptrdiff_t in, ptrdiff_t stride,
                        ptrdiff_t down, ptrdiff_t right, float *scratch, float *packed) {
     ptrdiff_t H = taps_of(K, stride, down), W = taps_of(K, stride, right);

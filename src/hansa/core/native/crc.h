@@ -1,5 +1,6 @@
 /* The packets' checksum, zlib's CRC-32, by carry-less products: 64 bytes are folded at a time (Gopal et al., "Fast CRC
- * computation for generic polynomials using PCLMULQDQ", 2009; the constants are x^n modulo the reflected polynomial). */
+ * computation for generic polynomials using PCLMULQDQ", 2009; the constants are x^n modulo the reflected
+ * polynomial). */
 #ifndef HANSA_CRC_H
 #define HANSA_CRC_H
 
@@ -14,7 +15,7 @@ INLINE __m128i crc_fold(__m128i x, __m128i by, __m128i next) {
 
 INLINE __m128i crc_load(const uint8_t *data) { return _mm_loadu_si128((const __m128i *)data); }
 
-/* Of `size` bytes, 64 or more and a multiple of 16, after those whose checksum is `crc`. */
+/* Continue the checksum `crc` with `size` bytes, at least 64 and a multiple of 16. */
 static uint32_t crc32_fold(const uint8_t *data, int64_t size, uint32_t crc) {
     const __m128i by64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4), by16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
     const __m128i by8 = _mm_set_epi64x(0, 0x0163cd6124), reduce = _mm_set_epi64x(0x01f7011641, 0x01db710641);
@@ -35,7 +36,7 @@ static uint32_t crc32_fold(const uint8_t *data, int64_t size, uint32_t crc) {
     return ~(uint32_t)_mm_extract_epi32(one, 1);
 }
 
-/* Of any number of bytes. */
+/* Continue the checksum with any number of bytes. */
 static uint32_t crc32_any(const uint8_t *data, int64_t size, uint32_t crc) {
     int64_t whole = size & ~(int64_t)15;
     if (whole >= 64) {
@@ -50,7 +51,7 @@ static uint32_t crc32_any(const uint8_t *data, int64_t size, uint32_t crc) {
     return ~crc;
 }
 #else
-#define crc32_fold 0 /* zlib's own is as good */
+#define crc32_fold 0 /* zlib's is as fast */
 #endif
 
 #endif

@@ -1,5 +1,5 @@
-/* Compressors that send something for every entry: 16-bit floats, and levels at a few bits. One pass each after the one
- * that finds the largest magnitude; results equal NumPy's to the bit on every instruction set. */
+/* Dense compressors: 16-bit floats, and quantization levels of a few bits. One pass finds the largest magnitude, a
+ * second encodes; results are bit-identical to NumPy's on every instruction set. */
 #ifndef HANSA_DENSE_H
 #define HANSA_DENSE_H
 
@@ -10,7 +10,7 @@
 #include "vector.h"
 
 enum { DENSE_CUT = 1024 };
-/* Between two loops: what the first has rounded stays rounded, no product is fused with a sum beyond it. */
+/* A barrier between two loops that prevents fused multiply-add across it. */
 #define ROUNDED __asm__ volatile("" ::: "memory")
 
 INLINE uint32_t float_bits(float x) {
@@ -25,7 +25,7 @@ INLINE float bits_float(uint32_t bits) {
     return x;
 }
 
-/* The largest magnitude; as magnitudes and their bits have one order, infinity and NaN come out on top. */
+/* The largest magnitude. Magnitudes are ordered like their bits, with infinity and NaN on top. */
 static float highest32(const float *x, int64_t n) {
     uint32_t top = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -65,8 +65,8 @@ INLINE vf within(vf x, float most) { return _mm256_max_ps(_mm256_min_ps(x, splat
 INLINE void store_half(uint16_t *p, vh x) { _mm_storeu_si128((__m128i *)p, x); }
 #endif
 
-/* x scale[0] scale[1], at most `most` in magnitude (`most` below 1), in 16 bits rounded to nearest even: float16, or
- * bfloat16 if `brain`. */
+/* x scale[0] scale[1], clamped to magnitude `most` (`most` below 1), rounded to nearest even: float16, or bfloat16 if
+ * `brain`. */
 static void half_pack(const float *x, int64_t n, const float *scale, float most, int64_t brain, uint16_t *out) {
     const float a = scale[0], b = scale[1];
     int64_t i = 0;
@@ -79,15 +79,15 @@ static void half_pack(const float *x, int64_t n, const float *scale, float most,
     for (; i < n; i++) out[i] = half_of(x[i] * a * b, most, brain != 0);
 }
 
-/* Eight codes of `width` <= 8 bits, a byte each, as the low `width` bytes of one word. */
+/* Pack eight codes of `width` <= 8 bits, one per byte, into the low `width` bytes of one word. */
 INLINE uint64_t squeezed(uint64_t word, int width) {
     word = (word & 0x00ff00ff00ff00ffu) | (word & 0xff00ff00ff00ff00u) >> (8 - width);
     word = (word & 0x0000ffff0000ffffu) | (word & 0xffff0000ffff0000u) >> 2 * (8 - width);
     return (word & 0x00000000ffffffffu) | (word & 0xffffffff00000000u) >> 4 * (8 - width);
 }
 
-/* `count` codes, a byte each and zeros up to a multiple of eight, at `width` bits; returns the end, and may write seven
- * bytes beyond it. */
+/* Pack `count` codes, one per byte and zero-padded to a multiple of eight, at `width` bits; returns the end, and may
+ * write seven bytes beyond it. */
 INLINE uint8_t *squeeze(const uint8_t *codes, int64_t count, int width, uint8_t *out) {
     for (int64_t i = 0; i < count; i += 8) {
         uint64_t word;
@@ -108,7 +108,7 @@ INLINE __m512i upper_half(__m512i x, __m512i high, __m512i low) {
     return _mm512_add_epi64(t, _mm512_srli_epi64(u, 32));
 }
 
-/* The blocks of eight counters that follow one another. */
+/* The Philox blocks of eight consecutive counters. */
 INLINE void philox_eight(const uint64_t *keys, uint64_t counter, uint64_t *out) {
     const __m512i m0 = _mm512_set1_epi64((long long)PHILOX_TIMES0), m1 = _mm512_set1_epi64((long long)PHILOX_TIMES1);
     const __m512i h0 = _mm512_srli_epi64(m0, 32), h1 = _mm512_srli_epi64(m1, 32);
@@ -147,8 +147,8 @@ INLINE void product_halves(__m256i x, __m256i high, __m256i low, __m256i *upper,
     *lower = _mm256_blend_epi32(first, _mm256_slli_epi64(u, 32), 0xaa);
 }
 
-/* The blocks of six counters that follow one another: four in vectors and two beside them, for the machine multiplies
- * both at a time. */
+/* The Philox blocks of six consecutive counters: four in vectors and two in scalars, which the CPU multiplies
+ * concurrently. */
 INLINE void philox_six(const uint64_t *keys, uint64_t counter, uint64_t *out) {
     const __m256i m0 = _mm256_set1_epi64x((long long)PHILOX_TIMES0), m1 = _mm256_set1_epi64x((long long)PHILOX_TIMES1);
     const __m256i h0 = _mm256_srli_epi64(m0, 32), h1 = _mm256_srli_epi64(m1, 32);
@@ -187,8 +187,8 @@ enum { PHILOX_AT_ONCE = 2 };
 #define philox_some philox_pair
 #endif
 
-/* The 32-bit numbers from `first`, a multiple of 8, on that Generator.random(dtype=float32) takes the upper 24 bits of: the
- * lower half of each 64 bits first. Writes whole blocks. */
+/* The 32-bit numbers from `first`, a multiple of 8, of which Generator.random(dtype=float32) uses the upper 24 bits:
+ * the lower half of each 64 bits first. Writes whole blocks. */
 static void draw_numbers(const uint64_t *keys, int64_t first, int64_t count, uint32_t *out) {
     uint64_t block[4 * PHILOX_AT_ONCE];
     for (int64_t i = 0; i < count; i += 8 * PHILOX_AT_ONCE) {
@@ -197,9 +197,9 @@ static void draw_numbers(const uint64_t *keys, int64_t first, int64_t count, uin
     }
 }
 
-/* Each entry as levels + l with l = |x| levels / M up or down by the draw (to nearest even without a key), signed as x;
- * M, the largest magnitude of its bucket, goes to norms. Returns 0 where an entry is not finite. `out` has eight bytes
- * more than the codes take. */
+/* Encode each entry as levels + l with l = |x| levels / M, rounded up or down by the draw (to nearest even without a
+ * key) with the sign of x; M, the largest magnitude of its bucket, goes to norms. Returns 0 if an entry is non-finite.
+ * `out` has eight bytes more than the codes take. */
 static int64_t levels_pack(const float *x, int64_t n, int64_t bucket, int64_t levels, int64_t width,
                            const uint64_t *key, float *norms, uint8_t *out) {
     float scaled[DENSE_CUT];

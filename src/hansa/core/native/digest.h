@@ -1,7 +1,7 @@
-/* A digest of many words, a block at a time, at the speed of memory.
+/* A digest of many words by blocks, at memory bandwidth.
  *
- * Of 4096 words w with keys k: the sum of (w_i + k_i)(w_j + k_j) for neighbours i even, j = i + 1, sums within brackets
- * modulo 2^32, the rest modulo 2^64 (NH of UMAC, Black et al. 1999); and the same with keys that are 4 further on. */
+ * For 4096 words w with keys k: the sum of (w_i + k_i)(w_j + k_j) over even i, j = i + 1, with the sums in parentheses
+ * modulo 2^32 and the rest modulo 2^64 (NH of UMAC, Black et al. 1999); and the same with the keys shifted by 4. */
 #ifndef HANSA_DIGEST_H
 #define HANSA_DIGEST_H
 
@@ -57,7 +57,7 @@ static void digest_block(const uint32_t *words, int64_t count, const uint32_t *k
     out[1] = two;
 }
 
-/* Two words of digest a block; the last block ends where the words do. */
+/* Two digest words per block; the last block may be shorter. */
 static void digest(const uint32_t *words, int64_t count, const uint32_t *keys, uint64_t *out) {
     for (int64_t i = 0; i < count; i += DIGEST_WORDS, out += 2)
         digest_block(words + i, at_most(DIGEST_WORDS, count - i), keys, out);

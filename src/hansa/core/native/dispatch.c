@@ -1,4 +1,4 @@
-/* What the library exports: the choice of instruction set, and each kernel by name. */
+/* The exports of the library: the choice of instruction set, and each kernel by name. */
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -7,7 +7,7 @@
 #include "native.h"
 
 #if defined(__x86_64__)
-/* What compilers do not all let one ask for by name: carry-less products and 16-bit floats. */
+/* CPU features that not all compilers can query by name: carry-less products and 16-bit floats. */
 static int has_more(void) {
     unsigned a, b, c = 0, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_PCLMUL) && (c & bit_F16C);
@@ -45,7 +45,7 @@ HANSA_EXPORT int64_t hansa_size(int64_t which) {
     return which >= 0 && which < (int64_t)(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;
 }
 
-/* The kernels of the given name, or the best where it is empty; null where this machine cannot run them. */
+/* The kernels of the given name, or the best if it is empty; null if this machine cannot run them. */
 HANSA_EXPORT const hansa_kernels *hansa_kernels_for(const char *name) {
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
         if ((!*name || !strcmp(name, all[i]->name)) && runs(all[i])) return all[i];

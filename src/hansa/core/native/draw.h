@@ -1,4 +1,4 @@
-/* The batches of a client: NumPy's Philox generator and its shuffle, to the bit. */
+/* The batches of a client: NumPy's Philox generator and shuffle, bit-identical. */
 #ifndef HANSA_DRAW_H
 #define HANSA_DRAW_H
 
@@ -10,8 +10,8 @@
 #define PHILOX_TIMES0 0xD2E7470EE14C6C93u
 #define PHILOX_TIMES1 0xCA5A826395121157u
 
-/* Philox 4x64 with ten rounds (Salmon et al. 2011), as NumPy walks it: the counter moves before each block of four, and
- * 32 bits are the lower half of 64 first, then the upper. */
+/* Philox 4x64 with ten rounds (Salmon et al. 2011) in NumPy's order: the counter is incremented before each block of
+ * four, and 32-bit numbers are the lower half of 64 bits first, then the upper. */
 typedef struct {
     uint64_t counter[4], key[2], block[4];
     int used;
@@ -23,7 +23,7 @@ static inline philox_t philox_new(const uint64_t *key) {
     return (philox_t){.key = {key[0], key[1]}, .used = 4};
 }
 
-/* The ten rounds: a counter becomes the block of four that belongs to it. */
+/* The ten rounds: map a counter to its block of four. */
 static inline void philox_block(const uint64_t *key, uint64_t *x) {
     uint64_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < 10; round++) {
@@ -44,8 +44,7 @@ static inline void philox_keys(const uint64_t *key, uint64_t *keys) {
     for (uint64_t i = 0; i < 20; i++) keys[i] = key[i % 2] + i / 2 * (i % 2 ? PHILOX_STEP1 : PHILOX_STEP0);
 }
 
-/* The blocks of two counters that follow one another, side by side: the products of one hide the waiting for the
- * other's. */
+/* The blocks of two consecutive counters, interleaved to hide the latency of multiplication. */
 static inline void philox_pair(const uint64_t *keys, uint64_t counter, uint64_t *out) {
     uint64_t a0 = counter, a1 = 0, a2 = 0, a3 = 0, b0 = counter + 1, b1 = 0, b2 = 0, b3 = 0;
 #pragma GCC unroll 10
@@ -84,7 +83,7 @@ static inline uint32_t philox_half(philox_t *draw) {
     return (uint32_t)both;
 }
 
-/* A whole number from 0 to `most`, by masks and rejection. */
+/* An integer from 0 to `most`, by masks and rejection. */
 static inline uint64_t philox_within(philox_t *draw, uint64_t most) {
     uint64_t mask = most, value;
     for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
@@ -103,8 +102,8 @@ static inline uint64_t philox_below(philox_t *draw, uint32_t most) {
     return product >> 32;
 }
 
-/* `some` of the numbers below `many`, at most 10,000, as Generator.choice without replacement or shuffle has them
- * (Floyd's way): number j, or a lower one if that is not taken yet. */
+/* `some` of the numbers below `many`, at most 10,000, as Generator.choice without replacement or shuffle (Floyd's
+ * algorithm): number j, or a lower one if that is not taken yet. */
 static void choose(const char *key, int64_t many, int64_t some, int64_t *out) {
     uint64_t words[2];
     memcpy(words, key, sizeof words);
@@ -120,8 +119,8 @@ static void choose(const char *key, int64_t many, int64_t some, int64_t *out) {
     }
 }
 
-/* `length` entries of `own`, pass after pass over all of them, each shuffled as Generator.permutation does. `order` has
- * room for `samples`. */
+/* `length` entries of `own` from consecutive passes, each shuffled as by Generator.permutation. `order` has room for
+ * `samples`. */
 static void draw_batches(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
                          int64_t *out) {
     philox_t draw = philox_new(key);

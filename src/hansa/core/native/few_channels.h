@@ -1,6 +1,6 @@
-/* A first stage of few channels (grey or colour images) behind a pool, where no vector runs over the input's channels:
- * forward runs over filters, broadcasts inputs and meets a whole pool window at once; backward runs along the rows of
- * the window that each gradient belongs to. */
+/* A first stage with few channels (grey or colour images) and a pool, vectorized over other axes than input channels:
+ * forward over filters, with inputs broadcast, one pool window at a time; backward along the rows of each gradient's
+ * window. */
 #ifndef HANSA_FEW_CHANNELS_H
 #define HANSA_FEW_CHANNELS_H
 
@@ -16,7 +16,7 @@ INLINE int few_supported(ptrdiff_t K, ptrdiff_t C) {
 INLINE void few_row(const int C, const int N, const int A, const int B, const float *x, ptrdiff_t length,
                     const float *weight, ptrdiff_t tap, vf *upper, vf *lower) {
     for (ptrdiff_t r = 0; r < length; r++, x++, weight += tap) {
-        OPAQUE(x); /* or the compiler carries inputs over to the next tap, in registers it does not have */
+        OPAQUE(x); /* keeps the compiler from carrying inputs over to the next tap, which would spill registers */
         vf above = A ? load(weight) : zero(), below = B ? load(weight - length * tap) : zero();
         UNROLL for (int n = 0; n < N; n++) {
             vf value = splat(x[n * C]);
@@ -73,9 +73,9 @@ static void few_forward(const filters_t *filters, ptrdiff_t C, const float *x, i
     }
 }
 
-/* dW of a first layer of few channels behind a pool, one filter, whose gradients come as a list: the sum of value times
- * window, of which each of K rows is W short vectors. `dw` is [K][FEW_ROW]; what lies beyond a row's end is not used.
- * Two sums take turns where one would wait for itself. */
+/* dW of one filter of a first layer with few channels and a pool, from a list of gradients: the sum of value times
+ * window, each of whose K rows is W short vectors. `dw` is [K][FEW_ROW]; entries beyond a row's end are unused. Two
+ * alternating sums hide the latency of addition. */
 #define FEW_ROW 16
 
 #if VL == 16

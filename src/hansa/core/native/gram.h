@@ -1,4 +1,4 @@
-/* Inner products of many float32 rows with a few vectors, as exactly as float64 has them. */
+/* Inner products of many float32 rows with a few vectors, in float64. */
 #ifndef HANSA_GRAM_H
 #define HANSA_GRAM_H
 
@@ -11,13 +11,13 @@
 enum { GRAM_LANES = 8 };
 #if VL == 16
 enum { GRAM_ROWS = 4, GRAM_VECTORS = 5, GRAM_SPAN = 1024 };
-#elif VL == 8 /* a tile stays in the first cache: 1024 would take half as long again */
+#elif VL == 8 /* a tile fits in the L1 cache; 1024 takes half as long again */
 enum { GRAM_ROWS = 3, GRAM_VECTORS = 4, GRAM_SPAN = 512 };
 #else
 enum { GRAM_ROWS = 2, GRAM_VECTORS = 2, GRAM_SPAN = 512 };
 #endif
 
-/* A tile of pairs over one span, one register of lanes a pair and pass. `lanes` is [row][vector][8]. */
+/* A tile of pairs over one span, one register of lanes per pair and pass. `lanes` is [row][vector][8]. */
 INLINE void gram_tile(const int rows, const float *a, int64_t row, const double *b, int64_t n, double *lanes,
                       int64_t row_lanes) {
     for (int part = 0; part < GRAM_LANES; part += WIDE) {
@@ -37,9 +37,9 @@ INLINE void gram_tile(const int rows, const float *a, int64_t row, const double 
     }
 }
 
-/* Adds a piece of `n` entries of each row and vector to lanes[row][HANSA_GRAM_ROOM(many)][8]: entry i joins lane i mod 8, in
- * order, one order for all instruction sets and whatever else is computed in the same call. A piece that is not the last
- * has a multiple of 8 entries; `row` and `vector` are how far apart the rows and the vectors lie. */
+/* Adds `n` entries of each row and vector to lanes[row][HANSA_GRAM_ROOM(many)][8]. Entry i is added to lane i mod 8 in
+ * order, independent of the instruction set and of the other rows in the call. All pieces but the last have a multiple
+ * of 8 entries; `row` and `vector` are the strides of rows and vectors. */
 static int64_t gram32_add(const float *rows, int64_t row, int64_t count, const float *vectors, int64_t vector,
                           int64_t many, int64_t n, double *lanes) {
     int64_t padded = round_up(many, GRAM_VECTORS), row_lanes = HANSA_GRAM_ROOM(many) * GRAM_LANES;
@@ -69,7 +69,7 @@ static int64_t gram32_add(const float *rows, int64_t row, int64_t count, const f
     return HANSA_OK;
 }
 
-/* out[r][v] = the lanes of a pair, added in pairs. */
+/* out[r][v] = the pairwise sum of the lanes of a pair. */
 static void gram32_sum(double *lanes, int64_t count, int64_t many, double *out) {
     for (int64_t r = 0; r < count; r++)
         for (int64_t v = 0; v < many; v++) {

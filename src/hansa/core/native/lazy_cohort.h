@@ -1,7 +1,7 @@
-/* A cohort most of whose clients are idle: the changes that were made, and models only for those who step.
+/* A cohort whose clients are mostly idle: stores changes, and computes models only for stepping clients.
  *
- * A model is start + sum of w_k change_k. The models of clients that step together are made together, a cut at a time, so
- * that the changes are read once for all of them. */
+ * A model is start + sum of w_k change_k. The models of clients that step together are computed together, one cut at a
+ * time, so that the changes are read once. */
 #ifndef HANSA_LAZY_COHORT_H
 #define HANSA_LAZY_COHORT_H
 
@@ -9,7 +9,7 @@
 
 enum { COMBINE_AHEAD = 16 };
 
-/* N vectors of one model, the last of them not whole if PART. */
+/* N vectors of one model, the last partial if PART. */
 INLINE void combine_tile(const int N, const int PART, const float *start, const float *changes, ptrdiff_t d,
                          const int64_t *places, const float *weights, int64_t count, ptrdiff_t lanes, float *out) {
     vf sum[8];
@@ -19,7 +19,7 @@ INLINE void combine_tile(const int N, const int PART, const float *start, const 
         const float *from = changes + places[k] * d;
         vf weight = splat(weights[k]);
         UNROLL for (int j = 0; j < N; j++) {
-            __builtin_prefetch(from + (j + COMBINE_AHEAD) * VL); /* more streams than the machine follows by itself */
+            __builtin_prefetch(from + (j + COMBINE_AHEAD) * VL); /* more streams than the hardware prefetches */
             sum[j] = madd(weight, TAKE(from, j), sum[j]);
         }
     }
@@ -72,7 +72,7 @@ static int64_t run_lazy_cohort(hansa_network *network, const hansa_data *data, c
         int64_t at = lazy->done++;
         const hansa_turn *turn = lazy->turns + at;
         if (turn->row == HANSA_GATHER) {
-            if (at > first && now() >= end) { /* only between groups: their models are made in the same call */
+            if (at > first && now() >= end) { /* only between groups: the models of a group are computed in the same call */
                 lazy->done--;
                 break;
             }

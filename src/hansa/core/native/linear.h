@@ -1,17 +1,17 @@
 /* Linear layers and the local step.
  *
  * Forward: dot products of rows, 4 x 4 (or 4 x 3) at a time. Backward: sums of outer products, a tile of rows times
- * vectors in registers; the gradient of a weight tile can be applied to the weights at once, without ever being stored.
- * Where ReLU made zeros of the output's gradient, only the rest is multiplied. */
+ * vectors in registers; the gradient of a weight tile can be applied to the weights without being stored. Zeros that
+ * ReLU left in the output's gradient are skipped. */
 #ifndef HANSA_LINEAR_H
 #define HANSA_LINEAR_H
 
 #include "vector.h"
 
 /* y <- y - lr (g + weight_decay y + prox_weight (y - anchor) + shift), through the velocity if there is one:
- * v <- momentum v + (...), y <- y - lr v. All pointers are to whole flat vectors; those not used are null. With `change` y stays
- * as it is, and what would be added to it goes there; with `to` y stays too, and what it would become, less `minus` where
- * that is given, goes there. Every parameter is written once a step. */
+ * v <- momentum v + (...), y <- y - lr v. All pointers are to whole flat vectors; unused ones are null. With `change`
+ * the change is written there; with `to` the new y, less `minus` if given, is written there. In both cases y is not
+ * modified. Every parameter is written once per step. */
 typedef struct {
     float *y, *velocity;
     const float *anchor, *shift;
@@ -22,7 +22,7 @@ typedef struct {
 
 INLINE int plain(const step_t *step) { return !step->velocity && !step->shift && step->prox_weight == 0 && step->weight_decay == 0; }
 
-/* Where the result of a step goes, and what it is: y or the change, by a total of g. */
+/* The destination of a step, y or the change, and the new value for a total gradient g. */
 INLINE float *target(const step_t *step) { return step->change ? step->change : step->to ? step->to : step->y; }
 
 INLINE vf stepped(const step_t *step, ptrdiff_t at, ptrdiff_t count, vf g) {
@@ -52,8 +52,8 @@ static void step_span(const step_t *step, ptrdiff_t at, const float *gradient, p
 
 #define DOT_ROWS 4
 #define DOT_FILTERS (WIDE_REGISTERS ? 4 : 3)
-#define DOT_BLOCK 7168        /* inputs that the first cache holds */
-#define DOT_NEAR (3 << 16)    /* weights that the second cache holds */
+#define DOT_BLOCK 7168        /* inputs that fit in the L1 cache */
+#define DOT_NEAR (3 << 16)    /* weights that fit in the L2 cache */
 
 INLINE void sum_tile(const vf *sum, float *totals) {
 #if VL == 16
@@ -79,7 +79,7 @@ INLINE void sum_tile(const vf *sum, float *totals) {
 #endif
 }
 
-/* `rows` and `filters` may be fewer than the tile's: the last is then repeated and its sums are dropped. */
+/* `rows` and `filters` may be fewer than the tile's: the last is then repeated and its sums are discarded. */
 INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, ptrdiff_t w_row,
                      ptrdiff_t filters, ptrdiff_t length, float *y, ptrdiff_t y_row) {
     const float *xs[DOT_ROWS], *ws[DOT_FILTERS];
@@ -117,8 +117,8 @@ INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const floa
         for (ptrdiff_t o = 0; o < at_most(DOT_FILTERS, filters); o++) y[b * y_row + o] += totals[b * DOT_FILTERS + o];
 }
 
-/* y = bias + x w'. A block of inputs stays in the first cache while the weights stream past: few and long rows where
- * the weights stay in the second cache, many and short ones, so that weights pass seldom, where they do not. */
+/* y = bias + x w'. A block of inputs stays in the L1 cache while the weights stream: few long rows if the weights fit
+ * in the L2 cache, otherwise many short rows, so that the weights are read less often. */
 static void linear_forward(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const float *w, const float *bias,
                            ptrdiff_t in, ptrdiff_t out, float *y, ptrdiff_t y_row) {
     for (ptrdiff_t b = 0; b < rows; b++) {
@@ -140,11 +140,11 @@ static void linear_forward(const float *x, ptrdiff_t x_row, ptrdiff_t rows, cons
 #define OUTER_ROWS 6
 #define OUTER_VECTORS (WIDE_REGISTERS ? 4 : 2)
 
-/* Examples that the next step will read, so that they can be asked for while this one computes. */
+/* Examples of the next step, which are prefetched during this one. */
 typedef struct {
-    const char *values; /* null where none is known */
+    const char *values; /* null if unknown */
     const int64_t *index;
-    ptrdiff_t rows, bytes; /* how many rows, and the length of one */
+    ptrdiff_t rows, bytes; /* the number of rows, and the length of one */
 } ahead_t;
 
 typedef struct {
@@ -152,13 +152,13 @@ typedef struct {
     ptrdiff_t a_m, a_k;
     const float *b;
     ptrdiff_t b_row, depth;
-    float *c; /* where the sums go, or null: then `step` is taken at parameter `at` + m * c_row + n */
+    float *c; /* receives the sums; if null, `step` is applied at parameter `at` + m * c_row + n */
     ptrdiff_t c_row;
     const step_t *step;
     ptrdiff_t at;
 } outer_t;
 
-/* What becomes of a finished tile: it is stored, or taken as a step. */
+/* Store a finished tile, or apply it as a step. */
 INLINE void outer_end(const int M, const int N, const int PART, const outer_t *job, ptrdiff_t m, ptrdiff_t n,
                       ptrdiff_t lanes, const vf *sum) {
     float *c = (job->c ? job->c : target(job->step) + job->at) + m * job->c_row + n;
@@ -235,7 +235,7 @@ static void outer(const outer_t *job, ptrdiff_t rows, ptrdiff_t columns) {
     ptrdiff_t whole = columns / VL, blocks = (whole + OUTER_VECTORS - 1) / OUTER_VECTORS;
     ptrdiff_t bands = (rows + OUTER_ROWS - 1) / OUTER_ROWS;
     for (ptrdiff_t block = 0, v = 0; block <= blocks; block++) {
-        int part = block == blocks; /* the last, incomplete vector is a block of its own */
+        int part = block == blocks; /* the last, partial vector is a separate block */
         ptrdiff_t N = part ? 0 : (whole - v + blocks - block - 1) / (blocks - block);
         if (part && columns == whole * VL) break;
         for (ptrdiff_t band = 0, m = 0; band < bands; band++) {
@@ -250,7 +250,7 @@ static void outer(const outer_t *job, ptrdiff_t rows, ptrdiff_t columns) {
 /* The same for an `a` that is mostly zeros: row m has the entries start[m] to start[m + 1] of a list. */
 
 #define LIST_VECTORS 13
-#define LIST_AHEAD 4 /* filters whose weights are asked for before they are needed */
+#define LIST_AHEAD 4 /* filters whose weights are prefetched */
 
 typedef struct {
     const float *value;
@@ -258,8 +258,8 @@ typedef struct {
     const int32_t *start;
 } outer_list_t;
 
-/* Lists the entries of a[k][m], m < rows, that are not zero. `value` and `place` hold rows * depth and a vector more at
- * most; `turned` is scratch of VL times the depth, rounded up. */
+/* Lists the nonzero entries of a[k][m], m < rows. `value` and `place` hold at most rows * depth plus one vector;
+ * `turned` is scratch of VL times the depth, rounded up. */
 static void list_outer(const float *a, ptrdiff_t a_k, ptrdiff_t rows, ptrdiff_t depth, float *turned, float *value,
                        int32_t *place, int32_t *start) {
     ptrdiff_t end = 0, stride = round_up(depth, VL);

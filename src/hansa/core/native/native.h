@@ -1,5 +1,5 @@
-/* What the Python side and the three instruction sets agree on. abi.py reads its structures and constants from here:
- * keep to plain declarations. */
+/* The interface between Python and the kernels of the three instruction sets. abi.py parses structures and constants
+ * from this file: keep to plain declarations. */
 #ifndef HANSA_NATIVE_H
 #define HANSA_NATIVE_H
 
@@ -19,18 +19,18 @@ enum { HANSA_MAX = 1, HANSA_MEAN = 2 };                                 /* pools
 enum { HANSA_DROP = 1, HANSA_DROP_FLAT = 2, HANSA_DROP_CHANNELS = 3 }; /* dropouts */
 
 /* One stage: convolution [ReLU] [pool] [dropout], or linear [ReLU] [dropout]. A linear stage has kernel = stride =
- * padding = 0, and channels, height, width say what shape was flattened, in torch's C, H, W order. A pool takes windows
- * of pool_h x pool_w, step_h and step_w apart; `relu` is 2 where it follows a mean and not the convolution. Dropout
- * has a number for each value in the order H, W, C, in the order C, H, W of what is flattened, or for each channel.
- * `weight` and `bias` are where its parameters begin in the flat vector, -1 for no bias; `planar` says that a
- * convolution's weights lie there as O, I, H, W and not as O, H, W, I. */
+ * padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order. A pool has
+ * windows of pool_h x pool_w, step_h and step_w apart; `relu` is 2 if it follows a mean pool and not the convolution.
+ * Dropout has a factor per value in H, W, C order, in C, H, W order of flattened values, or per channel. `weight` and
+ * `bias` are the offsets of its parameters in the flat vector, -1 for no bias; `planar` means that convolution weights
+ * are stored as O, I, H, W and not as O, H, W, I. */
 typedef struct {
     int64_t kind, channels, height, width, out, kernel, stride, padding, relu, pool, pool_h, pool_w, step_h, step_w;
     int64_t drop, weight, bias, planar;
 } hansa_stage;
 
-/* Rows of examples: float32, or uint8 with `table`[channel][256] giving the value of each byte. `planar` says that a
- * row is stored C, H, W; otherwise it is H, W, C. */
+/* Rows of examples: float32, or uint8 with the value of each byte in `table`[channel][256]. `planar` rows are stored
+ * C, H, W, others H, W, C. */
 typedef struct {
     const void *values;
     const float *table;
@@ -38,24 +38,24 @@ typedef struct {
     int64_t rows, planar;
 } hansa_data;
 
-/* `steps` batches of `batch` rows; `sizes` (may be null) gives each step's own, smaller batch. `keep` (null where nothing
- * drops out) is what dropout multiplies by: for each step, for each stage that has it, numbers for each row. */
+/* `steps` batches of `batch` rows; `sizes` (may be null) gives the smaller batch of each step. `keep` (null without
+ * dropout) has the dropout factors: for each step, for each stage with dropout, for each row. */
 typedef struct {
     const int64_t *index, *sizes;
     int64_t steps, batch;
     const float *keep;
 } hansa_batches;
 
-/* The local step y <- y - lr d, d = clipped g + weight_decay y + prox_weight (y - anchor) + shift; with a velocity that is
- * not null, velocity <- momentum velocity + d is subtracted. max_grad_norm is infinity where nothing is clipped. */
+/* The local step y <- y - lr d, d = clipped g + weight_decay y + prox_weight (y - anchor) + shift; with a velocity,
+ * velocity <- momentum velocity + d replaces d. max_grad_norm is infinity without clipping. */
 typedef struct {
     float *velocity;
     const float *anchor, *shift;
     double lr, prox_weight, weight_decay, momentum, max_grad_norm;
 } hansa_update;
 
-/* One client's round: from x, `steps` steps on batches of its own rows, drawn by NumPy's Philox with the given key;
- * `delta` becomes y - x, and y the trained model if keep_model says so. */
+/* One client's round: from x, `steps` steps on batches of its rows, drawn by NumPy's Philox with the given key; `delta`
+ * receives y - x, and y the trained model if keep_model is set. */
 typedef struct {
     const float *x;
     float *y, *delta;
@@ -66,51 +66,51 @@ typedef struct {
     int64_t done, finite, keep_model;
 } hansa_client;
 
-/* What a cohort of clients that gossip does, one thing after the other: the step of a row on `batch` examples, or one of
- * these with all rows: X <- W X, X <- the mean, the moves of combine-then-adapt, compressed gossip of what is public. */
+/* A turn of a gossiping cohort: the step of a row on `batch` examples, or an operation on all rows: X <- W X, X <- the
+ * mean, the steps of combine-then-adapt, or compressed gossip of the public copies. */
 enum { HANSA_MIX = -1, HANSA_AVERAGE = -2, HANSA_SETTLE = -3, HANSA_PULL = -4, HANSA_SIGNS = -5 };
 
 typedef struct {
-    int64_t row, batch; /* row: whose step, or one of the above */
+    int64_t row, batch; /* row: the stepping row, or one of the above */
     const int64_t *index;
 } hansa_turn;
 
-/* A cohort: its models are the rows of x. W is given by its links; a row without any is left alone. Steps are made in
- * `later` where that is not null: the next thing with all rows then moves x by the change. `public_copies` are those
- * of compressed gossip, X <- X + rate (W - I) public_copies. A call ends after `seconds`, or after a step that became non-finite,
- * with the row in `dropped`; it is called again until `done` is `count`. */
+/* A cohort: its models are the rows of x. W is given by its links; rows without links do not change. If `later` is not
+ * null, steps are stored there, and the next operation on all rows adds the change to x. `public_copies` are those of
+ * compressed gossip, X <- X + rate (W - I) public_copies. A call ends after `seconds`, or after a non-finite step with
+ * the row in `dropped`; it is called again until `done` is `count`. */
 typedef struct {
     float *x, *later, *public_copies;
-    int64_t *stepped; /* a flag for each row: it has moved in `later`, or its signs are known */
+    int64_t *stepped; /* per row: whether it has stepped in `later`, or its signs are known */
     int64_t rows;
     const hansa_turn *turns;
     int64_t count, done, dropped;
-    float *losses; /* of each turn */
-    float *const *velocities; /* of each row, or null */
+    float *losses; /* per turn */
+    float *const *velocities; /* per row, or null */
     const int64_t *starts, *links;
     const double *weights;
-    double *reach;  /* a bound on the entries of each row, below 0 where none is known */
-    float *scratch; /* of HANSA_CUT entries a row, and a row's bits and one scale a row behind them */
+    double *reach;  /* per row: a bound on its entries, below 0 if unknown */
+    float *scratch; /* HANSA_CUT entries per row, followed by a row's bits and one scale per row */
     double rate, seconds;
-    const float *start; /* what rows (and public copies) begin as, or null: they are there */
-    int64_t *begun;     /* a flag for each row: it is there */
+    const float *start; /* initial value of rows and public copies, or null if they are initialized */
+    int64_t *begun;     /* per row: whether it is initialized */
 } hansa_cohort;
 
 #define HANSA_CUT 1024
 
-/* Pairs that a row's lanes have room for: of `many`, rounded up to what any instruction set takes at a time. */
+/* The number of pairs allocated in a row's lanes: `many`, rounded up to the largest tile of any instruction set. */
 #define HANSA_GRAM_ROOM(many) ((many) + 4)
 
-/* A cohort most of whose clients are idle: their models are start + sum of weights[i] changes[places[i]] and are made only
- * where one steps. Turns come in groups: one with the row HANSA_GATHER and `batch` = how many steps follow, and those, each
- * of which makes the next change. `starts` has the terms of each turn's model, from starts[t] to starts[t + 1]. */
+/* A cohort whose clients are mostly idle: models are start + sum of weights[i] changes[places[i]] and are computed only
+ * for steps. A group of turns is one with the row HANSA_GATHER and `batch` = the number of steps, followed by the
+ * steps, each of which adds one change. The terms of turn t's model are starts[t] to starts[t + 1]. */
 enum { HANSA_GATHER = -6 };
 
 typedef struct {
     const float *start;
-    float *models, *changes; /* models: room for as many as step together */
-    int64_t room, made;      /* changes that there is room for, and that were made */
-    const hansa_turn *turns; /* row: whose velocity */
+    float *models, *changes; /* models: one per step of a group */
+    int64_t room, made;      /* the capacity and the number of changes */
+    const hansa_turn *turns; /* row: index of the velocity */
     const int64_t *starts, *places;
     const float *weights;
     int64_t count, done, dropped;
@@ -126,7 +126,7 @@ typedef struct {
 
 enum { HANSA_OK = 0, HANSA_NO_MEMORY = 1, HANSA_BAD_ROW = 2, HANSA_BAD_LABEL = 3, HANSA_BAD_SIZE = 4, HANSA_BAD_SUM = 5 };
 
-/* What a server step needs to know; `kind` is one of the six. Corrections are factors: 1 / (1 - beta^t), or 1. */
+/* The arguments of a server step; `kind` is one of the six. Corrections are factors: 1 / (1 - beta^t), or 1. */
 enum { HANSA_MOMENTUM, HANSA_ADAGRAD, HANSA_ADAM, HANSA_YOGI, HANSA_AMSGRAD, HANSA_AMS };
 
 typedef struct {

@@ -11,7 +11,7 @@
 
 /* Batches ---------------------------------------------------------------------------------------------------------- */
 
-/* Copies one stored row to where the first stage wants it, in the order it wants: C, H, W for linear, else H, W, C. */
+/* Copies one stored row to the input of the first stage, in its order: C, H, W for linear, else H, W, C. */
 static void copy_row(const hansa_data *data, const stage_t *s, int64_t row, float *to) {
     ptrdiff_t C = s->is.channels, H = s->is.height, W = s->is.width;
     int conv = s->is.kind == HANSA_CONV, planar_to = !conv;
@@ -52,7 +52,7 @@ INLINE ptrdiff_t batch_size(const hansa_batches *batches, int64_t t) {
     return batches->sizes ? batches->sizes[t] : batches->batch;
 }
 
-/* Everything is looked at before anything is changed. */
+/* Check all inputs before anything is changed. */
 static int64_t check(const hansa_network *network, const hansa_data *data, const hansa_batches *batches) {
     if (batches->batch < 1 || batches->batch > network->batch) return HANSA_BAD_SIZE;
     for (int64_t t = 0; t < batches->steps; t++) {
@@ -75,7 +75,7 @@ static void prepare(const hansa_network *network, const float *y, int backward) 
             conv_prepare(network->stage + i, y, backward, i == 0, &network->scratch);
 }
 
-/* What a stage's dropout multiplies row n of a batch by, or null. */
+/* The dropout factors of a stage for row n of a batch, or null. */
 INLINE const float *keep_of(const hansa_network *network, const stage_t *s, ptrdiff_t size, ptrdiff_t n) {
     return network->keep && s->is.drop ? network->keep + s->keep_at * size + s->keeps * n : NULL;
 }
@@ -130,7 +130,7 @@ static double cross_entropy(const float *z, ptrdiff_t classes, int64_t label, fl
     return (double)(logf(total) + most - z[label]);
 }
 
-/* dW and db of a linear stage, stored at `gradient` or, where that is null, applied at once. */
+/* dW and db of a linear stage, stored at `gradient` or, if that is null, applied at once. */
 static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, const step_t *step,
                             const scratch_t *scratch, const ahead_t *ahead) {
     const sparse_t *list = &scratch->list;
@@ -154,7 +154,7 @@ static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, c
     }
 }
 
-/* The gradient of the mean loss, at `gradient`, or taken as a step stage by stage where that is null. */
+/* The gradient of the mean loss, stored at `gradient` or, if that is null, applied stage by stage. */
 static float backward(const hansa_network *network, const float *y, const hansa_data *data, const int64_t *index,
                       ptrdiff_t size, float *gradient, const step_t *step) {
     const scratch_t *scratch = &network->scratch;
@@ -213,7 +213,7 @@ static float backward(const hansa_network *network, const float *y, const hansa_
     return (float)(loss / (double)size);
 }
 
-/* What Python calls ------------------------------------------------------------------------------------------------ */
+/* Entry points ----------------------------------------------------------------------------------------------------- */
 
 static double now(void) {
     struct timespec time;
@@ -221,7 +221,7 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* One step on one batch, in place; gives the loss at the y before it. */
+/* One step on one batch, in place; returns the loss before the step. */
 static float step_once(const hansa_network *network, const hansa_data *data, const int64_t *index, ptrdiff_t size,
                        const step_t *step, double clip) {
     int clipped = isfinite(clip);
@@ -241,7 +241,7 @@ INLINE step_t step_on(float *y, const hansa_update *update) {
                     (float)update->prox_weight, (float)update->weight_decay, (float)update->momentum, NULL};
 }
 
-/* Steps from `done` on, until all are done or `seconds` are over. */
+/* Steps from `done` on, until all are done or `seconds` have passed. */
 static void descend(hansa_network *network, float *y, const hansa_data *data, const hansa_batches *batches,
                     const hansa_update *update, float *losses, int64_t *done, double seconds) {
     step_t step = step_on(y, update);
@@ -266,7 +266,7 @@ static int64_t train(hansa_network *network, float *y, const hansa_data *data, c
     return wrong;
 }
 
-/* One client's steps from `done` on, until all are done or `seconds` are over. */
+/* One client's steps from `done` on, until all are done or `seconds` have passed. */
 static int64_t client_steps(hansa_network *network, const hansa_data *data, const hansa_update *update,
                             hansa_client *client, double seconds) {
     int64_t length = client->steps * client->batch, need = length + client->samples;
@@ -300,8 +300,7 @@ static int64_t client_steps(hansa_network *network, const hansa_data *data, cons
     return HANSA_OK;
 }
 
-/* One client after the other, from `at` on. A call that has lasted `seconds` returns early: it is called again until
- * `at` is `count`. */
+/* Train the clients from `at` on. A call returns early after `seconds`: it is called again until `at` is `count`. */
 static int64_t train_clients(hansa_network *network, const hansa_data *data, const hansa_update *update, hansa_client *all,
                        int64_t count, int64_t *at, double seconds) {
     double end = now() + seconds, left = seconds;

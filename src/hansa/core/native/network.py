@@ -1,7 +1,7 @@
-"""Small networks trained natively: convolutions, ReLU, pools, dropout, linear layers, mean cross-entropy, in float32.
+"""Native training of small networks: convolutions, ReLU, pools, dropout, linear layers, mean cross-entropy, in float32.
 
-The flat vector is Hansa's own layout: parameters in module order, convolution weights channels-last. Calls release the
-interpreter lock. Results agree with eager PyTorch to float rounding and repeat to the bit on one instruction set.
+The flat vector has Hansa's layout: parameters in module order, convolution weights channels-last. Calls release the
+GIL. Results agree with eager PyTorch to float rounding and are bit-reproducible on one instruction set.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hansa.core import native
 from hansa.core.errors import HansaError, check_positive, invalid_argument
 from hansa.core.native import abi
 
-if TYPE_CHECKING:  # commands that only read files import this module, and must not wait for torch
+if TYPE_CHECKING:  # commands that only read files import this module without torch
     from torch import Tensor
 
 _EVALUATION_BATCH = 64
-SLICE = 0.1  # seconds that a call lasts at most, plus one step, so that Ctrl-C is heard in between
+SLICE = 0.1  # seconds per call at most, plus one step, so that Ctrl-C is handled in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ class LayerStage:
 
     @property
     def dropout_numbers(self) -> int:
-        """The numbers that its dropout draws for one example."""
+        """The number of dropout factors for one example."""
         if self.drop is None:
             return 0
         return self.out if self.drop.kind == abi.DROP_CHANNELS else math.prod(self.out_shape)
 
     def write_to(self, place: abi.Stage) -> None:
-        """Write the stage into the structure that native code reads."""
+        """Write the stage into its C structure."""
         place.kind, place.out, place.kernel, place.padding = self.kind, self.out, self.kernel, self.padding
         place.channels, place.height, place.width = self.shape
         place.relu = 2 if self.relu and self.relu_after_pool else int(self.relu)
@@ -105,8 +105,8 @@ class LayerStage:
             place.step_h, place.step_w = self.pool.step
 
     def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
-        """Draw what dropout multiplies by, 0 or 1 / (1 - p), as eager torch draws it for as many rows: the generator's
-        numbers in the order in which torch stores the values. ``out`` is flat, in the kernels' order."""
+        """Draw the dropout factors, 0 or 1 / (1 - p), that eager torch draws for as many rows, in the order in which
+        torch stores the values. ``out`` is flat, in the kernels' order."""
         assert self.drop is not None
         if self.kind == abi.LINEAR or self.drop.kind != abi.DROP:
             _bernoulli(out, self.drop.p, generator)
@@ -125,8 +125,8 @@ def _bernoulli(out: Tensor, p: float, generator: torch.Generator) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class AffineStep:
-    """The local step that native code takes: y <- y - lr d, with d = g + weight_decay y + prox_weight (y - anchor) +
-    shift. With momentum d <- momentum d + that sum, kept in ``velocity``; g is first clipped to ``max_grad_norm``."""
+    """The native local step y <- y - lr d, with d = g + weight_decay y + prox_weight (y - anchor) + shift. With
+    momentum d <- momentum d + that sum, stored in ``velocity``; g is first clipped to ``max_grad_norm``."""
 
     lr: float
     anchor: Tensor | None = None
@@ -144,7 +144,7 @@ class AffineStep:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A sequence of native stages. Threads may share it and processes receive it: each call has its own workspace."""
+    """A sequence of native stages. It can be shared by threads and pickled: each call has its own workspace."""
 
     stages: tuple[LayerStage, ...]
     input_shape: tuple[int, ...]
@@ -155,7 +155,7 @@ class Network:
     """The length of the flat parameter vector."""
 
     dropout_numbers: int = field(init=False, repr=False, compare=False)
-    """How many numbers dropout draws for a row; 0 where nothing drops out."""
+    """The number of dropout factors per row; 0 without dropout."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", sum(stage.dim for stage in self.stages))
@@ -177,11 +177,11 @@ class Network:
         table: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Take a step in place for each row of ``index``; returns the loss of each.
+        """Take a step in place for each row of ``index``; return the loss of each.
 
-        The step's velocity is updated in place; without it momentum starts from zero. ``sizes`` gives each step's own
-        batch size, the rest of its row being ignored. uint8 inputs need ``table`` [C, 256], the value of each byte. A
-        network with dropout needs ``keep`` [steps, batch dropout_numbers], of which each row is what `draw` fills.
+        The step's velocity is updated in place; without it momentum starts from zero. ``sizes`` gives the batch size of
+        each step; the rest of its row is ignored. uint8 inputs need ``table`` [C, 256], the value of each byte. A
+        network with dropout needs ``keep`` [steps, batch dropout_numbers], each row filled by `draw`.
         """
         data = self.examples(inputs, labels, table)
         self.check_vector("y", y)
@@ -215,7 +215,7 @@ class Network:
         table: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> tuple[float, Tensor]:
-        """Return the mean loss over rows at y and its gradient, in ``out`` if given; ``keep`` is what `draw` fills."""
+        """Return the mean loss over rows at y and its gradient, in ``out`` if given; ``keep`` is filled by `draw`."""
         data = self.examples(inputs, labels, table)
         self.check_vector("y", y)
         out = torch.empty_like(y) if out is None else out
@@ -268,15 +268,15 @@ class Network:
         return out
 
     def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
-        """Draw what dropout multiplies a batch by into ``out`` [rows dropout_numbers]: the numbers that eager torch
-        would draw from a generator in this state, in the order of the layers."""
+        """Draw the dropout factors of a batch into ``out`` [rows dropout_numbers], in the order of the layers, as eager
+        torch would from a generator in this state."""
         pieces = torch.split(out, [rows * stage.dropout_numbers for stage in self.stages])
         for stage, piece in zip(self.stages, pieces, strict=True):
             if stage.drop is not None:
                 stage.draw(rows, generator, piece)
 
     def batch_index(self, index: Tensor, sizes: Tensor | None, where: str, keep: Tensor | None) -> abi.BatchIndex:
-        """Return the C structure of batches and of what dropout multiplies them by."""
+        """Return the C structure of batches and their dropout factors."""
         batches = batch_index(index, sizes, where)
         if keep is None and not self.dropout_numbers:
             return batches
@@ -295,7 +295,7 @@ class Network:
 
     @contextmanager
     def _workspace(self, batch: int) -> Iterator[tuple[Any, int]]:
-        """Borrow a workspace for at least the given batch. Lists pop and append atomically."""
+        """Borrow a workspace for at least the given batch size. List pop and append are atomic."""
         try:
             space = self._idle.pop()
         except IndexError:
@@ -308,7 +308,7 @@ class Network:
             self._idle.append(space)
 
     def check_vector(self, name: str, vector: Tensor) -> None:
-        """Raise unless this is a flat vector of the network."""
+        """Raise unless ``vector`` is a flat vector of the network."""
         fits = vector.dtype == torch.float32 and vector.shape == (self.dim,) and vector.is_contiguous()
         if not fits or not vector.is_cpu:
             raise HansaError(
@@ -316,7 +316,7 @@ class Network:
             )
 
     def examples(self, inputs: Tensor, labels: Tensor | None, table: Tensor | None) -> abi.Data:
-        """Return the C structure of the examples, which keeps them alive."""
+        """Return the C structure of the examples; it keeps the tensors alive."""
         if inputs.shape[1:] != self.input_shape or inputs.device.type != "cpu":
             wanted = _inside(self.input_shape)
             raise HansaError(f"Network: inputs are {_describe(inputs)}, expected [n, {wanted}] on the CPU.")
@@ -378,7 +378,7 @@ def batch_index(index: Tensor, sizes: Tensor | None, where: str) -> abi.BatchInd
 def check_code(
     code: int, where: str, network: Network, index: Tensor, sizes: Tensor | None, labels: Tensor | None, rows: int
 ) -> None:
-    """Raise the error of a return code with the value that caused it; the call changed nothing."""
+    """Raise the error of a return code, with the value that caused it; the call changed nothing."""
     if code == abi.OK:
         return
     if code == abi.BAD_SIZE:
@@ -403,7 +403,7 @@ def _inside(shape: Sequence[int]) -> str:
 def fill_update(
     network: Network, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None, velocity: Tensor | None
 ) -> None:
-    """Write a step into the structure that native code reads."""
+    """Write a step into its C structure."""
     for name, vector in (("shift", step.shift), ("velocity", velocity)):
         if vector is not None:
             network.check_vector(name, vector)

@@ -1,5 +1,5 @@
-/* Pools of any window and step, over one image of [height][width][channels], channels a multiple of VL: what the fast
- * form of a 2x2 maximum (conv.h) does not do. */
+/* Pools of any window and step over one image [height][width][channels], channels a multiple of VL; conv.h has the fast
+ * 2x2 maximum. */
 #ifndef HANSA_POOL_H
 #define HANSA_POOL_H
 
@@ -10,7 +10,7 @@ typedef struct {
     ptrdiff_t h, w, down, right; /* window and steps */
 } pool_t;
 
-/* The maximum of each window, then ReLU if asked; `which` gets the first of equals, counted by rows, as torch's. */
+/* The maximum of each window, then ReLU if requested; `which` gets the first of equals in row order, as in torch. */
 static void pool_max(pool_t pool, const float *x, ptrdiff_t row, ptrdiff_t channels, ptrdiff_t height, ptrdiff_t width,
                      int relu, float *out, ptrdiff_t out_row, int32_t *which) {
     for (ptrdiff_t y = 0; y < height; y++)
@@ -41,8 +41,8 @@ static void pool_mean(pool_t pool, const float *x, ptrdiff_t row, ptrdiff_t chan
             }
 }
 
-/* The gradient g [height][width][channels] of the pooled image, added to where it belongs: to the places chosen, or (with
- * `which` null) shared among all of a window. */
+/* Adds the gradient g [height][width][channels] of the pooled image to the chosen places, or (with `which` null)
+ * divides it among all places of a window. */
 static void pool_spread(pool_t pool, const float *g, const int32_t *which, ptrdiff_t channels, ptrdiff_t height,
                         ptrdiff_t width, float *to, ptrdiff_t row) {
     const vf count = splat((float)(pool.h * pool.w));

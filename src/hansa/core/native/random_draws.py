@@ -1,4 +1,4 @@
-"""NumPy's draws without replacement in one native call: making a generator takes longer than the draw."""
+"""NumPy's draws without replacement in one native call, which is faster than creating a generator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from hansa.core import native
 
-MAX_DRAWN = 64  # numbers drawn natively; NumPy goes another way beyond 10,000 to draw from
+MAX_DRAWN = 64  # numbers drawn natively; NumPy uses another algorithm for populations above 10,000
 MAX_POPULATION = 10_000
 
 
 def draw_without_replacement(key: bytes, many: int, some: int) -> list[int]:
-    """Return ``some`` of the numbers below ``many``, as Generator.choice without replacement or shuffle draws them with
-    the Philox of this key of 16 bytes.
+    """Return ``some`` of the numbers below ``many``, as drawn by Generator.choice without replacement or shuffle, with
+    Philox and this 16-byte key.
 
     >>> draw_without_replacement(bytes(16), 3, 3)
     [0, 1, 2]
@@ -38,7 +38,7 @@ def _draw_with_numpy(key: bytes, many: int, some: int) -> list[int]:
 
 @cache
 def draws_like_numpy() -> bool:
-    """Whether this NumPy draws as the native code does, which follows NumPy 1.17 to 2.x."""
+    """Return whether this NumPy draws like the native code, which follows NumPy 1.17 to 2.x."""
     cases = [(many, some) for many in (1, 2, 5, 20, 999) for some in (1, 2, 5, 60) if some <= many]
     key = bytes(range(16))
     return all(_draw_natively(key, many, some) == _draw_with_numpy(key, many, some) for many, some in cases)

@@ -1,5 +1,5 @@
-/* Gossip on a ring, each row with the one before it and the one after: a few columns of all rows pass through registers,
- * so that every entry is read once and written once. The sums are those of `fold`, in its order. */
+/* Gossip on a ring, each row with the previous and the next: a few columns of all rows pass through registers, so that
+ * every entry is read once and written once. The sums are those of `fold`, in its order. */
 #ifndef HANSA_RING_H
 #define HANSA_RING_H
 
@@ -11,13 +11,13 @@
 
 typedef struct {
     float *x, *open;
-    const float *weights, *scales; /* weights: three of each row, in the order of places */
+    const float *weights, *scales; /* weights: three per row, in the order of places */
     const uint8_t *bits;
     ptrdiff_t rows, d, bits_row;
     vf rate;
 } ring_t;
 
-/* Whether all rows are there, and each hears itself and its neighbours alone; `weights` (three a row) become theirs. */
+/* Whether all rows are alive and linked only to themselves and their neighbours; fills `weights` (three per row). */
 static int ring_of(const hansa_cohort *c, float *weights) {
     const int64_t n = c->rows, links = n == 2 ? 2 : 3;
     if (n < 2) return 0;
@@ -51,8 +51,8 @@ INLINE vf signed_scale(const uint8_t *bits, ptrdiff_t i, float scale) {
 #endif
 }
 
-/* What a row passes on of N vectors, the last of them not whole if PART: its model, or its public copy, which signs move
- * first. */
+/* N vectors of what a row sends, the last partial if PART: its model, or its public copy, first updated by the
+ * signs. */
 INLINE void ring_take(const int KIND, const int N, const int PART, const ring_t *ring, ptrdiff_t row, ptrdiff_t i,
                       ptrdiff_t lanes, vf *out) {
     float *from = (KIND == HANSA_MIX ? ring->x : ring->open) + row * ring->d + i;
@@ -64,7 +64,7 @@ INLINE void ring_take(const int KIND, const int N, const int PART, const ring_t 
     }
 }
 
-/* A row's new values from what it and its neighbours passed on, in the order of their places. */
+/* A row's new values from its own and its neighbours' vectors, in the order of their places. */
 INLINE void ring_give(const int KIND, const int LINKS, const int N, const int PART, const ring_t *ring, ptrdiff_t row,
                       ptrdiff_t i, ptrdiff_t lanes, const vf *a, const vf *b, const vf *c, const vf *own) {
     const float *weights = ring->weights + 3 * row;
@@ -114,7 +114,7 @@ INLINE void ring_pass(const int KIND, const int LINKS, const ring_t *given) {
     for (; i < ring.d; i += VL) ring_columns(KIND, LINKS, 1, 1, &ring, i, ring.d - i);
 }
 
-/* One exchange of all: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. */
+/* One exchange of all rows: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. */
 static void ring_gossip(int64_t kind, const ring_t *ring) {
     int pair = ring->rows == 2;
     if (kind == HANSA_MIX && pair) ring_pass(HANSA_MIX, 2, ring);

@@ -1,4 +1,4 @@
-/* Rows that are read from a file, checked and multiplied piece by piece, while a piece is in cache. */
+/* Read rows from a file, check and multiply them piece by piece while a piece is in the cache. */
 #ifndef HANSA_ROWS_H
 #define HANSA_ROWS_H
 
@@ -11,7 +11,7 @@
 
 enum { ROWS_PIECE = 1 << 15, ROWS_APART = ROWS_PIECE + 64 }; /* entries; apart, or all rows would share cache sets */
 
-/* As many bytes of a file as there are, up to `size`; -errno where the system refuses. */
+/* Read up to `size` bytes of a file; returns the number read, or -errno. */
 INLINE int64_t rows_read(int file, uint8_t *into, int64_t size, int64_t offset) {
     int64_t done = 0;
     while (done < size) {
@@ -24,8 +24,8 @@ INLINE int64_t rows_read(int file, uint8_t *into, int64_t size, int64_t offset) 
     return done;
 }
 
-/* gram32_add of `n` entries of rows at byte offsets of a file, whose checksums go on from crcs[row]. Where a read fails or
- * the file ends, told[0] is the row and told[1] the bytes read of it, or -errno. */
+/* gram32_add of `n` entries of rows at byte offsets of a file, with checksums continued from crcs[row]. If a read fails
+ * or the file ends, told[0] is the row and told[1] the bytes read of it, or -errno. */
 static int64_t rows_gram(int64_t file, const int64_t *offsets, int64_t count, const float *vectors, int64_t vector,
                         int64_t many, int64_t n, double *lanes, uint32_t *crcs, int64_t *told) {
     float *piece = malloc((size_t)(count * ROWS_APART) * sizeof *piece);

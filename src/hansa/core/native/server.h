@@ -24,11 +24,11 @@
 #undef NAMED
 #undef ROOT
 
-/* Sums of squares run in 32 float64 lanes (entry i joins lane i mod 32), then the lanes pairwise: one order for all
- * instruction sets. Squares of float32 are exact and cannot overflow: the sum is finite just if all entries are. */
+/* Sums of squares use 32 float64 lanes (entry i is added to lane i mod 32), then add the lanes pairwise: one order for
+ * all instruction sets. Squares of float32 are exact and cannot overflow: the sum is finite iff all entries are. */
 typedef double lanes_t __attribute__((vector_size(64)));
 
-/* Float64 lanes as wide as the machine's: compilers do badly on vectors that are wider. */
+/* Float64 lanes as wide as the machine's: compilers generate slow code for wider vectors. */
 #if VL == 16
 typedef __m512d wide_t;
 INLINE wide_t widened(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
@@ -68,7 +68,7 @@ static double squares32(const float *x, int64_t n, int64_t *finite) {
     return total;
 }
 
-/* out = y - x and the squares of that, in one pass: 32 entries at a time, so that the second look finds them near. */
+/* out = y - x and its sum of squares in one pass, 32 entries at a time so that they stay in the cache. */
 static double difference32(const float *y, const float *x, int64_t n, float *out, int64_t *finite) {
     wide_t sum[32 / WIDE];
     double flat[32], total;
@@ -92,7 +92,7 @@ static double difference32(const float *y, const float *x, int64_t n, float *out
 }
 
 static double squares64(const double *x, int64_t n, int64_t *finite) {
-    lanes_t sum[4] = {{0}}, bad[4] = {{0}}; /* 0 * x is NaN just if x is not finite */
+    lanes_t sum[4] = {{0}}, bad[4] = {{0}}; /* 0 * x is NaN iff x is not finite */
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
         UNROLL for (int j = 0; j < 4; j++) {

@@ -30,14 +30,14 @@ INLINE void NAMED(server_pass)(const int kind, const int inside, const hansa_rul
             under *= c2;
             if (kind == HANSA_AMS) root = ROOT(under);
             else root = inside ? ROOT(under + eps) : ROOT(under) + eps;
-            move = first * c1 / (root == 0 ? (T)1 : root); /* only where m and v are 0 and eps is too */
+            move = first * c1 / (root == 0 ? (T)1 : root); /* only if m, v and eps are 0 */
         }
         step[i] = rate * move;
     }
     if (x) INDEPENDENT for (int64_t i = 0; i < n; i++) x[i] += step[i];
 }
 
-/* The vector is cut so that adding the step to x finds it in the first cache. */
+/* The vector is processed in cuts, so that the step is in the L1 cache when it is added to x. */
 static void NAMED(server)(const hansa_rule *rule, int64_t n, const T *delta, const T *m, const T *v, const T *vhat,
                           T *step, T *m_out, T *v_out, T *vhat_out, T *x) {
 #define PASS(kind, inside)                                                                                          \
@@ -60,8 +60,8 @@ static void NAMED(server)(const hansa_rule *rule, int64_t n, const T *delta, con
 #undef PASS
 }
 
-/* out = w_0 row_0, then out += w_i row_i in the order given, entry by entry. Four rows are read at a time, and the next
- * four are asked for: it is their way from memory that takes the time. */
+/* out = w_0 row_0, then out += w_i row_i in the given order. Four rows are read at a time and the next four prefetched,
+ * since memory is the bottleneck. */
 static void NAMED(mean)(const T *const *rows, const double *weights, int64_t count, int64_t n, T *out) {
     enum { CUT = 2048, LINE = 64 / sizeof(T) };
     for (int64_t i = 0, some; i < n; i += some) {
@@ -93,8 +93,8 @@ static void NAMED(mean)(const T *const *rows, const double *weights, int64_t cou
     }
 }
 
-/* X <- W X for n rows of d entries: out_i = w_ij x_j folded over the links j of i in the order given, entry by entry. All
- * rows of a cut are at hand before the next is looked at. */
+/* X <- W X for n rows of d entries: out_i = sum of w_ij x_j over the links j of i in the given order. All rows of a cut
+ * are processed before the next cut. */
 static void NAMED(mix)(const T *x, const int64_t *starts, const int64_t *links, const double *weights, int64_t n,
                        int64_t d, T *out) {
     enum { CUT = 1024 };

@@ -1,4 +1,4 @@
-/* Scaled signs of the difference of two vectors, in one look at them: what compressed gossip sends. */
+/* Scaled signs of the difference of two vectors in one pass, for compressed gossip. */
 #ifndef HANSA_SIGNS_H
 #define HANSA_SIGNS_H
 
@@ -7,7 +7,7 @@
 #include "server.h"
 #include "wire.h"
 
-/* The exactly rounded sum (Shewchuk 1997), as Python's fsum has it, of numbers that are not negative. */
+/* The exactly rounded sum (Shewchuk 1997), as in Python's fsum, of non-negative numbers. */
 static double exact_sum(const double *x, int64_t n) {
     double part[64], high = 0, low = 0;
     int count = 0;
@@ -43,7 +43,7 @@ static double exact_sum(const double *x, int64_t n) {
     return high;
 }
 
-/* The sum of |a - b| as `sign_pack` has it, to the last bit. */
+/* The sum of |a - b|, bit-identical to `sign_pack`. */
 static double exact_distance(const float *a, const float *b, int64_t n) {
     double lanes[HANSA_SUM_LANES], part[HANSA_SUM_LANES];
     memset(lanes, 0, sizeof lanes);
@@ -60,12 +60,12 @@ static double exact_distance(const float *a, const float *b, int64_t n) {
     return exact_sum(lanes, HANSA_SUM_LANES);
 }
 
-/* The magnitudes of 32 entries, each into the lane of its place; gives their signs as `sign_bits` does. */
+/* Adds the magnitudes of 32 entries to their lanes; returns their signs as in `sign_bits`. */
 INLINE uint32_t sizes_and_signs(const float *a, const float *b, wide_t *lanes) {
     uint32_t word = 0;
 #if VL == 16
     __m512d one = _mm512_set1_pd(1);
-    __asm__("" : "+v"(one)); /* sums as products by one: adders are busy with differences and conversions */
+    __asm__("" : "+v"(one)); /* sums as multiplications by one: the adders are busy with differences and conversions */
     UNROLL for (int k = 0; k < 4; k++) {
         __m256 apart = _mm256_loadu_ps(a + 8 * k) - _mm256_loadu_ps(b + 8 * k);
         word |= (uint32_t)_mm256_cmp_ps_mask(apart, _mm256_setzero_ps(), _CMP_GE_OQ) << 8 * k;
@@ -88,11 +88,11 @@ INLINE uint32_t sizes_and_signs(const float *a, const float *b, wide_t *lanes) {
     return word;
 }
 
-/* The scale of the signs of a - b, and the signs themselves as bits: what `sign_pack` has of that vector. The sum need be
- * exact only as far as its float32 shows. NaN where an entry of a - b is not finite. */
+/* The scale of the signs of a - b, and the signs as bits, equal to `sign_pack` of that vector. The sum need be exact
+ * only to float32 precision. NaN if an entry of a - b is non-finite. */
 static float sign_difference(const float *a, const float *b, int64_t n, uint8_t *bits) {
     double sum = 0;
-    for (int64_t i = 0, stop; i < n; i = stop) { /* few enough additions a lane for the slack below */
+    for (int64_t i = 0, stop; i < n; i = stop) { /* few enough additions per lane for the slack below */
         wide_t lanes[32 / WIDE];
         stop = at_most(n, i + 64 * HANSA_SUM_LANES);
         memset(lanes, 0, sizeof lanes);

@@ -1,4 +1,4 @@
-/* The end of a cohort's round in one look at its models: how far they are from their mean, and what some have moved. */
+/* The end of a cohort's round in one pass over its models: their distance to the mean, and the changes of some. */
 #ifndef HANSA_SPREAD_H
 #define HANSA_SPREAD_H
 
@@ -10,8 +10,8 @@
 
 enum { SPREAD_ROWS = 16, SPREAD_CUT = 1024 };
 
-/* sum_i ||x_i - mean||^2 over the chosen rows, of `stride` entries each, in float64 throughout: 32 entries at a time, so
- * that the second look finds them near, in 32 lanes. */
+/* sum_i ||x_i - mean||^2 over the chosen rows, of `stride` entries each, in float64: 32 entries at a time, so that they
+ * stay in the cache, in 32 lanes. */
 static double spread64(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride) {
     const double share = 1.0 / (double)count;
     wide_t squares[32 / WIDE];
@@ -43,14 +43,14 @@ static double spread64(const float *x, const int64_t *chosen, int64_t count, int
     return sum_of_lanes(flat);
 }
 
-/* x - start of a row, where it is wanted. */
+/* x - start of a row, if requested. */
 INLINE void moved_part(const float *x, const float *start, float *out, ptrdiff_t some) {
     if (out)
         for (ptrdiff_t j = 0; j < some; j += VL)
             store_part(out + j, load_part(x + j, some - j) - load_part(start + j, some - j), some - j);
 }
 
-/* N vectors of all chosen rows, the last of them not whole if PART: sum ||x_i - x_0||^2 - ||sum (x_i - x_0)||^2 / n. */
+/* N vectors of all chosen rows, the last partial if PART: sum ||x_i - x_0||^2 - ||sum (x_i - x_0)||^2 / n. */
 INLINE void spread_tile(const int N, const int PART, const float *const *rows, int64_t count, ptrdiff_t i,
                         ptrdiff_t lanes, vf *squares) {
     const vf share = splat(-1.0f / (float)count);
@@ -70,9 +70,9 @@ INLINE void spread_tile(const int N, const int PART, const float *const *rows, i
 #undef TAKE
 }
 
-/* The same of up to SPREAD_ROWS rows to seven digits or so: differences from the first of them, and sums over a cut, in
- * float32, sums over all cuts in float64. Where float32 is too narrow for their squares, float64 throughout. `moved` (may
- * be null) has for each chosen row where all of its x - start goes, or null. */
+/* The same for up to SPREAD_ROWS rows to about seven digits: differences to the first row and sums over a cut in
+ * float32, sums over all cuts in float64. If the squares exceed the range of float32, all in float64. `moved` (may be
+ * null) has for each chosen row the destination of its x - start, or null. */
 static double squared_spread(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride, const float *start,
                      float *const *moved) {
     const float *rows[SPREAD_ROWS];

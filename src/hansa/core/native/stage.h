@@ -8,14 +8,14 @@
 #include "pool.h"
 #include "winograd.h"
 
-/* How a convolution stage finds its weight gradient. */
+/* The algorithm of a convolution stage's weight gradient. */
 enum { SPARSE, FEW, DENSE };
 enum { MOST_STRIDE = 4 };
 
 typedef struct {
     hansa_stage is;
     int plan;
-    ptrdiff_t weight, bias;       /* offsets into the flat parameters; bias is -1 where there is none */
+    ptrdiff_t weight, bias;       /* offsets into the flat parameters; bias is -1 for none */
     ptrdiff_t features;           /* linear: inputs */
     ptrdiff_t in_step, out_step;  /* convolution: channels as stored; linear: length of a stored row */
     ptrdiff_t padded_h, padded_w; /* convolution: the input with its border */
@@ -23,19 +23,19 @@ typedef struct {
     ptrdiff_t out_h, out_w;       /* after it */
     ptrdiff_t border;             /* of the dense output gradient, so that its convolution is the input gradient */
     ptrdiff_t dense_h, dense_w;   /* that gradient with its border */
-    ptrdiff_t keeps, keep_at;     /* numbers that dropout has for a row, and those of the stages before */
+    ptrdiff_t keeps, keep_at;     /* dropout factors per row, and those of the stages before */
     filters_t forward;
-    int minimal;                  /* whether the forward half is Winograd's */
+    int minimal;                  /* whether the forward pass uses Winograd */
     winograd_t winograd;
-    filters_t backward[MOST_STRIDE * MOST_STRIDE];    /* by phase of the input's place; of stride one there is one */
-    ptrdiff_t backward_at[MOST_STRIDE * MOST_STRIDE]; /* where its weights begin */
+    filters_t backward[MOST_STRIDE * MOST_STRIDE];    /* by phase of the input's place; one for stride one */
+    ptrdiff_t backward_at[MOST_STRIDE * MOST_STRIDE]; /* offset of its weights */
     float *in;                           /* [batch][padded_h][padded_w][in_step] or [batch][in_step] */
-    float *out;                          /* the next stage's `in`, or logits, or what is to be flattened */
-    ptrdiff_t out_image, out_row, out_0; /* steps of `out` between images and rows, and where its inside starts */
+    float *out;                          /* the next stage's `in`, or logits, or the values to be flattened */
+    ptrdiff_t out_image, out_row, out_0; /* strides of `out` between images and rows, and the offset of its interior */
     float *out_gradient;                 /* [batch][out_step] of a linear stage */
     float *in_gradient;                  /* one padded image of a convolution stage, [batch][in_step] of a linear one */
     float *whole;                        /* [conv_h][conv_w][out_step] before a pool that is not the fast one */
-    ptrdiff_t whole_image;               /* its step between images, 0 where only the present one is kept */
+    ptrdiff_t whole_image;               /* its stride between images, 0 if only the current one is kept */
     int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
     int32_t *base;                       /* [positions], the window's place in the padded image */
     float *forward_weight, *backward_weight, *padded_bias;
@@ -43,7 +43,7 @@ typedef struct {
     float *dw, *db;
 } stage_t;
 
-/* Buffers that stages share, each as large as the largest need. */
+/* Buffers shared by the stages, each of the largest size needed. */
 typedef struct {
     float *rows, *masked, *turned, *dense, *weights, *ordered;
     int32_t *turned_which;
@@ -59,12 +59,12 @@ INLINE ptrdiff_t gradient_sums(const stage_t *s) { /* the length of dw */
 }
 INLINE pool_t pool_of(const hansa_stage *is) { return (pool_t){is->pool_h, is->pool_w, is->step_h, is->step_w}; }
 
-/* Whether the pool is the 2x2 maximum that has a form of its own. */
+/* Whether the pool is the 2x2 maximum, which has a special form. */
 INLINE int quartered(const hansa_stage *is) {
     return is->pool == HANSA_MAX && is->pool_h == 2 && is->pool_w == 2 && is->step_h == 2 && is->step_w == 2;
 }
 
-/* Whether ReLU comes between the convolution and a mean, whose output does not tell where it cut. */
+/* Whether ReLU comes between the convolution and a mean pool, whose output does not determine ReLU's mask. */
 INLINE int relu_inside(const hansa_stage *is) { return is->pool == HANSA_MEAN && is->relu == 1; }
 
 /* `count` matrices [rows][columns], each transposed. */
@@ -73,7 +73,7 @@ static void reorder(const float *from, ptrdiff_t count, ptrdiff_t rows, ptrdiff_
         transpose(from, columns, to, rows, rows, columns);
 }
 
-/* Weights change every step: put them in the order the kernels walk, and clear the gradient sums. */
+/* Reorder the weights, which change every step, for the kernels, and clear the gradient sums. */
 static void conv_prepare(const stage_t *s, const float *y, int backward, int first, const scratch_t *scratch) {
     const hansa_stage *is = &s->is;
     const float *weight = y + s->weight;
@@ -100,7 +100,7 @@ static void conv_prepare(const stage_t *s, const float *y, int backward, int fir
                    scratch->weights, s->backward_weight + s->backward_at[phase]);
 }
 
-/* Dropout of one image: what each value, or each channel, is multiplied by. */
+/* Dropout of one image, with a factor per value or per channel. */
 INLINE vf kept(const stage_t *s, const float *keep, ptrdiff_t position, ptrdiff_t c) {
     return load_part(keep + (s->is.drop == HANSA_DROP_CHANNELS ? 0 : position * s->is.out) + c, s->is.out - c);
 }
@@ -157,7 +157,7 @@ static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
     }
 }
 
-/* The gradient after dropout (where `keep` is not null) and ReLU's mask, [positions][out_step], and its sums for the
+/* The gradient after dropout (if `keep` is not null) and ReLU's mask, [positions][out_step], and its sums for the
  * bias. */
 static void conv_mask(const stage_t *s, const float *g, ptrdiff_t g_row, const float *out, const float *keep,
                       float *masked) {
@@ -176,7 +176,7 @@ static void conv_mask(const stage_t *s, const float *g, ptrdiff_t g_row, const f
     }
 }
 
-/* ReLU's mask between the convolution and a mean, and the sums for the bias. */
+/* ReLU's mask between the convolution and a mean pool, and the sums for the bias. */
 static void conv_mask_inside(const stage_t *s, const float *whole, float *inside, ptrdiff_t row) {
     for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
         vf sum = load(s->db + c);
@@ -191,7 +191,7 @@ static void conv_mask_inside(const stage_t *s, const float *whole, float *inside
     }
 }
 
-/* The gradient before the pool, zeros and all, with a border; rows and columns that the pool dropped stay zero. */
+/* The dense gradient before the pool, with a border; rows and columns that the pool ignored stay zero. */
 static void conv_spread(const stage_t *s, ptrdiff_t n, const float *masked, const int32_t *which, float *dense) {
     ptrdiff_t row = s->dense_w * s->out_step;
     float *inside = dense + s->border * (row + s->out_step);
@@ -217,7 +217,7 @@ static void conv_spread(const stage_t *s, ptrdiff_t n, const float *masked, cons
     }
 }
 
-/* dX of a stride: each phase of places is a convolution of its own, whose rows are then dealt out. */
+/* dX with a stride: each phase of places is a separate convolution, whose rows are then interleaved. */
 static void strided_inputs(const stage_t *s, const float *dense, float *rows) {
     const hansa_stage *is = &s->is;
     ptrdiff_t stride = is->stride, pad = is->padding, K = is->kernel, row = s->dense_w * s->out_step;
@@ -237,7 +237,7 @@ static void strided_inputs(const stage_t *s, const float *dense, float *rows) {
         }
 }
 
-/* Adds image n to dw and db and, unless this is the first stage, leaves dX in in_gradient. */
+/* Adds image n to dw and db and, unless this is the first stage, writes dX to in_gradient. */
 static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff_t g_row, const float *keep, int first,
                           const scratch_t *scratch) {
     const float *x = s->in + n * image(s);
@@ -249,7 +249,7 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
                        scratch->turned, scratch->turned_which, scratch->list);
         if (s->plan == FEW) {
             few_filters(K, s->is.channels, x, row, scratch->list, s->is.out, s->dw);
-            return; /* only ever the first stage */
+            return; /* always the first stage */
         }
         if (K == 3) sparse_filters_3(x, row, s->in_step, scratch->list, s->is.out, s->dw);
         else sparse_filters_5(x, row, s->in_step, scratch->list, s->is.out, s->dw);

@@ -1,7 +1,7 @@
-"""Tracing: which modules the native kernels can train, whatever way they are written.
+"""Tracing: recognise modules that the native kernels can train, however they are written.
 
-``forward()`` and the loss run on a small batch while every call of torch is traced. Layers, functions and methods of
-tensors that do the same are the same; what is not a chain of stages ending in mean cross-entropy is refused by name.
+``forward()`` and the loss run on a small batch while every torch call is traced. Equivalent layers, functions and
+tensor methods are treated alike. A module that is not a chain of stages with mean cross-entropy is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 class NotEligible(Exception):
-    """Why a module has no native form."""
+    """The reason why a module has no native form."""
 
 
 def stages_of(
@@ -36,7 +36,7 @@ def stages_of(
     loss: Loss = cross_entropy,
     channels_last: bool = True,
 ) -> tuple[LayerStage, ...]:
-    """Return the module as stages, or raise `NotEligible` with the first thing that is not one.
+    """Return the module as stages, or raise `NotEligible` with the first unsupported operation.
 
     >>> [stage.out for stage in stages_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))]
     [3, 2]
@@ -64,7 +64,7 @@ def stages_of(
 
 
 class _Batch(int):
-    """The size of the batch: it may say how many rows there are, but nothing may depend on it."""
+    """The batch size: it may be used in shapes, but no control flow may depend on it."""
 
     def _refuse(self, *_: object) -> Any:
         raise NotEligible("its forward() looks at the size of the batch")
@@ -75,7 +75,7 @@ class _Batch(int):
 
 
 class _Watch(TorchFunctionMode):
-    """Follows the one tensor that goes from layer to layer."""
+    """Traces the tensor that passes from layer to layer."""
 
     def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
         super().__init__()
@@ -119,13 +119,13 @@ class _Watch(TorchFunctionMode):
         return out
 
     def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a call gives; dropout, which would draw random numbers here, a copy."""
+        """Return the result of a call; for dropout, which would draw random numbers, a copy of its input."""
         if name not in _DROPOUTS:
             return func(*args, **kwargs)
         return args[0] if _dropout_of(args[1:], kwargs)[2] else args[0].clone()
 
     def _fact(self, name: str, fact: Any, args: Any) -> Any:
-        """What forward() may ask of a tensor. Of the batch's size it learns nothing that it could decide by."""
+        """Return an attribute of a tensor to forward(), with the batch size wrapped so that nothing depends on it."""
         if not isinstance(args[0], Tensor) or not args[0].ndim or id(args[0]) in self.places or args[0] is self.target:
             return fact
         if name in ("size", "shape.__get__") and isinstance(fact, tuple):
@@ -179,7 +179,7 @@ class _Watch(TorchFunctionMode):
         self.shape = self.stages[-1].out_shape
 
     def _image(self) -> tuple[int, int, int]:
-        """The first stage's input; images may only be taken as they are or flattened."""
+        """Return the shape of the first stage's input; images may only be used directly or flattened."""
         if len(self.input_shape) == 3:
             channels, height, width = self.input_shape
             if self.shape not in (self.input_shape, (math.prod(self.input_shape),)):
@@ -246,7 +246,7 @@ class _Watch(TorchFunctionMode):
         self.shape = self.stages[-1].out_shape
 
     def reshape(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        """Any form of reshape that keeps each row's entries in their order."""
+        """Accept any reshape that keeps the order of each row's entries."""
         if out.ndim < 1 or out.shape[0] != self.now.shape[0] or out.numel() != self.now.numel() or self.ended:
             raise NotEligible(f"{name} mixes the rows of the batch")
         shape = tuple(out.shape[1:])
@@ -300,7 +300,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _Size(tuple[int, ...]):
-    """What a tensor answers when asked for its shape."""
+    """The shape of a traced tensor."""
 
     __slots__ = ()
 
@@ -309,7 +309,7 @@ class _Size(tuple[int, ...]):
 
 
 def _given(args: Any, kwargs: Any, **defaults: Any) -> list[Any]:
-    """The arguments of a call after its first, by place or by name."""
+    """Return the arguments of a call after the first, positional or by keyword."""
     unknown = set(kwargs) - set(defaults)
     if unknown or len(args) > len(defaults):
         raise NotEligible(f"a call with {', '.join(sorted(unknown)) or 'more arguments'}")
@@ -321,7 +321,7 @@ def _dropout_of(args: Any, kwargs: Any) -> list[Any]:
 
 
 def _two(value: Any) -> tuple[int, int]:
-    """One number for both sides, or one each."""
+    """Return a pair from one number or two."""
     if isinstance(value, int):
         return value, value
     sides = tuple(value)
@@ -329,7 +329,7 @@ def _two(value: Any) -> tuple[int, int]:
 
 
 def _both(value: Any) -> tuple[int, ...]:
-    """The same for both sides; nothing where they differ, or are said in words."""
+    """Return the pair if both sides are equal, otherwise (); also () for a string."""
     if isinstance(value, str):
         return ()
     sides = _two(value)
@@ -362,7 +362,7 @@ _RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
 
 
 def parameter_offsets(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
-    """Each parameter with its place in the flat vector, by identity."""
+    """Return each parameter with its offset in the flat vector, keyed by ``id``."""
     if any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
         raise NotEligible("there are hooks for all modules")
     for part in module.modules():
@@ -390,7 +390,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_
 
 @contextmanager
 def check_pure(module: nn.Module) -> Iterator[None]:
-    """Refuses a forward() that writes to its module or draws random numbers: native code would do neither."""
+    """Refuse a forward() that writes to its module or draws random numbers, which native code would not do."""
     before = [(part, {name: (value, _size(value)) for name, value in vars(part).items()}) for part in module.modules()]
     drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - it is only looked at
     yield

@@ -1,8 +1,8 @@
-/* One vocabulary of vectors for three instruction sets.
+/* Vector operations for three instruction sets.
  *
- * Each isa_*.c sets HANSA_LANES and includes the kernel headers, so that every kernel is compiled once an instruction
- * set and the choice between them is made once, at run time (dispatch.c). No kernel depends on the alignment of its
- * pointers, so a result depends on the values alone. */
+ * Each isa_*.c sets HANSA_LANES and includes the kernel headers, so that every kernel is compiled once per instruction
+ * set; dispatch.c selects one at run time. No kernel depends on the alignment of its pointers, so results depend on the
+ * values only. */
 #ifndef HANSA_VECTOR_H
 #define HANSA_VECTOR_H
 
@@ -20,7 +20,7 @@
 #define INDEPENDENT PRAGMA(GCC ivdep)
 #endif
 
-/* Hides a stride from the optimiser, which otherwise turns "base + stride * 4" into a pointer a position and spills. */
+/* Hides a stride from the optimiser, which would turn "base + stride * 4" into one pointer per position and spill. */
 #define OPAQUE(value) __asm__("" : "+r"(value))
 
 #define VL HANSA_LANES
@@ -56,7 +56,7 @@ INLINE vf where_equal(vi a, vi b, vf v) { return _mm512_maskz_mov_ps(_mm512_cmpe
 INLINE vf where_positive(vf test, vf v) { /* v where test > 0 or test is NaN, else 0 */
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, zero(), _CMP_NLE_UQ), v);
 }
-INLINE vf larger(vf a, vf b) { return _mm512_max_ps(a, b); } /* either where one is NaN, as in `smaller` */
+INLINE vf larger(vf a, vf b) { return _mm512_max_ps(a, b); } /* either if one is NaN, as in `smaller` */
 INLINE vf smaller(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE int any_within(vf a, vf reach) { /* whether some lane is not above reach: not greater, or NaN */
     return _mm512_cmp_ps_mask(a, reach, _CMP_NGT_UQ) != 0;
@@ -104,7 +104,7 @@ INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
     *which = _mm256_blendv_epi8(*which, splat_int(index), _mm256_castps_si256(wins));
 }
 
-#else /* any machine, by the compiler's own vectors ---------------------------------------------------------------- */
+#else /* any machine, by the compiler's vector types ---------------------------------------------------------------- */
 #define WIDE_REGISTERS 0
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
@@ -160,7 +160,7 @@ INLINE float sum_lanes(vf v) {
 }
 
 #if VL == 8
-/* Where the lanes of a mask go: byte k of entry m is the place of the k-th bit of m that is set. */
+/* Compaction table of masks: byte k of entry m is the position of the k-th set bit of m. */
 #define LANE(m, i) ((uint64_t)((m) >> (i) & 1 ? (i) : 0) << 8 * __builtin_popcount((m) & ((1 << (i)) - 1)))
 #define LANES(m) \
     LANE(m, 0) | LANE(m, 1) | LANE(m, 2) | LANE(m, 3) | LANE(m, 4) | LANE(m, 5) | LANE(m, 6) | LANE(m, 7)
@@ -170,7 +170,7 @@ INLINE float sum_lanes(vf v) {
 static const uint64_t lanes_of[256] = {LANES_64(0), LANES_64(64), LANES_64(128), LANES_64(192)};
 #endif
 
-/* Appends the entries of `value` that are not zero, with their places. Writes up to VL beyond the new end. */
+/* Appends the nonzero entries of `value` with their places. Writes up to VL beyond the new end. */
 INLINE ptrdiff_t append(float *values, int32_t *places, ptrdiff_t end, vf value, vi place) {
 #if VL == 16
     __mmask16 keep = _mm512_cmp_ps_mask(value, zero(), _CMP_NEQ_UQ);
@@ -224,7 +224,7 @@ INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, pt
 #elif VL == 8
 INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, ptrdiff_t to_row) {
     vf a[8], b[8];
-    UNROLL for (int i = 0; i < 4; i++) { /* rows i and i + 4 in two halves: what follows stays within them */
+    UNROLL for (int i = 0; i < 4; i++) { /* rows i and i + 4 in two halves: later operations stay within them */
         a[2 * i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from + i * from_row)),
                                         _mm_loadu_ps(from + (i + 4) * from_row), 1);
         a[2 * i + 1] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from + i * from_row + 4)),

@@ -1,23 +1,23 @@
 /* Winograd's minimal filtering for 3x3 and 5x5 kernels before a 2x2 pool.
  *
  * The 2x2 outputs of a pool window come from (K + 1) x (K + 1) inputs d by (K + 1)^2 products instead of 4 K^2:
- * Y = A' ((G g G') * (B' d B)) A, the product being one of matrices for each of the (K + 1)^2 points (Lavin and Gray,
- * "Fast Algorithms for Convolutional Neural Networks", CVPR 2016). Kernels of 3 interpolate at 0, 1, -1 and infinity,
- * which rounds as the plain sum does; those of 5 at 0, 1, -1, 1/2, -2 and infinity, whose error is two to three times
- * that of the plain sum (Barabasz et al., ACM TOMS 46, 2020). Where that could decide which output of a window is the
- * greatest, or whether ReLU lets it pass, the plain sums are made and decide: equal maxima go to the first. */
+ * Y = A' ((G g G') * (B' d B)) A, a matrix product for each of the (K + 1)^2 points (Lavin and Gray, "Fast Algorithms
+ * for Convolutional Neural Networks", CVPR 2016). 3x3 kernels interpolate at 0, 1, -1 and infinity, which rounds like
+ * the plain sum; 5x5 kernels at 0, 1, -1, 1/2, -2 and infinity, with two to three times the error of the plain sum
+ * (Barabasz et al., ACM TOMS 46, 2020). If the error could change the maximum of a window or ReLU's mask, the plain
+ * sums are computed and decide: the first of equal maxima is chosen. */
 #ifndef HANSA_WINOGRAD_H
 #define HANSA_WINOGRAD_H
 
 #include "conv.h"
 
-enum { WINOGRAD_TILES = 14 }; /* pool windows that are done together, or a row of them if that is more */
+enum { WINOGRAD_TILES = 14 }; /* pool windows processed together, or a row of them if that is more */
 
-/* Outputs that lie closer than this times the sum of a filter's weights times the largest input are made again. */
+/* Outputs closer than this times the sum of a filter's weights times the largest input are recomputed. */
 #define WINOGRAD_DOUBT 0x1p-20f
 
 typedef struct {
-    ptrdiff_t band; /* rows of pool windows that are done together */
+    ptrdiff_t band; /* rows of pool windows processed together */
     ptrdiff_t in_step, padded_h, out_h, out_w;
     filters_t filters; /* of one point; `weight` of the first */
     float *columns;    /* [K + 1][columns of a row's inputs][in_step] */
@@ -87,7 +87,7 @@ INLINE void winograd_out(const int K, const vf *m, vf *y) {
     }
 }
 
-/* From what pack_forward made, [pair of output vectors][K K channels][width], to [point][pair][channels][width]. */
+/* From the result of pack_forward, [pair of output vectors][K K channels][width], to [point][pair][channels][width]. */
 INLINE void winograd_weights(const int K, const float *packed, ptrdiff_t channels, ptrdiff_t out_step, float *points,
                              float *doubt) {
     for (ptrdiff_t o = 0; o < out_step; o += VL) {
@@ -115,7 +115,7 @@ INLINE void winograd_weights(const int K, const float *packed, ptrdiff_t channel
     }
 }
 
-/* The inputs of one row of pool windows, which `x` begins, to the points of the windows from `window` on. */
+/* Transform the inputs of one row of pool windows, from `x`, to the points of the windows from `window` on. */
 INLINE void winograd_inputs(const int K, const winograd_t *job, const float *x, ptrdiff_t windows, ptrdiff_t window) {
     ptrdiff_t row = job->filters.window.row, step = job->in_step, columns = 2 * job->out_w + K - 1;
     ptrdiff_t line = columns * step, point = windows * step;
@@ -146,7 +146,7 @@ INLINE float winograd_largest(const winograd_t *job, const float *x) {
     return largest;
 }
 
-/* Whether some lane's choice among a window's outputs is in doubt. What ReLU surely empties is not. */
+/* Whether the maximum of a window is uncertain in some lane. Outputs that ReLU certainly zeroes do not count. */
 INLINE int winograd_close(const vf *y, vf doubt, int relu) {
     vf above = larger(y[0], y[1]), below = larger(y[2], y[3]), best = larger(above, below);
     vf second = larger(smaller(above, below), larger(smaller(y[0], y[1]), smaller(y[2], y[3])));
@@ -155,7 +155,7 @@ INLINE int winograd_close(const vf *y, vf doubt, int relu) {
     return any_within(lead, doubt);
 }
 
-/* One image: convolution, ReLU if asked, pool. `plain` are the filters of the plain form. */
+/* One image: convolution, ReLU if requested, pool. `plain` are the filters of the plain form. */
 INLINE void winograd_image(const int K, const winograd_t *job, const filters_t *plain, const float *x, int relu,
                            float *out, ptrdiff_t out_row, int32_t *which) {
     const ptrdiff_t out_step = plain->out_step, row = plain->window.row, channels = job->filters.window.length;

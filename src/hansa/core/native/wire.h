@@ -1,4 +1,4 @@
-/* Passes of the compressors over float32 vectors: signs as bits, and entries that reach a threshold. */
+/* Compressor passes over float32 vectors: signs as bits, and entries above a threshold. */
 #ifndef HANSA_WIRE_H
 #define HANSA_WIRE_H
 
@@ -20,8 +20,8 @@ INLINE uint32_t sign_bits(const float *x) {
 #endif
 }
 
-/* One bit an entry, lowest first, bits after the last entry 0; and the sum of magnitudes in 1024 float64 lanes: entry i
- * joins lane i mod 1024, through a partial sum for each 65536 entries. The caller adds the lanes. */
+/* One bit per entry, lowest first, padding bits 0; and the sum of magnitudes in 1024 float64 lanes: entry i is added to
+ * lane i mod 1024, through a partial sum for each 65536 entries. The caller adds the lanes. */
 static void sign_pack(const float *x, int64_t n, uint8_t *bits, double *lanes) {
     double part[HANSA_SUM_LANES];
     memset(lanes, 0, sizeof part);
@@ -47,7 +47,7 @@ static void sign_pack(const float *x, int64_t n, uint8_t *bits, double *lanes) {
     }
 }
 
-/* out += scale * sign, packet after packet (out = for the first, if `fresh`): one pass over out for all of them. */
+/* out += scale * sign, packet after packet (out = for the first, if `fresh`), in one pass over out. */
 static void sign_add(const uint8_t *const *bits, const float *scales, int64_t packets, int64_t n, int64_t fresh,
                      float *out) {
     int64_t i = 0;
@@ -88,8 +88,8 @@ static void sign_add(const uint8_t *const *bits, const float *scales, int64_t pa
     }
 }
 
-/* Entries whose magnitude is not below the threshold (so NaN is found too), in order; returns how many there are and
- * keeps those that there is room for. */
+/* Entries whose magnitude is not below the threshold (including NaN), in order; returns their number and stores as many
+ * as fit. */
 static int64_t reaching(const float *x, int64_t n, float threshold, int64_t room, int64_t *index, float *value) {
     int64_t found = 0, i = 0;
 #if VL >= 8

@@ -7,11 +7,11 @@
 #include "stage.h"
 
 struct hansa_network {
-    const hansa_kernels *kernels; /* first, so that dispatch.c can find its way back */
+    const hansa_kernels *kernels; /* of the instruction set that made it */
     ptrdiff_t stages, batch, classes, parameters, logits_row;
-    ptrdiff_t keeps;   /* numbers that dropout has for a row, in all */
-    const float *keep; /* those of the present batch, or null */
-    ahead_t ahead;     /* the next batch, where it is known */
+    ptrdiff_t keeps;   /* dropout factors per row, of all stages */
+    const float *keep; /* those of the current batch, or null */
+    ahead_t ahead;     /* the next batch, if known */
     int failed;
     stage_t *stage;
     float *logits, *gradient;
@@ -70,7 +70,7 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     s->border = is->stride > 1 ? (K - 1) / is->stride : K - 1 - pad;
     s->dense_h = s->conv_h + 2 * s->border;
     s->dense_w = s->conv_w + 2 * s->border;
-    if (is->stride > 1) { /* up to the last place that is asked for */
+    if (is->stride > 1) { /* up to the last place that is read */
         s->dense_h = s->border + at_least(s->conv_h, (pad + is->height - 1) / is->stride + 1);
         s->dense_w = s->border + at_least(s->conv_w, (pad + is->width - 1) / is->stride + 1);
     }

@@ -1,4 +1,4 @@
-"""Arithmetic on flat vectors: the layout of a module in one, whole-vector passes, memory that is used again."""
+"""Flat vectors: the layout of a module's tensors, whole-vector arithmetic, and reuse of memory."""
 
 from typing import TYPE_CHECKING
 

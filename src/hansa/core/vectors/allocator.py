@@ -1,7 +1,6 @@
-"""Memory for large vectors that is used again.
+"""An allocator that reuses the memory of large vectors.
 
-Fresh memory of this size comes from the system page by page, and that takes several times as long as
-the pass that fills it.
+Fresh memory of this size is mapped page by page, which takes several times as long as filling it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import torch
 
 from hansa.core.types import Vector
 
-MIN_BYTES = 1 << 16  # bytes; smaller vectors the allocator keeps at hand itself
-MAX_IDLE_BYTES = 1 << 29  # bytes that may lie idle, or eight vectors of the largest kind
+MIN_BYTES = 1 << 16  # bytes; the system allocator already caches smaller blocks
+MAX_IDLE_BYTES = 1 << 29  # idle bytes kept, or eight of the largest vectors if that is more
 _ALIGN = 64
 
 
 class Allocator:
-    """Hands out uninitialised vectors. The memory of one comes back when the last tensor that looks at it is gone.
+    """Allocates uninitialized vectors. Memory is reused once the last tensor that views it is deleted.
 
     >>> memory = Allocator(min_bytes=0)
     >>> x = memory.empty_like(torch.ones(1000))
@@ -39,25 +38,25 @@ class Allocator:
         self._least, self._most = min_bytes, max_idle_bytes
         self._idle: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._bytes = 0
-        self._lock = RLock()  # a collection of garbage may give memory back in the midst of taking some
+        self._lock = RLock()  # reentrant: garbage collection may release memory during an allocation
 
     def empty_like(self, x: Vector) -> Vector:
-        """A vector of the same length, dtype and device, with anything in it."""
+        """Return an uninitialized vector of the same length, dtype and device."""
         if x.device.type != "cpu" or x.ndim != 1:
             return torch.empty_like(x, memory_format=torch.contiguous_format)
         return self.empty(x.numel(), x.dtype)
 
     def empty(self, entries: int, dtype: torch.dtype) -> Vector:
-        """A vector on the CPU, with anything in it."""
+        """Return an uninitialized vector on the CPU."""
         size = entries * dtype.itemsize
         if size < max(1, self._least) or dtype not in _numpy_dtypes():
             return torch.empty(entries, dtype=dtype)
         lent = self._acquire(size).view(_borrowed_class())
         lent.owner = self
-        return torch.from_numpy(lent.view(_numpy_dtypes()[dtype]))  # torch holds that view, which holds what was lent
+        return torch.from_numpy(lent.view(_numpy_dtypes()[dtype]))  # the tensor keeps the memory alive
 
     def release(self, memory: np.ndarray[Any, Any]) -> None:
-        """Memory that nobody looks at any more."""
+        """Take back memory that is no longer referenced."""
         with self._lock:
             most = max(MAX_IDLE_BYTES, 8 * memory.size) if self._most is None else self._most
             if self._bytes + memory.size <= most:
@@ -77,13 +76,13 @@ class Allocator:
 
 @cache
 def _borrowed_class() -> type[Any]:
-    """A look at an allocator's memory; torch holds it for as long as any tensor needs it."""
+    """Return the array class that releases its memory to the allocator when no tensor references it."""
 
     class Lent(np.ndarray[Any, Any]):
         owner: Allocator | None = None
 
         def __del__(self) -> None:
-            if np is None:  # the interpreter ends, and has taken its modules apart
+            if np is None:  # interpreter shutdown
                 return
             if self.owner is not None and isinstance(self.base, np.ndarray):
                 self.owner.release(self.base)
@@ -97,8 +96,7 @@ def _numpy_dtypes() -> dict[torch.dtype, Any]:
 
 
 def trim() -> None:
-    """Give memory that was freed, by whomever, back to the system, where the C library can: after much that is not
-    done again."""
+    """Return freed memory to the system, if the C library supports it; call it after large one-time work."""
     if (give_back := _malloc_trim()) is not None:
         give_back(0)
 

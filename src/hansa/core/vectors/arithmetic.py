@@ -1,7 +1,6 @@
-"""Passes over whole vectors, by native code where it is there and fits, otherwise by torch.
+"""Arithmetic on whole vectors, in native code if available and applicable, otherwise in torch.
 
-Which of the two it is depends on the machine and the vector alone, so equal runs stay equal to the bit. The two agree
-to rounding.
+The choice depends only on the machine and the vector, so equal runs stay bit-identical. The two agree up to rounding.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from hansa.core import native
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator, kernels
 
-SPAN = 1 << 14  # coordinates turned to float64 at a time
-PARALLEL_PRODUCTS = 1 << 24  # products that are worth a thread of their own
+SPAN = 1 << 14  # coordinates converted to float64 at a time
+PARALLEL_PRODUCTS = 1 << 24  # products above which a second thread pays off
 
 
 def native_fits(*vectors: Vector) -> bool:
-    """Whether native kernels can take these vectors: alike, dense and on the CPU."""
+    """Return whether native kernels support these vectors: one float dtype, contiguous, on the CPU."""
     dtype = vectors[0].dtype
     if dtype != torch.float32 and dtype != torch.float64:
         return False
@@ -33,7 +32,7 @@ def native_fits(*vectors: Vector) -> bool:
 
 
 def norm(x: Vector) -> float:
-    """The Euclidean length; NaN or infinite where an entry is, or where its square is beyond float64.
+    """Return the Euclidean norm; NaN or infinite if an entry is, or if a square overflows float64.
 
     >>> norm(torch.tensor([3.0, 4.0]))
     5.0
@@ -44,7 +43,7 @@ def norm(x: Vector) -> float:
 
 
 def all_finite(x: Vector) -> bool:
-    """Whether no entry is NaN or infinite, in one pass without a vector of answers.
+    """Return whether all entries are finite, in one pass without a temporary vector.
 
     >>> all_finite(torch.tensor([1.0, 3e38])), all_finite(torch.tensor([1.0, math.nan]))
     (True, False)
@@ -55,8 +54,9 @@ def all_finite(x: Vector) -> bool:
 
 
 def inner_products(rows: Vector, vectors: Vector) -> Vector:
-    """<row_i, vector_j> in float64 of two matrices: natively as `kernels.inner_products` has it, on two threads
-    where that pays, which the bits do not show.
+    """Return <row_i, vector_j> in float64 for two matrices.
+
+    Large native products use two threads, without effect on the bits.
 
     >>> inner_products(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor([[11.,  2.]], dtype=torch.float64)
@@ -77,21 +77,23 @@ def inner_products(rows: Vector, vectors: Vector) -> Vector:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_LARGE = 1 << 20  # entries from which a sum is worth dividing
-_ALIGNED = 64  # entries: ranges begin where vector instructions do
+_LARGE = 1 << 20  # entries above which a sum is parallelized
+_ALIGNED = 64  # entries: alignment of the ranges for vector instructions
 
 
 class ParallelSums:
-    """Sums of large vectors are divided by coordinates among so many threads, until it is closed. Each entry is summed
-    over all rows in their order, whoever does it: the bits do not depend on the number."""
+    """Parallel sums of large vectors, divided by coordinates among threads, until closed.
+
+    Each entry is summed over the rows in order, so the bits do not depend on the number of threads.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        flushes = float(torch.full((1,), 1e-310, dtype=torch.float64).mul(1.0).sum()) == 0.0  # as this thread does
+        flushes = float(torch.full((1,), 1e-310, dtype=torch.float64).mul(1.0).sum()) == 0.0  # as in this thread
         self._pool = (
             ThreadPoolExecutor(threads, "hansa-sum", torch.set_flush_denormal, (flushes,)) if threads > 1 else None
         )
@@ -120,13 +122,13 @@ _active_pools: list[ParallelSums] = []
 
 
 def parallel_sums(threads: int) -> ParallelSums:
-    """Have large sums done by so many threads, for a run whose other work is elsewhere."""
+    """Use this many threads for large sums, for runs whose other work is done elsewhere."""
     _active_pools.append(ParallelSums(threads))
     return _active_pools[-1]
 
 
 def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """sum w_i row_i, folded left to right entry by entry.
+    """Return sum w_i row_i, folded left to right for each entry.
 
     >>> weighted_sum([torch.tensor([1.0]), torch.tensor([3.0])], [0.5, 0.5])
     tensor([2.])

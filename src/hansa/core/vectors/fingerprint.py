@@ -1,7 +1,6 @@
-"""Digests of a vector and of bytes, so that what was made from others or damaged is noticed. They take about as long as
-reading once.
+"""Digests of vectors and bytes that detect changed or damaged data, at about the cost of one read.
 
-They are no signatures: whoever wants two vectors of one fingerprint can make them.
+They are not cryptographic: collisions can be constructed.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _AT_ONCE = 64  # blocks
 
 
 def fingerprint(vector: Vector, isa: str = "") -> bytes:
-    """16 bytes: blake2b of the length and of two sums for each 4096 words of 32 bits, the same on every machine.
+    """Return 16 bytes: blake2b of the length and of two sums per 4096 32-bit words, equal on every machine.
 
-    A sum is that of (w_i + k_i)(w_j + k_j) over neighbours i even, j = i + 1, brackets modulo 2^32 and the rest modulo
-    2^64, with fixed keys k (NH of UMAC, Black et al. 1999); the second sum has its keys 4 further on.
+    A sum is that of (w_i + k_i)(w_j + k_j) over even i and j = i + 1, brackets modulo 2^32 and the rest modulo 2^64,
+    with fixed keys k (NH of UMAC, Black et al. 1999); the second sum uses keys shifted by 4.
 
     >>> import torch
     >>> fingerprint(torch.tensor([1.0, 2.0])) == fingerprint(torch.tensor([2.0, 1.0]))
@@ -41,7 +40,7 @@ def fingerprint(vector: Vector, isa: str = "") -> bytes:
 
 
 def checksum(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
-    """zlib's CRC-32 of bytes, after those whose checksum is ``crc``; natively where that is there, and faster.
+    """Return zlib's CRC-32 of bytes, continued from ``crc``; native if available and faster.
 
     >>> checksum(b"ab", checksum(b"c")) == checksum(b"cab") == zlib.crc32(b"cab")
     True
@@ -67,9 +66,7 @@ def _numpy_sums(words: Words) -> Sums:
         end = min(place + _AT_ONCE, full)
         _add_blocks(words[place * _BLOCK : end * _BLOCK].reshape(-1, _BLOCK), sums[place:end])
     if rest := len(words) % _BLOCK:
-        _add_blocks(
-            np.pad(words[-rest:], (0, rest % 2))[None], sums[full:]
-        )  # a last word alone has a neighbour of zero
+        _add_blocks(np.pad(words[-rest:], (0, rest % 2))[None], sums[full:])  # pad an odd last word with zero
     return sums
 
 

@@ -1,5 +1,4 @@
-"""Inner products of rows that come piece by piece, from memory or from a file: natively, in the bits of
-`kernels.inner_products`."""
+"""Native inner products of rows that arrive in pieces, from memory or a file, bit-identical to the whole-row kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ShortRowError(Exception):
-    """A file ends within a row: its place among those asked for, and the bytes that were there."""
+    """A file that ends within a row: the row's index among those requested, and the bytes available."""
 
     def __init__(self, place: int, available: int) -> None:
         super().__init__(place, available)
@@ -29,7 +28,7 @@ class ShortRowError(Exception):
 
 
 class StreamedInnerProducts:
-    """`inner_products` of ``count`` float32 rows that come piece by piece, in the same bits.
+    """Inner products of ``count`` float32 rows that arrive in pieces, bit-identical to `native_inner_products`.
 
     >>> from hansa.core.vectors.kernels import native_inner_products
     >>> rows, vectors = torch.rand(2, 20), torch.rand(3, 20)
@@ -46,7 +45,7 @@ class StreamedInnerProducts:
         self._lanes = torch.zeros(count, len(vectors) + abi.GRAM_SPARE, abi.GRAM_LANES, dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
-        """The next entries of every row, [count, n]: a multiple of 8 unless they are the last."""
+        """Add the next entries of every row, [count, n]; n is a multiple of 8 except for the last."""
         (many, d), (count, n) = self._vectors.shape, rows.shape
         fits = rows.dtype == torch.float32 and rows.device.type == "cpu" and (rows.stride(1) == 1 or n == 1)
         if not fits or count != self._count or self._done + n > d or self._done % abi.GRAM_LANES:
@@ -64,13 +63,14 @@ class StreamedInnerProducts:
 
     @property
     def reads(self) -> bool:
-        """Whether `add_from` is there; it is not on every system."""
+        """Return whether `add_from` is supported on this system."""
         return bool(self._table.rows_add)
 
     def add_from(self, file: int, offsets: Sequence[int], entries: int, crcs: Sequence[int]) -> list[int]:
-        """`add` of the next entries of rows at byte offsets of an open file; returns their CRC-32 after ``crcs``.
+        """Add the next entries of rows at byte offsets of an open file; return their CRC-32, continued from ``crcs``.
 
-        Raises `ShortRowError` where the file ends before."""
+        Raises `ShortRowError` if the file is too short.
+        """
         many, d = self._vectors.shape
         if len(offsets) != self._count or self._done + entries > d or self._done % abi.GRAM_LANES:
             raise HansaError(
@@ -92,7 +92,7 @@ class StreamedInnerProducts:
         return list(checks)
 
     def total(self) -> Tensor:
-        """<row_i, vector_j>, once all entries were added."""
+        """Return <row_i, vector_j> after all entries were added."""
         many, d = self._vectors.shape
         if self._done != d:
             raise HansaError(f"StreamedInnerProducts.total: {self._done} of {d} entries were added.")

@@ -1,7 +1,7 @@
-"""The server's and the compressors' passes over whole vectors, natively: each entry is read and written once.
+"""Native kernels of the server and the compressors: each entry is read and written once.
 
-All functions take contiguous CPU tensors or NumPy arrays, check them, and run on the calling thread with the
-interpreter lock released. An output may be the input of the same name (an update in place); nothing else may overlap.
+All functions take contiguous CPU tensors or NumPy arrays, validate them, and run on the calling thread without the
+interpreter lock. An output may be the input of the same name (in-place update); other overlaps are not allowed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 
 class ServerStep(NamedTuple):
-    """The step and the moments after it; those that a rule does not keep are None."""
+    """The step and the moments after it; None for moments that a rule does not have."""
 
     step: Tensor
     m: Tensor
@@ -55,11 +55,11 @@ def server_step(
     out: ServerStep | None = None,
     isa: str = "",
 ) -> ServerStep:
-    """One step of ``momentum``, ``adagrad``, ``adam``, ``yogi``, ``amsgrad`` or ``ams``, by `hansa.server`'s equations.
+    """Compute one step of ``momentum``, ``adagrad``, ``adam``, ``yogi``, ``amsgrad`` or ``ams`` of `hansa.server`.
 
-    ``t`` counts from 1 and matters under ``bias_correction`` only. The step is ``rate`` times the rule's and is added
-    to ``x`` if that is given. Without ``out`` the inputs stay as they are; ``out=ServerStep(delta, m, v, vhat)``
-    updates everything in place. float32 or float64.
+    ``t`` counts from 1 and is used only with ``bias_correction``. The step is multiplied by ``rate`` and added to ``x``
+    if given. Without ``out`` the inputs are unchanged; ``out=ServerStep(delta, m, v, vhat)`` updates in place. float32
+    or float64.
     """
     if kind not in abi.SERVER_KINDS:
         raise invalid_argument("server_step", "kind", kind, f"one of {', '.join(abi.SERVER_KINDS)}")
@@ -94,8 +94,11 @@ def server_step(
 def native_weighted_sum(
     rows: Tensor | Sequence[Tensor], weights: Sequence[float], out: Tensor | None = None, isa: str = ""
 ) -> Tensor:
-    """sum_i w_i row_i, folded left to right entry by entry: w_0 row_0 rounded once, then one multiply-add a row (fused
-    where the machine fuses). Rows are those of a matrix or separate vectors, float32 or float64."""
+    """Return sum_i w_i row_i, folded left to right for each entry.
+
+    w_0 row_0 is rounded once, then there is one multiply-add per row (fused if the machine supports it). Rows are those
+    of a matrix or separate vectors, float32 or float64.
+    """
     if not len(rows) or len(rows) != len(weights):
         raise HansaError(
             f"native_weighted_sum: {len(rows)} rows and {len(weights)} weights, expected as many, at least one."
@@ -119,7 +122,7 @@ def native_weighted_sum(
 
 
 class CsrWeights(NamedTuple):
-    """A sparse square matrix by rows: row i has the entries ``starts[i]`` to ``starts[i + 1]`` of links and weights."""
+    """A square CSR matrix: row i has the entries ``starts[i]`` to ``starts[i + 1]`` of links and weights."""
 
     starts: np.ndarray[Any, np.dtype[np.int64]]
     columns: np.ndarray[Any, np.dtype[np.int64]]
@@ -127,7 +130,7 @@ class CsrWeights(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Any) -> CsrWeights:
-        """Of a SciPy matrix in CSR form."""
+        """Convert a SciPy CSR matrix."""
         links = cls(
             np.ascontiguousarray(matrix.indptr, np.int64),
             np.ascontiguousarray(matrix.indices, np.int64),
@@ -143,7 +146,7 @@ class CsrWeights(NamedTuple):
 
 
 def mix(rows: Tensor, weights: CsrWeights, out: Tensor, isa: str = "") -> None:
-    """out = W rows, [n, d] in float32 or float64, each entry folded over the row's links in their order."""
+    """Set out = W rows, [n, d] in float32 or float64, each entry folded over the row's links in order."""
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     n = len(weights.starts) - 1
     if rows.ndim != 2 or len(rows) != n:
@@ -157,7 +160,7 @@ def mix(rows: Tensor, weights: CsrWeights, out: Tensor, isa: str = "") -> None:
 
 
 def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
-    """||x||^2 in float64 and whether every entry is finite, in one pass. Entry i joins lane i mod 32 of the sum."""
+    """Return ||x||^2 in float64 and whether all entries are finite. Entry i is added to lane i mod 32 of the sum."""
     double = x.dtype in (torch.float64, np.float64)
     pointer = address_of("squared_norm", "x", x, torch.float64 if double else torch.float32)
     finite, table = c_int64(), native.load(isa)
@@ -166,10 +169,10 @@ def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
 
 
 def native_inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tensor:
-    """<row_i, vector_j> in float64, [n, m], of float32 [n, d] and [m, d].
+    """Return <row_i, vector_j> in float64, [n, m], of float32 [n, d] and [m, d].
 
-    Every product is exact; entry k joins lane k mod 8 of its pair's sum, in order, and the lanes are added in pairs. So
-    the bits are those of the two vectors alone: no matter the instruction set, or which other pairs are asked for.
+    Every product is exact; entry k is added to lane k mod 8 of its pair's sum, in order, and the lanes are added in
+    pairs. The bits depend only on the two vectors, not on the instruction set or on the other pairs.
     """
     count, many, d = len(rows), len(vectors), rows.shape[1]
     out = torch.empty(count, many, dtype=torch.float64)
@@ -181,10 +184,10 @@ def native_inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tenso
 
 
 def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint8]], float]:
-    """The signs of a float32 vector as bits (1 where x >= 0, the lowest bit of a byte first) and ||x||_1, in one pass.
+    """Return the signs of a float32 vector as bits (1 where x >= 0, lowest bit of a byte first) and ||x||_1.
 
-    The sum runs in float64 in 1024 lanes, entry i in lane i mod 1024, and the lanes are then added exactly; it is NaN
-    where an entry is not finite.
+    The sum is accumulated in 1024 float64 lanes, entry i in lane i mod 1024, which are then added exactly; it is NaN if
+    an entry is not finite.
     """
     pointer, size = address_of("sign_pack", "x", x, torch.float32), _length(x)
     bits, lanes = np.empty(-(-size // 8), np.uint8), np.empty(abi.SUM_LANES)
@@ -193,21 +196,21 @@ def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint
 
 
 def sign_write(bits: Array, scale: float, out: Array, isa: str = "") -> None:
-    """out = scale * sign, from the bits of ``sign_pack``."""
+    """Set out = scale * sign, from the bits of ``sign_pack``."""
     _signs("sign_write", [bits], [scale], out, True, isa)
 
 
 def sign_add(bits: Sequence[Array], scales: Sequence[float], out: Array, isa: str = "") -> None:
-    """out += scale_i * sign_i for packet after packet, in one pass over ``out``."""
+    """Add scale_i * sign_i of every packet to ``out``, in one pass over ``out``."""
     _signs("sign_add", bits, scales, out, False, isa)
 
 
 def indices_reaching(
     x: Array, threshold: float, capacity: int | None = None, isa: str = ""
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float32]]]:
-    """The entries whose magnitude is not below the threshold (so NaN is among them): rising indices, and values.
+    """Return ascending indices and values of the entries whose magnitude is not below the threshold, including NaN.
 
-    ``room`` is a guess of how many there are; a low one costs a second pass.
+    ``room`` is an estimate of their number; a low one costs a second pass.
     """
     pointer, size = address_of("indices_reaching", "x", x, torch.float32), _length(x)
     capacity = min(size, size // 32 + 1024 if capacity is None else capacity)
@@ -221,7 +224,7 @@ def indices_reaching(
 
 
 def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
-    """zlib's CRC-32 of bytes, after those whose checksum is ``crc``."""
+    """Return zlib's CRC-32 of bytes, continued from ``crc``."""
     whole = data.size & ~15
     kernel = native.load(isa).crc32
     if whole < 64 or not kernel:
@@ -230,12 +233,12 @@ def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
 
 
 def max_magnitude(x: Array, isa: str = "") -> float:
-    """The largest magnitude of a float32 vector; NaN or infinite where an entry is."""
+    """Return the largest magnitude of a float32 vector; NaN or infinite if an entry is."""
     return float(native.load(isa).highest32(address_of("max_magnitude", "x", x, torch.float32), _length(x)))
 
 
 def half_pack(x: Array, exponent: int, most: float, brain: bool = False, isa: str = "") -> Bytes:
-    """Float32 entries x / 2^exponent, at most ``most`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
+    """Encode float32 x / 2^exponent, at most ``most`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
     pointer, size = address_of("half_pack", "x", x, torch.float32), _length(x)
     out = allocator.empty(-(-size // 2), torch.float32).numpy().view(np.uint8)[: 2 * size]
     native.load(isa).half_pack(pointer, size, _power_of_two(exponent), most, int(brain), out.ctypes.data)
@@ -245,9 +248,11 @@ def half_pack(x: Array, exponent: int, most: float, brain: bool = False, isa: st
 def quantize_pack(
     x: Array, bucket: int, levels: int, width: int, key: bytes | None, isa: str = ""
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], Bytes] | None:
-    """What `hansa.compress.quantize` sends of a float32 vector: the largest magnitude of each bucket, and a code of
-    ``width`` bits an entry; rounded by the Philox numbers of a 16-byte key, to nearest without one. None where an entry
-    is not finite."""
+    """Encode a float32 vector as `hansa.compress.quantize` does, or return None if an entry is not finite.
+
+    The result is the largest magnitude of each bucket and one code of ``width`` bits per entry. Rounding is stochastic
+    by the Philox numbers of a 16-byte key, or to nearest without a key.
+    """
     pointer, size = address_of("quantize_pack", "x", x, torch.float32), _length(x)
     if not 1 <= levels <= 127 or width != (2 * levels).bit_length() or bucket % 8 or bucket < 8:
         raise HansaError(f"quantize_pack: {levels} levels of {width} bits in buckets of {bucket}.")
@@ -260,8 +265,10 @@ def quantize_pack(
 
 
 def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 << 24, isa: str = "") -> Bytes:
-    """Encode integers (int32), or rint(x / 2^exponent) (float32), as `hansa.compress.entropy_coding` does; they are at
-    most ``most`` <= 2^24 in magnitude and take at most ``capacity`` bytes."""
+    """Encode integers (int32), or rint(x / 2^exponent) (float32), as `hansa.compress.entropy_coding` does.
+
+    They are at most ``most`` <= 2^24 in magnitude and take at most ``capacity`` bytes.
+    """
     numbers = x.dtype in (torch.int32, np.int32)
     pointer = address_of("bit_planes_pack", "x", x, torch.int32 if numbers else torch.float32)
     out = np.empty(capacity + 8, np.uint8)
@@ -273,7 +280,7 @@ def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 <<
 
 
 def _power_of_two(exponent: int) -> Any:
-    """2^-exponent as two factors of float32, so that a product with both is rounded once."""
+    """Return 2^-exponent as two float32 factors, so that a product with both is rounded once."""
     parts = (exponent, 0) if abs(exponent) <= 126 else (exponent // 2, exponent - exponent // 2)
     return (ctypes.c_float * 2)(*(math.ldexp(1.0, -part) for part in parts))
 
@@ -298,7 +305,7 @@ def _length(x: Array) -> int:
 
 
 def address_of(where: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
-    """The address of a contiguous vector on the CPU, of the dtype and (if given) the size expected."""
+    """Return the address of a contiguous CPU vector; raise unless it has the given dtype and size."""
     if isinstance(x, torch.Tensor):
         fits, address = x.dtype == dtype and x.is_contiguous() and x.is_cpu, x.data_ptr()
         if fits and (size is None or x.numel() == size):

@@ -1,11 +1,11 @@
-"""Module <-> flat vector. Parameters are views of the vector, so a training step copies nothing.
+"""Conversion between modules and flat vectors. Parameters are views, so a training step copies nothing.
 
-Convolution weights lie in the vector in channels-last order, so that their channels-last form is a free view; or in
-torch's own for a model that cannot work with it.
+Convolution weights are stored in channels-last order, so that their channels-last form is a view, or in torch's order
+for a model that does not support it.
 
-Persistent buffers of real numbers (BatchNorm's statistics, ...) lie in a vector of their own. Frozen parameters never
-travel, nor do buffers that are whole numbers, truth values, complex or not finite (counters, indices, masks): these
-keep their first value, to the bit, on the server and on every client.
+Persistent floating-point buffers (BatchNorm's statistics, ...) have a separate vector. Frozen parameters are never
+sent, nor are integer, boolean, complex or non-finite buffers (counters, indices, masks): these keep their initial value
+on the server and on every client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Module = TypeVar("Module", bound="nn.Module")
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a module: where it lies in the flat vector."""
+    """The position of one tensor of a module in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class TensorEntry:
     channels_last: bool = True
 
     def view(self, flat: Vector) -> torch.Tensor:
-        """The tensor as a view of the flat vector."""
+        """Return the tensor as a view of the flat vector."""
         piece = flat[self.offset : self.offset + self.size]
         if not self.channels_last:
             return piece.view(self.shape)
@@ -61,7 +61,7 @@ def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = Tr
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where every trainable parameter and every buffer that travels lies.
+    """The positions of all trainable parameters and averaged buffers.
 
     >>> layout = Layout.of(torch.nn.Linear(3, 2))
     >>> layout.dim, layout.buffer_dim, [entry.name for entry in layout.parameters]
@@ -88,7 +88,7 @@ class Layout:
         return cls(_entries(trainable, channels_last), _entries(buffers, channels_last), channels_last)
 
     def without(self, names: Collection[str]) -> Layout:
-        """The same with some buffers left out: they keep their first value."""
+        """Return the layout without some buffers, which keep their initial value."""
         if not any(entry.name in names for entry in self.buffers):
             return self
         rest, offset = [], 0
@@ -107,7 +107,7 @@ class Layout:
         return sum(entry.size for entry in self.buffers)
 
     def pack(self, module: nn.Module, dtype: torch.dtype) -> tuple[Vector, Vector]:
-        """Copies of the module's parameters and of its buffers as two flat vectors."""
+        """Copy the module's parameters and buffers into two flat vectors."""
         with torch.no_grad():
             flat, rest = torch.empty(self.dim, dtype=dtype), torch.empty(self.buffer_dim, dtype=dtype)
             for vector, entries in ((flat, self.parameters), (rest, self.buffers)):
@@ -117,7 +117,7 @@ class Layout:
         return flat, rest
 
     def bind(self, module: nn.Module, flat: Vector) -> list[nn.Parameter]:
-        """Make the module's parameters views of ``flat``; they are returned in the vector's order."""
+        """Make the module's parameters views of ``flat`` and return them in the vector's order."""
         self._check(flat, self.dim, "parameters")
         named = dict(module.named_parameters())
         for entry in self.parameters:
@@ -141,7 +141,7 @@ class Layout:
         return rest
 
     def unpack(self, flat: Vector, rest: Vector | None = None) -> dict[str, torch.Tensor]:
-        """The vectors as named tensors, in the shapes of the module's ``state_dict``, without what never travels."""
+        """Return the vectors as named tensors in the shapes of the ``state_dict``, without those never sent."""
         self._check(flat, self.dim, "parameters")
         out = {entry.name: entry.view(flat) for entry in self.parameters}
         if rest is not None:
@@ -159,7 +159,7 @@ def _named_tensors(module: nn.Module) -> dict[str, Any]:
 
 
 def convert_module(module: Module, dtype: torch.dtype, device: torch.device | None = None) -> Module:
-    """The module with its real numbers in ``dtype`` and its complex ones in the complex form of it, in place.
+    """Convert the module in place: real tensors to ``dtype``, complex ones to the corresponding complex dtype.
 
     ``module.to(dtype)`` would drop the imaginary parts.
     """
@@ -174,7 +174,7 @@ def convert_module(module: Module, dtype: torch.dtype, device: torch.device | No
 
 
 def widen_module(module: Module, dtype: torch.dtype) -> Module:
-    """The module with numbers at least as wide as ``dtype``, in place: none loses a bit."""
+    """Convert the module in place to at least the precision of ``dtype``, without loss."""
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
         number = tensor.is_floating_point() or tensor.is_complex()
@@ -185,12 +185,12 @@ def widen_module(module: Module, dtype: torch.dtype) -> Module:
 
 
 def _averages(buffer: torch.Tensor) -> bool:
-    """Whether an average of a buffer makes sense: real numbers, all of them finite."""
+    """Return whether a buffer can be averaged: floating-point and finite."""
     return buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
 
 
 def _refuse_shared_memory(module: nn.Module) -> None:
-    """Parameters that share memory without being one would be torn apart by lying in one vector."""
+    """Raise if distinct parameters share memory, because a flat vector would separate them."""
     taken: list[tuple[int, int, str]] = []
     for name, tensor in _stored(module):
         if torch._debug_has_internal_overlap(tensor) == 1:

@@ -1,4 +1,4 @@
-"""The app that Flower runs for Hansa: it only relays bytes. Nothing in here imports torch or the rest of Hansa."""
+"""The app that Flower runs for Hansa. It only relays bytes and imports neither torch nor the rest of Hansa."""
 
 from pathlib import Path
 

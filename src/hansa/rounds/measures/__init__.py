@@ -1,4 +1,4 @@
-"""What is measured of a round, each with its equation: diversity, chi^2 and norms always, the rest on request, as
+"""Measures of a round. Diversity, chi^2 and norms are always recorded; the others are requested with
 ``hansa.run(..., measures=[hansa.measures.compression])`` or as a callback."""
 
 from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity

@@ -1,4 +1,4 @@
-"""Measures of a round that are made on request: ``hansa.run(..., measures=[hansa.measures.compression])``."""
+"""Optional measures of a round: ``hansa.run(..., measures=[hansa.measures.compression])``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hansa.core.types import Vectors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """What a measure may look at: what clients got, the admitted vectors of each, its memory before and after, and
-    the ``mean`` of all local models in rounds in which a measure's ``wants_mean(round)`` says so.
+    """The input of a measure: the broadcast vectors, each client's accepted vectors and its memory before and after,
+    and the ``mean`` of all local models in rounds where a measure's ``wants_mean(round)`` is true.
 
     >>> import torch
     >>> import hansa
@@ -39,7 +39,7 @@ Measure: TypeAlias = Callable[[Probe], dict[str, float]]
 
 
 def wants_mean(measures: Sequence[Measure], round: int) -> bool:
-    """Whether any of the measures looks at the mean of all local models in a round.
+    """Return whether any measure needs the mean of all local models in a round.
 
     >>> wants_mean([], round=1)
     False
@@ -48,7 +48,7 @@ def wants_mean(measures: Sequence[Measure], round: int) -> bool:
 
 
 def take_measures(measures: Sequence[Measure], probe: Probe) -> dict[str, float]:
-    """All measures of a round in one record.
+    """Return all measures of a round in one record.
 
     >>> take_measures([lambda probe: {"answer": 42.0}], None)
     {'answer': 42.0}

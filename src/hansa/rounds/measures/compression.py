@@ -1,4 +1,4 @@
-"""How much compression loses: the q and gamma of the FedCAMS paper."""
+"""Compression error: the q and gamma of the FedCAMS paper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hansa.rounds.measures.base import Probe
 
 def compression(probe: Probe) -> dict[str, float]:
     """gamma = ||C(mean(Delta_i+e_i)) - mean C(Delta_i+e_i)|| / ||mean Delta_i|| (Assumption 4.17 of the FedCAMS paper),
-    and q, the mean over clients of ||C(x)-x||/||x|| at x = Delta_i+e_i. Nothing for links without error feedback.
+    and q, the mean over clients of ||C(x)-x||/||x|| at x = Delta_i+e_i. Empty for links without error feedback.
 
     >>> import torch
     >>> import hansa
@@ -46,7 +46,7 @@ def compression(probe: Probe) -> dict[str, float]:
 
 
 def q(x: Tensor, compressed: Tensor) -> float:
-    """||C(x) - x|| / ||x||, the q of [CAMS] Assumption 4.14 that this vector needs; 0 for x = 0.
+    """Return ||C(x) - x|| / ||x||, the smallest q of [CAMS] Assumption 4.14 for this vector; 0 for x = 0.
 
     >>> q(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 4.0]))
     0.6
@@ -56,7 +56,7 @@ def q(x: Tensor, compressed: Tensor) -> float:
 
 
 def gamma(compressor: Compressor, deltas: Sequence[Tensor], residuals: Sequence[Tensor | None], key: Key) -> float:
-    """Compression dissimilarity of a round ([CAMS] Assumption 4.17); infinite where only the mean update is zero.
+    """Return the compression dissimilarity of a round ([CAMS] Assumption 4.17); inf if only the mean update is zero.
 
     gamma = ||C(mean(Delta_i + e_i)) - mean C(Delta_i + e_i)|| / ||mean Delta_i||, e_i = 0 where a residual is None.
 
@@ -83,7 +83,7 @@ def gamma(compressor: Compressor, deltas: Sequence[Tensor], residuals: Sequence[
 
 
 def _mean(vectors: Sequence[Tensor]) -> Tensor:
-    """The mean in float64, added in order."""
+    """Return the mean in float64, summed in order."""
     total = torch.zeros_like(vectors[0], dtype=torch.float64)
     for vector in vectors:
         total += vector

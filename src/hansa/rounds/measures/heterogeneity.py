@@ -1,4 +1,4 @@
-"""How far apart the clients' problems are at a point: the sigmas and zetas that the papers' theorems assume bounded."""
+"""Gradient heterogeneity of the clients: the sigmas and zetas that the papers' theorems assume bounded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.local.trainer import Trainer
 from hansa.local.work import Work
 
-PIECE = 500  # samples whose mean gradient is taken at a time
-MAX_CACHED_NUMBERS = 1 << 25  # numbers: gradients of all clients are kept up to this many, and computed twice beyond
+PIECE = 500  # samples per gradient evaluation
+MAX_CACHED_NUMBERS = 1 << 25  # entries: above this, the clients' gradients are computed twice instead of cached
 
 
 class Trainable(Protocol):
-    """What is asked of a task here."""
+    """The interface that `heterogeneity` needs of a task."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -61,7 +61,7 @@ class Heterogeneity:
     diversity: float
 
     def record(self) -> dict[str, Any]:
-        """The same as plain data, for a round's record; what was not measured is left out."""
+        """Return the measured values as plain data, for a round's record."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return {**values, "zeta": list(self.zeta), "gradient_diversity": values.pop("diversity")}
 
@@ -77,11 +77,11 @@ def heterogeneity(
     seed: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Heterogeneity:
-    """Measure a task's heterogeneity at a model, by default the first one of ``seed``, from full gradients.
+    """Measure a task's heterogeneity at a model, by default the initial model of ``seed``, from full gradients.
 
     ``at`` is a flat vector, or ``run.state.vectors``. The noise is that of batches of ``batch_size`` drawn without
-    replacement, from the gradients of at most ``samples`` single samples a client (None: of all). Models are in
-    evaluation mode, so that dropout and batch statistics are no noise; tasks that know only full gradients have none.
+    replacement, estimated from at most ``samples`` per-sample gradients per client (None: all). Models are in
+    evaluation mode, so dropout and batch statistics add no noise. Tasks with full gradients only have no noise.
 
     Two clients with f_i = (x - b_i)^2/2 at x = 0, b = 1 and 3: g_i = -1 and -3, g = -2.
 
@@ -132,8 +132,9 @@ def heterogeneity(
 
 
 def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[str, Any]], None]:
-    """A callback that adds `heterogeneity` at the server's model to the record of every ``every``-th round: the
-    clusters are those of the run's method, the weights those of its objective, unless ``options`` say otherwise.
+    """Return a callback that adds `heterogeneity` at the server's model to the record of every ``every``-th round.
+
+    Clusters and weights default to those of the run's method and objective; ``options`` override them.
 
     ``hansa.run(..., callbacks=[hansa.measures.track_heterogeneity(every=10)])``
 
@@ -164,7 +165,7 @@ def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[s
 
 
 class _Gradients:
-    """The full gradients of all clients at one model, client by client, in float64."""
+    """The full gradients of all clients at one model, in float64."""
 
     def __init__(self, task: Trainable, at: Vectors | Vector | None, key: Key, dtype: torch.dtype) -> None:
         start = task.start(key, dtype)
@@ -216,7 +217,7 @@ class _Gradients:
         return single * (n - batch) / ((n - 1) * batch)
 
     def rows(self, client: int) -> torch.Tensor | None:
-        """All rows of a client, in their order."""
+        """Return all rows of a client, in order."""
         key = self.key.child("heterogeneity", "rows")
         batches: Any = self.trainer.batches(client, Work(1, self.samples[client]), key)
         return None if batches is None else getattr(batches, "rows", batches)[0].sort().values

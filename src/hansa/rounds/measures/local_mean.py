@@ -10,12 +10,12 @@ from hansa.rounds.measures.base import Probe
 
 
 class local_mean_loss:
-    """f_global = f(w') at w' = mean_i w_i, where w_i is the model with which client i ended the round's local work and
-    f the mean loss over all clients' training samples ([HAFED] F.1); recorded as ``local_mean_loss``.
+    """f_global = f(w') at w' = mean_i w_i, where w_i is client i's model after the round's local work and f is the mean
+    loss over all clients' training samples ([HAFED] F.1); recorded as ``local_mean_loss``.
 
-    The mean is over all clients who trained, so over those of a cluster who do not report too, and before any
-    compression; it is not the server's next model, whose training loss is ``global_loss``. Beside it ``train_loss`` is
-    the paper's f_local. Every ``every``-th round: ``hansa.run(..., measures=[hansa.measures.local_mean_loss(task)])``.
+    The mean is over all clients that trained, reporters or not, before any compression. It is not the server's next
+    model, whose training loss is ``global_loss``. ``train_loss`` is the paper's f_local. Measured every ``every``-th
+    round: ``hansa.run(..., measures=[hansa.measures.local_mean_loss(task)])``.
 
     >>> import torch
     >>> import hansa
@@ -32,7 +32,7 @@ class local_mean_loss:
         self._trainer: Any = None
 
     def wants_mean(self, round: int) -> bool:
-        """Whether it looks at the mean in this round."""
+        """Return whether the measure needs the mean in this round."""
         return (round + 1) % self.every == 0
 
     def __call__(self, probe: Probe) -> dict[str, float]:

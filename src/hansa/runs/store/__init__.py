@@ -1,4 +1,4 @@
-"""Per-client rows, in memory or on disk, one atomic commit a closed round."""
+"""Per-client rows, in memory or on disk, with one atomic commit per closed round."""
 
 from typing import TYPE_CHECKING
 

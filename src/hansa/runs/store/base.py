@@ -29,7 +29,7 @@ DTYPES = {
     "bool": torch.bool,
 }
 BLOCK = 32  # rows in memory at a time when many are streamed
-SPAN = 1 << 14  # coordinates turned to float64 at a time, in a buffer that stays in cache
+SPAN = 1 << 14  # coordinates converted to float64 at a time, in a buffer that stays in cache
 
 
 class ClientStore(Protocol):
@@ -47,7 +47,7 @@ class ClientStore(Protocol):
         ...
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
-        """Return one row of several clients as [k, d]; an error if a client has none."""
+        """Return one row of several clients as [k, d]; raise if a client has none."""
         ...
 
     def dot(self, clients: Sequence[int], name: str, vectors: Tensor) -> Tensor:
@@ -67,11 +67,11 @@ class ClientStore(Protocol):
         ...
 
     def commit(self, round: int, rows: Rows) -> None:
-        """Close a round: the staged rows and these, all of them or after a crash none."""
+        """Close a round: commit the staged rows and these atomically."""
         ...
 
     def retain(self, rounds: Iterable[int]) -> None:
-        """Keep what is needed to open these generations; others are removed at the next commit."""
+        """Keep these generations; others are removed at the next commit."""
         ...
 
     def clients(self, name: str | None = None) -> list[int]:

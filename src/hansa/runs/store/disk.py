@@ -36,7 +36,7 @@ from hansa.runs.store.index import Index
 from hansa.runs.store.lock import FileLock
 from hansa.runs.store.row_file import RowEntry, RowFile
 
-FEW = 4  # rows in memory at a time where they are added one after another
+FEW = 4  # rows in memory at a time when they are added sequentially
 
 
 class DiskStore:
@@ -44,9 +44,9 @@ class DiskStore:
 
     ``at_round`` opens it at an older generation that was kept with `retain`, and removes what came after.
 
-    Every row carries a SHA-256: ``read`` always checks it; ``read_many``, ``dot`` and ``combine`` check it the first
-    time they meet a row, and its CRC-32 after that. A damaged row is an error naming its client, its name and its file.
-    Only rows that changed are written. One process at a time.
+    Every row has a SHA-256: ``read`` always checks it; ``read_many``, ``dot`` and ``combine`` check it at the first
+    read of a row, and its CRC-32 afterwards. A damaged row is an error that names its client, its name and its file.
+    Only changed rows are written. Only one process may open a store.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, at_round: int | None = None) -> None:
@@ -129,7 +129,7 @@ class DiskStore:
         self._usable = True
 
     def _put(self, rows: Rows) -> list[RowEntry]:
-        """Write the rows that are new into free slots."""
+        """Write new rows into free slots."""
         fresh = []
         for client in sorted(rows):
             for name, row in sorted(rows[client].items()):
@@ -140,7 +140,7 @@ class DiskStore:
         return fresh
 
     def retain(self, rounds: Iterable[int]) -> None:
-        """Keep what is needed to open the store at these generations; others are removed at the next commit.
+        """Keep these generations; others are removed at the next commit.
 
         Call it after a checkpoint is written, with the rounds of all remaining checkpoints. Only the present generation
         and those already retained can be retained; others are ignored.
@@ -162,7 +162,7 @@ class DiskStore:
         )
 
     def verify(self) -> int:
-        """Read and check every row of the present generation; returns how many there are."""
+        """Read and check every row of the present generation; return their number."""
         entries = [entry for client in self.clients() for entry in self._index.rows[client].values()]
         for entry in entries:
             self._slots.get(entry)
@@ -194,7 +194,7 @@ class DiskStore:
         rows = (
             torch.empty(len(entries), first.count, dtype=DTYPES[first.dtype]) if into is None else into[: len(entries)]
         )
-        # reading and hashing leave the interpreter free
+        # reading and hashing release the interpreter lock
         jobs = [
             self._readers.submit(self._slots.get, entry, row, quick=quick)
             for entry, row in zip(entries, rows, strict=True)
@@ -204,13 +204,13 @@ class DiskStore:
         return rows
 
     def _alike(self, clients: Sequence[int], name: str) -> list[RowEntry]:
-        """The rows of a matrix."""
+        """Return the entries of rows that form a matrix."""
         entries = [self._entry(client, name) for client in clients]
         check_matrix(name, {(entry.dtype, entry.count) for entry in entries})
         return entries
 
     def _stream(self, entries: Sequence[RowEntry], name: str, block: int) -> Iterator[Tensor]:
-        """Blocks of rows, the next being read while one is used, in two buffers."""
+        """Yield blocks of rows in two buffers; the next block is read while one is used."""
         shape = (min(block, len(entries)), entries[0].count)
         buffers = [torch.empty(shape, dtype=DTYPES[entries[0].dtype]) for _ in range(2)]
         with ThreadPoolExecutor(1) as ahead:

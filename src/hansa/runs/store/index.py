@@ -12,7 +12,7 @@ from hansa.runs.store.io import DamagedFileError
 from hansa.runs.store.row_file import RowEntry
 
 FORMAT = 1
-LOG = 32  # rounds of log before the oldest kept generation that are worth folding into a new base
+LOG = 32  # log rounds before the oldest kept generation at which a new base is written
 
 
 class Index:
@@ -20,7 +20,7 @@ class Index:
 
     On disk, ``base-<g>.json`` has every row at generation g, and ``round-<g>.json`` the rows that generation g changed.
     Renaming the newest file into place is the commit. A replaced row is *retired*, and kept while a kept generation
-    uses it. SQLite is no replacement: tests could not fail its writes one by one, and it does not detect a damaged or
+    uses it. SQLite is not used: tests could not fail its writes one by one, and it does not detect a damaged or
     swapped file by a checksum.
     """
 

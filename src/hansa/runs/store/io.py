@@ -36,7 +36,7 @@ class Disk:
         return os.open(path, flags | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else flags, 0o666)
 
     def write(self, file: int, offset: int, data: Bytes) -> int:
-        """Write at an offset; like the system call, it may write only a part."""
+        """Write at an offset; like the system call, it may write fewer bytes."""
         if hasattr(os, "pwrite"):
             return os.pwrite(file, data, offset)
         with _seeking:  # Windows
@@ -94,7 +94,7 @@ class File:
             self._file = _disk.open(path, fresh)
 
     def write(self, offset: int, data: Bytes) -> None:
-        """Write all of ``data``, however little the system takes at a time."""
+        """Write all of ``data``, in several calls if necessary."""
         view = memoryview(data).cast("B")
         with _named(self.path):
             while len(view):
@@ -116,7 +116,7 @@ class File:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The open file as the system knows it, for native code that reads it."""
+        """Yield the file descriptor, for native readers."""
         with _named(self.path):
             yield self._file
 
@@ -134,14 +134,14 @@ class File:
 
 
 def write_file(path: Path, *chunks: Bytes) -> None:
-    """Replace a file by ``chunks``, whole or not at all, durable on return."""
+    """Replace a file by ``chunks`` atomically; durable on return."""
     aside = path.with_name(path.name + TEMPORARY_SUFFIX)
     write_new(aside, *chunks)
     rename(aside, path)
 
 
 def write_new(path: Path, *chunks: Bytes) -> None:
-    """Write and sync a file inside a folder that is itself aside; the caller renames that folder."""
+    """Write and sync a file in a temporary folder, which the caller renames."""
     if path.is_symlink():  # its target is not ours
         remove(path)
     file = File(path, fresh=True)
@@ -163,8 +163,8 @@ def rename(source: Path, target: Path) -> None:
 
 
 def append(path: Path, data: Bytes, *, sync: bool = True) -> None:
-    """Add to the end of a file, durable on return, or with ``sync=False`` after `sync_file`. After a crash the last
-    addition may be cut short."""
+    """Append to a file; durable on return, or with ``sync=False`` after `sync_file`. A crash may truncate the last
+    append."""
     created = sync and not path.exists()
     file = File(path)
     try:

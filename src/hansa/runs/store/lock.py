@@ -16,7 +16,7 @@ from pathlib import Path
 from hansa.core.errors import HansaError
 
 _BYTE = 1 << 30
-"""The byte that is locked on Windows, far behind the content of the file."""
+"""The byte that is locked on Windows, far beyond the content of the file."""
 
 
 class InUseError(HansaError):

@@ -25,7 +25,7 @@ from hansa.runs.store.base import (
 
 
 class RamStore:
-    """A `ClientStore` in memory. `tree` and `restore` carry it through a checkpoint.
+    """A `ClientStore` in memory. `tree` and `restore` save and load it in checkpoints.
 
     >>> store = RamStore()
     >>> store.commit(0, {3: {"uplink/model/residual": torch.ones(2)}})

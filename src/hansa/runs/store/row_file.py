@@ -1,4 +1,4 @@
-"""Row data on disk, in files of equal slots. A row never overwrites one that a kept generation needs."""
+"""Row data on disk, in files of equal-sized slots. A row never overwrites one that a kept generation needs."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class RowFile:
 
 
 class _RowReader:
-    """Reads a row in pieces and checks it at the end, by SHA-256, or with ``quick`` by CRC-32 if that has passed."""
+    """Reads a row in pieces and checks it at the end: by SHA-256, or with ``quick`` by CRC-32 if that has passed."""
 
     def __init__(self, rows: RowFile, entry: RowEntry, quick: bool) -> None:
         self.file = rows.file_of(entry)

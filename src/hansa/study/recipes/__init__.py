@@ -1,4 +1,4 @@
-"""Published tables and figures as data, and how our numbers are compared with theirs."""
+"""Published tables and figures as data, and their comparison with measured numbers."""
 
 from hansa.study.recipes.recipe import (
     SCALES,

@@ -17,7 +17,7 @@ HEADINGS = ("", "published", "ours", "difference", "verdict")
 
 
 class RecipeResult(NamedTuple):
-    """A recipe at a scale with every number and claim, or the error that kept it from running."""
+    """A recipe at a scale with every number and claim, or the error that prevented the run."""
 
     recipe: Recipe
     scale: str
@@ -118,7 +118,7 @@ def _number(value: float) -> str:
 
 
 def _deviation(deviation: float, mean: float) -> str:
-    """A deviation with the decimal places of its mean.
+    """Format a deviation with the decimal places of its mean.
 
     >>> _deviation(0.941, 85.67), _deviation(0.00301, 0.298), _deviation(4.16e-05, 0.0949), _deviation(2.5, 302.0)
     ('0.94', '0.003', '4e-05', '2.5')

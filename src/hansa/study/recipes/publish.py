@@ -1,4 +1,4 @@
-"""The result of a recipe as files to keep and to cite: text with tables, numbers, curves, figures, configurations."""
+"""The result of a recipe as files: text with tables, numbers, curves, figures, configurations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CellRun(NamedTuple):
 
 
 def export_result(result: RecipeResult, runs: Sequence[CellRun], folder: Path) -> Path:
-    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures to a folder; return the path of NAME.md.
+    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures; return the path of NAME.md.
 
     The CSV file has one line for each round of every seed in which a metric of the recipe was measured. The YAML file
     has the full configuration of every row and column.
@@ -120,7 +120,7 @@ def _draw_figures(result: RecipeResult, runs: Sequence[CellRun], folder: Path) -
 
 
 def _environments(runs: Sequence[CellRun]) -> str:
-    """The machines and versions of the runs."""
+    """Return the machines and versions of the runs."""
     texts: dict[str, None] = {}
     for environment in (member.environment for run in runs for member in run.entry.runs):
         packages = environment.get("packages", {})

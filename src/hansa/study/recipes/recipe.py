@@ -54,7 +54,7 @@ class RecipeMeasure(StrictModel):
 
 
 class ConfigFragment(StrictModel):
-    """A fragment of a configuration: named settings (``use``), then keys of its own (``set``)."""
+    """A fragment of a configuration: named settings (``use``), then its own keys (``set``)."""
 
     title: str = ""
     use: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class PaperClaim(StrictModel):
     statement: str
     measure: str
     columns: tuple[str, ...] = ()
-    """The columns that it is about; by default all."""
+    """The columns it applies to; by default all."""
     order: tuple[str, ...] = ()
     similar: tuple[str, ...] = ()
     tolerance: float | None = None

@@ -1,4 +1,4 @@
-"""Measured numbers beside published ones, by a rule of agreement that is printed with them."""
+"""Comparison of measured with published numbers, by a rule of agreement that is printed with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ History: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class CellComparison(NamedTuple):
-    """A measured number beside the published one."""
+    """A measured number and the published one."""
 
     cell: RecipeCell
     measure: str
@@ -28,7 +28,7 @@ class CellComparison(NamedTuple):
 
 
 class ClaimCheck(NamedTuple):
-    """A claim of the paper, whether it holds here (None: undecided), and the numbers that show it."""
+    """A claim of the paper, whether it holds here (None: undecided), and the supporting numbers."""
 
     claim: PaperClaim
     column: str
@@ -88,7 +88,7 @@ def compare_with_paper(
 
     ``histories`` are those of a cell's seeds, by row and column. A number within the rule `agrees`. Otherwise it has
     the `same order` if no pair of its column that the paper separates by more than its spread is clearly reversed
-    here. The scale says what can be compared at all.
+    here. The scale determines what is compared.
     """
     compares = recipe.at(scale).compares
     comparisons: list[CellComparison] = []

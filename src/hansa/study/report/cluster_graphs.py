@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from hansa.config.registry.import_path import NOT_LOADED, named_code
 from hansa.study.report.entries import RankedEntry
 from hansa.study.report.ranking import method_label
 from hansa.study.report.sections import PageSection
@@ -23,14 +24,15 @@ MAX_CLIENTS = 2048
 def graphs_section(ranking: Sequence[RankedEntry], populations: Sequence[int | None]) -> PageSection:
     """Draw the gossip graph of a cluster of each method that gossips.
 
-    ``populations`` is the number of clients of each method, None if it is not known. Methods whose configuration names
-    user code are left out: looking at a run must not execute it.
+    ``populations`` is the number of clients of each method, None if it is not known. No code that a configuration names
+    is imported: gossip with such components is named, not drawn.
     """
     figures: list[str] = []
     for ranked, population in zip(ranking, populations, strict=True):
-        mixing = _mixing(ranked.entry.config)
-        if mixing is not None and population is not None and len(figures) < MAX_GRAPHS:
-            drawn = _draw_cluster(mixing, population)
+        mixing, own = _mixing(ranked.entry.config)
+        if (mixing is not None or own) and population is not None and len(figures) < MAX_GRAPHS:
+            names = escape(f"{NOT_LOADED}: {', '.join(own)}")
+            drawn = f'<p class="note">{names}</p>' if mixing is None else _draw_cluster(mixing, population)
             if drawn:
                 figures.append(f'<figure class="graph"><figcaption>{method_label(ranked)}</figcaption>{drawn}</figure>')
     html = f'<div class="graphs">{"".join(figures)}</div>' if figures else ""
@@ -38,18 +40,21 @@ def graphs_section(ranking: Sequence[RankedEntry], populations: Sequence[int | N
     return PageSection("Gossip graphs", html, note, "graphs")
 
 
-def _mixing(config: str) -> Mixing | None:
+def _mixing(config: str) -> tuple[Mixing | None, list[str]]:
+    """The gossip of a configuration; or, if it names code, what its gossip section names."""
     from hansa.config import build_algorithm, code_names, from_yaml, only_look
     from hansa.core.errors import HansaError
 
     if not config:
-        return None
+        return None, []
     try:
         with only_look():
             read = from_yaml(config)
-            return None if read.python is not None or code_names(read) else build_algorithm(read).local.mixing
+            if code_names(read):
+                return None, named_code(read.gossip.model_dump())
+            return None if read.python is not None else build_algorithm(read).local.mixing, []
     except HansaError:
-        return None
+        return None, []
 
 
 def _draw_cluster(mixing: Mixing, population: int) -> str:

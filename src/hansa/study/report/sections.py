@@ -61,7 +61,7 @@ class ReportTable:
 
 
 def table_html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of escaped cells; the first column is left-aligned_rounds."""
+    """Return a table of escaped cells; the first column is left-aligned."""
 
     def left(place: int) -> str:
         return ' class="left"' if place == 0 else ""

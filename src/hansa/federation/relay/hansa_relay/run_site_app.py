@@ -1,4 +1,4 @@
-"""Replaces ``flwr-clientapp`` at a site: runs the app that is installed here, whatever bundle the server sends.
+"""Replaces ``flwr-clientapp`` at a site: runs the installed app and ignores any bundle from the server.
 
 A bundle is never unpacked, imported or run at a site.
 """
@@ -16,7 +16,7 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
 
 def main() -> None:
-    """Run the task of the command line with our own app."""
+    """Run the task of the command line with Hansa's app."""
     from hansa_relay.client_app import app
 
     def load(*bundle: str) -> ClientApp:
