@@ -362,10 +362,8 @@ def test_the_ray_job_has_what_its_operator_requires() -> None:
         assert all(isinstance(text, str) for text in value.values())
 
 
-def test_images_of_the_manifests_have_the_version_of_the_package() -> None:
-    version = re.search(
-        '^__version__ = "(.*)"$', (ROOT / "src/hansa/__init__.py").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert version
+def test_images_of_the_manifests_have_the_version_of_the_newest_release() -> None:
+    release = re.search(r"^## (\d+\.\d+\.\d+) ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert release
     text = json.dumps([resources(name) for name in ("site.yaml", "rayjob.yaml")])
-    assert set(re.findall(r'"registry\.example/[\w-]+:([^"]+)"', text)) == {version[1]}
+    assert set(re.findall(r'"registry\.example/[\w-]+:([^"]+)"', text)) == {release[1]}

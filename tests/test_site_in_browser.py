@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from study.report.browser import Browser, find
+from browser import Browser, find
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["index.html", "gossip.html", "choose-compressor.html", "reference/compress.html", "getting-started.html"]

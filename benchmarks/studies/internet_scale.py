@@ -4,7 +4,7 @@
     python benchmarks/studies/internet_scale.py --write      the tables of docs/internet-scale.md, anew
 
 A thousandth of the clients takes part in a round. Bytes are those of the packets that would travel, as the ledger
-counts them; `tests/studies/test_internet_scale.py` holds them against the ledgers of small runs, and the page's tables
+counts them; `tests/study/test_internet_scale.py` holds them against the ledgers of small runs, and the page's tables
 against this file.
 """
 

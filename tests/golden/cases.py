@@ -94,7 +94,7 @@ def every_preset() -> None:
 def local_options() -> None:
     add("momentum", lambda: preset("fedavg", local_momentum=0.8), "mlp", "norm")
     add("weight decay", lambda: preset("fedavg", weight_decay=0.05), "mlp", "norm")
-    add("clip", lambda: preset("fedavg").with_local(max_grad_norm=DESCENT["clip"]), "mlp", "norm")
+    add("clip", lambda: preset("fedavg").with_local(max_grad_norm=DESCENT["max_grad_norm"]), "mlp", "norm")
     add("momentum, decay, clip", lambda: preset("fedavg").with_local(**DESCENT), "mlp", "cnn", "norm")
     add("prox, momentum, decay, clip", lambda: preset("fedprox", mu=0.3).with_local(**DESCENT), "mlp", "norm")
     add("nova with momentum", lambda: preset("fednova", local_momentum=0.8, weights="samples"), "mlp", "norm")
@@ -204,7 +204,7 @@ def servers_and_aggregators() -> None:
         "aware, half precision rows": lambda: aggregate.aware(0.4, momentum_dtype="bfloat16"),
     }.items():
         add(f"aggregate: {name}", lambda rule=rule: preset("fedavg").on("model", aggregate=rule()), "mlp", "norm")
-    add("aware on disk", lambda: preset("fedaware", rows="disk"), "mlp", "norm", "digits", "long")
+    add("aware on disk", lambda: preset("fedaware", momentum_storage="disk"), "mlp", "norm", "digits", "long")
     add("aware, explore, normalize", lambda: preset("fedaware", explore=True, normalize=True), "mlp", "norm", rounds=5)
     add("aware, startup, by samples", lambda: preset("fedaware", startup=True, weights="samples"), "mlp", "norm")
     add(
@@ -214,7 +214,7 @@ def servers_and_aggregators() -> None:
         "norm",
         rounds=5,
     )
-    add("aware yogi on disk", lambda: preset("fedaware_yogi", rows="disk", explore=True), "mlp", "norm")
+    add("aware yogi on disk", lambda: preset("fedaware_yogi", momentum_storage="disk", explore=True), "mlp", "norm")
 
 
 def samplers() -> None:

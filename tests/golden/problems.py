@@ -485,7 +485,7 @@ TASKS: dict[str, Callable[[], Any]] = {
     "resnet18": lambda: built("resnet18", (3, 8, 8)),
     # a function of a flat vector
     "quadratic": lambda: quadratic(),
-    "function": lambda: hansa.tasks.function(bowl, clients=9, x0=torch.zeros(5), samples=[3 + i for i in range(9)]),
+    "function": lambda: hansa.training.function(bowl, clients=9, x0=torch.zeros(5), samples=[3 + i for i in range(9)]),
 }
 
 
@@ -499,7 +499,7 @@ def quadratic() -> Any:
     """A quadratic a client, each with its own number of rows, in float64."""
     draw = np.random.default_rng(7)
     rows = [torch.from_numpy(draw.standard_normal((size, 6))) for size in SIZES]
-    return hansa.tasks.quadratic(rows, [torch.from_numpy(draw.standard_normal(len(each))) for each in rows])
+    return hansa.training.quadratic(rows, [torch.from_numpy(draw.standard_normal(len(each))) for each in rows])
 
 
 @cache

@@ -103,7 +103,7 @@ def digests(run: Any, own: bool) -> dict[str, Any]:
     }
     if own:
         clients = range(len(run.task.population.samples))
-        found["clients"] = sha(of_tensors(run.model_of(client).state_dict()).encode() for client in clients)[:16]
+        found["clients"] = sha(of_tensors(run.client_model(client).state_dict()).encode() for client in clients)[:16]
     return found
 
 

@@ -100,7 +100,7 @@ class TestServersByHand:
 
 class TestLocalByHand:
     def test_momentum_decay_and_clipping_start_afresh_each_round(self) -> None:
-        options: dict[str, Any] = {"momentum": 0.5, "weight_decay": 0.2, "max_grad_norm": 0.4}
+        options: dict[str, Any] = {"momentum": 0.5, "weight_decay": 0.2, "clip": 0.4}
         got, _ = local.fedavg_local_options(unit(), ZERO, [[0], [0]], [[2], [1]], 0.1, **options)
         # buf -0.4, y 0.04; buf -0.2 - 0.4 + 0.008, y 0.0992; next round buf -0.4 + 0.01984
         assert np.allclose(got[:, 0], [0.0992, 0.137216], atol=1e-15)

@@ -126,7 +126,8 @@ data:
 model: {factory: training.augmented_models:Net}
 """
     asked = config.from_yaml(text, ["data.augment.0.padding=2"])
-    task = config.build.build_task(asked, config.build.load_data(asked))
+    with config.allow_code():
+        task = config.build.build_task(asked, config.build.load_data(asked))
     found = task.augment.parts
     assert found[:3] == (crop(padding=2), flip(), PARTS[2])
     assert (found[3].func, found[3].keywords) == (augmented_models.noisy, {"sigma": 0.2})

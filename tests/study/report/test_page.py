@@ -233,7 +233,7 @@ def test_a_method_that_gossips_has_its_graph_with_rho():
     assert "ring(), 1 cluster of 10, \u03c1 = 0.873" in text
     assert "Gossip graphs" not in report.render_page([SLOW])
     foreign = ReportEntry("own", history([0.5]), config.replace("ring", "'not_here:graph'"))
-    assert "Gossip graphs" not in report.render_page([foreign])
+    assert "own component, not loaded: not_here:graph" in report.render_page([foreign])
 
 
 def test_published_numbers_come_as_data():

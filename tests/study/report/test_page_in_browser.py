@@ -9,7 +9,7 @@ import pytest
 from hansa.study import report
 from hansa.study.report import ReportEntry
 
-from .browser import Browser
+from browser import Browser
 from .test_page import history
 
 CURVES = "document.querySelectorAll('[data-name=main] path.line').length"
