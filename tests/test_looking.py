@@ -61,7 +61,7 @@ PLAIN_KEYS = ("data.factory", "model.factory", "model.loss", "model.metric", "mo
 def component_keys() -> Iterator[str]:
     """All keys of a configuration that take a component."""
 
-    def walk(section: type, prefix: str) -> Iterator[str]:
+    def walk(section: Any, prefix: str) -> Iterator[str]:
         for name, field in section.model_fields.items():
             if any(isinstance(each, ComponentField) and each.kinds for each in field.metadata):
                 yield f"{prefix}{name}"

@@ -19,7 +19,8 @@ PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in
 FILES = (".py", ".md", ".json", ".svg", ".png", ".yaml")
 WHERE = ["", "src/hansa", "docs", "examples", "benchmarks", "benchmarks/studies", "tests"]
 MADE = {  # files that a run or a user makes
-    "config.yaml", "composition.json", "group.yaml", "summary.json", "environment.json", "hansa.schema.json", "run.yaml", "report.html",
+    "composition.json", "config.yaml", "group.yaml", "summary.json", "environment.json", "hansa.schema.json",
+    "run.yaml", "report.html",
     "mine.py", "job.yaml", "search.json", "NAME.html", "NAME-verdict.html", "NAME.json", "reproduced.html",
     "advice/advised.yaml", "advice/front.svg", "tensorboard/",
 }  # fmt: skip

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from browser import Browser
 from hansa.study import report
 from hansa.study.report import ReportEntry
 
-from browser import Browser
 from .test_page import history
 
 CURVES = "document.querySelectorAll('[data-name=main] path.line').length"
