@@ -49,7 +49,9 @@ def process(folder):
     started = []
 
     def start(*arguments, cwd=None):
-        command = [sys.executable, "-c", "from hansa.cli import main; main()", *map(str, arguments)]
+        # under nohup a hangup is ignored, and children inherit that: the command starts with the default
+        program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from hansa.cli import main; main()"
+        command = [sys.executable, "-c", program, *map(str, arguments)]
         child = subprocess.Popen(
             command,
             cwd=cwd or folder,
