@@ -46,7 +46,7 @@ test: $(VENV)/.ready
 
 # no processes, no command line, no pages, no long comparisons: tests/conftest.py lists what is left out
 test-fast: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q --fast
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q --fast tests
 
 # without the native kernels, as on a machine without a compiler
 test-plain: $(VENV)/.ready
@@ -79,6 +79,7 @@ e2e: $(VENV)/flower/.ready
 
 torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture
+	HANSA_GOLDEN=all $(BIN)/python -m pytest -q tests/golden
 
 sanitize: $(VENV)/.ready
 	$(BIN)/python tests/core/native/sanitize.py

@@ -1,11 +1,61 @@
-"""What all tests share: own run folders are recognized by a key of the test session, not by that of the user."""
+"""What all tests share: a fast tier, and a key of the test session by which run folders are recognised as one's own."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+NOT_FAST = [
+    "cli",
+    "config/test_own_components.py",
+    "config/test_own_data.py",
+    "core/native",
+    "data/test_memory_mapped.py",
+    "e2e",
+    "engine",
+    "examples",
+    "exactness",
+    "federation",
+    "golden",
+    "metamorphic",
+    "properties",
+    "reductions",
+    "rounds/measures",
+    "runs/store/test_faults.py",
+    "runs/test_client_record.py",
+    "runs/test_experiment.py",
+    "runs/test_folder_lock.py",
+    "runs/test_metrics_log.py",
+    "runs/test_per_client.py",
+    "runs/test_provenance.py",
+    "study",
+    "test_containers.py",
+    "test_docstrings.py",
+    "test_looking.py",
+    "test_promises.py",
+    "test_readme.py",
+    "test_site.py",
+    "test_site_in_browser.py",
+    "test_typing.py",
+    "training/test_augmented_runs.py",
+    "training/test_compiled.py",
+    "training/test_execution_mode.py",
+]
+"""Folders and files that start processes, write pages or train for long. ``--fast`` leaves them out."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="run only the tests for use while you work (make test-fast)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--fast"):
+        return None
+    relative = collection_path.relative_to(Path(__file__).parent).as_posix()
+    return any(relative == name or relative.startswith(f"{name}/") for name in NOT_FAST) or None
 
 
 @pytest.fixture(scope="session", autouse=True)
