@@ -16,10 +16,9 @@ import time
 import pytest
 
 import hansa
+from browser import Browser
 from hansa.runs import metrics_log
 from hansa.study.report.live import ReportServer, RunWatcher
-
-from .browser import Browser
 
 CONFIG = "name: {name}\nrounds: 40\ndata: {{name: fashion-mini, clients: 10}}\nalgorithm: fedavg\n"
 
