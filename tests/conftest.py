@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 
 NOT_FAST = [
+    "aggregate/test_min_norm.py",
     "cli",
+    "compress/test_own.py",
     "config/test_own_components.py",
     "config/test_own_data.py",
     "core/native",
+    "core/vectors/test_allocator.py",
     "data/test_memory_mapped.py",
     "e2e",
     "engine",
     "examples",
     "exactness",
     "federation",
+    "fuzz",
     "golden",
     "metamorphic",
     "properties",
@@ -41,6 +45,7 @@ NOT_FAST = [
     "test_site_in_browser.py",
     "test_typing.py",
     "training/test_augmented_runs.py",
+    "training/test_batch_sources.py",
     "training/test_compiled.py",
     "training/test_execution_mode.py",
 ]

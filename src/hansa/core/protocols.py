@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from hansa.core.errors import HansaError, suggestion
@@ -35,10 +36,19 @@ class _WithDefaults:
         self._component, self._base = component, base
 
     def __getattr__(self, name: str) -> Any:
-        if hasattr(self._component, name):
-            return getattr(self._component, name)
-        default = inspect.getattr_static(self._base, name)
+        own = getattr(self._component, name, _ABSENT)
+        if own is not _ABSENT:
+            return own
+        default = _default(self._base, name)
         return default.__get__(self._component, type(self._component)) if hasattr(default, "__get__") else default
+
+
+_ABSENT = object()
+
+
+@cache
+def _default(base: type, name: str) -> Any:
+    return inspect.getattr_static(base, name)
 
 
 def missing_methods(component: object, protocol: type) -> list[str]:

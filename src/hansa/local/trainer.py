@@ -136,8 +136,11 @@ def train(trainer: Trainer, job: ClientJob) -> LocalResult:
     tensor([0.2500, 0.2500])
     """
     results = with_defaults(trainer, BaseTrainer).train_clients([job._replace(keep_model=True)])
-    if results is not None:
-        return results[0]
+    return train_by_steps(trainer, job) if results is None else results[0]
+
+
+def train_by_steps(trainer: Trainer, job: ClientJob) -> LocalResult:
+    """Train one client without a fast path and leave its model and buffers in the trainer."""
     trainer.load(job.x, job.buffers)
     losses = take_steps(trainer, job.client, job.work, job.step, job.key)
     delta = torch.sub(trainer.y, job.x, out=allocator.empty_like(job.x))

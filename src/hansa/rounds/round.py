@@ -17,7 +17,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, train
+from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, train, train_by_steps
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
 from hansa.rounds.cohort import CohortResult, train_cohort
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
@@ -98,7 +98,9 @@ def client_round(
         population: The clients' sample counts.
         base_vectors: By channel, the vector of the broadcasts' base version, if they have one.
     """
-    if any(order.broadcasts is not orders[0].broadcasts or order.base != orders[0].base for order in orders):
+    if len(orders) > 1 and any(
+        order.broadcasts is not orders[0].broadcasts or order.base != orders[0].base for order in orders
+    ):
         return [client_round(algorithm, [order], trainer, population, base_vectors)[0] for order in orders]
     if not orders:
         return []
@@ -157,8 +159,9 @@ def _train_there(
     keeps_model = algorithm.local.private_blocks is not None or any(order.mean for order in orders)
     results = None if keeps_model else with_defaults(trainer, BaseTrainer).train_clients(jobs)
     if results is None:
+        train_one = train if keeps_model else train_by_steps  # there is no fast path for these jobs
         pairs = zip(orders, jobs, strict=True)
-        return [_finish_job(algorithm, order, job, train(trainer, job), trainer) for order, job in pairs]
+        return [_finish_job(algorithm, order, job, train_one(trainer, job), trainer) for order, job in pairs]
     triples = zip(orders, jobs, results, strict=True)
     return [_finish_job(algorithm, order, job, result, trainer) for order, job, result in triples]
 

@@ -11,12 +11,13 @@ import torch
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
+from hansa.local.trainer import BaseTrainer
 from hansa.local.work import Work
 
 Gradient = Callable[[int, Vector], tuple[torch.Tensor, Vector]]
 
 
-class FunctionTrainer:
+class FunctionTrainer(BaseTrainer):
     """Trains a flat vector with full gradients."""
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device, gradient: Gradient) -> None:
