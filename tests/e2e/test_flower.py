@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from e2e.real_sites import TEXT, Process, alive, children, history, join, node_of, rounds, until
-from hansa.config import build, from_yaml
+from hansa.config import allow_code, build, from_yaml
 from hansa.engine import Serial
 from hansa.runs import checkpoint
 from hansa.runs.experiment import build_run
@@ -43,7 +43,8 @@ METHODS = {
 
 def simulated(*words):
     config = from_yaml(TEXT, [*words, "engine=pool"])
-    return build_run(config, build.load_data(config), engine=Serial).advance(config.rounds)
+    with allow_code():
+        return build_run(config, build.load_data(config), engine=Serial).advance(config.rounds)
 
 
 def same(vectors, records, expected):
