@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INPUTS ?= 100000
+TASKS ?= 3000
+N ?= 60
+SEED ?= 0
+JOBS ?= 2
 
-.PHONY: audit sbom docs dist test-plain test-fast demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: defaults audit sbom docs dist test-plain test-fast test-environments demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -13,9 +17,10 @@ help:
 	@echo "make test-fast  unit tests of all packages, under 90 seconds: for use while you work"
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  compare speed with other frameworks    make bench-quick  without them"
-	@echo "make fuzz   fuzz decoders and file readers    make torture  long crash, corruption and message-loss tests"
-	@echo "make demo-federation  run a server and three sites on this machine with TLS (four minutes)"
-	@echo "make e2e    test over Ray and Flower"
+	@echo "make fuzz   fuzz decoders, file readers and evaluations    make torture  long crash, corruption and message-loss tests"
+	@echo "make demo-federation  run a server and four hospitals on this machine with TLS (three minutes)"
+	@echo "make defaults  measure the presets' default rates against the best of a grid"
+	@echo "make e2e    federations with killed and stopped processes (N=60 SEED=0 JOBS=2), tests over Ray and Flower"
 	@echo "make docs   build the site in build/site    make dist  build wheel and sdist, test them in a fresh environment"
 	@echo "make sanitize  test native kernels with address and undefined-behaviour sanitizers"
 	@echo "make audit  check pinned versions for known vulnerabilities    make sbom  write build/sbom.cdx.json (bill of materials)"
@@ -48,6 +53,10 @@ test: $(VENV)/.ready
 test-fast: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q --fast tests
 
+# without HOME, with another user, locale, umask or path: tests/environments.py; takes long
+test-environments: $(VENV)/.ready
+	$(BIN)/python tests/environments.py
+
 # without the native kernels, as on a machine without a compiler
 test-plain: $(VENV)/.ready
 	HANSA_NATIVE=off $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -66,20 +75,28 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# the presets' default rates against the best of a grid, on the embedded data: a few minutes
+defaults: $(VENV)/.ready
+	$(BIN)/python benchmarks/studies/defaults.py --check
+
 fuzz: $(VENV)/.ready
 	$(BIN)/python tests/fuzz/fuzz_decode.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_frames.py
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_evaluation.py --inputs $(TASKS)
 
-# Flower's programs, and a Ray cluster, in a separate network namespace where possible
+# N federations whose processes are killed or stopped; then Flower's programs, and a Ray cluster, in a separate network
+# namespace where possible
 e2e: $(VENV)/flower/.ready
-	HANSA_E2E=1 $(VENV)/flower/bin/python -m pytest -q tests/e2e/test_flower.py
+	$(VENV)/flower/bin/python tests/e2e/kills.py $(N) --seed $(SEED) --jobs $(JOBS)
+	HANSA_E2E=1 $(VENV)/flower/bin/python -m pytest -q tests/e2e/test_flower.py tests/e2e/test_live.py
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	HANSA_E2E=1 $$(unshare -n true 2>/dev/null && echo unshare -n) sh -c 'ip link set lo up 2>/dev/null; $(BIN)/python -m pytest -q tests/e2e/test_ray.py'
 
 torture: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m torture
 	HANSA_GOLDEN=all $(BIN)/python -m pytest -q tests/golden
+	HANSA_TABLES=500 $(BIN)/python -m pytest -q tests/data/test_schema.py tests/federation/test_schema.py
 
 sanitize: $(VENV)/.ready
 	$(BIN)/python tests/core/native/sanitize.py

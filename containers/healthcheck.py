@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-NODE = b"flower-supernode"
+NODES = (b"flower-supernode", b"run_site_node.py")  # Flower's program, and Hansa's script that runs it
 
 
 def server(port: int = 8443) -> bool:
@@ -25,7 +25,7 @@ def site(processes: Path = Path("/proc")) -> bool:
             arguments = process.read_bytes().split(b"\0")
         except OSError:  # it has ended
             continue
-        if any(argument.rpartition(b"/")[2] == NODE for argument in arguments):
+        if any(argument.rpartition(b"/")[2] in NODES for argument in arguments):
             return True
     return False
 

@@ -34,6 +34,6 @@ task = hansa.Task(model, nn.BCEWithLogitsLoss(pos_weight=weight), clients, metri
 method = hansa.presets.fedams(local_lr=0.1, epochs=1, batch_size=16, server_lr=0.1)
 run = hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "20")), out="runs/sites", overwrite=True)
 print(run.table("round", "test_loss", "test_auc"), "\nAUC by site:", run.clients().by_client()["test_auc"].round(3))
-hansa.export("runs/sites", "model.pt")
-loaded = hansa.load_model("runs/sites", model)
-print("predicted probabilities:", torch.sigmoid(hansa.predict(loaded, clients.test_inputs[:3])))
+hansa.export("runs/sites", "model.safetensors")  # and its schema, in model.safetensors.preprocessing.json
+patient = {"age": 61, "sex": "f", "pressure": 140}  # as in the files: the model has their schema
+print("predicted probability:", hansa.load_model("runs/sites", model).predict([patient]).outputs.sigmoid())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ NOT_FAST = [
     "fuzz",
     "golden",
     "metamorphic",
+    "pace/test_runs.py",
     "properties",
     "reductions",
     "rounds/measures",
@@ -47,9 +49,16 @@ NOT_FAST = [
     "training/test_augmented_runs.py",
     "training/test_batch_sources.py",
     "training/test_compiled.py",
+    "training/test_evaluation.py",
     "training/test_execution_mode.py",
 ]
 """Folders and files that start processes, write pages or train for long. ``--fast`` leaves them out."""
+
+
+# Two test processes share two cores: with more threads each, they spend half of their time waiting for each other.
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+# The commands and workers that tests start compile Hansa once, not each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,3 +81,23 @@ def _key_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         del os.environ["HANSA_KEY"]
     else:
         os.environ["HANSA_KEY"] = before
+
+
+@pytest.fixture(scope="session")
+def _worker_processes() -> Iterator[object]:
+    from hansa.engine import workers
+
+    block = workers()
+    contextvars.copy_context().run(block.__enter__)  # open until the end, but only current where a test asks for it
+    yield block
+    block.close()
+
+
+@pytest.fixture
+def shared_workers(_worker_processes: object) -> Iterator[object]:
+    """Worker processes that tests share: their start takes seconds, and is tested in tests/engine.
+
+    ``pytestmark = pytest.mark.usefixtures("shared_workers")`` lets all runs of a module with ``workers=2`` use them.
+    """
+    with _worker_processes:  # type: ignore[attr-defined]
+        yield _worker_processes

@@ -193,7 +193,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "weights that a clipped aggregator has": (
         lambda: hansa.presets.scaffold().on("model", aggregate=clipped(mean("samples"), 1.0)),
-        "scaffold(weights='samples'): expected 'uniform'. scaffold is defined for equal weights only.",
+        "scaffold(weights='uniform'): expected 'samples' on the channel 'control', as on 'model'. "
+        "presets.scaffold(weights='samples') sets both.",
     ),
 }
 

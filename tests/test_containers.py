@@ -249,7 +249,7 @@ def test_a_site_is_healthy_while_its_node_runs(healthcheck: Any, tmp_path: Path)
     command = tmp_path / "7" / "cmdline"
     command.write_bytes(b"python\0-c\0'flower-supernode' is only mentioned\0")
     assert not healthcheck.site(tmp_path)
-    command.write_bytes(b"/opt/hansa/bin/python\0/opt/hansa/bin/flower-supernode\0--superlink\0server:8443\0")
+    command.write_bytes(b"/opt/hansa/bin/python\0/opt/hansa/hansa_relay/run_site_node.py\0--superlink\0server:8443\0")
     assert healthcheck.site(tmp_path)
 
 

@@ -33,7 +33,7 @@ def test_has_a_docstring_with_an_example(name: str) -> None:
     assert ">>> " in text or protocol or name in NEEDS_AN_EXTRA, f"{name} has no example"
 
 
-COMPONENTS = ("presets", "algorithm", "server", "aggregate", "compress", "gossip", "sample", "schedule")
+COMPONENTS = ("presets", "algorithm", "server", "aggregate", "compress", "gossip", "sample", "pace")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ SOURCE = Path(hansa.__file__).parent
 
 LAYERS = (
     ("core",),
-    ("schedule",),
     ("server", "compress", "gossip"),
     ("aggregate", "local", "sample"),
+    ("pace",),
     ("algorithm",),
     ("presets",),
     ("training",),

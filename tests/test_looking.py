@@ -89,10 +89,13 @@ LOOKS: dict[str, list[list[str]]] = {
     "config example": [[]],
     "presets": [[], ["fedavg"]],
     "parts": [[]],
+    "models": [[], ["--shape", "3,32,32"]],
+    "doctor": [[], ["--json"]],
     "topology": [["ring"]],
     "data list": [[]],
     "data check": [[]],
     "data show": [["synthetic"]],
+    "data schema": [],  # reads CSV files, and no configuration
     "data get": [],  # downloads by name, and reads no configuration
     "keys": [],  # writes keys, and reads nothing
 }
@@ -102,6 +105,8 @@ READ_NO_FOLDER = {
     "config example",
     "presets",
     "parts",
+    "models",
+    "doctor",
     "topology",
     "data list",
     "data check",
@@ -115,8 +120,10 @@ NEEDS_CODE: dict[str, list[list[str]]] = {
     "advise": [["{run}/config.yaml"]],
     "predict": [["{run}"]],
     "export": [["{run}", "-o", "model.onnx"]],
+    "doctor": [["--check", "{run}/config.yaml"]],
     "serve": [["{run}/config.yaml", "--insecure"]],
     "join": [["--site", "a", "--insecure", "--data", "{run}/config.yaml"]],
+    "replay": [["{run}"]],
     "reproduce": [],  # Hansa's own recipes
     "demo": [],
 }

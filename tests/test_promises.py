@@ -23,6 +23,8 @@ MADE = {  # files that a run or a user makes
     "run.yaml", "report.html",
     "mine.py", "job.yaml", "search.json", "NAME.html", "NAME-verdict.html", "NAME.json", "reproduced.html",
     "advice/advised.yaml", "advice/front.svg", "tensorboard/",
+    "preprocessing.json", "NAME.preprocessing.json", "schema.yaml", "hospitals/heart-disease/", "keys/",
+    "hospitals/heart-disease/schema.yaml",
 }  # fmt: skip
 OF_OTHERS = {"docs/comparison.md"}  # files named there are in other packages
 ENTRY_POINTS = "hansa.parts"  # the group in which packages announce parts

@@ -43,7 +43,8 @@ def blocks(page: str, language: str) -> list[str]:
     """The blocks of a language on a page; one fenced as ``python`` may not hide as plain text."""
     text = (ROOT / page).read_text(encoding="utf-8")
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert all(kind in ("python", "bash", "yaml") for kind, _ in fences), f"{page}: a fence without a known language"
+    languages = ("python", "bash", "yaml", "ini")
+    assert all(kind in languages for kind, _ in fences), f"{page}: a fence without a known language"
     return [body for kind, body in fences if kind == language]
 
 

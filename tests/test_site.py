@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,20 @@ def test_references_are_read_off_the_code(what: str, words: list[str]) -> None:
     text = told(what)
     for word in words:
         assert word in text
+
+
+def test_equations_are_converted_and_code_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SITE)
+    equations = importlib.import_module("equations")
+    text = "rate $O(1/\\sqrt{T})$, cost $5, `$x$`\n\n```bash\necho $HOME $y$\n```\n\n$$a_i$$\n"
+    result = equations.with_equations(text, lambda latex, display: f"<{display} {latex}>")
+    assert "rate <inline O(1/\\sqrt{T})>, cost $5, `$x$`" in result
+    assert "echo $HOME $y$" in result
+    assert "<block a_i>" in result
+    pages_with_equations = {page.name for page in (ROOT / "docs").glob("*.md")
+                            if equations.equations_of(page.read_text(encoding="utf-8"))}  # fmt: skip
+    assert {"adaptive.md", "communication.md", "gossip.md", "methods.md"} <= pages_with_equations
+    for page in (ROOT / "docs").glob("*.md"):
+        for latex in equations.equations_of(page.read_text(encoding="utf-8")):
+            assert latex.count("{") == latex.count("}"), (page.name, latex)
+            assert "|" not in latex, (page.name, latex)  # would end a cell of a table

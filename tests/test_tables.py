@@ -77,6 +77,27 @@ def test_a_row_says_what_its_results_are(page, start):
         assert cell == wanted, title
 
 
+def test_the_asynchronous_study_says_what_its_results_are():
+    study = json.loads((DOCS / "results" / "asynchronous-fashion.json").read_text())
+    lines = (DOCS / "async.md").read_text(encoding="utf-8").splitlines()
+    for profile, methods in study["results"].items():
+        for method, runs in methods.items():
+            reached = [next((p for p in run["points"] if p[2] >= study["target"]), None) for run in runs]
+            known = [point for point in reached if point is not None]
+            last = [sum(point[2] for point in run["points"][-3:]) / 3 for run in runs]
+            wanted = [
+                f"{profile}, {method}",
+                f"{sum(point[0] for point in known) / len(known):.0f} ({len(known)} of {len(runs)})",
+                f"{sum(point[1] for point in known) / len(known):.1f}",
+                f"{100 * sum(last) / len(last):.1f}%",
+                f"{sum(run['seconds'] for run in runs) / len(runs):.0f}",
+                str(max(run["staleness_max"] for run in runs)),
+                f"{100 * sum(run['utilisation'] for run in runs) / len(runs):.0f}%",
+            ]
+            line = next(line for line in lines if line.startswith(f"| {wanted[0]} |"))
+            assert cells(line) == wanted
+
+
 def test_the_speeds_of_the_readme_are_those_of_the_benchmarks():
     """Every median in the README's table stands at the head of a cell of the benchmarks' page."""
     table = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("## How fast")[1].split("\n\n")[2]

@@ -35,6 +35,7 @@ class Points:
             "dimension": self.dimension,
             "gossip": self.gossip,
             "ratios": self.ratios,
+            "asynchronous": self.asynchronous,
             "scale": self.scale,
             "aware": self.aware,
             "vectors": self.vectors,
@@ -140,6 +141,12 @@ class Points:
     def ratios(self) -> Iterable[Row]:
         """A gossiping client-step against one of FedAvg."""
         found, reason = self._told("ratios.py", ["gossip", 2 if self.quick else 8])
+        for name, row in (found or {"all": {}}).items():
+            yield {"what": name, "reason": reason, **row}
+
+    def asynchronous(self) -> Iterable[Row]:
+        """An update of an asynchronous server step, with many clients and against a synchronous round."""
+        found, reason = self._told("asynchronous.py", [20])
         for name, row in (found or {"all": {}}).items():
             yield {"what": name, "reason": reason, **row}
 

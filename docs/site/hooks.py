@@ -15,6 +15,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from equations import with_equations
 from packages import PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links from pages to the project's own files."""
-    return _inside(markdown)
+    """Links from pages to the project's own files, and equations."""
+    return with_equations(_inside(markdown))
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:

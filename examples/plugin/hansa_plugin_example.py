@@ -12,9 +12,9 @@ from torch import Tensor
 from hansa import Algorithm, Key, component, presets
 from hansa.aggregate import Combined
 from hansa.compress import Coder
+from hansa.core.schedule import Rate, rate_at
 from hansa.core.types import Population, RoundContext, State, Update, in_client_order
 from hansa.gossip import Topology, WeightMatrix, metropolis
-from hansa.schedule import Rate, rate_at
 
 
 @dataclass(frozen=True, slots=True)

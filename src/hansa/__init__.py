@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa import aggregate, compress, data, gossip, local, presets, sample, schedule, server, training
+    from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server, training
     from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
+    from hansa.core import schedule
     from hansa.core.citations import cite
     from hansa.core.component import component
     from hansa.core.errors import HansaError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hansa.study import compare, resume, run, search
     from hansa.study.report.results import Comparison, Runs
     from hansa.training import Task, augment, losses, models
+    from hansa.training.metric_direction import higher, lower
 
 __version__ = "0.3.0.dev0"
 
@@ -48,12 +50,15 @@ __all__ = [
     "export",
     "faults",
     "gossip",
+    "higher",
     "load_model",
     "load_run",
     "local",
     "losses",
+    "lower",
     "measures",
     "models",
+    "pace",
     "predict",
     "presets",
     "resume",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from hansa.aggregate import Aggregator, BaseAggregator, mean
+from hansa.aggregate import Aggregator, BaseAggregator, discounted, mean, mixed_models
 from hansa.aggregate.base import Weights, require_aggregator
 from hansa.compress import Downlink, Uplink, direct
 from hansa.compress.downlink import require_downlink
@@ -28,6 +28,9 @@ from hansa.local.phase import LocalPhase as LocalPhase
 from hansa.local.phase import has_shared_state
 from hansa.local.solvers import BaseSolver
 from hansa.local.work import BaseLocalWork
+from hansa.pace import Pace, synchronous
+from hansa.pace.base import require_pace
+from hansa.pace.composition import check_pace_composition, participants_of
 from hansa.sample import BaseSampler, Sampler, require_sampler, uniform
 from hansa.server import ServerTransform, scale
 from hansa.server.base import require_server
@@ -73,6 +76,7 @@ class Algorithm(HtmlRepr):
         sampler: Sampler of the participants.
         local: Local work of the clients.
         channels: Channels by name; "model" is the trained one.
+        pace: Which updates a server step waits for.
 
     >>> from hansa import presets
     >>> method = presets.fedavg(steps=5)
@@ -84,6 +88,11 @@ class Algorithm(HtmlRepr):
     sampler: Sampler = field(default_factory=lambda: uniform(0.1))
     local: LocalPhase = field(default_factory=LocalPhase)
     channels: Mapping[str, Channel] = field(default_factory=lambda: {MODEL: Channel()})
+    pace: Pace = field(default_factory=synchronous)
+
+    def __repr__(self) -> str:
+        shown = [item.name for item in fields(self) if item.name != "pace" or self.pace != synchronous()]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __post_init__(self) -> None:
         require_sampler("Algorithm", "sampler", self.sampler)
@@ -91,6 +100,7 @@ class Algorithm(HtmlRepr):
             raise invalid_argument(
                 "Algorithm", "local", self.local, "a local phase", "LocalPhase(steps=fixed(5)) is one."
             )
+        require_pace("Algorithm", "pace", self.pace)
         if not isinstance(self.channels, Mapping):
             raise invalid_argument(
                 "Algorithm", "channels", self.channels, "channels by name", "{'model': Channel(...)}."
@@ -149,6 +159,7 @@ class Algorithm(HtmlRepr):
                 "'uniform'",
                 f"{type(solver).__name__} is defined for equal weights only.",
             )
+        with_defaults(solver, BaseSolver).check_composition(self.name, self.local, self.channels)
         if reports and self.local.momentum:
             raise invalid_argument(
                 self.name, "local_momentum", self.local.momentum, "0", "SCAFFOLD reads gradients off y - x, which "
@@ -157,6 +168,7 @@ class Algorithm(HtmlRepr):
 
         if self.serverless:
             self._validate_serverless()
+        check_pace_composition(self.name, self.pace, self.local, self.channels)
 
     @property
     def serverless(self) -> bool:
@@ -215,10 +227,12 @@ class Algorithm(HtmlRepr):
     def check(self, population: int) -> None:
         """Raise if the components do not support a population of this size."""
         with_defaults(self.sampler, BaseSampler).check(population)
+        self.pace.check(population, participants_of(self.sampler, population))
         mixing, steps = self.local.mixing, self.local.steps
         if mixing is None:
             self._check_alone()
         else:
+            mixing.topology.check_clusters(len(mixing.cluster_lists()))
             with_defaults(mixing.active, BaseActivity).check(
                 mixing.cluster_lists(), with_defaults(steps, BaseLocalWork).common
             )
@@ -254,6 +268,7 @@ class Algorithm(HtmlRepr):
         sampler: Sampler | None = None,
         local: Mapping[str, Any] | None = None,
         channels: Mapping[str, Mapping[str, Any]] | None = None,
+        pace: Pace | None = None,
     ) -> Algorithm:
         """Return the algorithm with several components replaced at once, for changes that depend on each other.
 
@@ -267,11 +282,16 @@ class Algorithm(HtmlRepr):
             sampler=self.sampler if sampler is None else sampler,
             local=replace(self.local, **(local or {})),
             channels={**self.channels, **changed},
+            pace=self.pace if pace is None else pace,
         )
 
     def with_server(self, server: ServerTransform) -> Algorithm:
         """Return the algorithm with another server transform for the model."""
         return self.on(MODEL, server=server)
+
+    def with_pace(self, pace: Pace) -> Algorithm:
+        """Return the algorithm with another pace: ``algo.with_pace(hansa.pace.buffered(10))``."""
+        return self.exchange(pace=pace)
 
     def with_local(self, **changes: Any) -> Algorithm:
         """Return the algorithm with components of the local work replaced."""
@@ -282,7 +302,9 @@ class Algorithm(HtmlRepr):
         if BUFFERS in self.channels:
             return self
         weights: Weights = with_defaults(self.channels[MODEL].aggregate, BaseAggregator).weights
-        return replace(self, channels={**self.channels, BUFFERS: Channel(aggregate=mean(weights))})
+        model = self.channels[MODEL].aggregate
+        same = model if isinstance(model, (discounted, mixed_models)) else mean(weights)
+        return replace(self, channels={**self.channels, BUFFERS: Channel(aggregate=same)})
 
     def components(self) -> Iterator[Any]:
         """Yield every component in use, outermost first."""

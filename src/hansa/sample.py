@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkabl
 
 import numpy as np
 
+from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component, with_defaults
@@ -23,7 +24,7 @@ from hansa.gossip.activity import count_of
 
 __all__ = [
     "BaseSampler", "Sampler", "availability", "everyone", "explore", "per_cluster", "replay", "startup", "uniform",
-    "weighted",
+    "varying", "weighted",
 ]  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def _participant_count(component: str, participation: float | None, count: int |
             raise invalid_argument(component, "count", count, f"at most the population of {population} clients")
         return count
     assert participation is not None
-    return max(1, math.floor(participation * population + 0.5))
+    return max(1, round_share(participation, population))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,39 @@ class uniform(BaseSampler):
             return tuple(range(size))
         drawn = key.child("sample", round).numpy().choice(population.count, size, replace=False, shuffle=False)
         return tuple(sorted(drawn.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class varying(BaseSampler):
+    """n clients uniformly, without replacement; n is drawn uniformly from ``low`` to ``high`` in every round ([CAMS]
+    section 3.2 lets it vary).
+
+    Args:
+        low: The fewest participants of a round.
+        high: The most participants of a round.
+
+    >>> sizes = [len(varying(2, 5).select(round, Population((1,) * 50), Key(0))) for round in range(100)]
+    >>> min(sizes), max(sizes)
+    (2, 5)
+    """
+
+    low: int
+    high: int
+    cites: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("varying", "low", self.low)
+        check_integer("varying", "high", self.high, minimum=self.low)
+
+    def check(self, population: int) -> None:
+        if self.high > population:
+            raise invalid_argument("varying", "high", self.high, f"at most the population of {population} clients")
+
+    def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
+        self.check(population.count)
+        draw = key.child("sample", round).numpy()
+        size = int(draw.integers(self.low, self.high, endpoint=True))
+        return tuple(sorted(draw.choice(population.count, size, replace=False, shuffle=False).tolist()))
 
 
 def everyone() -> uniform:

@@ -71,3 +71,28 @@ def test_robust_aggregators_work_inside_a_run():
     algorithm = presets.fedavg(steps=3, local_lr=0.05).on("model", aggregate=aggregate.median())
     run = hansa.run(algorithm, hansa.training.quadratic(A, b), rounds=20)
     assert run.history[-1]["loss"] < run.history[0]["loss"]
+
+
+class lowest_loss(aggregate.BaseAggregator):
+    """The update of the client with the lowest loss: a user's aggregator that reads ``update.loss``."""
+
+    def init(self, dim, population):
+        return {}
+
+    def combine(self, updates, state, ctx):
+        best = min(updates, key=lambda update: update.loss)
+        return aggregate.Combined(best.vector, state, {})
+
+
+def test_a_clipped_update_keeps_its_loss():
+    updates = [Update(i, i, torch.full((2,), 10.0 * (i + 1)), 3, 1.0, 5.0 - i) for i in range(3)]
+    ctx = RoundContext(0, Population((3,) * 3), (0, 1, 2))
+    found = aggregate.clipped(lowest_loss(), 2.0).combine(updates, {}, ctx)
+    torch.testing.assert_close(found.vector, torch.full((2,), 2**0.5))
+    assert found.info == {"clipped": 3}
+
+
+def test_a_share_of_updates_is_the_decimal_that_was_written():
+    rows = np.random.default_rng(1).normal(size=(100, 3))  # 0.29 * 100 is 28.999999999999996
+    found = combine(aggregate.trimmed_mean(0.29), rows).vector
+    np.testing.assert_allclose(found, np.sort(rows, axis=0)[29:-29].mean(axis=0), atol=1e-15)

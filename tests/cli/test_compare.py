@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
+from hansa.cli.compare import _read_item
 from hansa.cli.demo import METHODS, demo_configs
 from hansa.config import build_algorithm
+from hansa.core.errors import HansaError
 from hansa.runs.folder import RunFolder
 
 
@@ -122,3 +126,19 @@ def test_the_demo_compares_like_with_like():
         first = made["FedAvg"][1].local
         assert (composed.local.lr, composed.local.steps) == (first.lr, first.steps), name
         assert config.links == made["FedAvg"][0].links
+
+
+def test_an_option_that_a_preset_does_not_take_is_left_out_with_a_note(tmp_path, capsys):
+    base = tmp_path / "base.yaml"
+    server = "server: {lr: 0.1, eps: 1e-3}"
+    base.write_text(f"rounds: 2\ndata: {{clients: 8}}\nalgorithm: fedams\n{server}\nsample: {{count: 3}}\n")
+    assert _read_item("fedams", base, []).sample is not None
+    capsys.readouterr()
+    taken = _read_item("cafga", base, ["local.steps=3"])
+    assert taken.sample is None
+    assert taken.server.lr == 0.1
+    assert taken.local.steps == 3
+    assert "cafga: not taken from" in capsys.readouterr().err
+    base.write_text("rounds: 2\nsample: {count: -3}\n")
+    with pytest.raises(HansaError, match="sample"):  # the file's own preset: a mistake is reported
+        _read_item("fedavg", base, [])

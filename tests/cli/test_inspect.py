@@ -7,12 +7,15 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from rich.console import Console
 
 from hansa import presets
+from hansa.core.types import Population
+from hansa.runs.metric_facts import NO_FACTS
 
 
 def test_help_names_every_command_and_the_exit_codes(cli):
@@ -196,8 +199,10 @@ def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():
     with shown:
         follow = shown.follow("fedams", 4)
         sent = {"up_bytes": 1000, "down_bytes": 250}
-        follow(None, {"round": 1, "test_accuracy": 0.25, "test_loss": 1.5, "lost": 2, **sent})
-        follow(None, {"round": 2, "train_loss": 1.25, "lost": 1, **sent})
+        task = SimpleNamespace(population=Population((3, 5)))
+        run = SimpleNamespace(history=SimpleNamespace(facts=NO_FACTS), algorithm=presets.fedams(), task=task)
+        follow(run, {"round": 1, "test_accuracy": 0.25, "test_loss": 1.5, "lost": 2, **sent})
+        follow(run, {"round": 2, "train_loss": 1.25, "lost": 1, **sent})
     last = next(line for line in reversed(screen.getvalue().splitlines()) if "fedams" in line)
     for piece in ("fedams", "2/4", "accuracy 25.0%", "loss 1.25", "sent 20 kbit", "dropped 3"):
         assert piece in last, piece

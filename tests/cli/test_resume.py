@@ -204,7 +204,8 @@ def test_a_second_interrupt_stops_at_once(folder, process):
             assert time.monotonic() < end
             time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    assert "stopping after this round" in child.stderr.readline()
+    lines = iter(child.stderr.readline, "")
+    assert any("stopping after this round" in line for line in lines)  # after the line about kernels
     child.send_signal(signal.SIGINT)
     _, message = child.communicate(timeout=60)
     assert child.returncode == 130
@@ -264,7 +265,7 @@ def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
     assert f"changed since the run was started: version (Hansa {__version__} then, 9.9 now)" in refused.stderr
-    assert "--accept-changes version" in refused.stderr
+    assert "--accept version" in refused.stderr
     assert cli("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data").exit_code == 0
     assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
     assert "version after round 3" in cli("show", "out").stdout

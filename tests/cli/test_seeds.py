@@ -17,7 +17,7 @@ from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 
 
 def scores(group):
-    return [run.summary["last5_test_accuracy"] for run in SeedGroupFolder(group).runs]
+    return [run.summary["test_accuracy"] for run in SeedGroupFolder(group).runs]
 
 
 def test_a_run_with_seeds_is_a_folder_of_ordinary_runs_and_one_result(cli, folder):
@@ -79,7 +79,7 @@ def test_a_group_is_not_overwritten_unasked(cli, folder):
 def test_show_and_report_take_a_group(cli, folder):
     assert cli("run", "small.yaml", "--seeds", "2", "-o", "g", "-q").exit_code == 0
     output = json.loads(cli("show", "g", "--json").stdout)
-    assert output["over_seeds"]["last5_test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
+    assert output["over_seeds"]["test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
     assert cli("show", "g").exit_code == 0
     assert cli("report", "g", "-o", "page.html").exit_code == 0
     page = (folder / "page.html").read_text()

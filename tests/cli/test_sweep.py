@@ -29,7 +29,7 @@ def test_a_search_draws_from_ranges_averages_seeds_and_goes_on(cli, folder):
     assert trials[0] == trials[1]
     rows = list(csv.DictReader((folder / "whole" / "results.csv").read_text().splitlines()))
     values = [trial["value"] for trial in trials[0]]
-    assert float(rows[0]["last5_test_accuracy"]) == pytest.approx(max(values))
+    assert float(rows[0]["final_test_accuracy"]) == pytest.approx(max(values))
     assert {row["seeds"] for row in rows} == {"2"}
     assert all(1e-3 <= float(row["local.lr"]) <= 1 for row in rows)
     assert (folder / "whole" / "report.html").exists()
@@ -66,7 +66,7 @@ def test_a_sweep_runs_the_grid_and_names_the_best(cli, folder):
         ("0.2", "1"),
         ("0.2", "2"),
     }
-    scores = [float(row["last5_test_accuracy"]) for row in rows]
+    scores = [float(row["final_test_accuracy"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert rows[0]["local.lr"] == "0.2"
     assert f"best: --set local.lr=0.2  --set local.steps={rows[0]['local.steps']}" in result.stdout
@@ -83,11 +83,11 @@ def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, message):
     assert [row["local.lr"] for row in rows] == ["0.2", "0.001"]
     assert {(run["local.lr"], run["seed"]) for run in runs} == {(lr, s) for lr in ("0.2", "0.001") for s in "012"}
     for row in rows:
-        scores = [float(run["last5_test_accuracy"]) for run in runs if run["local.lr"] == row["local.lr"]]
+        scores = [float(run["final_test_accuracy"]) for run in runs if run["local.lr"] == row["local.lr"]]
         assert len(set(scores)) == 3
-        assert float(row["last5_test_accuracy"]) == pytest.approx(sum(scores) / 3)
-        assert float(row["std_last5_test_accuracy"]) == pytest.approx(statistics.stdev(scores))
-        assert float(row["max_last5_test_accuracy"]) == max(scores)
+        assert float(row["final_test_accuracy"]) == pytest.approx(sum(scores) / 3)
+        assert float(row["std_final_test_accuracy"]) == pytest.approx(statistics.stdev(scores))
+        assert float(row["max_final_test_accuracy"]) == max(scores)
         assert row["seeds"] == "3"
     assert "best: --set local.lr=0.2\n" in result.stdout
 
@@ -100,7 +100,7 @@ def table(path):
 def test_a_sweep_by_a_loss_ranks_the_smallest_first(cli, folder):
     assert cli("sweep", "small.yaml", "local.lr=0.001,0.2", "-q", "-o", "g", "--metric", "test_loss").exit_code == 0
     with open(folder / "g" / "results.csv") as file:
-        losses = [float(row["last5_test_loss"]) for row in csv.DictReader(file)]
+        losses = [float(row["final_test_loss"]) for row in csv.DictReader(file)]
     assert losses == sorted(losses)
 
 

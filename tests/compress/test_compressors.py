@@ -281,3 +281,18 @@ def test_wrong_settings_are_refused_by_name(make, complaint) -> None:
 def test_a_compressor_is_shown_as_the_call_that_makes_it() -> None:
     for compressor in ALL:
         assert eval(repr(compressor)) == compressor
+
+
+def test_a_share_of_entries_is_the_decimal_that_was_written():
+    x = torch.arange(1.0, 101.0)  # 0.29 * 100 is 28.999999999999996
+    for one in (top_k(0.29), random_k(0.29)):
+        assert int((decode(one.encode(x, KEY)) != 0).sum()) == 29
+
+
+def test_the_default_quantizer_shrinks_by_its_omega_and_the_unbiased_one_does_not():
+    x = torch.linspace(-1, 1, 512)
+    for rounding, factor in (("stochastic", 1 / (1 + quantize().omega(512))), ("unbiased", 1.0)):
+        one = quantize(rounding=rounding)
+        mean = torch.stack([decode(one.encode(x, KEY.child(i))) for i in range(400)]).mean(0)
+        assert float((mean @ x) / (x @ x)) == pytest.approx(factor, abs=0.002)
+    assert 1 / (1 + quantize().omega(512)) == pytest.approx(0.667, abs=0.001)

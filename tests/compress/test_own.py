@@ -35,7 +35,7 @@ from hansa.compress import (
 )
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.engine import Loopback, Serial
+from hansa.engine import Loopback, Serial, workers
 from hansa.engine.pool import Pool
 from hansa.rounds.measures import compression, gamma
 from hansa.runs import checkpoint
@@ -222,12 +222,15 @@ METHODS = {
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.parametrize("method", METHODS)
-def test_it_runs_on_any_number_of_workers_with_equal_bits(method: str, kind: str) -> None:
+def test_it_runs_on_any_number_of_workers_with_equal_bits(method: str, kind: str, shared_workers: workers) -> None:
     def finished(**more) -> Run:
         return Run(METHODS[method](), lab.task(lab.perceptron), seed=5, keep_params=True, **more).advance(4)
 
     alone = finished()
-    both = finished(engine=lambda *parts: Pool(*parts, workers=2, kind=kind))
+    group = shared_workers.acquire() if kind == "process" else None
+    both = finished(engine=lambda *parts: Pool(*parts, workers=2, kind=kind, group=group))
+    if group is not None:
+        shared_workers.release(group)
     assert len(alone.trajectory.unique(dim=0)) == 4, "the model moved in every round"
     assert torch.equal(alone.trajectory, both.trajectory)
     assert alone.ledger.up_bytes == both.ledger.up_bytes

@@ -21,7 +21,7 @@ import hansa
 import torch
 from hansa import presets
 from hansa.compress import Compressor, error_feedback
-from hansa.schedule import Rate, rate_at
+from hansa.core.schedule import Rate, rate_at
 
 @dataclass(frozen=True, slots=True)
 class lion:

@@ -9,7 +9,7 @@ import pytest
 from hansa import aggregate, compress, data, gossip, local, sample, server
 from hansa.compress import Compressor, Downlink, Uplink
 from hansa.config.registry import KINDS, Argument, ConfigValueError, component_field, field_for_argument, signature_of
-from hansa.schedule import Rate
+from hansa.core.schedule import Rate
 from hansa.server import ServerTransform
 
 OWN = '''
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import hansa
 import torch
 if TYPE_CHECKING:
-    from hansa.schedule import Schedule
+    from hansa.core.schedule import Schedule
     from hansa.server import ServerTransform
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("compress: {compressor: {kind: top_k, ratio: 2}}", "compress.compressor.ratio: top_k\\(ratio=2\\)"),
         ("uplink: {kind: error_feedback, compressor: {kind: topk, ratio: 0.1}}", "no compressor 'topk'.*top_k"),
         ("algorithm: cafga\ngossip: {topology: rin}", "gossip.topology.kind: no topology 'rin'. Did you mean ring"),
-        ("algorithm: scaffold\nserver: {weights: samples}", "uniform"),
+        ("algorithm: feddyn\nserver: {weights: samples}", "uniform"),
         ("faults: {before: 0.8, nan: 0.4}", "faults: .*chances sum to 1.2"),
         ("model: {name: mlp, factory: 'a:b'}", "name and factory: expected one of the two"),
         ("max_norm: .inf", "max_norm: expected a finite number"),

@@ -56,7 +56,8 @@ TABLED = [kind for kind, _ in TABLE]
 
 
 def test_every_kind_is_on_the_page():
-    assert set(KINDS) - set(TABLED) == {"blocks", "fault_plan"}  # a choice of names, and a plan of chances: no rules
+    # a choice of names, a few words, and a plan of chances: no rules
+    assert set(KINDS) - set(TABLED) == {"blocks", "batching", "fault_plan", "pace"}
 
 
 @pytest.mark.parametrize(("line", "code"), SECTIONS, ids=TABLED)
@@ -70,7 +71,7 @@ def test_a_part_of_ones_own_is_one_file_and_runs_exactly(folder, line, code):
     started = build_run(config, build.load_data(config))
     assert not torch.equal(run.run.params, started.params)
     plain = configured({"gossip": "gossip: {reporters: 2}"}.get(line.partition(":")[0], "seed: 0"))
-    if line.partition(":")[0] not in ("data", "links", "model"):
+    if line.partition(":")[0] not in ("data", "links", "model", "profile"):
         assert build_algorithm(config) != build_algorithm(plain)
     half = Experiment.new(config, folder / "half")
     half.execute([lambda run, record: True])

@@ -67,7 +67,7 @@ REGRESSION = (
     + """
 data: {factory: data_of_mine:dealt, options: {rows: 70}}
 model: {factory: data_of_mine:Line, loss: data_of_mine:quartic, metric: data_of_mine:near,
-        metrics: {worst: data_of_mine:worst}}
+        metrics: {worst: {function: data_of_mine:worst, better: lower}}}
 """
 )
 

@@ -41,12 +41,14 @@ SERVERS = [
     server.scale(0.5),
     server.sgd(),
     server.participation_scale(),
+    server.derived_control(4, 0.1),
     server.momentum(),
     server.adagrad(),
     server.adam(bias_correction=True),
     server.yogi(v0=1e-6),
     server.amsgrad(eps_inside=True),
     server.ams(),
+    server.delay_adaptive(0.5, threshold=2),
     server.dyn(0.1),
     server.chain(server.ams(), server.scale(0.1)),
     gossip.consensus_amsgrad(),
@@ -64,6 +66,10 @@ AGGREGATORS = [
     aggregate.clipped(aggregate.mean("samples"), 2.0),
     aggregate.clipped(aggregate.krum(1), 2.0),
     aggregate.mgda(),
+    aggregate.discounted(),
+    aggregate.discounted(aggregate.hinge(), "samples", normalize=True),
+    aggregate.mixed_models(0.3, aggregate.constant()),
+    aggregate.calibrated(),
     aggregate.aware(),
     aggregate.aware(normalize=True, project=server.yogi()),
     plugin.geometric_median(),
@@ -72,6 +78,7 @@ SAMPLERS = [
     sample.uniform(0.3),
     sample.uniform(count=12),
     sample.everyone(),
+    sample.varying(2, 5),
     sample.weighted(count=3),
     sample.explore(0.25),
     sample.explore(count=5, then="uniform"),
@@ -83,7 +90,14 @@ SAMPLERS = [
     sample.per_cluster(0.25),
     plugin.round_robin(5),
 ]
-SOLVERS = [local.sgd(), local.prox(0.1), local.scaffold(), local.dyn(0.1), local.sam(0.05)]
+SOLVERS = [
+    local.sgd(),
+    local.prox(0.1),
+    local.scaffold(),
+    local.scaffold_derived(),
+    local.dyn(0.1),
+    local.sam(0.05),
+]
 WORK = [
     local.fixed(5),
     local.fixed([1, 2, 3, 4, 5]),
@@ -105,6 +119,7 @@ TOPOLOGIES = [
     plugin.chordal_ring(),
 ]
 OF_ONE_SIZE = [
+    (gossip.by_cluster([gossip.ring(), gossip.complete()]), (1, 2, 5, 8)),
     (gossip.hypercube(), (1, 2, 4, 16)),
     (gossip.edges([(0, 1), (1, 2)]), (3,)),
     (gossip.matrix([[0.75, 0.25], [0.25, 0.75]]), (2,)),

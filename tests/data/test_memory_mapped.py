@@ -15,6 +15,8 @@ import hansa
 from hansa import HansaError, presets
 from hansa.data import MemmapArray, from_arrays, from_memmap
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 DRAW = np.random.default_rng(8)
 X, Y = DRAW.normal(size=(26, 4)).astype(np.float32), DRAW.integers(0, 3, 26)
 OWNERS = np.repeat([0, 1, 2], [5, 9, 12])

@@ -85,7 +85,7 @@ def node_of(site: Process) -> int:
     """The number of a site's SuperNode."""
     for number in children(site.process.pid):
         with suppress(OSError):
-            if b"flower-supernode" in Path(f"/proc/{number}/cmdline").read_bytes():
+            if b"run_site_node.py" in Path(f"/proc/{number}/cmdline").read_bytes():
                 return number
     raise AssertionError(f"no node: {site.told}")
 

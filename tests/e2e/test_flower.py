@@ -14,6 +14,7 @@ import threading
 import pytest
 import torch
 
+from e2e import kills
 from e2e.real_sites import TEXT, Process, alive, children, history, join, node_of, rounds, until
 from hansa.config import allow_code, build, from_yaml
 from hansa.engine import Serial
@@ -184,6 +185,39 @@ def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys,
     assert not alive(numbers, 30)
 
 
+def test_the_relay_never_forwards_the_text_of_an_exception(monkeypatch, capsys):
+    """Flower sends the text of a ClientApp's exception to the server."""
+    from types import SimpleNamespace
+
+    from hansa.federation.relay import APP
+
+    monkeypatch.syspath_prepend(str(APP))
+    from hansa_relay import client_app, records
+
+    context = SimpleNamespace(node_config={"agent": "/tmp/canary/agent", "site": "north", "limit": 10})
+    message = SimpleNamespace(content=records.wrap(b"frame"))
+    with pytest.raises(client_app.NoAnswer) as error:
+        client_app.train(message, context)
+    assert str(error.value) == ""
+    assert error.value.__suppress_context__
+    assert "/tmp/canary/agent" in capsys.readouterr().err, "the site's own log"
+
+
+def test_killed_and_stopped_processes_cost_time_only(tmp_path, monkeypatch):
+    """The short form of `make e2e`: the executors of both sites are killed, the server is stopped."""
+    monkeypatch.setattr(kills.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    trial = kills.Trial(0, 0, 2)
+    trial.outcome.strikes = [
+        kills.Strike(0, 0.0, "supernode's executor", "north", "kill", 0.0),
+        kills.Strike(0, 0.0, "supernode's executor", "south", "kill", 0.0),
+        kills.Strike(1, 0.0, "server", "north", "stop for ever", 0.0),
+    ]
+    outcome = trial.run()
+    trial.compare()
+    assert not outcome.problems
+    assert all(strike.struck for strike in outcome.strikes)
+
+
 @whole
 def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
     """Another authority, a key that nobody registered, no keys at all: none of them is ever asked for anything."""
@@ -203,13 +237,13 @@ def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
     here = [join(tmp_path, "north", link.address, *words, called=name) for name, words in trust.items()]
     try:
         run = federated(link, tmp_path / "run", *METHODS["fedavg"])
-        until(lambda: all("is started again" in process.told for process in here[:2]), 120, *here)
+        until(lambda: all("its node is restarted" in process.told for process in here[:2]), 120, *here)
     finally:
         for process in here:
             process.stop()
     same(run.state.vectors, run.history, simulated(*METHODS["fedavg"]))
     for process in here:
-        assert "has left after 0 answers" in process.told
+        assert "left after 0 answers" in process.told
     assert link.online() == {"north", "south"}
 
 
@@ -223,7 +257,7 @@ def test_a_site_that_claims_to_be_another_is_known_by_its_key(keys, tmp_path):
     link = SuperLink(["north", "south"], ServerKeys(keys / "server"))
     impostor = join(tmp_path, "south", link.address, "--keys", str(keys / "north"))
     try:
-        with pytest.raises(HansaError, match="site north does not take part: site: an enrollment for site 'north'"):
+        with pytest.raises(HansaError, match="site north does not take part: site: the message is for another site"):
             Server(from_yaml(TEXT), link).enroll_sites()
         assert link.online() == {"north"}
     finally:

@@ -27,6 +27,11 @@ def both(algorithm, task, factory, rounds: int = 3) -> list[Run]:
     return [Run(algorithm, task, keep_params=True, engine=engine).advance(rounds) for engine in (Serial, factory)]
 
 
+def messages(caplog) -> list[str]:
+    """What was logged about workers."""
+    return [record.message for record in caplog.records if "count equally" not in record.message]
+
+
 def assert_equal_runs(runs: list[Run]) -> None:
     assert torch.equal(runs[0].trajectory, runs[1].trajectory)
     assert runs[0].history[-1]["test_loss"] == runs[1].history[-1]["test_loss"]
@@ -47,9 +52,7 @@ def test_a_small_run_stays_serial_and_says_so(caplog):
     task = problems.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(None, rounds=3)))
-    assert [record.message for record in caplog.records] == [
-        "serial: workers would not have saved time in so short a run"
-    ]
+    assert messages(caplog) == ["serial: workers would not have saved time in so short a run"]
 
 
 def test_workers_take_over_in_the_middle_of_a_round_when_they_pay(caplog, monkeypatch):
@@ -57,7 +60,7 @@ def test_workers_take_over_in_the_middle_of_a_round_when_they_pay(caplog, monkey
     task = problems.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.scaffold(**WORDS), task, auto_engine(None, rounds=3, kind="thread")))
-    assert [record.message for record in caplog.records] == ["2 workers: threads"]
+    assert messages(caplog) == ["2 workers: threads"]
 
 
 @pytest.mark.parametrize(("rounds", "starts"), [(10, False), (1000, True)])
@@ -112,7 +115,7 @@ def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
     task = problems.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
-    assert [record.message for record in caplog.records] == ["2 workers: threads"]
+    assert messages(caplog) == ["2 workers: threads"]
 
 
 def test_steps_shorter_than_their_handing_over_stay_serial(caplog, monkeypatch):

@@ -78,8 +78,8 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
         source = trainer.source
         assert (trainer.y.device, source.native_inputs.values.device, source.labels.device) == (META, META, META)
         assert {part.device for part in (*trainer.module.parameters(), *trainer.module.buffers())} == {META}
-        moved = round.to_device(META, [order], got)
-        assert {vector.device for vector in moved[1].values()} == {META}
+        moved = round.to_device(META, [order], [got])
+        assert {vector.device for vector in moved[1][0].values()} == {META}
         (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
         (update, *_) = result.updates.values()
         assert update.delta.device == META

@@ -215,3 +215,17 @@ def test_a_file_says_all_that_the_authors_code_does():
 def test_wrong_arguments_are_named(words, message):
     with pytest.raises(hansa.HansaError, match=message):
         presets.fedaware(**words)
+
+
+@pytest.mark.parametrize("from_zero", [False, True])
+def test_a_decay_rate_for_each_client(from_zero):
+    alpha = np.linspace(0.0, 0.9, N)
+    expected, _ = aware.fedaware(
+        lab(), np.zeros(DIM), participants(), STEPS, 0.05, alpha=alpha, from_zero=from_zero, eta=0.8
+    )
+    method = presets.fedaware(**words(alpha=tuple(alpha.tolist()), from_zero=from_zero, server_lr=0.8))
+    assert_agree(run(method), expected, 1e-8)
+    with pytest.raises(hansa.HansaError, match="3 numbers"):
+        run(presets.fedaware(**words(alpha=(0.1, 0.2, 0.3))))
+    with pytest.raises(hansa.HansaError, match="alpha"):
+        presets.fedaware(alpha=(0.5, 1.5))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -31,7 +31,7 @@ def test_sites_of_csv_files_with_their_aucs_an_export_and_predictions(tmp_path):
     aucs = [float(word) for word in re.search(r"AUC by site: \[(.*?)\]", done.stdout)[1].split()]
     assert len(aucs) == 5
     assert all(0.7 < value <= 1 for value in aucs)
-    assert set(torch.load(tmp_path / "model.pt", weights_only=True)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert set(load_file(tmp_path / "model.safetensors")) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     again = run(tmp_path, script, "sites", rounds=1)  # with the files that are there now
     assert again.returncode == 0, again.stderr
 
@@ -73,4 +73,10 @@ def test_the_notebook_of_a_study_runs_cell_by_cell(tmp_path):
     assert (tmp_path / "gossip.pdf").stat().st_size > 1000
     assert (tmp_path / "gossip.html").exists()
     saved = json.loads((EXAMPLES / "study.ipynb").read_text())
-    assert not any(cell.get("outputs") for cell in saved["cells"])
+    outputs = [output for cell in saved["cells"] for output in cell.get("outputs", ())]
+    kinds = [kind for output in outputs for kind in output.get("data", {})]
+    assert "image/png" in kinds  # the figure
+    assert kinds.count("text/html") >= 2  # the clients, the comparison
+    text = json.dumps([output.get("data", {}).get("text/plain", "") for output in outputs])
+    assert re.search(r"'sigma_within': [\d.]+, 'sigma_between': [\d.]+", text)  # the variances that it names
+    assert "None" not in text

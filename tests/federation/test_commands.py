@@ -13,7 +13,8 @@ from hansa.cli.app import app  # isort: skip  (before typer: it silences what ty
 from typer.testing import CliRunner
 
 from federation.local_sites import TEXT, LocalSites
-from hansa.federation import superlink
+from hansa.federation import owned_folders, superlink
+from hansa.federation.exchange_log import ExchangeLog
 from hansa.runs.folder import RunFolder
 
 
@@ -21,7 +22,8 @@ from hansa.runs.folder import RunFolder
 def sites(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = LocalSites(tmp_path / "sites")
-    made.address, made.close = "nowhere:1", lambda: None
+    made.address, made.close, made.describe = "nowhere:1", lambda: None, lambda **facts: made.facts.update(facts)
+    made.facts = {}
     monkeypatch.setattr(superlink, "SuperLink", lambda sites, keys, **options: made)
     Path("a.yaml").write_text(TEXT)
     Path("b.yaml").write_text(TEXT.replace("trial", "other").replace("fedavg", "scaffold"))
@@ -42,6 +44,44 @@ def test_one_configuration_is_served_and_taken_up_again(sites):
     code, output = hansa("serve", "a.yaml", "--insecure", "--rounds", "4", "-o", "run", "--resume", "--quiet")
     assert code == 0, output
     assert len(RunFolder("run").history) == 4
+
+
+def test_sites_are_told_that_the_run_is_over_and_what_left_them_is_on_their_page(sites, tmp_path):
+    from hansa.cli.federate import SiteMonitor
+
+    code, output = hansa("serve", "a.yaml", "--insecure", "--rounds", "2", "-o", "run", "--quiet")
+    assert code == 0, output
+    agent = sites.agent("north")
+    assert agent.over
+    assert (sites.facts["rounds"], sites.facts["round"]()) == (2, 2)
+    agent.handle(b"nonsense <b>")
+    SiteMonitor(agent, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    sent = sum(len(answer) for site, _, answer in sites.seen if site == "north")
+    assert sum(size for _, size in agent.exchange_log.totals().values()) <= sent, "without the frame around several"
+    assert agent.exchange_log.totals()["reports"][0] == 2
+    for text in ("<h1>Site north</h1>", "updates of clients", "malformed", "label_counts", "nothing: the run is over"):
+        assert text in page
+    assert "<b>" not in page
+    assert ExchangeLog(agent.exchange_log.path).totals() == agent.exchange_log.totals(), "it is on disk"
+
+
+def test_the_server_checks_its_own_part_before_it_waits(sites, monkeypatch):
+    monkeypatch.setattr(superlink, "SuperLink", lambda *_, **options: pytest.fail("it waits for sites"))
+    for change, problem in (("model=nonesuch", "nonesuch"), ("data.name=nonesuch", "nonesuch"), ("algorithm=x", "x")):
+        code, output = hansa("serve", "a.yaml", "--insecure", "--set", change)
+        assert (code, problem in output) == (2, True), output
+
+
+def test_the_status_of_running_servers_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(owned_folders.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert hansa("serve", "--status") == (0, "no server is running\n")
+    folder = owned_folders.OwnedFolder("hansa-link-")
+    status = {"address": "0.0.0.0:8443", "sites": {"north": "at work"}, "run": "runs/first", "round": 3, "rounds": 9}
+    owned_folders.write_status(folder.path, status)
+    code, output = hansa("serve", "--status")
+    assert (code, "runs/first, round 3 of 9" in output, "north: at work" in output) == (0, True, True)
+    assert hansa("serve")[0] == 2
 
 
 def test_several_configurations_end_in_a_table_and_a_page(sites):

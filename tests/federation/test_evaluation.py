@@ -17,9 +17,12 @@ from hansa.compress import sign
 from hansa.core.errors import HansaError
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.federation import Federation, RamMemoryStore, Site, SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation.server import metrics_by_site
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
+from hansa.runs.metrics import summarize
+from hansa.study.report.progress import LatestMetrics
 
 ROWS = {"north": 7, "south": 13}
 
@@ -76,6 +79,41 @@ def test_sites_send_sums_which_come_to_the_evaluation_of_all_their_rows():
     assert last["sites_test_accuracy"] == accuracy
     assert last["sites_test_loss"] == pytest.approx(loss, rel=1e-6)
     assert "test_loss" not in last
+    assert not engine.refusals.counts
+
+
+class Tagger(nn.Module):
+    """A label for each of five positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 15)
+
+    def forward(self, x):
+        return self.layer(x).view(-1, 3, 5)
+
+
+def test_the_accuracy_of_sequences_at_sites_is_by_labels():
+    """Positions of -100 do not count, and a site may have more hits than rows."""
+    draw = torch.Generator().manual_seed(5)
+    inputs, words = torch.randn(sum(SIZES), 6, generator=draw), torch.randint(3, (sum(SIZES), 5), generator=draw)
+
+    def tagging(rows):
+        x, y = torch.randn(rows, 6, generator=draw), torch.randint(3, (rows, 5), generator=draw)
+        y[::2, 3:] = -100
+        held = hansa.data.from_arrays(inputs, words, clients=OWNERS, test=(x, y))
+        return hansa.Task(Tagger, nn.functional.cross_entropy, held)
+
+    tasks = {"server": tagging(4), "north": tagging(7), "south": tagging(13)}
+    found, engine, _ = run(presets.fedavg(steps=1, batch_size=3, local_lr=0.1), "sites", rounds=1, tasks=tasks)
+    hits = labels = 0
+    for name in ("north", "south"):
+        data = tasks[name].data
+        with torch.no_grad():
+            picks = tasks[name].module(found.state.vectors)(data.test_inputs).argmax(1)
+        counted = data.test_targets >= 0
+        hits, labels = hits + int((picks == data.test_targets)[counted].sum()), labels + int(counted.sum())
+    assert found.history[-1]["sites_test_accuracy"] == pytest.approx(hits / labels)
     assert not engine.refusals.counts
 
 
@@ -163,7 +201,7 @@ def test_evaluation_requests_for_others_are_refused():
 def test_impossible_evaluation_replies_are_refused():
     found, engine, transport = run(METHOD, "sites")
     request = request_of(found, transport)
-    good = SiteEvaluationReply(request.run, request.round, request.digest, 7, 5.0, 7.0, 3.0)
+    good = SiteEvaluationReply(request.run, request.round, request.digest, 7, 5.0, 7.0, 3.0, 7.0)
     wrong = [
         ("marks", {"hits": 8.0}),
         ("marks", {"hits": math.nan}),
@@ -180,6 +218,39 @@ def test_impossible_evaluation_replies_are_refused():
     assert engine._handle_evaluation("north", good.to_bytes(), request, {}) is None
     assert engine.refusals.counts["unasked"] == 1
     assert engine._handle_evaluation("north", good.to_bytes(), request, {"north": None}) == good
+
+
+def test_each_site_has_its_numbers_and_the_worst_is_known():
+    found, _, _ = run(METHOD, "both")
+    last = found.history[-1]
+    for name, rows in ROWS.items():
+        data, module = TASKS[name].data, TASKS[name].module(found.state.vectors).eval()
+        with torch.no_grad():
+            out = module(data.test_inputs)
+        assert last[f"{name}/test_rows"] == rows
+        assert last[f"{name}/test_accuracy"] == int((out.argmax(1) == data.test_targets).sum()) / rows
+        expected = nn.functional.cross_entropy(out, data.test_targets).item()
+        assert last[f"{name}/test_loss"] == pytest.approx(expected, rel=1e-6)
+    accuracies = [last[f"{name}/test_accuracy"] for name in ROWS]
+    losses = [last[f"{name}/test_loss"] for name in ROWS]
+    assert (last["sites_test_accuracy_worst"], last["sites_test_loss_worst"]) == (min(accuracies), max(losses))
+    assert last["sites_test_accuracy_std"] == pytest.approx(abs(accuracies[0] - accuracies[1]) / 2)
+    shown = LatestMetrics()
+    shown.update(last)
+    worst = min(ROWS, key=lambda name: last[f"{name}/test_accuracy"])
+    assert any(f"worst site {worst}" in text for text in shown.texts())
+    summary = summarize(found.history)
+    assert summary["north/test_accuracy"] == last["north/test_accuracy"]
+
+
+def test_sums_over_few_test_rows_stay_at_the_site():
+    found, _, transport = run(METHOD, "sites")
+    request = request_of(found, transport)
+    for fewest, rows in ((7, 7), (8, 0)):
+        site = Site(Run(METHOD, TASKS["server"]).algorithm, TASKS["north"], SITES["north"], test_rows=fewest)
+        reply = SiteEvaluationReply.from_bytes(site.handle(request.to_bytes()))
+        assert (reply.rows, reply.hits is None, reply.loss == 0) == (rows, not rows, not rows)
+    assert metrics_by_site({"north": reply}) == {}
 
 
 def test_where_is_one_of_three():

@@ -95,7 +95,7 @@ def test_a_site_has_programs_of_its_own_before_flowers(tmp_path):
     env = flower_processes.flower_environment(tmp_path, folder)
     assert env["PATH"].split(os.pathsep)[0] == str(folder)
     assert env["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert "run_site_app.py" in (folder / "flwr-clientapp").read_text()
+    assert "send_task.py" in (folder / "flwr-clientapp").read_text()
     assert subprocess.run([folder / "flwr-agentapp"], check=False).returncode == 1
 
 

@@ -132,7 +132,7 @@ def test_a_memory_that_is_missing_is_reported_and_never_reset():
     run.advance(1)
     assert run.history[-1]["clients"] == [1, 3]
     assert run.history[-1]["reasons"] == {"memory": 3}
-    assert "does not have version 1:" in run.dropped_clients[-1][1].detail
+    assert "site north: the site has lost the memory of a client" in run.dropped_clients[-1][1].detail
 
 
 def version(round):

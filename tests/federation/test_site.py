@@ -163,7 +163,7 @@ def test_the_server_refuses_what_a_site_may_not_say(exchange):
     for reason, answer in wrong:
         refused_by_server(engine, seen, "north", answer.to_bytes(), reason)
     refused_by_server(engine, seen, "south", seen["south"][1], "unasked")
-    marks = SiteEvaluationReply(north.run, north.round, b"\0" * 16, 5, 1.0, 5.0, 3.0)
+    marks = SiteEvaluationReply(north.run, north.round, b"\0" * 16, 5, 1.0, 5.0, 3.0, 5.0)
     refused_by_server(engine, seen, "north", marks.to_bytes(), "unasked")
     orders = {"north": RoundOrders.from_bytes(seen["north"][0])}
     assert engine._handle_reports("north", seen["north"][1], orders) is not None

@@ -129,7 +129,7 @@ def _place(method: Any) -> Place:
             EnrollmentRequest("north", "1.0", "rounds: 3\n", (0, 2, 4), 5, "run", ((0, 2, 4), (1, 3))).to_bytes(),
         ),
         ("hello", EnrollmentReply("0" * 32, "1.0", {0: 4, 2: 9}, "f" * 32, {0: (1, 3), 2: (9, 0)}).to_bytes()),
-        ("refused", Refusal("run", "orders of another run").to_bytes()),
+        ("refused", Refusal("run").to_bytes()),
     ]
     last = {site: sent for site, sent, _ in seen if wire_format.kind_of(sent) == "orders"}
     evaluation = SiteEvaluationRequest.from_bytes(

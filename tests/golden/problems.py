@@ -417,7 +417,7 @@ TASKS: dict[str, Callable[[], Any]] = {
     "long": lambda: hansa.Task(Long, cross_entropy, federated(LARGE, FEW)),
     "dropping": lambda: hansa.Task(Dropping, cross_entropy, federated(VECTOR)),
     "mlp, tested by client": lambda: hansa.Task(
-        Mlp, cross_entropy, federated(VECTOR, owned=True), metrics={"margin": margin}
+        Mlp, cross_entropy, federated(VECTOR, owned=True), metrics={"margin": hansa.higher(margin)}
     ),
     "mlp, by function": lambda: hansa.Task(
         Mlp, cross_entropy, hansa.data.from_function(client_rows, clients=9, samples=[5 + 3 * i for i in range(9)])

@@ -235,15 +235,16 @@ def main() -> None:
     parser.add_argument("--describe", action="store_true", help="only say what the arithmetic is")
     parser.add_argument("--only", default="*", help="a pattern of names")
     parser.add_argument("--every", type=int, default=1, help="of the cases beside the presets, run one in so many")
+    parser.add_argument("--first", type=int, default=0, help="of these, the first to run")
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
     answer: dict[str, Any] = {"arithmetic": arithmetic()}
     if not asked.describe:
-        answer |= run_all(asked.only, asked.workers, asked.every)
+        answer |= run_all(asked.only, asked.workers, asked.every, asked.first)
     asked.out.write_text(json.dumps(answer), encoding="utf-8")
 
 
-def run_all(pattern: str, workers: int, every: int = 1) -> dict[str, Any]:
+def run_all(pattern: str, workers: int, every: int = 1, first: int = 0) -> dict[str, Any]:
     """The digests of the cases whose name matches, or the error that a case ended with."""
     import hansa
     from golden.cases import CASES, CATALOGUE
@@ -255,7 +256,7 @@ def run_all(pattern: str, workers: int, every: int = 1) -> dict[str, Any]:
         for at, (name, case) in enumerate(CASES.items()):
             if not fnmatch.fnmatchcase(name, pattern):
                 continue
-            if at % every and name.split(" / ")[0] not in CATALOGUE:
+            if at % every != first and name.split(" / ")[0] not in CATALOGUE:
                 continue
             began = time.perf_counter()
             try:

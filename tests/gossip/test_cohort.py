@@ -160,3 +160,44 @@ def test_a_sampler_may_know_the_clusters_that_gossip():
         run(presets.cafga(clusters=GROUPS, reporters=named, **WORDS)).trajectory,
         run(presets.cafga(clusters=GROUPS, reporters=1, **WORDS)).trajectory,
     )
+
+
+def test_a_round_in_which_nobody_of_a_cluster_computes_changes_nothing():
+    nobody = [[[0, 3], [1]], [[], []], [[2], [3]]]
+    for native in (None, False):
+        draw = np.random.default_rng(0)
+        x = draw.standard_normal((40, 4)).astype(np.float32)
+        rows = hansa.data.from_arrays(x, (x[:, 0] > 0).astype(np.int64), clients=np.arange(40) % 4)
+        net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))  # noqa: E731
+        task = hansa.Task(net, torch.nn.functional.cross_entropy, rows, native=native)
+        options = {"clusters": 2, "reporters": 1, "batch_size": 4, **WORDS, "steps": 2, "b1": 0.0}
+        done = hansa.Run(presets.ha_fed(active=hansa.gossip.replay(nobody), **options), task, keep_params=True)
+        done.advance(3)
+        assert torch.equal(done.trajectory[0], done.trajectory[1])
+        assert not torch.equal(done.trajectory[1], done.trajectory[2])
+        assert np.isnan(done.history[1]["train_loss"])
+
+
+@pytest.mark.parametrize("gossip_every", [1, 2, 3])
+@pytest.mark.parametrize("order", ["adapt-then-combine", "combine-then-adapt"])
+@pytest.mark.parametrize("topology", [hansa.gossip.isolated(), ring()], ids=str)
+@pytest.mark.parametrize("keep", [False, True])
+def test_exact_averages_come_when_they_should_and_are_not_overwritten(topology, order, gossip_every, keep):
+    """Against a dense loop: an average at every second step of the run, whatever the gossip's interval is."""
+    reference, n, lr = problem(), len(SIZES), 0.05
+    mixing = Mixing(topology, gossip_every=gossip_every, average_every=2, order=order, keep_local_models=keep)
+    base = presets.fedavg(local_lr=lr, steps=3, batch_size=None)
+    found = run(base.with_local(mixing=mixing), rounds=4)
+    w = gossip.ring(n) if topology == ring() else np.eye(n)
+    x, count, trail = np.zeros((n, DIM)), 0, []
+    for _ in range(4):
+        for step in range(3):
+            count += 1
+            moved = x - lr * np.stack([reference.grad(i, x[i]) for i in range(n)])
+            every = count if keep else step + 1
+            matrix = np.full((n, n), 1 / n) if count % 2 == 0 else w if every % gossip_every == 0 else np.eye(n)
+            x = matrix @ moved if order == "adapt-then-combine" else matrix @ x + (moved - x)
+        trail.append(x.mean(axis=0))
+        if not keep:
+            x = np.tile(trail[-1], (n, 1))
+    np.testing.assert_allclose(found.trajectory.numpy(), np.stack(trail), atol=1e-10)

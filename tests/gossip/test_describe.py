@@ -36,6 +36,7 @@ def test_numbers_of_the_papers_setting() -> None:
         "cluster_sizes": [8, 8, 8, 8],
         "reporters": [2, 2, 2, 2],
         "rho": {"8": pytest.approx(0.8047, abs=1e-4)},
+        "cluster_rho": [pytest.approx(0.8047, abs=1e-4)] * 4,
         "rho_max": pytest.approx(0.8047, abs=1e-4),
         "edges": 32,
         "messages_per_step": 64,

@@ -18,6 +18,8 @@ from hansa.local import Correction, SolverResult, blocks, sam
 from hansa.sample import replay
 from hansa.server import adam, chain, scale
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 DRAW = torch.Generator().manual_seed(7)
 MATRICES = torch.randn(4, 5, 3, generator=DRAW, dtype=torch.float64)
 TARGETS = torch.randn(4, 5, generator=DRAW, dtype=torch.float64)
@@ -285,3 +287,45 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
 def test_what_makes_no_sense_is_refused(make, said):
     with pytest.raises(HansaError, match=said):
         make()
+
+
+def test_a_schedule_inside_a_local_optimizer_follows_the_round():
+    rate = hansa.local.piecewise((0.1, 0.02, 0.3))
+    scheduled = presets.fedavg(local_lr=1.0, steps=3, sampler=replay(WHO)).with_local(optimizer=scale(rate))
+    plain = presets.fedavg(local_lr=rate, steps=3, sampler=replay(WHO))
+    expected = hansa.run(plain, bowls(), rounds=4, dtype=torch.float64).params
+    torch.testing.assert_close(hansa.run(scheduled, bowls(), rounds=4, dtype=torch.float64).params, expected)
+    mixed = presets.dsgd(local_lr=1.0, steps=2).with_local(optimizer=chain(scale(rate)))
+    alone = presets.dsgd(local_lr=rate, steps=2)
+    expected = hansa.run(alone, bowls(), rounds=4, dtype=torch.float64).params
+    torch.testing.assert_close(hansa.run(mixed, bowls(), rounds=4, dtype=torch.float64).params, expected)
+
+
+def test_every_server_transform_works_as_a_local_optimizer():
+    for transform in (hansa.server.participation_scale(), hansa.server.dyn(0.5)):
+        run = hansa.run(presets.fedavg(local_lr=0.1, steps=2).with_local(optimizer=transform), bowls(), rounds=2)
+        assert run.history[-1]["lost"] == 0
+        assert run.params.abs().sum() > 0
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return 100 * self.first(x) + self.second(x)
+
+
+def test_frozen_blocks_do_not_count_in_the_norm_that_is_clipped():
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    rows = hansa.data.from_arrays(x, x[:, :2] - 5, clients=[0] * 8)
+    task = hansa.Task(Halves, nn.functional.mse_loss, rows)
+    method = presets.fedavg(local_lr=1.0, steps=1, batch_size=None, max_grad_norm=0.5)
+    run = hansa.Run(method.with_local(frozen_blocks=blocks("first.*")), task)
+    before = run.model.state_dict()
+    run.advance(1)
+    after = run.model.state_dict()
+    assert torch.equal(before["first.weight"], after["first.weight"])
+    change = torch.cat([(after[name] - before[name]).flatten() for name in ("second.weight", "second.bias")])
+    assert float(change.norm()) == pytest.approx(0.5, rel=1e-5)

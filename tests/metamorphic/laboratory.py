@@ -33,7 +33,8 @@ COMPUTING = (((0, 4), (3, 2, 1), (1,)), ((2, 4, 1), (3,), (0, 4)), ((0, 1), (3, 
 GOSSIPING = ("ha_fed", "afga", "cafga")
 DECENTRALIZED = ("dsgd", "choco_sgd", "gossip_pga", "dadam", "d_amsgrad")
 FEDERATED = tuple(name for name in NAMES if name not in (*GOSSIPING, *DECENTRALIZED))
-COUNTS_EVERYBODY = ("scaffold", "feddyn")
+ASYNCHRONOUS = ("fedasync", "fedbuff", "fadas", "ca2fl")
+COUNTS_EVERYBODY = ("scaffold", "feddyn", "ca2fl")
 """Methods in which the number of all clients stands in an equation."""
 
 
@@ -109,6 +110,8 @@ def variants(name: str) -> dict[str, dict[str, Any]]:
         found["options"] = OPTIONS
     if name in GOSSIPING:
         found["compressed"] = {**UPLINK, **HEARD}
+    elif name in ASYNCHRONOUS:  # refuse two-way replicas
+        found["compressed"] = {"compressor": compress.top_k(0.3)}
     elif name not in DECENTRALIZED:
         found["compressed"] = UPLINK
     return found
@@ -134,6 +137,32 @@ def method(name: str, variant: str = "plain", *, rename: Mapping[int, int] | Non
     else:
         said["sampler"] = sample.replay([[to[c] for c in chosen] for chosen in CHOSEN])
     return presets.get(name, **{**said, **words})
+
+
+class _Sharing:
+    """Whether runs of methods as they are, which several relations start from, are computed once."""
+
+    on = False
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Let `plain_run` compute each run once. Not where the code under test is changed."""
+    _Sharing.on = True
+    try:
+        yield
+    finally:
+        _Sharing.on = False
+
+
+@cache
+def _shared_run(path: Path, name: str, variant: str) -> hansa.Run:
+    return path.run(method(name, variant))
+
+
+def plain_run(path: Path, name: str, variant: str, **words: Any) -> hansa.Run:
+    """Three rounds of a method on the laboratory's clients."""
+    return path.run(method(name, variant, **words)) if words or not _Sharing.on else _shared_run(path, name, variant)
 
 
 _PLACES = {"local": 2, "uplink": 3, "gossip": 2, "work": 2}

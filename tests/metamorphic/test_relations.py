@@ -8,6 +8,7 @@ from contracts.small import NAMES
 from hansa import HansaError, compress
 from metamorphic import relations
 from metamorphic.laboratory import (
+    ASYNCHRONOUS,
     CASES,
     COUNTS_EVERYBODY,
     DECENTRALIZED,
@@ -17,10 +18,17 @@ from metamorphic.laboratory import (
     NATIVE,
     PATHS,
     method,
+    sharing,
 )
 
 ALONE = [(name, variant) for name, variant in CASES if name in FEDERATED and name not in COUNTS_EVERYBODY]
 both = pytest.mark.parametrize("path", PATHS, ids=repr)
+
+
+@pytest.fixture(autouse=True)
+def shared_runs():
+    with sharing():
+        yield
 
 
 def each(cases):
@@ -33,12 +41,18 @@ def on_each(cases, native=("plain",)):
     return pytest.mark.parametrize(("path", "name", "variant"), pairs, ids=["-".join(map(str, pair)) for pair in pairs])
 
 
-@on_each(ALONE, native=("options",))
+@on_each([case for case in ALONE if case[0] not in ASYNCHRONOUS], native=("options",))
 def test_isolated_clients_are_the_plain_loop(path, name, variant):
     relations.isolated_clients_are_the_plain_loop(path, name, variant)
 
 
-@pytest.mark.parametrize("name", COUNTS_EVERYBODY)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_clients_that_gossip_do_not_finish_at_different_times(name):
+    with pytest.raises(HansaError, match="finish together, from one version"):
+        method(name).with_local(mixing=relations.ISOLATED)
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTS_EVERYBODY if name not in ASYNCHRONOUS])
 def test_clients_with_variates_of_their_own_do_not_gossip(name):
     with pytest.raises(HansaError, match="clients that gossip keep no variates"):
         method(name).with_local(mixing=relations.ISOLATED)
@@ -88,9 +102,11 @@ def test_a_client_may_stand_twice_with_half_its_weight(name, variant):
 
 
 ONE_GRAPH = ("afga",)  # over all clients: it would have to be cut in two
+TWICE = [case for case in CASES if case[0] not in (*ONE_GRAPH, *ASYNCHRONOUS) and case[1] != "options"]
+"""Twice the clients arrive in another order, so that asynchronous methods take other steps."""
 
 
-@each([case for case in CASES if case[0] not in ONE_GRAPH and case[1] != "options"])
+@each(TWICE)
 def test_everybody_may_stand_twice(name, variant):
     relations.everybody_may_stand_twice(EAGER, name, variant)
 

@@ -12,13 +12,17 @@ from oracle.minnorm import authors_weights, simplex_weights
 from oracle.quadratic import Array, Quadratics, Rounds, State, schedule
 
 
-def momenta(m: dict[int, Array], Delta: dict[int, Array], alpha: float, from_zero: bool) -> None:
-    """m_i <- alpha m_i + (1 - alpha) Delta_i, Delta_i zero or not; the first time m_i = Delta_i, or as from m_i = 0."""
+def momenta(m: dict[int, Array], Delta: dict[int, Array], alpha: float | Array, from_zero: bool) -> None:
+    """m_i <- alpha m_i + (1 - alpha) Delta_i, Delta_i zero or not; the first time m_i = Delta_i, or as from m_i = 0.
+
+    alpha may be one number for each client.
+    """
     for i, update in Delta.items():
+        a = float(alpha) if np.ndim(alpha) == 0 else float(np.asarray(alpha)[i])
         if i in m:
-            m[i] = alpha * m[i] + (1 - alpha) * update
+            m[i] = a * m[i] + (1 - a) * update
         else:
-            m[i] = (1 - alpha) * update if from_zero else update
+            m[i] = (1 - a) * update if from_zero else update
 
 
 def unit(m: Array) -> Array:
@@ -38,7 +42,7 @@ def fedaware(
     steps: ArrayLike,
     local_lr: ArrayLike,
     *,
-    alpha: float = 0.5,
+    alpha: float | Array = 0.5,
     normalize: bool = False,
     explore: bool = False,
     from_zero: bool = False,

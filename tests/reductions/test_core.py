@@ -45,7 +45,8 @@ def test_scaffold_with_everybody_and_one_step_is_gradient_descent():
 
 def test_ams_and_amsgrad_coincide_without_eps():
     assert torch.equal(
-        final(presets.fedams(**words(eps=0.0, server_lr=0.1))), final(presets.fedamsgrad(**words(eps=0.0)))
+        final(presets.fedams(**words(eps=0.0, server_lr=0.1))),
+        final(presets.fedamsgrad(**words(eps=0.0, server_lr=0.1))),
     )
 
 

@@ -69,3 +69,13 @@ def test_what_there_is_not_is_told(task, tmp_path):
         hansa.load_model(tmp_path / "x", client=4, **again)
     with pytest.raises(hansa.HansaError, match="started in Python: load_model"):
         hansa.load_model(tmp_path / "x", client=1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_clients_model_of_a_float64_run_stays_float64(name, task, tmp_path):
+    method = METHODS[name]
+    run = hansa.run(method, task, rounds=1, workers=1, dtype=torch.float64, out=tmp_path / "x")
+    mine = run.client_model(3).state_dict()
+    loaded = hansa.load_model(tmp_path / "x", client=3, algorithm=method, task=task).state_dict()
+    assert mine["head.weight"].dtype == torch.float64
+    assert all(torch.equal(mine[key], loaded[key]) and mine[key].dtype == loaded[key].dtype for key in mine)

@@ -16,6 +16,8 @@ from hansa.runs.client_record import INITIAL_SEAL, ClientRecord
 from hansa.runs.store.io import DamagedFileError
 from runs.people import task_of
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 
 def method(**words: object) -> hansa.Algorithm:
     return presets.fedavg(local_lr=0.1, steps=3, batch_size=4, participation=0.5, **words)

@@ -120,7 +120,7 @@ def test_a_run_prints_its_last_rounds():
     lines = run.table("round", "loss", last=3).splitlines()
     assert [line.split()[0] for line in lines] == ["round", "5", "6", "7"]
     assert float(lines[-1].split()[1]) == pytest.approx(run.history[-1]["loss"], rel=1e-3)
-    assert run.table().splitlines()[0].split() == ["round", "train_loss", "up_bytes"]
+    assert run.table().splitlines()[0].split() == ["round", "loss", "train_loss", "up_bytes"]
 
 
 def test_a_column_that_is_not_there_is_named():

@@ -17,6 +17,8 @@ from hansa.runs.folder import RunFolder
 from hansa.training.trainer import batch_stream
 from runs.people import Moody, Net, gini, owned_task
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 TUNED = {"steps": 3, "lr": 0.2, "batch_size": 4}
 
 
@@ -45,7 +47,7 @@ def tuned_by_hand(run: hansa.Run, task: hansa.Task, client: int, round: int) -> 
 
 
 def test_marks_are_those_of_the_model_on_each_clients_rows() -> None:
-    task = owned_task(7, metrics={"gini": gini})
+    task = owned_task(7, metrics={"gini": hansa.higher(gini)})
     run = hansa.run(method(), task, rounds=4, evaluate_every=2, personalise=TUNED)
     found = run.clients().at_round(4)
     tested = ~np.isnan(found["test_loss"])

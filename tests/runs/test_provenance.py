@@ -60,7 +60,7 @@ def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):
 
 
 def test_a_word_that_is_no_kind_is_refused(tmp_path):
-    with pytest.raises(hansa.HansaError, match=r"--accept-changes modle: Did you mean model\?"):
+    with pytest.raises(hansa.HansaError, match=r"--accept modle: Did you mean model\?"):
         Experiment.resume(tmp_path, accept=["data,modle"])
 
 

@@ -112,3 +112,25 @@ def test_weighted_draws_what_numpy_does_and_prepares_its_weights_once(size):
         chosen = sample.weighted(count=size).select(round, population, Key(5))
         assert chosen == tuple(sorted(drawn.tolist()))
     assert sample._cumulative_weights(samples) is prepared
+
+
+def test_a_share_of_clients_is_the_decimal_that_was_written():
+    hundred = Population((1,) * 100)  # 0.145 * 100 is 14.499999999999998
+    for share, count in ((0.29, 29), (0.145, 15), (0.144, 14), (1 / 3, 33)):
+        assert len(sample.uniform(share).select(0, hundred, Key(0))) == count
+    groups = (tuple(range(100)),)
+    assert len(sample.per_cluster(0.145).bind(groups).select(0, hundred, Key(0))) == 15
+
+
+def test_a_random_number_of_participants():
+    sampler = sample.varying(2, 4)
+    population = Population((1,) * 10)
+    rounds = [sampler.select(number, population, Key(1)) for number in range(3000)]
+    sizes = [len(clients) for clients in rounds]
+    assert {size: sizes.count(size) for size in (2, 3, 4)} == pytest.approx(dict.fromkeys((2, 3, 4), 1000), rel=0.1)
+    taken = [sum(client in clients for clients in rounds) for client in range(10)]
+    assert taken == pytest.approx([900] * 10, rel=0.12)  # E[n]/N = 0.3
+    with pytest.raises(HansaError, match="at most the population of 3"):
+        sampler.check(3)
+    with pytest.raises(HansaError, match="high"):
+        sample.varying(4, 2)

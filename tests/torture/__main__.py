@@ -18,6 +18,8 @@ COUNTS = {
     "federation": (3000, "federations of every preset, with frames, sites and servers that are lost"),
     "metrics_log": (1000, "damaged histories"),
     "folders": (100, "runs started at once; half as many overwrites and sweeps; links; changed data and code"),
+    "search": (200, "searches killed with SIGKILL between any two of their steps and resumed"),
+    "asynchronous": (200, "asynchronous runs killed with SIGKILL and resumed"),
     "kill": (1000, "runs of every preset killed with SIGKILL and resumed"),
 }
 

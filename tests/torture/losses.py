@@ -19,6 +19,7 @@ import torch
 import hansa
 from contracts.small import NAMES, OWN, small
 from contracts.small import bowls as small_bowls
+from hansa.aggregate.staleness import CACHED_UPDATE
 from hansa.compress import direct, error_feedback, top_k
 from hansa.core.types import CONTROL, MODEL
 from hansa.engine import Serial
@@ -87,8 +88,8 @@ class Watch:
     def __call__(self, run: Run, record: dict[str, Any]) -> None:
         round = record["round"] - 1
         admitted = record["clients"]
-        asked = run.algorithm.sampler.select(round, run.task.population, run.key)
-        assert admitted == [client for client in asked if not self.plan.draw(run.key, round, client)]
+        asked = work_of(run, round)
+        assert admitted == [client for client, number in asked.items() if not self.plan.draw(run.key, number, client)]
         assert sorted(lost.client for when, lost in run.dropped_clients if when == record["round"]) == sorted(
             set(asked) - set(admitted)
         )
@@ -128,6 +129,9 @@ class Watch:
             near(run.state.server[MODEL]["h"] - alpha * residual[MODEL].mean(0), column(run, "solver/dual").mean(0))
         if preset in ("fedaware", "fedaware_yogi") and "weights" in record:
             self.simplex(run, record["weights"])
+        if preset == "ca2fl" and run.state.aggregate[MODEL]["mean"].numel():  # h = mean h_i over all clients
+            seen = run.store.clients(CACHED_UPDATE)
+            near(run.state.aggregate[MODEL]["mean"], run.store.read_many(seen, CACHED_UPDATE).sum(0) / CLIENTS)
         if preset in DECENTRALIZED and record["clients"]:  # the model is the mean of the models that were heard of
             near(run.params, column(run, "local/row")[record["clients"]].mean(0))
 
@@ -143,6 +147,16 @@ class Watch:
         direction = point @ momenta
         scale = float(momenta.square().sum(1).max())
         assert float((momenta @ direction).min()) >= float(direction.square().sum()) - 1e-9 * scale
+
+
+def work_of(run: Run, round: int) -> dict[int, int]:
+    """The clients whose work ended in a round, in order, with the round that they were asked in."""
+    if not run.algorithm.pace.asynchronous:
+        return dict.fromkeys(run.algorithm.sampler.select(round, run.task.population, run.key), round)
+    rows = run.clients("round", "client", "staleness")
+    mine = rows["round"] == round + 1
+    ages = rows["staleness"][mine].astype(int).tolist()
+    return {client: round - age for client, age in zip(rows["client"][mine].tolist(), ages, strict=True)}
 
 
 def column(run: Run, name: str) -> torch.Tensor:

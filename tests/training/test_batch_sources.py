@@ -14,6 +14,8 @@ from hansa.data import from_arrays
 from hansa.training.losses import cross_entropy
 from training import language_models
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 OPTIONS = {"local_lr": 0.2, "steps": 3, "batch_size": 4}
 
 

@@ -23,6 +23,8 @@ from hansa.runs.driver import Run
 from hansa.training import execution_mode, random_state
 from hansa.training.trainer import batch_stream
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 WITH_NATIVE = pytest.mark.skipif(
     not native.available() or native.instruction_set() == "base", reason="no native kernels with vector units"
 )

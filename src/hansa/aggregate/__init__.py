@@ -7,25 +7,33 @@ from hansa.aggregate.mean import mean, nova
 from hansa.aggregate.mgda import mgda
 from hansa.aggregate.min_norm import Certificate, MinNorm, min_norm
 from hansa.aggregate.robust import clipped, krum, median, trimmed_mean
+from hansa.aggregate.staleness import Discount, calibrated, constant, discounted, hinge, mixed_models, polynomial
 
 __all__ = [
     "Aggregator",
     "BaseAggregator",
     "Certificate",
     "Combined",
+    "Discount",
     "MinNorm",
     "aware",
+    "calibrated",
     "chi_square",
     "client_weights",
     "clipped",
+    "constant",
+    "discounted",
     "diversity",
+    "hinge",
     "krum",
     "mean",
     "median",
     "mgda",
     "min_norm",
+    "mixed_models",
     "normalize_weights",
     "nova",
+    "polynomial",
     "surrogate_diversity",
     "trimmed_mean",
 ]

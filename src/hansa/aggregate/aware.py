@@ -45,7 +45,7 @@ class aware(BaseAggregator):
     run's dtype or in ``momentum_dtype``.
 
     Args:
-        alpha: Decay rate of the momenta.
+        alpha: Decay rate of the momenta, or one for each client: a client that is seldom seen may forget faster.
         normalize: Scale momenta to unit length before they are combined.
         explore: Average the updates until every client has participated once.
         project: Server transform whose step is projected onto the direction.
@@ -60,7 +60,7 @@ class aware(BaseAggregator):
     (0.5, 'ram')
     """
 
-    alpha: float = 0.5
+    alpha: float | tuple[float, ...] = 0.5
     normalize: bool = False
     explore: bool = False
     project: ServerTransform | None = None
@@ -74,7 +74,10 @@ class aware(BaseAggregator):
     def __post_init__(self) -> None:
         if self.project is not None:
             require_server("aware", "project", self.project)
-        check_decay("aware", "alpha", self.alpha, "The paper uses 0.5; 0 forgets at once.")
+        if isinstance(self.alpha, (list, tuple)):
+            object.__setattr__(self, "alpha", tuple(self.alpha))
+        for decay in self.alpha if isinstance(self.alpha, tuple) else (self.alpha,):
+            check_decay("aware", "alpha", decay, "The paper uses 0.5; 0 forgets at once.")
         if self.momentum_storage not in ("ram", "disk"):
             raise invalid_argument("aware", "momentum_storage", self.momentum_storage, "'ram' or 'disk'")
         if self.momentum_dtype is not None and self.momentum_dtype not in _STORAGE:
@@ -92,6 +95,9 @@ class aware(BaseAggregator):
             raise invalid_argument("aware", "weights", self.weights, "'uniform', 'samples' or one number a client")
 
     def init(self, dim: int, population: int) -> State:
+        if isinstance(self.alpha, tuple) and len(self.alpha) != population:
+            expected = f"one number, or one for each of {population} clients"
+            raise invalid_argument("aware", "alpha", f"{len(self.alpha)} numbers", expected)
         return {"clients": [], "gram": torch.zeros(0, 0, dtype=torch.float64), "project": {}}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
@@ -124,11 +130,12 @@ class aware(BaseAggregator):
         known = set(seen)
         for update in updates:
             row = update.vector
+            alpha = self.alpha[update.client] if isinstance(self.alpha, tuple) else self.alpha
             if update.client in known:
                 before = rows.read_many([update.client], MOMENTUM)[0].to(row)
-                row = before.mul_(self.alpha).add_(row, alpha=1 - self.alpha)
+                row = before.mul_(alpha).add_(row, alpha=1 - alpha)
             elif self.from_zero:
-                row = (1 - self.alpha) * row
+                row = (1 - alpha) * row
             fresh[update.client] = row if self.momentum_dtype is None else row.to(getattr(torch, self.momentum_dtype))
         return fresh
 

@@ -103,6 +103,11 @@ class BaseAggregator(Aggregator):
         return "uniform"
 
     @property
+    def is_mean(self) -> bool:
+        """Whether the aggregate is the mean of the updates with these weights."""
+        return False
+
+    @property
     def momentum_storage(self) -> Literal["ram", "disk"]:
         """Where the client rows returned by ``combine`` are stored."""
         return "ram"

@@ -41,6 +41,7 @@ class mean(BaseAggregator):
 
     weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("mcmahan2017",)
+    is_mean: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", check_weights("mean", self.weights))

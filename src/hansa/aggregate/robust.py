@@ -18,6 +18,7 @@ from hansa.aggregate.base import (
     require_aggregator,
     sum_updates,
 )
+from hansa.core.counts import floor_share
 from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
 from hansa.core.protocols import with_defaults
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
@@ -86,7 +87,7 @@ class trimmed_mean(BaseAggregator):
         return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
-        cut = math.floor(self.trim * len(updates))
+        cut = floor_share(self.trim, len(updates))
         middle_values = slice(cut, len(updates) - cut)
         return Combined(_by_coordinate(in_client_order(updates), lambda s: s[middle_values].mean(dim=0)), state, {})
 
@@ -195,7 +196,7 @@ class clipped(BaseAggregator):
             length = float(torch.linalg.vector_norm(update.vector, dtype=torch.float64))
             if length > self.norm:
                 shorter = update.vector * (self.norm / length)
-                update = Update(update.client, update.cohort, shorter, update.samples, update.steps)
+                update = Update(update.client, update.cohort, shorter, update.samples, update.steps, update.loss)
                 count += 1
             bounded.append(update)
         combined = self.inner.combine(bounded, state, ctx)

@@ -35,6 +35,10 @@ def advise(
         ),
     ] = None,
     parameters: Annotated[float | None, opt.option(SETTING, help="Parameters of the model, such as 11e6.")] = None,
+    buffers: Annotated[
+        int | None,
+        opt.option(SETTING, help="Statistics of its BatchNorm layers. By default those of the model.", min=0),
+    ] = None,
     clients: Annotated[int | None, opt.option(SETTING, help="Number of clients.", min=1)] = None,
     participants: Annotated[
         int | None, opt.option(SETTING, help="Clients in each round. By default a tenth.", min=1)
@@ -61,9 +65,9 @@ def advise(
 ) -> None:
     """Rank methods for given link speeds.
 
-    Predicts the bytes and the time of methods, compressors, topologies and numbers of local steps. Bytes are exact, and
-    time is that of the links and the local steps. The number of rounds is an order from the papers, not a prediction:
-    use --pilot to measure.
+    Predicts the bytes and the time of methods, compressors, topologies and numbers of local steps. Bytes are those of
+    the packets (an expectation where compressed broadcasts are missed), and time is that of the links and the local
+    steps. The number of rounds is an order from the papers, not a prediction: use --pilot to measure.
     """
     from hansa.rounds.ledger import LinkModel
     from hansa.study.advice import NetworkProfile, list_options, pareto_front, rank_options
@@ -74,8 +78,8 @@ def advise(
         raise HansaError("--pilot needs a configuration with data and model: hansa advise run.yaml --pilot 10.")
     base = None if config is None else opt.read_config(config, None, opt.changes(sets))
     links = LinkModel(up, down, latency, peer if peer is not None else float("inf"), peer_latency)
-    size = _setting(base, parameters, clients, participants)
-    network = NetworkProfile(*size, links, step, peers=peer is not None)
+    count, population, sending, statistics = _setting(base, parameters, clients, participants, buffers)
+    network = NetworkProfile(count, population, sending, links, step, peers=peer is not None, buffers=statistics)
     by = "hours" if max_hours is not None else "bytes"
     ranked = rank_options(list_options(network, _parse_steps(steps)), rounds, by)
     budget = max_hours if max_hours is not None else max_bytes
@@ -83,6 +87,8 @@ def advise(
     best = _diverse(fitting or ranked, top)
     _show_options(network, best, rounds, by, bool(fitting))
     chosen = best[0]
+    if base is not None and base.profile is not None:
+        _show_paces(base, network, chosen.steps)
     if pilot and base is not None:
         winner = _run_pilots(best, base, pilot, links, folder, quiet)
         chosen = next(each for each in best if each.name == winner)
@@ -91,9 +97,13 @@ def advise(
 
 
 def _setting(
-    base: Config | None, parameters: float | None, clients: int | None, participants: int | None
-) -> tuple[int, int, int]:
-    """Parameters, clients and participants, from the options or else from the configuration."""
+    base: Config | None,
+    parameters: float | None,
+    clients: int | None,
+    participants: int | None,
+    buffers: int | None,
+) -> tuple[int, int, int, int]:
+    """Parameters, clients, participants and BatchNorm's statistics, from the options or else from the configuration."""
     if base is not None and (parameters is None or clients is None):
         from hansa.config import build
         from hansa.core.keys import Key
@@ -102,10 +112,46 @@ def _setting(
         clients = data.population if clients is None else clients
         if parameters is None:
             task = build.build_task(base, data)
-            parameters = task.start(Key(base.seed), task.dtype)["model"].numel()
+            start = task.start(Key(base.seed), task.dtype)
+            parameters = start["model"].numel()
+            if buffers is None and "buffers" in start:
+                buffers = start["buffers"].numel()
     if parameters is None or clients is None:
         raise HansaError("--parameters and --clients: expected both, or a configuration.")
-    return int(parameters), clients, max(1, clients // 10) if participants is None else participants
+    count = max(1, clients // 10) if participants is None else participants
+    return int(parameters), clients, count, buffers or 0
+
+
+def _show_paces(base: Config, network: NetworkProfile, steps: int) -> None:
+    """Rank paces for the profile of a configuration; the event loop is simulated, nothing is trained."""
+    from hansa.config.sections import PROFILE
+    from hansa.study.pace_advice import rank_paces
+
+    ranked = rank_paces(
+        PROFILE.build(base.profile),
+        clients=network.clients,
+        participants=network.participants,
+        steps=steps,
+        parameters=network.parameters,
+        seed=base.seed,
+    )
+    at_work = f"{network.participants} of {network.clients} clients at work"
+    say(f"\npaces for the profile, {at_work}, {steps} steps a job:")
+    headings = ("pace", "updates/h", "server steps/h", "staleness", "oldest", "utilisation", "wasted", "reached")
+    table = plain_table(*headings, left=("pace",))
+    for each in ranked:
+        table.add_row(
+            escape(repr(each.pace)),
+            f"{each.updates_per_hour:.0f}",
+            f"{each.steps_per_hour:.0f}",
+            f"{each.staleness:.1f}",
+            str(each.staleness_max),
+            f"{100 * each.utilisation:.0f}%",
+            f"{100 * each.wasted:.0f}%",
+            f"{100 * each.reached:.0f}%",
+        )
+    out().print(table)
+    note("ranked by updates per virtual hour, discounted by (1 + staleness)^-1/2: a rule of thumb, not a theorem")
 
 
 def _parse_steps(text: str) -> list[int]:
@@ -176,8 +222,7 @@ def _configure(chosen: TrainingOption, base: Config, links: LinkModel, rounds: i
         document.pop(section, None)
     document.get("local", {}).pop("epochs", None)
     document.get("server", {}).pop("optimizer", None)
-    if chosen.topology:
-        document.pop("sample", None)
+    document.pop("sample", None)
     merge_fragment(document, chosen.document())
     document["rounds"] = rounds
     document["links"] = {

@@ -5,7 +5,22 @@ from __future__ import annotations
 import typer
 
 from hansa import __version__
-from hansa.cli import advise, compare, data, demo, federate, inspect, predict, report, reproduce, run, show, sweep
+from hansa.cli import (
+    advise,
+    compare,
+    data,
+    demo,
+    doctor,
+    federate,
+    inspect,
+    predict,
+    replay,
+    report,
+    reproduce,
+    run,
+    show,
+    sweep,
+)
 from hansa.cli.console import PluginCommand
 
 app = typer.Typer(
@@ -32,14 +47,17 @@ app.command("predict", rich_help_panel=INSPECT)(predict.predict)
 app.command("export", rich_help_panel=INSPECT)(predict.export)
 app.command("presets", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.presets)
 app.command("parts", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.parts)
+app.command("models", rich_help_panel=CONFIGURE)(inspect.models)
 app.add_typer(inspect.config, name="config", rich_help_panel=CONFIGURE)
 app.add_typer(data.app, name="data", rich_help_panel=CONFIGURE)
 app.command("topology", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.topology)
 app.command("advise", rich_help_panel=CONFIGURE)(advise.advise)
 app.command("cite", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.cite)
+app.command("doctor", rich_help_panel=CONFIGURE)(doctor.doctor)
 app.command("serve", rich_help_panel=FEDERATION)(federate.serve)
 app.command("join", rich_help_panel=FEDERATION)(federate.join)
 app.command("keys", rich_help_panel=FEDERATION)(federate.keys)
+app.command("replay", rich_help_panel=FEDERATION)(replay.replay)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +14,22 @@ from hansa.cli.console import note, report_errors
 from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_entries
 from hansa.core.errors import HansaError, suggestion
+from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
-    from hansa.config import Config
+    from hansa.config import Config, ConfigError
     from hansa.config.arguments import Preset
     from hansa.config.yaml_text import Document
     from hansa.study.report import ReportEntry
 
 OWN_SECTIONS = ("uplink", "downlink", "aggregate", "channels")
 """Sections that replace components of one method."""
+METHOD_SECTIONS = (
+    "sample", "pace", "compress", "gossip", "server", "uplink", "downlink", "aggregate", "channels", "local",
+)  # fmt: skip
+"""Sections whose options a preset may not have; a comparison leaves them out with a note."""
+WHOLE_SECTIONS = ("sample", "uplink", "downlink", "aggregate", "pace")
+"""Those that are one component."""
 OWN_LOCAL_KEYS = ("solver", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
 
 
@@ -41,6 +49,10 @@ def compare(
     device: opt.Device = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for new runs.")] = Path("runs/compare"),
     report: opt.Report = Path("report.html"),
+    metric: opt.Metric = None,
+    window: opt.Window = WINDOW,
+    target: opt.Target = None,
+    latex: opt.Latex = None,
     trust: opt.Trust = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -60,12 +72,13 @@ def compare(
             name = config.title if Path(item).is_file() else item
             requested[unique_name(name, f"{name} {place + 1}", requested)] = config
     entries = run_entries(requested, folder, quiet)
-    print_and_write(entries, report, title="Federated runs compared", problems=problems)
+    ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
+    print_and_write(entries, report, title="Federated runs compared", problems=problems, **ranked)
 
 
 def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config:
     """The configuration of a file; or of a preset or MODULE:FUNCTION, alone or on top of a shared file."""
-    from hansa.config import from_preset, load, read_document, validate
+    from hansa.config import ConfigError, from_preset, load, read_document, validate
     from hansa.config.registry import KINDS
 
     if Path(item).is_file():
@@ -77,9 +90,62 @@ def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config
         return from_preset(item, overrides)
     opt.check_trust(base)
     document = read_document(base)
-    if dropped := transfer_config(document, item):
+    own, dropped = _preset_of(document), transfer_config(document, item)
+    while True:
+        try:
+            config = validate(copy.deepcopy(document), overrides)
+            break
+        except ConfigError as error:
+            key = None if own == item else _inapplicable_option(document, overrides, error)
+            if key is None:
+                raise
+            _drop(document.data, key)
+            dropped.append(".".join(key))
+    if dropped:
         note(f"{item}: not taken from {base}: {', '.join(dropped)}", "dim")
-    return validate(document, overrides)
+    return config
+
+
+def _inapplicable_option(document: Document, overrides: Sequence[str], error: ConfigError) -> tuple[str, ...] | None:
+    """The option of the shared file that a preset does not take: one that a problem names, or one without which there
+    is no problem."""
+    from hansa.config import ConfigError, validate
+
+    for problem in error.problems:
+        if (key := _droppable(document.data, problem.keys)) is not None:
+            return key
+    for section in METHOD_SECTIONS:
+        if document.data.get(section) is not None:
+            without = copy.deepcopy(document)
+            del without.data[section]
+            try:
+                validate(without, overrides)
+            except ConfigError:
+                continue
+            return (section,)
+    return None
+
+
+def _preset_of(document: Document) -> Any:
+    algorithm = document.data.get("algorithm", "fedavg")
+    return algorithm.get("preset", "fedavg") if isinstance(algorithm, dict) else algorithm
+
+
+def _droppable(data: dict[str, Any], keys: Sequence[str | int]) -> tuple[str, ...] | None:
+    """The option of a method that a problem is about, if the shared file has it: a section's key, or a section."""
+    if not keys or keys[0] not in METHOD_SECTIONS or data.get(str(keys[0])) is None:
+        return None
+    section, inner = str(keys[0]), [str(key) for key in keys[1:2]]
+    if section in WHOLE_SECTIONS or not inner:
+        return (section,)
+    return (section, inner[0]) if isinstance(data[section], dict) and inner[0] in data[section] else (section,)
+
+
+def _drop(data: dict[str, Any], key: tuple[str, ...]) -> None:
+    if len(key) == 1:
+        del data[key[0]]
+    else:
+        del data[key[0]][key[1]]
 
 
 def transfer_config(document: Document, method: str) -> list[str]:

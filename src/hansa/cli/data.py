@@ -1,4 +1,4 @@
-"""``hansa data``: list, download, verify and draw data sets."""
+"""``hansa data``: list, download, verify and draw data sets, and infer the schema of tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hansa.cli.console import FAILED, err, out, plain_table, report_errors, say
 
-app = typer.Typer(no_args_is_help=True, help="List, download, verify and draw data sets.")
+app = typer.Typer(no_args_is_help=True, help="List, download, verify and draw data sets; infer schemas of tables.")
 Folder = Annotated[
     Path | None,
     typer.Option("--folder", help="Data folder. By default HANSA_DATA, or a folder in the user's cache."),
@@ -156,6 +156,82 @@ def show(
             image = LabelCounts(counts, labels).heat_map()
             svg.write_text(image.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
     say(str(data.summary()))
+
+
+@app.command("schema")
+@report_errors
+def schema(
+    folder: Annotated[Path, typer.Argument(help="Folder of CSV files, one per client, or one file.")],
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Column of targets.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write the schema: .yaml or .json.", show_default=False)
+    ] = None,
+    check_by: Annotated[
+        Path | None, typer.Option("--check", help="A schema: check that every file fits it, and infer none.")
+    ] = None,
+    drop: Annotated[list[str] | None, typer.Option("--drop", help="Column to leave out. Repeatable.")] = None,
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Column that identifies rows. Repeatable.")] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Column whose values train and test divide the rows.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Kind of the target: class or number.")] = None,
+    scale: Annotated[str, typer.Option("--scale", help="Scale of numeric columns: none, site or pooled.")] = "pooled",
+    missing: Annotated[
+        str,
+        typer.Option("--missing", help="What missing values become: indicator, mean, constant (0), or refuse."),
+    ] = "indicator",
+    test: Annotated[
+        float | None, typer.Option("--test", help="Fraction of test rows, which statistics leave out; default 0.2.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of test rows.", min=0)] = 0,
+) -> None:
+    """Infer the schema of CSV files, or check that files fit one.
+
+    The exit code is 1 if a file does not fit. A federation agrees on a schema without such a folder: leave categories,
+    mean and std out of the file.
+    """
+    from hansa import data
+    from hansa.core.errors import HansaError
+
+    if check_by is not None:
+        _check_tables(folder, data.Schema.load(check_by))
+        return
+    if target is None:
+        raise HansaError("data schema: expected --target COLUMN, or --check SCHEMA.")
+    if to is not None and to.suffix not in (".yaml", ".yml", ".json"):
+        raise HansaError(f"{to}: expected a file name that ends in .yaml or .json.")
+    options: dict[str, Any] = {"kind": kind, "scale": scale, "missing": missing}
+    inferred = data.infer_schema(
+        folder, target, drop=drop or (), ids=ids or (), split=split, test=test, seed=seed, **options
+    )
+    if to is None:
+        say(inferred.to_yaml().rstrip())
+    else:
+        inferred.save(to)
+        say(f"{to}: {len(inferred.columns)} columns, {len(inferred.inputs)} inputs")
+    say(f"SHA-256 {inferred.sha256}", "dim")
+
+
+def _check_tables(folder: Path, agreed: Any) -> None:
+    """Say of every file whether it fits a schema."""
+    from hansa.data.csv_folder import read_tables
+    from hansa.data.files import DataError
+    from hansa.data.schema.agreement import check_fit, summarize
+
+    fits = True
+    for table in read_tables(folder):
+        try:
+            if agreed.is_open:
+                summarize(agreed, table)
+            else:
+                check_fit(agreed, table)
+        except DataError as error:
+            out().print(f"[red]does not fit[/] {escape(str(error))}", soft_wrap=True)
+            fits = False
+        else:
+            out().print(f"[green]fits[/] {escape(table.source)}, {table.rows} rows", soft_wrap=True)
+    if not fits:
+        raise typer.Exit(FAILED)
 
 
 def heat_text(counts: Sequence[Sequence[int]], labels: Sequence[str], width: int, shades: str = SHADES) -> Text:

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, report_errors
+from hansa.cli.console import note, report_errors, say
 from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_and_summarize
 from hansa.core.errors import HansaError
+from hansa.federation.exchange_log import REQUESTED, SENT
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.federation.agent import DataSource
+    from hansa.federation.agent import Agent, DataSource
     from hansa.federation.superlink import SuperLink
     from hansa.runs.experiment import Experiment
 
 CONNECTION = "Connection"
+ACKNOWLEDGE_SECONDS = 3.0  # for the last answer of a site to leave it
 INSECURE = (
     "no TLS and no keys: anyone who can reach the port can read and change all messages and impersonate any site. Use "
     "this only for tests on one machine."
 )
 Keys = Annotated[Path | None, opt.option(CONNECTION, "--keys", help="Folder of keys, made by `hansa keys`.")]
+Supervise = Annotated[
+    bool,
+    opt.option(
+        CONNECTION,
+        "--supervise",
+        help="Start the command in a second process, and restart it if it is killed, fails or stands still.",
+    ),
+]
+Verbose = Annotated[bool, opt.option(CONNECTION, "--verbose", help="Show the messages of Flower's programs too.")]
 Insecure = Annotated[bool, opt.option(CONNECTION, "--insecure", help="Use no TLS and no keys; for local tests only.")]
 
 
@@ -34,9 +50,9 @@ Insecure = Annotated[bool, opt.option(CONNECTION, "--insecure", help="Use no TLS
 @opt.needs_code
 def serve(
     configs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(metavar="CONFIG...", help="Configuration files with engine: {kind: flower, sites: ...}."),
-    ],
+    ] = None,
     keys: Keys = None,
     insecure: Insecure = False,
     host: Annotated[str, opt.option(CONNECTION, help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -53,6 +69,11 @@ def serve(
         opt.output("--forget", metavar="CLIENT", help="Reset a client whose site lost its memory. Repeatable."),
     ] = None,
     report: opt.Report = Path("report.html"),
+    status: Annotated[
+        bool, opt.option(CONNECTION, "--status", help="Show the servers of this user that are running, and exit.")
+    ] = False,
+    supervise: Supervise = False,
+    verbose: Verbose = False,
     trust: opt.Trust = False,
     track: opt.Track = None,
     quiet: opt.Quiet = False,
@@ -61,12 +82,20 @@ def serve(
 
     Waits for the sites, then runs the configurations on their data, one after the other.
     """
+    if status:
+        _print_status()
+        return
+    if not configs:
+        raise HansaError("serve: expected a configuration file, or --status.")
+    if supervise:  # before the imports, which take seconds
+        _run_supervised("--resume")
     from hansa.federation.certificates import ServerKeys
-    from hansa.federation.serve import clients_by_site
+    from hansa.federation.serve import NoSites, Server, clients_by_site
     from hansa.federation.superlink import SuperLink
     from hansa.runs.folder import slug
     from hansa.runs.trackers import check_trackers
 
+    _set_verbose(verbose)
     check_trackers(track or [])
     requested = [opt.read_config(path, None, opt.changes(sets, rounds)) for path in configs]
     sites = [clients_by_site(config.engine) for config in requested]
@@ -77,16 +106,40 @@ def serve(
     home = Path("runs") if folder is None else folder
     several = len(requested) > 1
     places = [home if folder is not None and not several else home / slug(config.title) for config in requested]
-    link = SuperLink(list(sites[0]), server_keys, host=host, port=port)
-    try:
-        for config, place in zip(requested, places, strict=True):
-            experiment = _open_experiment(config, link, place, folder is None, resume, rounds)
-            experiment.run.forget(*(forget or []))
-            run_and_summarize(experiment, quiet, track or [])
-    finally:
-        link.close()
+    for config in requested:
+        Server(config, NoSites()).check()
+    with _exit_on_signals():
+        link = SuperLink(list(sites[0]), server_keys, host=host, port=port)
+        try:
+            for config, place in zip(requested, places, strict=True):
+                link.describe(run=str(place), rounds=config.rounds, round=0)
+                experiment = _open_experiment(config, link, place, folder is None, resume, rounds)
+                experiment.run.forget(*(forget or []))
+                link.describe(round=partial(_rounds_done, experiment))
+                run_and_summarize(experiment, quiet, track or [])
+                _print_lost_updates(experiment)
+            Server(requested[-1], link).finish()
+        finally:
+            link.close()
     if several:
         print_and_write(list(read_entries(places)[0].values()), report, title="Runs of a federation compared")
+
+
+def _rounds_done(experiment: Experiment) -> int:
+    return experiment.run.state.round
+
+
+def _print_lost_updates(experiment: Experiment) -> None:
+    """Name every update that was asked for and is not in the run; the summary has all of them."""
+    lost = json.loads((experiment.folder / "summary.json").read_text(encoding="utf-8")).get("lost_updates") or []
+    for each in lost[-_MAX_LOST:]:
+        text = f"lost: site {each['site']}, client {each['client']}, round {each['round']}: {each['reason']}"
+        note(text, "yellow")
+    if len(lost) > _MAX_LOST:
+        note(f"and {len(lost) - _MAX_LOST} before: lost_updates in {experiment.folder / 'summary.json'}", "yellow")
+
+
+_MAX_LOST = 20
 
 
 def _open_experiment(
@@ -112,7 +165,8 @@ def join(
         str,
         typer.Option(
             "--data",
-            help="Data of this site: MODULE:FUNCTION, a YAML file with a data section, or a data set. For tests, "
+            help="Data of this site: a CSV file or a folder of them, one per client, encoded by the server's schema; "
+            "MODULE:FUNCTION, a YAML file with a data section, or a data set. For tests, "
             "`config` uses this site's clients of the server's configuration.",
         ),
     ] = "",
@@ -124,38 +178,87 @@ def join(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Folder for client memory. By default sites/NAME.")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", help="HTML file about this site: what was asked, what was sent, policy decisions."),
+    ] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when the run is over.")] = False,
+    supervise: Supervise = False,
+    verbose: Verbose = False,
     trust: opt.Trust = False,
 ) -> None:
     """Join a federation as a site.
 
     Trains this site's clients when the server asks. Their data never leaves the site.
     """
+    if not site or not data:
+        raise HansaError("join: expected --site NAME and --data ...")
+    if supervise:  # before the imports, which take seconds
+        _run_supervised()
     from hansa.federation.agent import Agent
     from hansa.federation.certificates import SiteKeys
     from hansa.federation.policy import Policy
     from hansa.federation.supernode import SuperNode
 
-    if not site or not data:
-        raise HansaError("join: expected --site NAME and --data ...")
+    _set_verbose(verbose)
     rules = Policy() if policy is None else Policy.load(policy)
     key_folder = _check_keys(keys, insecure)
     site_keys = None if key_folder is None else SiteKeys(key_folder)
-    agent = Agent(site, data_source(data), Path("sites") / site if folder is None else folder, rules)
+    home = Path("sites") / site if folder is None else folder
+    agent = Agent(site, data_source(data), home, rules)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    node = SuperNode(site, address, site_keys, agent.handle, limit=rules.message)
+    node = SuperNode(site, address, site_keys, agent.handle, limit=rules.message, folder=home)
     note(f"site {site} joins {address}. Press Ctrl-C to leave.")
-    printed: dict[str, int] = {}
+    monitor = SiteMonitor(agent, page)
     try:
         while not stop.wait(1.0):
-            for reason, count in agent.refusals.counts.items():
-                if printed.get(reason) != count:
-                    printed[reason] = count
-                    note(f"refused ({reason}, {count} so far): {agent.refusals.last[reason]}")
+            monitor.print_news()
+            if agent.over:
+                note("the run is over: the server has no more work")
+                if not stay:
+                    stop.wait(ACKNOWLEDGE_SECONDS)
+                    break
+                agent.over = False
     finally:
         node.close()
+        monitor.print_news()
     note(f"site {site} left after {agent.rounds} answers")
+
+
+class SiteMonitor:
+    """Prints what happens at a site, and keeps its page up to date.
+
+    Args:
+        agent: The agent of the site.
+        page: The file of the page; None writes none.
+    """
+
+    def __init__(self, agent: Agent, page: Path | None) -> None:
+        self.agent, self.page = agent, page
+        self._seen = len(agent.exchange_log.exchanges)
+        self._write_page()
+
+    def print_news(self) -> None:
+        """Print what was asked and sent since the last call."""
+        news = self.agent.exchange_log.exchanges[self._seen :]
+        for each in news:
+            round = "" if each.round is None else f"round {each.round + 1}: "
+            request, sent = REQUESTED.get(each.request, each.request), SENT.get(each.sent, each.sent)
+            if each.refusal:
+                note(f"{round}refused, asked {request}: {each.refusal}", "yellow")
+            else:
+                size = f"{each.sent_bytes:,} bytes, {each.seconds:.1f} s"
+                note(f"{round}asked {request}; sent {sent} ({size})")
+        self._seen += len(news)
+        if news:
+            self._write_page()
+
+    def _write_page(self) -> None:
+        if self.page is not None:
+            text = self.agent.exchange_log.page(self.agent.site, self.agent.policy.model_dump(mode="json"))
+            self.page.write_text(text, encoding="utf-8")
 
 
 @report_errors
@@ -185,10 +288,13 @@ def data_source(value: str) -> DataSource:
     from hansa.config import build, from_yaml, load
     from hansa.config.registry import import_path
     from hansa.config.yaml_text import dump
+    from hansa.data.csv_folder import read_tables
     from hansa.federation.agent import DataSource
 
     if value == "config":
         return DataSource(build.load_data, shared=True)
+    if Path(value).is_dir() or Path(value).suffix.lower() == ".csv":
+        return DataSource(build.load_data, tables=lambda: read_tables(value))
     if import_path.is_import_path(value):
         section: Any = {"factory": value}
     elif Path(value).suffix in (".yaml", ".yml"):
@@ -198,6 +304,52 @@ def data_source(value: str) -> DataSource:
         section = {"name": value}
     config = from_yaml(dump({"data": section}), source="--data")
     return DataSource(lambda _: build.load_data(config))
+
+
+def _print_status() -> None:
+    """Print what the servers of this user are doing."""
+    from hansa.federation.owned_folders import running_statuses
+
+    statuses = running_statuses("hansa-link-")
+    for status in statuses:
+        progress = f"round {status.get('round', 0)} of {status.get('rounds', '?')}"
+        say(f"{status['address']} (process {status['process']}): {status.get('run', '')}, {progress}")
+        for site, state in status["sites"].items():
+            say(f"  {site}: {state}")
+    if not statuses:
+        say("no server is running")
+
+
+def _set_verbose(verbose: bool) -> None:
+    """Show or hide the last lines of Flower's programs when one of them is restarted."""
+    from hansa.federation import flower_processes
+
+    flower_processes.SHOW_OUTPUT = verbose
+
+
+def _run_supervised(*more: str) -> None:
+    """Run this command without --supervise in a supervised process, and exit with its code."""
+    from hansa.federation.supervisor import supervise
+
+    arguments = [word for word in sys.argv[1:] if word != "--supervise"]
+    raise typer.Exit(supervise([*arguments, *(word for word in more if word not in arguments)]))
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM and a hangup end this process in order, so that no program and no folder stays behind."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    here = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, leave) for number in numbers} if here else {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _check_keys(keys: Path | None, insecure: bool) -> Path | None:

@@ -1,4 +1,4 @@
-"""Commands about methods and configurations: ``presets``, ``parts``, ``cite``, ``topology`` and ``config``."""
+"""Commands about methods and configurations: ``presets``, ``parts``, ``models``, ``cite``, ``topology``, ``config``."""
 
 from __future__ import annotations
 
@@ -153,6 +153,51 @@ def parts(
             description = summary_line(part) + _origin(KINDS[kind], each)
             table.add_row("" if place else kind, each, escape(arguments), escape(description))
     out().print(table)
+
+
+@report_errors
+def models(
+    shape: Annotated[
+        str | None,
+        typer.Option("--shape", metavar="C,H,W", help="Shape of one input. By default that of the model's paper."),
+    ] = None,
+    classes: Annotated[int | None, typer.Option("--classes", help="Number of outputs.", min=1)] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List the built-in models with their input shapes, parameters and sizes."""
+    from hansa.config.registry.signatures import summary_line
+    from hansa.training.models import MODELS, describe
+
+    rows = [describe(name, parse_shape(shape), classes) for name in MODELS]
+    if as_json:
+        out().print_json(json.dumps([row._asdict() for row in rows]))
+        return
+    headings = ("model", "input", "outputs", "parameters", "size", "description")
+    table = plain_table(*headings, left=("model", "input", "description"), no_wrap=headings[:-1])
+    table.columns[0].style = "bold"
+    for row in rows:
+        counts = ["", ""] if row.parameters is None else [f"{row.parameters:,}", f"{row.megabytes:.2f} MB"]
+        about = summary_line(MODELS[row.name]) if row.error is None else row.error
+        table.add_row(row.name, " x ".join(map(str, row.shape)), str(row.classes), *counts, escape(about))
+    out().print(table)
+    say("\nIn a file: `model: cnn_29k`, or {name: mlp, options: {hidden: 50}}. `model.factory` names your own.", "dim")
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Parse sizes that are separated by commas.
+
+    >>> parse_shape("3,32,32"), parse_shape(None)
+    ((3, 32, 32), None)
+    """
+    if text is None:
+        return None
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise HansaError(f"--shape {text}: expected positive sizes that are separated by commas, such as 3,32,32.")
+    return sizes
 
 
 def _origin(kind: Kind, name: str) -> str:

@@ -51,6 +51,7 @@ Track = Annotated[
 Accept = Annotated[
     list[str] | None,
     execution(
+        "--accept",
         "--accept-changes",
         metavar="KINDS",
         help="Resume although these have changed: data, partition, model, loss, metric, method, version. The change "
@@ -63,6 +64,26 @@ Fallback = Annotated[
 Trust = Annotated[
     bool,
     execution("--trust", help="Import code that a run folder names although you did not make it on this machine."),
+]
+Metric = Annotated[
+    str | None,
+    output(
+        "--metric",
+        metavar="NAME[:lower]",
+        help="Metric to rank by: any column of the history, with :lower or :higher where its direction is not known. "
+        "By default the main metric of the task.",
+    ),
+]
+Window = Annotated[
+    int, output("--window", help="How many of the last measurements a score averages; 1 is the final one.", min=1)
+]
+Target = Annotated[
+    float | None,
+    output("--target", help="Value for the metric to reach. By default an accuracy that half of the methods reach."),
+]
+Latex = Annotated[
+    Path | None,
+    output("--latex", help="Also write the ranking as a LaTeX table, with paired intervals if there are three seeds."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -80,6 +101,12 @@ def changes(
     >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5")
     ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]']
     """
+    if seed is not None and seeds is not None and "," in seeds:
+        from hansa.core.errors import HansaError
+
+        raise HansaError(
+            f"--seed {seed}: expected none beside a list, --seeds {seeds}. A number of seeds counts from it."
+        )
     lists = {
         name: f"[{each}]" if each and "," in each else each for name, each in (("seeds", seeds), ("device", device))
     }

@@ -16,31 +16,43 @@ if TYPE_CHECKING:
     from hansa.runs.export import Predictions
 
 Folder = Annotated[Path, typer.Argument(help="Run folder.")]
+Model = Annotated[Path, typer.Argument(help="Run folder, or a .safetensors file that was exported from one.")]
 
 
 @report_errors
 def predict(
-    folder: Folder,
+    folder: Model,
     inputs: Annotated[
         Path | None,
         typer.Argument(
-            help="Inputs: .npy, .npz, .safetensors or .csv. By default the test data of the run.", show_default=False
+            help="Inputs: .csv, .npy, .npz or .safetensors. By default the test data of the run.", show_default=False
         ),
     ] = None,
     client: Annotated[
         int | None, typer.Option("--client", help="Use the model of this client, by default on its test rows.", min=0)
+    ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option("--site", help="For columns scaled by site, the name of the client whose statistics are used."),
+    ] = None,
+    preprocessing: Annotated[
+        Path | None,
+        typer.Option("--preprocessing", help="In a federation, the preprocessing.json of the site, for such columns."),
     ] = None,
     to: Annotated[
         Path, typer.Option("--out", "-o", help="Where to write the predictions: .csv, or .npy for raw outputs.")
     ] = Path("predictions.csv"),
     trust: opt.Trust = False,
 ) -> None:
-    """Predict classes or raw outputs for new inputs."""
+    """Predict classes or raw outputs for new inputs.
+
+    Inputs pass through the preprocessing of the run; its training data is not needed.
+    """
     from hansa.runs.export import predict_from_folder
 
     if to.suffix not in (".csv", ".npy"):
         raise HansaError(f"{to}: expected a file name that ends in .csv or .npy.")
-    predictions = predict_from_folder(folder, inputs, client, trust=trust)
+    predictions = predict_from_folder(folder, inputs, client, site=site, preprocessing=preprocessing, trust=trust)
     _write_predictions(to, predictions)
     message = f"{len(predictions.outputs)} rows: {to}"
     classes, targets = predictions.classes, predictions.targets
@@ -70,7 +82,16 @@ def export(
         return
     from hansa.runs import export
 
-    say(f"model: {export.export(folder, to, trust=trust)}")
+    path, record = export.export(folder, to, trust=trust), export.exported_preprocessing(folder)
+    say(f"model: {path}")
+    if record is None:
+        say("preprocessing: not recorded by the run. The file contains the bare model.", "yellow")
+    elif path.suffix == ".onnx":
+        say(f"preprocessing: in the graph ({record.describe()})")
+    else:
+        say(f"preprocessing: {export.sidecar_path(path)} ({record.describe()})")
+        if record.changes_inputs:
+            say("The state dict alone does not preprocess: load both with hansa.load_model.", "yellow")
 
 
 def _write_predictions(path: Path, predictions: Predictions) -> None:
@@ -90,6 +111,9 @@ def _write_predictions(path: Path, predictions: Predictions) -> None:
         return
     if predictions.classes is not None:
         columns, rows = ["prediction"], [[value] for value in predictions.classes.tolist()]
+        names = predictions.class_names
+        if any(name != str(place) for place, name in enumerate(names)):
+            columns, rows = [*columns, "class"], [[value, names[value]] for (value,) in rows]
     else:
         flat = outputs.reshape(len(outputs), -1)
         columns, rows = [f"output_{place}" for place in range(flat.shape[1])], flat.tolist()

@@ -12,8 +12,10 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from hansa.cli import options as opt
 from hansa.cli.console import err, note, out, plain_table, report_errors, say
 from hansa.core.errors import HansaError
+from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -28,13 +30,18 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     page: Annotated[Path, typer.Option("--out", "-o", help="Where to write the report page.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Federated runs",
+    metric: opt.Metric = None,
+    window: opt.Window = WINDOW,
+    target: opt.Target = None,
+    latex: opt.Latex = None,
 ) -> None:
     """Write a report page with the curves, numbers and configurations of runs.
 
     Runs may be unfinished. Runs that differ only in the seed are combined.
     """
     entries, problems = read_entries(runs)
-    print_and_write(list(entries.values()), page, title=title, problems=problems)
+    ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
+    print_and_write(list(entries.values()), page, title=title, problems=problems, **ranked)
 
 
 @report_errors
@@ -93,15 +100,37 @@ def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dic
     return {entry.name: entry for entry in entries}, problems
 
 
-def print_and_write(entries: Sequence[ReportEntry], page: Path, **options: Any) -> None:
+def print_and_write(
+    entries: Sequence[ReportEntry],
+    page: Path,
+    *,
+    metric: str | None = None,
+    window: int = WINDOW,
+    target: float | None = None,
+    latex: Path | None = None,
+    **options: Any,
+) -> None:
     """Print the ranking and write the report page; the options are those of `write_report`."""
     from hansa.study.report import common_target, rank
+    from hansa.study.report.ranking import describe_order
+    from hansa.study.report.sections import comparability_warnings
 
-    target = common_target(entries)
+    target = common_target(entries, metric) if target is None else target
+    ranking = rank(entries, target, metric=metric, window=window)
     console = out()
-    console.print(ranking_table(rank(entries, target), target, console))
-    write_report(entries, page, **options)
+    console.print(ranking_table(ranking, target, console))
+    say(f"ranked {describe_order(ranking)}", "dim")
+    for warning in comparability_warnings(entries, ranking[0].metric):
+        err().print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+    write_report(entries, page, metric=metric, window=window, target=target, **options)
     say(f"\nreport: {page.resolve().as_uri()}")
+    if latex is not None:
+        from hansa.runs.store.io import make_folder, write_file
+        from hansa.study.report.latex import latex_table
+
+        make_folder(latex.parent.resolve())
+        write_file(latex, (latex_table(ranking, target) + "\n").encode())
+        say(f"table: {latex}")
 
 
 def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Config] = (), **options: Any) -> None:
@@ -136,10 +165,19 @@ def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
 
 
 DISPENSABLE = (
-    "wall_seconds", "last5_test_loss", "down_bits", "best_test_accuracy", "peer_bits", "lost", "last5_client_accuracy",
-    "last5_client_loss",
+    "wall_seconds", "test_loss", "global_loss", "down_bits", "best", "peer_bits", "lost", "bits_to_target", "client_",
+    "personal_", "test_",
 )  # fmt: skip
-"""Columns to leave out on narrow terminals, first to last."""
+"""Columns to leave out on narrow terminals, first to last: names, statistics, or prefixes of metrics."""
+
+
+def _is_dispensable(column: RankingColumn, what: str, main: str) -> bool:
+    from hansa.runs.columns import plain_name
+
+    name = plain_name(column.key)
+    if what == "best":
+        return column.statistic == "best"
+    return name != main and (name.startswith(what) if what.endswith("_") else name == what)
 
 
 def ranking_table(ranking: Sequence[RankedEntry], target: float | None, console: Console) -> Table:
@@ -152,14 +190,14 @@ def ranking_table(ranking: Sequence[RankedEntry], target: float | None, console:
         table = _ranking_table(ranking, columns)
         if key is None or Measurement.get(console, unbounded, table).maximum <= console.width:
             break
-        columns = [column for column in columns if column.key != key]
+        columns = [column for column in columns if not _is_dispensable(column, key, ranking[0].metric)]
     return table
 
 
 def _ranking_table(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]) -> Table:
     from hansa.study.report.ranking import best_values, format_cell
 
-    table = plain_table("#", "method", *(column.heading for column in columns), left=("method",), no_wrap=True)
+    table = plain_table("#", "method", *(column.title for column in columns), left=("method",), no_wrap=True)
     table.columns[0].style, table.columns[1].style = "dim", "bold"
     best = best_values(ranking, columns)
     for position, ranked in enumerate(ranking, start=1):

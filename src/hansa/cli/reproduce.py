@@ -29,7 +29,7 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Recipes, papers (cams, hafed, afga, aware), or YAML files of recipes. Without any, list all recipes.",
+            help="Recipes, groups (cams, hafed, afga, aware, flamby, open), or YAML files. Without any, list all.",
             show_default=False,
         ),
     ] = None,
@@ -147,8 +147,8 @@ def show_result(result: RecipeResult) -> None:
             table.add_row(*map(escape, row[:-1]), f"[{style}]{escape(row[-1])}[/]")
         out().print(table)
     for one in result.claims:
-        column = f" ({one.column})" if one.column else ""
-        say(f"{claim_status(one.holds)}: {one.claim.statement}{column}; {one.evidence}")
+        setting = f" ({one.setting})" if one.setting else ""
+        say(f"{claim_status(one.holds)}: {one.claim.statement}{setting}; {one.evidence}")
     for line in (*result.rules, *result.recipe.known_differences):
         say(line, "dim")
 

@@ -13,6 +13,7 @@ from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, note, out, report_errors
 from hansa.cli.show import show_group, summary_table
 from hansa.core.errors import HansaError
+from hansa.runs.metric_facts import main_metric
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -171,7 +172,9 @@ def run_and_summarize(experiment: Experiment, quiet: bool, track: Sequence[str] 
     console = err()
     with InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
         summary = run_experiment(experiment, display, interrupt, track)
-    out().print(summary_table(str(experiment.folder), summary))
+    history = experiment.run.history
+    main = main_metric({name for record in history for name in record}, history.facts)
+    out().print(summary_table(str(experiment.folder), summary, main=main))
     if interrupt.exit_code:
         note(f"interrupted and saved. To resume: hansa resume {experiment.folder}")
         raise typer.Exit(interrupt.exit_code)
@@ -184,14 +187,22 @@ def run_experiment(
     track: Sequence[str] = (),
     title: str | None = None,
     callbacks: Sequence[Callback] = (),
+    *,
+    stopped: bool = False,
 ) -> dict[str, Any]:
-    """Run one experiment until it ends or is interrupted; a failure is reported with its round and folder."""
+    """Run one experiment until it ends or is interrupted; a failure is reported with its round and folder.
+
+    With ``stopped`` the run was ended early by a callback before, and is only saved.
+    """
     from hansa.runs.trackers import build_trackers
+    from hansa.training.execution_mode import describe_kernels
 
     title = experiment.config.title if title is None else title
+    display.print_once(describe_kernels(experiment.run.task))
     progress = display.follow(title, experiment.config.rounds, experiment.run.state.round)
     try:
-        return experiment.execute([progress, *build_trackers(track, experiment), *callbacks, interrupt])
+        watchers: list[Callback] = [progress, *build_trackers(track, experiment), *callbacks, interrupt]
+        return experiment.execute(watchers, stopped=stopped)
     except HansaError as error:
         failed = experiment.run.state.round + 1
         err().print(f"[bold red]failed[/] in round {failed}: {escape(str(error))}", soft_wrap=True)
@@ -217,6 +228,7 @@ def run_entries(
     console = err()
     entries = []
     with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
+        display.expect(sum(count_rounds(item) for item in requested.values() if isinstance(item, Config)))
         for name, item in requested.items():
             if not isinstance(item, Config):
                 entries.append(replace(item, name=name))
@@ -252,8 +264,17 @@ def run_each(
                 )
                 raise typer.Exit(interrupt.exit_code)
             each = each.folder
+        else:
+            display.skip(each.config.rounds)
         entries.append(ReportEntry.from_folder(each.path))
     return ReportEntry.from_seeds(name, entries)
+
+
+def count_rounds(config: Config) -> int:
+    """Return the rounds of all seeds of a configuration."""
+    from hansa.runs.seed_group import expand_seeds
+
+    return config.rounds * len(expand_seeds(config))
 
 
 def run_group(
@@ -271,6 +292,7 @@ def run_group(
     group.write_config(config)
     console = err()
     with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
+        display.expect(count_rounds(config))
         runs = find_or_create_seed_runs(config, group, **options)
         entry = run_each(config.title, runs, True, display, interrupt, track)
     show_group(group, entry)

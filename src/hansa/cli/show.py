@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from hansa.cli import options as opt
 from hansa.cli.console import out, plain_table, report_errors, say, say_json
 from hansa.core.errors import HansaError
-from hansa.runs.columns import OUTCOMES, column_of, lower_is_better
+from hansa.runs.columns import (
+    OUTCOMES,
+    WINDOW,
+    column_of,
+    evaluated_metrics,
+    lower_is_better,
+    split_metric,
+)
+from hansa.runs.metric_facts import NO_FACTS, main_metric, read_facts
+from hansa.runs.metrics import describe_score, summarize
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
@@ -22,22 +32,15 @@ if TYPE_CHECKING:
     from hansa.runs.seed_group import SeedGroupFolder
     from hansa.runs.seed_statistics import SeedStatistics
     from hansa.study.report import ReportEntry
+    from hansa.training.metric_direction import Direction
 
-SUMMARY = (
-    "rounds", "last5_test_accuracy", "best_test_accuracy", "client_accuracy", "client_accuracy_worst",
-    "client_accuracy_std", "personal_accuracy", "test_loss", "global_loss", "loss", "train_loss", "up_bits",
-    "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost",
+COSTS = (
+    "up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost",
 )  # fmt: skip
-"""The numbers of a summary, in order; those that a run does not have are left out."""
-HEADINGS = {
-    "rounds": "rounds",
-    "last5_test_accuracy": "accuracy, mean of last 5",
-    "best_test_accuracy": "best accuracy",
-}
-LAST_ROUNDS = (
-    "round", "test_accuracy", "test_loss", "client_accuracy", "client_accuracy_worst", "personal_accuracy",
-    "train_loss", "diversity", "participants", "lost",
-)  # fmt: skip
+"""The costs of a summary, in order; those that a run does not have are left out."""
+LAST_ROUNDS = ("train_loss", "diversity", "participants", "lost")
+NARROW_WITHOUT = ("asked", "down_bytes", "norm", "up_bytes", "peer_bytes", "loss")
+"""Columns of clients to leave out on narrow terminals, first to last."""
 MAX_CLIENTS = 12
 """Rows of the table of clients: the worst and, if there are more clients, the best."""
 
@@ -46,6 +49,8 @@ MAX_CLIENTS = 12
 def show(
     folder: Annotated[Path, typer.Argument(help="Run folder, or the folder of several seeds.")],
     clients: Annotated[bool, typer.Option("--clients", help="Show single clients, the worst first.")] = False,
+    metric: opt.Metric = None,
+    window: opt.Window = WINDOW,
     as_json: opt.AsJson = False,
 ) -> None:
     """Show the summary, the curve and the last rounds of a run."""
@@ -56,26 +61,32 @@ def show(
     if (group := SeedGroupFolder(folder)).exists:
         from hansa.study.report import ReportEntry
 
-        show_group(group, ReportEntry.from_group(folder), as_json)
+        show_group(group, ReportEntry.from_group(folder), as_json, metric, window)
         return
     run = RunFolder.containing(folder)
     if clients:
-        show_clients(run.by_client(), str(run), as_json)
+        facts = read_facts(run.path)
+        name, better = split_metric(facts.main if metric is None else metric, facts.better)
+        show_clients(run.by_client(), str(run), as_json, name, better)
         return
     config, history = run.config, run.metrics
-    summary = run.summary_of(history)
+    summary = {**run.summary_of(history), **summarize(history, config.evaluate.target, metric=metric, window=window)}
     if as_json:
         say_json({"config": config.model_dump(), "summary": summary})
         return
     console = out()
-    console.print(summary_table(str(run), summary))
+    main = main_metric(history.names, history.facts or NO_FACTS) if metric is None else metric.partition(":")[0]
+    console.print(summary_table(str(run), summary, main=main, window=window))
     if (run / MODEL).is_file():
         run.read_model()  # verifies its hash
-    metric = next((name for name in OUTCOMES if name in history.names), None)
-    if metric is not None:
-        curve = sparkline(list(filter(math.isfinite, history.floats(metric))), 60, console.options.ascii_only)
-        console.print(f"\n{escape(metric.replace('_', ' '))} [cyan]{curve}[/]")
-    shown = [name for name in LAST_ROUNDS if name in history.names]
+    if main in history.names:
+        curve = sparkline(list(filter(math.isfinite, history.floats(main))), 60, console.options.ascii_only)
+        label = main.replace("_", " ")
+        console.print(f"\n{escape(label)} [cyan]{curve}[/]")
+    base = main.rpartition("/")[2].removeprefix("test_")
+    of_clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
+    names = dict.fromkeys(["round", main, f"test_{base}", "test_loss", *of_clients, *LAST_ROUNDS])
+    shown = [name for name in names if name in history.names]
     table = plain_table(*(name.replace("_", " ") for name in shown))
     for record in history[-5:]:
         values = [(name, record.get(name)) for name in shown]
@@ -84,30 +95,54 @@ def show(
         console.print(table)
 
 
+def metric_order(names: Iterable[str], main: str) -> list[str]:
+    """Return the metrics among some names in the order of tables: the main one first, then test metrics, then others.
+
+    >>> metric_order(["train_loss", "client_auc", "client_loss", "test_auc", "test_loss", "round"], "test_auc")
+    ['test_auc', 'test_loss', 'client_auc', 'train_loss']
+    """
+    known, base = set(names), main.rpartition("/")[2].removeprefix("test_")
+    test = [name for name in evaluated_metrics(known) if name.startswith(("test_", "sites_test_"))]
+    sets = [name for name in evaluated_metrics(known) if name.endswith(f"/test_{base}")]
+    clients = (f"client_{base}", f"client_{base}_worst", f"client_{base}_std", f"personal_{base}")
+    return [name for name in dict.fromkeys([main, f"test_{base}", *sets, *test, *clients, *OUTCOMES]) if name in known]
+
+
 def summary_table(
-    title: str, summary: Mapping[str, Any], statistics: Mapping[str, SeedStatistics] | None = None
+    title: str,
+    summary: Mapping[str, Any],
+    statistics: Mapping[str, SeedStatistics] | None = None,
+    *,
+    main: str | None = None,
+    window: int = WINDOW,
 ) -> Table:
-    """Return a run's summary; with several seeds, means and deviations."""
-    from hansa.study.report.ranking import SPREAD_SHOWN
+    """Return a run's summary, each number with what it is: final, best, or mean of the last measurements; with several
+    seeds, means and deviations."""
+    from hansa.study.report.ranking import format_target, shows_spread
 
     statistics = statistics or {}
+    main = main_metric(summary) if main is None else main
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
     table.add_row("run", f"[bold]{escape(title)}[/] ({escape(str(summary.get('status', '?')))})")
-    for key in SUMMARY:
+    numbers = [f"last{window}_{main}", main, f"best_{main}"]
+    numbers += [name for name in metric_order(summary, main) if name != main]
+    for key in ("rounds", *numbers, *COSTS):
         value, column = summary.get(key), column_of(key)
         if value is None or (column.hide_zero and value == 0):
             continue
         write = formats.format_count if key == "rounds" else formats.formatter_of(key)
-        std = statistics[key].std if key in statistics and key.endswith(SPREAD_SHOWN) else None
-        table.add_row(HEADINGS.get(key, column.label), formats.format_mean_std(write, value, std))
+        std = statistics[key].std if key in statistics and shows_spread(key) else None
+        label = column.label if key == "rounds" or key in COSTS else f"{column.label}, {describe_score(key)}"
+        table.add_row(escape(label), formats.format_mean_std(write, value, std))
     if "target" in summary:
-        rounds, over = summary.get("rounds_to_target"), statistics.get("rounds_to_target")
-        text = formats.format_mean_std(formats.format_count, rounds, None if over is None else over.std)
-        if rounds is None and summary.get("reached"):
-            text = f"reached by {summary['reached']} runs"
-        table.add_row(f"rounds to {formats.format_percent(summary['target'])}", text)
+        for key, write in (("rounds_to_target", formats.format_count), ("bits_to_target", formats.format_bits)):
+            value, over = summary.get(key), statistics.get(key)
+            text = formats.format_mean_std(write, value, None if over is None else over.std)
+            if value is None:
+                text = f"reached by {summary['reached']} runs" if summary.get("reached") else "never"
+            table.add_row(f"{key.partition('_')[0]} to {format_target(summary['target'], main)}", text)
     for change in summary.get("accepted_changes") or []:
         table.add_row("accepted change", escape(change))
     for reason, count in (summary.get("lost_by_reason") or {}).items():
@@ -115,13 +150,18 @@ def summary_table(
     return table
 
 
-def show_group(group: SeedGroupFolder, entry: ReportEntry, as_json: bool = False) -> None:
+def show_group(
+    group: SeedGroupFolder,
+    entry: ReportEntry,
+    as_json: bool = False,
+    metric: str | None = None,
+    window: int = WINDOW,
+) -> None:
     """Show the combined numbers of several seeds, and one line for each seed."""
-    from hansa.runs.seed_statistics import summarize_seeds
     from hansa.study.report import rank
-    from hansa.study.report.entries import ranking_metric
 
-    numbers, statistics = summarize_seeds(entry.histories, group.config.evaluate.target)
+    (ranked,) = rank([entry], group.config.evaluate.target, metric=metric, window=window)
+    numbers, statistics = ranked.numbers, ranked.spreads
     if as_json:
         seeds = {str(run.seed): run.summary for run in entry.runs}
         over = {name: each._asdict() for name, each in statistics.items()}
@@ -129,38 +169,57 @@ def show_group(group: SeedGroupFolder, entry: ReportEntry, as_json: bool = False
         return
     status = dict.fromkeys(str(run.summary.get("status", "?")) for run in entry.runs)
     title = f"{group}, {len(entry.runs)} seeds"
-    out().print(summary_table(title, {**numbers, "status": ", ".join(status)}, statistics))
-    metric = ranking_metric(rank([entry]))
-    write = formats.formatter_of(metric)
-    table = plain_table("seed", "rounds", metric.replace("_", " "), "status", left=("status",))
+    summary = {**numbers, "status": ", ".join(status)}
+    out().print(summary_table(title, summary, statistics, main=ranked.metric, window=window))
+    write = formats.formatter_of(ranked.metric)
+    heading = f"{column_of(ranked.metric).label}, {describe_score(ranked.score)}"
+    table = plain_table("seed", "rounds", heading, "status", left=("status",))
     for run in entry.runs:
-        values = run.summary
-        score = write(values.get(f"last5_{metric}"))
-        table.add_row(str(run.seed), str(values["rounds"]), score, str(values.get("status", "?")))
+        values = {**run.summary, **summarize(run.history, metric=metric, window=window)}
+        table.add_row(
+            str(run.seed), str(values["rounds"]), write(values.get(ranked.score)), str(values.get("status", "?"))
+        )
     out().print(table)
 
 
-def show_clients(columns: ClientColumns, title: str, as_json: bool) -> None:
-    """Show one row for each client, the worst first; as JSON, all clients."""
-    from hansa.study.report.client_view import describe_spread, format_client_cell, worst_first
+def show_clients(
+    columns: ClientColumns,
+    title: str,
+    as_json: bool,
+    main: str = "",
+    better: Mapping[str, Direction] | None = None,
+) -> None:
+    """Show one row for each client, the worst first by the metric of the run; as JSON, all clients."""
+    from hansa.study.report.client_view import client_metric, describe_spread, format_client_cell, worst_first
 
     if not columns.rows:
         raise HansaError(f"{title}: no client record: no round has been completed, or the run is from hansa 0.1.")
     if as_json:
-        say_json({name: values.tolist() for name, values in columns.items()})
+        say_json({name: values.tolist() for name, values in columns.with_name_column().items()})
         return
     out().print(f"[bold]{escape(title)}[/]: {len(columns['client'])} clients")
     for name in (*columns.evaluated, "loss"):
-        say(f"  {name.replace('_', ' ')}: {describe_spread(columns, name)}")
-    metric = next(name for name in ("personal_accuracy", "test_accuracy", "test_loss", "loss") if name in columns)
-    rows: list[int | None] = list(worst_first(columns, metric))
+        say(f"  {name.replace('_', ' ')}: {describe_spread(columns, name, better)}")
+    personal = f"personal_{(main or 'test_accuracy').removeprefix('test_')}"
+    metric = client_metric(columns, personal if personal in columns else main) or "loss"
+    rows: list[int | None] = list(worst_first(columns, metric, better))
     if len(rows) > MAX_CLIENTS:
         rows = [*rows[: MAX_CLIENTS // 2], None, *rows[-MAX_CLIENTS // 2 :]]
-    table = plain_table(*(name.replace("_", " ") for name in columns))
-    for row in rows:
-        table.add_row(*("..." if row is None else format_client_cell(name, columns[name][row]) for name in columns))
-    out().print(table)
-    order = "highest" if lower_is_better(metric) else "lowest"
+    shown = {name: values for name, values in columns.with_name_column().items() if name != "peer_bytes" or any(values)}
+    console = out()
+    for left_out in (*NARROW_WITHOUT, None):
+        table = plain_table(*(name.replace("_", " ") for name in shown), left=("name",), no_wrap=True)
+        for row in rows:
+            cells = ("..." if row is None else format_client_cell(name, shown[name][row]) for name in shown)
+            table.add_row(*map(escape, cells))
+        if (
+            left_out is None
+            or Measurement.get(console, console.options.update(width=9999), table).maximum <= console.width
+        ):
+            break
+        shown.pop(left_out, None)
+    console.print(table)
+    order = "highest" if lower_is_better(metric, better) else "lowest"
     say(f"\nsorted by {metric.replace('_', ' ')}, {order} first. All rounds: hansa export RUN -o clients.csv", "dim")
 
 

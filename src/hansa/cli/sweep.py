@@ -17,15 +17,16 @@ from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
 from hansa.cli.report import write_report
 from hansa.cli.run import run_entries, run_experiment
-from hansa.core.errors import HansaError, invalid_argument, suggestion
-from hansa.runs.columns import lower_is_better
+from hansa.core.errors import HansaError, invalid_argument
+from hansa.runs.columns import WINDOW, column_of
+from hansa.runs.metrics import describe_score
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.config import Config
+    from hansa.runs.metric_facts import MetricFacts
     from hansa.runs.search import Axis, RunningTrial, Search
-    from hansa.runs.seed_statistics import SeedStatistics
-    from hansa.study.report import ReportEntry
+    from hansa.study.report import RankedEntry, ReportEntry
     from hansa.study.report.progress import InterruptHandler, ProgressDisplay
 
 SEARCH = "Search"
@@ -35,9 +36,7 @@ class SweepPoint(NamedTuple):
     """A point of the grid with its results: means over its seeds, their spread, and the runs."""
 
     values: dict[str, str]
-    numbers: Mapping[str, Any]
-    statistics: Mapping[str, SeedStatistics]
-    entry: ReportEntry
+    ranked: RankedEntry
 
 
 @report_errors
@@ -48,7 +47,8 @@ def sweep(
         list[str],
         typer.Argument(metavar="KEY=V1,V2,...", help="Keys and their values; for a search also LOW..HIGH[:log]."),
     ],
-    metric: Annotated[str, typer.Option(help="Metric to rank by: the mean of its last five values.")] = "test_accuracy",
+    metric: opt.Metric = None,
+    window: opt.Window = WINDOW,
     sets: opt.Sets = None,
     rounds: opt.Rounds = None,
     seed: opt.Seed = None,
@@ -75,7 +75,8 @@ def sweep(
 
     With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
-    from hansa.runs.seed_statistics import summarize_seeds
+    from hansa.runs.metric_facts import facts_of, scores_test_rows
+    from hansa.study.report.ranking import describe_order
 
     axes, listed = split_seeds(grid)
     if listed is not None and (seed is not None or seeds is not None):
@@ -93,16 +94,22 @@ def sweep(
     elif search != "optuna":
         raise invalid_argument("sweep", "search", search, "optuna")
     else:
-        done, finished = run_search(config, axes, overrides, metric, trials, prune, folder, quiet)
+        done, finished = run_search(config, axes, overrides, metric, window, trials, prune, folder, quiet)
         if not finished:
             raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
         message = f"\n{done.counts()}"
-    ranked = rank_points([SweepPoint(values, *summarize_seeds(e.histories), e) for values, e in finished], metric)
-    _write_points(folder / "results.csv", ranked, metric)
-    _write_runs(folder / "runs.csv", ranked, metric)
+    facts = facts_of(finished[0][1].histories[0])
+    metric = (facts.tuning or None) if metric is None else metric
+    ranked = rank_points(finished, metric, window)
+    _write_points(folder / "results.csv", ranked)
+    _write_runs(folder / "runs.csv", ranked)
     page = folder / "report.html" if report is None else report
-    write_report([entry for _, entry in finished], page, title=f"Sweep of {config}")
-    out().print(_points_table(ranked, metric))
+    options: dict[str, Any] = {"metric": metric, "window": window}
+    write_report([entry for _, entry in finished], page, title=f"Sweep of {config}", **options)
+    out().print(_points_table(ranked))
+    say(f"ranked {describe_order([point.ranked for point in ranked])}", "dim")
+    if warning := scores_test_rows(ranked[0].ranked.metric):
+        note(warning, "yellow")
     best = "  ".join(f"--set {change}" for change in point_changes(ranked[0].values)) or "the only point"
     say(f"{message}\nbest: {best}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}")
 
@@ -188,7 +195,8 @@ def run_search(
     config: Path,
     grid: Sequence[str],
     overrides: Sequence[str],
-    metric: str,
+    metric: str | None,
+    window: int,
     trials: int,
     prune: bool,
     folder: Path,
@@ -196,24 +204,34 @@ def run_search(
 ) -> tuple[Search, list[tuple[dict[str, str], ReportEntry]]]:
     """Run a search, or resume it; return it with the finished points and their runs."""
     from hansa.engine import reuse_workers
+    from hansa.runs.experiment import config_digest
     from hansa.runs.search import DONE, Search
     from hansa.runs.seed_group import expand_seeds
     from hansa.study.report.progress import InterruptHandler, progress_display
 
     base = opt.read_config(config, None, overrides)
     seeds = [each.seed for each in expand_seeds(base)] if base.seeds is not None else [base.seed]
+    facts = _metric_facts(base)
     search = Search(
         parse_axes(grid),
-        metric,
+        facts.tuning if metric is None else metric,
+        better=facts.better,
+        window=window,
         seeds=len(seeds),
         rounds=base.rounds,
         seed=base.seed,
         prune=prune,
         folder=folder,
-        facts={"asked": list(overrides), "of": str(config), "seed_list": seeds},
+        facts={
+            "config": config_digest(base),
+            "evaluate": base.evaluate.model_dump(mode="json", exclude_defaults=True),
+            "links": base.model_dump(mode="json", include={"links"})["links"],
+            "seed_list": seeds,
+        },
     )
     console = err()
     with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
+        display.expect(base.rounds * len(seeds) * (trials - len(search.trials)))
         for trial in search.ask(trials):
             name = point_name(format_point(trial.point))
             requested = opt.read_config(config, None, [*overrides, *point_changes(format_point(trial.point))])
@@ -224,6 +242,16 @@ def run_search(
         name: opt.read_config(config, None, [*overrides, *point_changes(point)]) for name, point in done.items()
     }
     return search, list(zip(done.values(), run_entries(configs, folder, True), strict=True))
+
+
+def _metric_facts(config: Config) -> MetricFacts:
+    """What the task of a configuration states about its metrics."""
+    from hansa.config import build
+    from hansa.runs.metric_facts import MetricFacts
+    from hansa.runs.seed_group import expand_seeds
+
+    first = expand_seeds(config)[0]
+    return MetricFacts.of_task(build.build_task(first, build.load_data(first)))
 
 
 def _run_trial(
@@ -241,7 +269,7 @@ def _run_trial(
             trial.report(each.run.history)
             title = f"{name}, seed {each.config.seed}" if config.seeds is not None else name
             try:
-                run_experiment(each, display, interrupt, title=title, callbacks=[trial])
+                run_experiment(each, display, interrupt, title=title, callbacks=[trial], stopped=trial.pruned)
             except typer.Exit as end:
                 if end.exit_code != FAILED:
                     raise
@@ -259,56 +287,79 @@ def format_point(point: Mapping[str, Any]) -> dict[str, str]:
     return {key: value if isinstance(value, str) else repr(value) for key, value in point.items()}
 
 
-def rank_points(points: Sequence[SweepPoint], metric: str) -> list[SweepPoint]:
+def rank_points(
+    finished: Sequence[tuple[dict[str, str], ReportEntry]], metric: str | None = None, window: int = WINDOW
+) -> list[SweepPoint]:
     """Rank points by their mean over seeds; points without a value for every seed come last."""
-    key = f"last5_{metric}"
-    if all(point.numbers.get(key) is None for point in points):
-        known = {name.removeprefix("last5_") for p in points for name in p.numbers if name.startswith("last5_")}
-        raise HansaError(f"--metric {metric}: no run has it. {suggestion(metric, known)}")
-    sign = 1 if lower_is_better(metric) else -1
-    return sorted(points, key=lambda point: (point.numbers.get(key) is None, sign * (point.numbers.get(key) or 0.0)))
+    from dataclasses import replace
+
+    from hansa.study.report import rank
+
+    entries = [replace(entry, name=str(place)) for place, (_, entry) in enumerate(finished)]
+    return [
+        SweepPoint(finished[int(ranked.entry.name)][0], ranked)
+        for ranked in rank(entries, metric=metric, window=window)
+    ]
 
 
-def _points_table(ranked: Sequence[SweepPoint], metric: str) -> Table:
-    keys = tuple(map(escape, ranked[0].values))
-    seeds = ("seeds",) if any(point.entry.members for point in ranked) else ()
-    table = plain_table(*keys, *seeds, metric.replace("_", " "), "best", "sent", "wall time", left=keys, no_wrap=True)
-    write = formats.formatter_of(metric)
-    for place, (values, numbers, statistics, entry) in enumerate(ranked):
-        cells = [*map(escape, values.values()), *([str(len(entry.runs))] if seeds else [])]
-        for name in (f"last5_{metric}", f"best_{metric}"):
-            std = statistics[name].std if name in statistics else None
-            cells.append(formats.format_mean_std(write, numbers.get(name), std))
-        cells += [formats.format_bits(numbers.get("bits")), formats.format_duration(numbers.get("wall_seconds"))]
+def _points_table(points: Sequence[SweepPoint]) -> Table:
+    first = points[0].ranked
+    keys = tuple(map(escape, points[0].values))
+    seeds = ("seeds",) if any(point.ranked.entry.members for point in points) else ()
+    numbers = _numbers(points)
+    headings = [f"{column_of(first.metric).label}\n{describe_score(name)}" for name in numbers]
+    table = plain_table(*keys, *seeds, *headings, "sent", "wall time", left=keys, no_wrap=True)
+    write = formats.formatter_of(first.metric)
+    for place, (values, ranked) in enumerate(points):
+        cells = [*map(escape, values.values()), *([str(len(ranked.entry.runs))] if seeds else [])]
+        for name in numbers:
+            std = ranked.spreads[name].std if name in ranked.spreads else None
+            cells.append(formats.format_mean_std(write, ranked.numbers.get(name), std))
+        cells.append(formats.format_bits(ranked.numbers.get("bits")))
+        cells.append(formats.format_duration(ranked.numbers.get("wall_seconds")))
         table.add_row(*cells, style="green" if place == 0 else None)
     return table
 
 
-def _columns(metric: str) -> list[str]:
-    return [f"last5_{metric}", f"best_{metric}", metric, "rounds", "bits", "wall_seconds"]
+def _numbers(points: Sequence[SweepPoint]) -> list[str]:
+    """The numbers of the ranking metric, the one that ranks first."""
+    first = points[0].ranked
+    return list(dict.fromkeys([first.score, f"best_{first.metric}", first.metric]))
 
 
-def _write_points(path: Path, ranked: Sequence[SweepPoint], metric: str) -> None:
-    """Write one line for each point: means over its seeds, and the spread of the metric."""
+def _columns(points: Sequence[SweepPoint]) -> dict[str, str]:
+    """The columns of the files, each with the number of a summary that it has."""
+    metric = points[0].ranked.metric
+    columns = {f"final_{metric}" if name == metric else name: name for name in _numbers(points)}
+    return {**columns, "rounds": "rounds", "bits": "bits", "wall_seconds": "wall_seconds"}
+
+
+def _write_points(path: Path, points: Sequence[SweepPoint]) -> None:
+    """Write one line for each point: means over its seeds, and the spread of the score."""
+    columns = _columns(points)
+    score = next(iter(columns))
     lines = []
-    for values, numbers, statistics, entry in ranked:
-        over = statistics.get(f"last5_{metric}")
+    for values, ranked in points:
+        over = ranked.spreads.get(columns[score])
         spread = ["", "", ""] if over is None else [over.std, over.min, over.max]
-        status = "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in entry.runs))
-        means = [numbers.get(name, "") for name in _columns(metric)]
-        lines.append([*values.values(), *means, *spread, len(entry.runs), status])
-    spread_names = [f"{name}_last5_{metric}" for name in ("std", "min", "max")]
-    _write_csv(path, [*ranked[0].values, *_columns(metric), *spread_names, "seeds", "status"], lines)
+        status = "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in ranked.entry.runs))
+        means = [ranked.numbers.get(name, "") for name in columns.values()]
+        lines.append([*values.values(), *means, *spread, len(ranked.entry.runs), status])
+    spread_names = [f"{name}_{score}" for name in ("std", "min", "max")]
+    _write_csv(path, [*points[0].values, *columns, *spread_names, "seeds", "status"], lines)
 
 
-def _write_runs(path: Path, ranked: Sequence[SweepPoint], metric: str) -> None:
+def _write_runs(path: Path, points: Sequence[SweepPoint]) -> None:
     """Write one line for each run."""
-    lines = [
-        [*point.values.values(), run.seed, *(run.summary.get(name, "") for name in _columns(metric))]
-        for point in ranked
-        for run in point.entry.runs
-    ]
-    _write_csv(path, [*ranked[0].values, "seed", *_columns(metric)], lines)
+    from hansa.runs.metrics import summarize
+
+    columns, window, lines = _columns(points), points[0].ranked.window, []
+    stated = f"{points[0].ranked.metric}:{'lower' if points[0].ranked.falls else 'higher'}"
+    for values, ranked in points:
+        for run in ranked.entry.runs:
+            numbers = summarize(run.history, metric=stated, window=window)
+            lines.append([*values.values(), run.seed, *(numbers.get(name, "") for name in columns.values())])
+    _write_csv(path, [*points[0].values, "seed", *columns], lines)
 
 
 def _write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:

@@ -33,8 +33,8 @@ class quantize(Coder):
 
     ``rounding`` is how |x| s/M becomes an integer, with omega = min((b-1)/(4 s^2), sqrt(b)/s) for buckets of b:
 
-    - ``stochastic``: unbiased random rounding, then division by 1 + omega, which makes it a
-      contraction in mean square, q^2 = omega / (1 + omega): the form that error feedback needs.
+    - ``stochastic``: random rounding, then division by 1 + omega, which makes it a contraction in mean square,
+      q^2 = omega / (1 + omega): the form that error feedback needs. It is biased: E C(x) = x / (1 + omega).
     - ``nearest``: to the nearest level; always a contraction, q^2 = w / (1 + w) with w = (b-1)/(4 s^2).
     - ``unbiased``: plain QSGD, E C(x) = x, q^2 = omega, for links without memory; may exceed 1.
 

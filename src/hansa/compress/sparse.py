@@ -17,6 +17,7 @@ from hansa.compress.dense import cast, identity, sign
 from hansa.compress.index_coding import EncodedIndices
 from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, read_kind, write_kind
 from hansa.compress.quantize import quantize
+from hansa.core.counts import floor_share
 from hansa.core.errors import check_fraction, invalid_argument
 from hansa.core.keys import Key
 
@@ -35,7 +36,7 @@ def kept_count(ratio: float, dim: int) -> int:
     >>> kept_count(1 / 64, 11_173_962), kept_count(1 / 64, 10)
     (174593, 1)
     """
-    return max(1, math.floor(ratio * dim))
+    return max(1, floor_share(ratio, dim))
 
 
 def value_coder(component: str, values: object) -> Coder:

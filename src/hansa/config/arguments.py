@@ -17,6 +17,7 @@ SECTION_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "steps": "steps",
         "epochs": "epochs",
         "batch_size": "batch_size",
+        "batches": "batches",
         "momentum": "local_momentum",
         "weight_decay": "weight_decay",
         "max_grad_norm": "max_grad_norm",

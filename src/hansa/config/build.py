@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch.utils import _pytree as trees
 
 from hansa import data
 from hansa.config.registry import ConfigValueError, import_path
-from hansa.config.sections import AUGMENT, LOSS, PARTITION, Config
+from hansa.config.sections import AUGMENT, LOSS, PARTITION, Config, MetricSection
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.training import Task, models, personalise
 from hansa.training.losses import strip_weights
+from hansa.training.metric_direction import higher, lower
 
 CLIENTS = 50
 ALPHA = 0.3
@@ -33,12 +35,15 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 
 def load_data(config: Config, split: data.Split | None = None) -> data.FederatedData:
     """Load the data of a run and partition it, or take the ``split`` of an earlier run."""
-    federated, test_clients = _partition_data(config, split), config.data.test_clients
-    if test_clients is None:
-        return federated
-    return data.with_test_clients(
-        federated, test_clients, config.seed if config.data.seed is None else config.data.seed
-    )
+    federated = _partition_data(config, split)
+    seed = config.seed if config.data.seed is None else config.data.seed
+    if getattr(federated, "redraw", None) is not None:  # of a factory
+        federated = replace(federated.for_seed(seed), redraw=None)
+    if config.data.test_clients is not None:
+        federated = data.with_test_clients(federated, config.data.test_clients, seed)
+    if config.data.validation is not None:
+        federated = data.with_validation(federated, config.data.validation, seed)
+    return federated
 
 
 def _partition_data(config: Config, split: data.Split | None) -> data.FederatedData:
@@ -55,7 +60,10 @@ def _partition_data(config: Config, split: data.Split | None) -> data.FederatedD
             return federated
         dataset = produced
     elif section.name in set(data.dataset_names()) - set(data.DATASETS):  # synthetic data has its own clients
-        return data.federate(section.name, partition, section.clients, seed, section.folder, **section.options)
+        # which rows of one's own files are test rows does not depend on the run's seed
+        own = None if section.name in data.loading.OWNED_DATASETS else seed
+        seed_of_data = own if section.seed is None else section.seed
+        return data.federate(section.name, partition, section.clients, seed_of_data, section.folder, **section.options)
     else:
         known = {name.replace("-", "").replace("_", ""): name for name in data.dataset_names()}
         wanted = section.name.lower().replace("-", "").replace("_", "")
@@ -98,7 +106,7 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
     """Build the task of a run: model, loss and metrics on its data."""
     section = config.model
     metric = None if section.metric is None else import_function("model.metric", section.metric)
-    metrics = {name: import_function(f"model.metrics.{name}", path) for name, path in section.metrics.items()}
+    metrics = {name: _import_metric(name, metric) for name, metric in section.metrics.items()}
     augment = AUGMENT.build(config.data.augment) or ()
     build = partial(
         Task,
@@ -106,24 +114,41 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
         data=federated,
         metric=metric,
         metrics=metrics,
+        main_metric=section.main_metric,
         augment=augment,
         compile=section.compile,
+        evaluation_batch_size=section.evaluation_batch_size,
     )
+    make = model_factory(config, federated)
     if section.factory is not None:
-        task = build(
-            partial(import_function("model.factory", section.factory), **section.options), name=section.factory
-        )
+        task = build(make, name=section.factory)
         if task.dtype == torch.float64 and config.dtype != "float64":
             raise HansaError(
                 f"model.factory: {section.factory} makes a model of float64 parameters, which dtype: {config.dtype} "
                 "would round. Set dtype: float64, or leave .double() out of the factory."
             )
         return task
+    name = section.name if section.name is not None else default_model(federated)
+    return build(make, name=f"{name} on {federated.name}")
+
+
+def model_factory(config: Config, federated: data.FederatedData) -> Callable[[], torch.nn.Module]:
+    """Return the function that builds the model of a configuration for data of this shape and these classes."""
+    section = config.model
+    if section.factory is not None:
+        return partial(import_function("model.factory", section.factory), **section.options)
     if federated.classes is None:
         raise HansaError(f"{federated.name} has no classes, as Hansa's models need: name your own with model.factory.")
     name = section.name if section.name is not None else default_model(federated)
-    make = partial(models.build, name, classes=federated.classes, shape=federated.shape, **section.options)
-    return build(make, name=f"{name} on {federated.name}")
+    return partial(models.build, name, classes=federated.classes, shape=federated.shape, **section.options)
+
+
+def _import_metric(name: str, metric: str | MetricSection) -> Callable[..., Any]:
+    """Import a metric, with the direction that the configuration states."""
+    if isinstance(metric, str):
+        return import_function(f"model.metrics.{name}", metric)
+    function = import_function(f"model.metrics.{name}.function", metric.function)
+    return lower(function) if metric.better == "lower" else higher(function)
 
 
 def default_model(federated: data.FederatedData) -> str:

@@ -31,6 +31,7 @@ from hansa.core.errors import HansaError
 from hansa.core.types import MODEL
 from hansa.gossip import Activity, as_activity, ring
 from hansa.local import epochs, fixed
+from hansa.pace import Pace
 from hansa.sample import Sampler, per_cluster
 from hansa.server import chain
 
@@ -45,11 +46,12 @@ class Composition:
     sampler: Sampler | None
     local: Mapping[str, Any]
     channels: Mapping[str, Mapping[str, Any]]
+    pace: Pace | None = None
 
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm itself."""
-        return self.base.exchange(sampler=self.sampler, local=self.local, channels=self.channels)
+        return self.base.exchange(sampler=self.sampler, local=self.local, channels=self.channels, pace=self.pace)
 
     @property
     def comments(self) -> list[str]:
@@ -62,10 +64,12 @@ class Composition:
         """Python that makes an equal algorithm."""
         writer = PythonWriter()
         text = writer.write_call(self.preset, self.arguments)
-        replacements = {"sampler": self.sampler, "local": self.local, "channels": self.channels}
+        replacements = {"sampler": self.sampler, "local": self.local, "channels": self.channels, "pace": self.pace}
         replaced = {name: value for name, value in replacements.items() if value}
         if list(replaced) == ["local"]:
             text += f".with_local({writer.write_arguments(self.local)})"
+        elif list(replaced) == ["pace"]:
+            text += f".with_pace({writer.write_value(self.pace)})"
         elif list(replaced) == ["channels"] and self.channels.keys() <= self.base.channels.keys():
             text += "".join(
                 f".on({name!r}, {writer.write_arguments(changes)})" for name, changes in self.channels.items()
@@ -103,7 +107,8 @@ def composition(config: Config) -> Composition:
         if not isinstance(base, Algorithm):
             raise HansaError(f"{preset_name(preset)} makes no Algorithm: it made {base!r}.")
         local = composer.local_changes(base)
-    return Composition(preset, composer.arguments, base, composer.sampler, local, _channels(config))
+        pace = _build(Argument("pace", Pace), config.pace, ("pace",))
+    return Composition(preset, composer.arguments, base, composer.sampler, local, _channels(config), pace)
 
 
 class _Composer:
@@ -213,6 +218,8 @@ def _keys_of(config: Config, error: HansaError) -> Keys:
             return section, key
     if error.argument in config.algorithm.own:
         return "algorithm", error.argument
+    if error.argument == "pace" and config.pace is not None:
+        return ("pace",)
     if error.component in _SECTION_OF:
         return _SECTION_OF[error.component], error.argument
     if error.component == "channels" and error.argument in config.channels:

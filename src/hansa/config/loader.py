@@ -77,9 +77,10 @@ def code_names(config: Config) -> list[str]:
     ['mine:Net', 'mine:often']
     """
     data, model = config.data, config.model
-    named = [data.factory, data.partition, data.augment, model.factory, model.loss, model.metric, model.metrics]
+    metrics = model.model_dump(include={"metrics"})
+    named = [data.factory, data.partition, data.augment, model.factory, model.loss, model.metric, metrics]
     sections = {"algorithm", "local", "server", "sample", "gossip", "compress", "uplink", "downlink", "aggregate",
-                "channels", "faults", "links"}  # fmt: skip
+                "channels", "faults", "links", "pace", "profile"}  # fmt: skip
     return list(dict.fromkeys([*named_code(named), *named_code(config.model_dump(include=sections))]))
 
 

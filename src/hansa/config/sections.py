@@ -14,14 +14,15 @@ from hansa.config.registry.fields import BUILD_COMPONENTS
 from hansa.config.registry.import_path import named_code
 from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.errors import short_repr, suggestion
+from hansa.core.schedule import Rate
 from hansa.data import Partition
 from hansa.gossip import Activity, Topology
-from hansa.local import LocalWork, Solver, blocks
+from hansa.local import Batches, LocalWork, Solver, blocks
+from hansa.pace import Pace, Profile
 from hansa.presets import Clusters
 from hansa.rounds.faults import faults
 from hansa.rounds.ledger import LinkModel
 from hansa.sample import Sampler
-from hansa.schedule import Rate
 from hansa.server import ServerTransform
 from hansa.training.augment import Augmentation
 from hansa.training.losses import Loss
@@ -34,6 +35,7 @@ FAULTS = component_field(faults)
 LINKS = component_field(LinkModel)
 LOSS = component_field(Loss)
 PARTITION = component_field(Partition)
+PROFILE = component_field(Profile)
 
 
 class ConfigSection(BaseModel):
@@ -52,10 +54,13 @@ class DataSection(ConfigSection):
     partition: Annotated[Any, PARTITION] = None
     """How samples are assigned to clients; by default Dirichlet(0.3), or the data's own clients."""
     seed: NonNegative | None = None
-    """The seed of the partition; by default the run's seed."""
+    """The seed of the partition; by default the run's seed. A number fixes the clients' rows for all seeds."""
     test_clients: Literal["labels"] | Annotated[float, Field(gt=0, lt=1)] | None = None
     """The owners of test rows, for per-client evaluation: `labels` assigns them by the clients' training labels; a
     fraction such as 0.2 holds out that part of each client's rows as the test set; by default the data's own owners."""
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The part of each client's training rows that is taken out to score hyperparameters on, such as 0.1; reported as
+    validation/test_accuracy and so on. `hansa sweep` then ranks by it, not by the test rows."""
     folder: str | None = None
     """The folder of the files; by default HANSA_DATA, or the platform's cache folder."""
     augment: Annotated[Any, AUGMENT] = None
@@ -74,6 +79,15 @@ class DataSection(ConfigSection):
         return self
 
 
+class MetricSection(ConfigSection):
+    """A metric and its direction."""
+
+    function: str
+    """Your MODULE:FUNCTION of all test outputs and targets."""
+    better: Literal["lower", "higher"]
+    """Whether a smaller or a larger value is better."""
+
+
 class ModelSection(ConfigSection):
     """The model: one of Hansa's, or your own."""
 
@@ -88,10 +102,16 @@ class ModelSection(ConfigSection):
     cross_entropy for class targets, mse for others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
     compile: bool = False
     """Whether to use torch.compile where the model is trained eagerly; results then differ in their last bits."""
+    evaluation_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows per batch in evaluation; by default 500, or fewer if their intermediate results exceed one GiB."""
     metric: str | None = None
     """Your MODULE:FUNCTION of (output, target) that returns hits, reported as test_accuracy."""
-    metrics: dict[str, str] = {}
-    """Metrics by name, each a MODULE:FUNCTION of all test outputs and targets, reported as test_NAME."""
+    metrics: dict[str, str | MetricSection] = {}
+    """Metrics by name, each a MODULE:FUNCTION of all test outputs and targets, reported as test_NAME. A name that does
+    not say whether a larger value is better, as rmse and auc do, needs {function: MODULE:FUNCTION, better: lower}."""
+    main_metric: str | None = None
+    """The metric that runs are ranked by: accuracy, loss, or one of metrics; by default accuracy if there is one, else
+    the first of metrics, else the loss."""
 
     @field_validator("loss")
     @classmethod
@@ -133,6 +153,8 @@ class LocalSection(ConfigSection):
     """Epochs over a client's data per round, instead of steps."""
     batch_size: Positive | Literal["all"] | None = None
     """The batch size; `all` uses all samples of a client."""
+    batches: Annotated[Any, component_field(Batches)] = None
+    """Batches at the end of a pass: full, short (smaller) or drop; continued passes across rounds; or a component."""
     momentum: float | None = None
     """Momentum of the local steps."""
     weight_decay: float | None = None
@@ -204,7 +226,7 @@ class GossipSection(ConfigSection):
     """Gossip between local steps. A preset without gossip of its own uses a ring by default."""
 
     topology: Annotated[Any, component_field(Topology)] = None
-    """The communication graph inside a cluster."""
+    """The communication graph inside a cluster, or a list with one for each cluster."""
     clusters: Annotated[Any, component_field(Clusters)] = None
     """The number of clusters, the clients of each, or a clustering."""
     reporters: Annotated[Any, component_field(int | float | Sampler)] = None
@@ -352,6 +374,12 @@ class Config(ConfigSection):
     server: ServerSection = ServerSection()
     sample: Annotated[Any, component_field(Sampler)] = None
     """The sampler of participants: {participation: 0.1}, {count: 10}, or another one."""
+    pace: Annotated[Any, component_field(Pace)] = None
+    """Which updates a server step waits for: {kind: deadline, seconds: 60}, {kind: overselect, factor: 1.3},
+    {kind: buffered, size: 10, concurrency: 100}; by default that of the preset."""
+    profile: Annotated[Any, PROFILE] = None
+    """Speeds and availability of the clients' devices, for the virtual clock: {step_seconds: 0.1, up_bandwidth: 1e6},
+    each a number or a distribution; {kind: tiers, ...}; or {kind: device_table, path: devices.csv}."""
     gossip: GossipSection = GossipSection()
     compress: CompressSection = CompressSection()
     uplink: Annotated[Any, component_field(Uplink)] = None

@@ -100,6 +100,8 @@ class RoundContext:
     population: Population
     clients: tuple[int, ...]
     rows: RowReader | None = None
+    staleness: tuple[int, ...] = ()
+    """The staleness of each accepted update, in the order of ``clients``; empty if all are of the newest version."""
 
     @property
     def count(self) -> int:
@@ -111,12 +113,19 @@ class RoundContext:
         """Accepted updates over the population, M/N."""
         return len(self.clients) / self.population.count
 
+    @property
+    def max_staleness(self) -> int:
+        """The largest staleness of an accepted update."""
+        return max(self.staleness, default=0)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
     """One accepted update with the id of its client.
 
-    ``loss`` is the mean training loss reported with it, or None if no loss was computed.
+    ``loss`` is the mean training loss reported with it, or None if no loss was computed. ``staleness`` is the number of
+    server steps since the version that it started from, and ``arrival`` its place among the arrivals of an asynchronous
+    step.
     """
 
     client: int
@@ -125,13 +134,21 @@ class Update:
     samples: int
     steps: float
     loss: float | None = None
+    staleness: int = 0
+    arrival: int = 0
+
+    @property
+    def base_change(self) -> Vector | None:
+        """The version that it started from minus the server's vector; None if they are the same."""
+        return None
 
 
 class EncodedUpdate(Update):
     """An update kept in encoded form; its vector is decoded on each access and not cached."""
 
-    __slots__ = ("_decode",)
+    __slots__ = ("_base_change", "_decode")
     _decode: Callable[[], Vector]
+    _base_change: Callable[[], Vector] | None
 
     def __init__(
         self,
@@ -141,17 +158,27 @@ class EncodedUpdate(Update):
         samples: int,
         steps: float,
         loss: float | None = None,
+        staleness: int = 0,
+        arrival: int = 0,
+        base_change: Callable[[], Vector] | None = None,
     ) -> None:
-        fields = (("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps), ("loss", loss))
+        fields = (
+            ("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps), ("loss", loss),
+            ("staleness", staleness), ("arrival", arrival), ("_decode", decode), ("_base_change", base_change),
+        )  # fmt: skip
         for name, value in fields:
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_decode", decode)
 
     @property
     def vector(self) -> Vector:
         return self._decode()
 
+    @property
+    def base_change(self) -> Vector | None:
+        return None if self._base_change is None else self._base_change()
+
 
 def in_client_order(updates: Sequence[Update]) -> list[Update]:
-    """Return the updates sorted by client, so that results do not depend on arrival order."""
-    return sorted(updates, key=lambda update: update.client)
+    """Return the updates sorted by client, so that results do not depend on the engine; those of an asynchronous step
+    in the order of their arrival on the virtual clock."""
+    return sorted(updates, key=lambda update: (update.arrival, update.client))

@@ -6,8 +6,8 @@ from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.data.arrays import dataset, from_arrays, from_dataset, from_hf
-    from hansa.data.client_tests import with_test_clients
-    from hansa.data.csv_folder import from_csv_folder
+    from hansa.data.client_tests import with_test_clients, with_validation
+    from hansa.data.csv_folder import from_csv_folder, infer_schema
     from hansa.data.downloads import download
     from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
     from hansa.data.files import DataError, MissingFileError, data_folder
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
         shards,
         subsample,
     )
+    from hansa.data.schema.columns import SplitColumn, TableColumn
+    from hansa.data.schema.encoding import SchemaMisfitError, TableEncoding
+    from hansa.data.schema.from_sklearn import schema_from_sklearn
+    from hansa.data.schema.table_schema import Schema
     from hansa.data.sources import DATASETS, DatasetInfo, dataset_info
     from hansa.data.split import Split, load_split, save_split, saved_split
     from hansa.data.summary import Summary, label_counts
@@ -44,8 +48,13 @@ __all__ = [
     "MemmapArray",
     "MissingFileError",
     "Partition",
+    "Schema",
+    "SchemaMisfitError",
     "Split",
+    "SplitColumn",
     "Summary",
+    "TableColumn",
+    "TableEncoding",
     "apply_split",
     "check_files",
     "data_folder",
@@ -65,6 +74,7 @@ __all__ = [
     "from_memmap",
     "heterogeneity_setting",
     "iid",
+    "infer_schema",
     "is_present",
     "label_counts",
     "load",
@@ -74,11 +84,13 @@ __all__ = [
     "quantity_skew",
     "save_split",
     "saved_split",
+    "schema_from_sklearn",
     "shards",
     "subsample",
     "synthetic",
     "two_gaussians",
     "with_test_clients",
+    "with_validation",
 ]
 
 if not TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from hansa.core.errors import HansaError, suggestion
 from hansa.data.client_tests import assign_test_clients
 from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
-from hansa.data.owners import parse_clients
+from hansa.data.owners import owner_column, parse_clients
 from hansa.data.partitions import Partition, iid, natural
 from hansa.data.split import Split
 from hansa.training.losses import WeightedTargets
@@ -30,7 +30,7 @@ def from_arrays(
     *,
     clients: Clients,
     partition: Partition | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     test: tuple[Any, ...] | None = None,
     test_clients: Any = None,
     weights: Any = None,
@@ -48,7 +48,7 @@ def from_arrays(
         clients: The number of clients, the client of every row (numbers from 0 or names, as an array, a list, a tuple
             or a pandas Series), or one list of row numbers per client.
         partition: How rows are assigned to a number of clients; default iid.
-        seed: Seed of the partition.
+        seed: Seed of the partition; by default it follows the seed of the run.
         test: The test set, (x, y) or (x, y, weights).
         test_clients: The client of every test row, as in ``clients`` (-1 for none), for per-client evaluation; or
             ``"labels"`` or a fraction, as in `with_test_clients`.
@@ -121,7 +121,7 @@ def from_dataset(
     *,
     clients: Clients,
     partition: Partition | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     test: Any = None,
     classes: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -135,7 +135,7 @@ def from_dataset(
         data: The dataset.
         clients: As in `from_arrays`.
         partition: How rows are assigned to a number of clients; default iid.
-        seed: Seed of the partition.
+        seed: Seed of the partition; by default it follows the seed of the run.
         test: The test set, a dataset of pairs.
         classes: Number of classes; by default from the targets.
         dtype: Floating-point type of inputs and targets.
@@ -161,7 +161,7 @@ def from_hf(
     clients: Clients | None = None,
     client_column: str | None = None,
     partition: Partition | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     test: Any = None,
     classes: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -176,7 +176,7 @@ def from_hf(
         clients: As in `from_arrays`; not needed with ``client_column``.
         client_column: Column whose values are the clients; they own the test rows with the same value.
         partition: How rows are assigned to a number of clients; default iid.
-        seed: Seed of the partition.
+        seed: Seed of the partition; by default it follows the seed of the run.
         test: The test set, a dataset; by default the split ``test``.
         classes: Number of classes; by default from the features or the targets.
         dtype: Floating-point type of inputs and targets.
@@ -224,7 +224,7 @@ def _positions(owners: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> np
     return np.where(owners[position] == values, position, -1).astype(np.int64)
 
 
-def assign_clients(data: Dataset, clients: Clients, partition: Partition | None, seed: int) -> FederatedData:
+def assign_clients(data: Dataset, clients: Clients, partition: Partition | None, seed: int | None) -> FederatedData:
     """Return the data set assigned to clients, in any form of `from_arrays`."""
     if isinstance(clients, (int, np.integer)) and not isinstance(clients, bool):
         clients = int(clients)
@@ -235,7 +235,11 @@ def assign_clients(data: Dataset, clients: Clients, partition: Partition | None,
         )
     if isinstance(clients, Split):
         return apply_split(data, clients)
-    return apply_split(data, parse_clients(data.name, clients, data.rows))
+    federated = apply_split(data, parse_clients(data.name, clients, data.rows))
+    owners = owner_column(data.name, clients, "clients")
+    if owners is None or owners.dtype.kind != "U":
+        return federated
+    return replace(federated, client_names=tuple(map(str, np.unique(owners))))
 
 
 def _check_weights(name: str, values: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.data.files import DataError, data_folder, ensure_writable, invalid_file
+from hansa.data.hospital_tables import write_hospital_tables
 from hansa.data.loading import check_files
 from hansa.data.sources import DatasetInfo, RemoteFile, dataset_info
 
@@ -64,6 +65,10 @@ def download(
     """
     info = dataset_info(name) if isinstance(name, str) else name
     root = data_folder(folder)
+    if info.layout == "tables":  # embedded, and of use as files too
+        ensure_writable(root)
+        write_hospital_tables(root / info.folder)
+        return root
     if info.layout == "embedded" or all(status.state == "ok" for status in check_files(info, root)):
         return root
     if not info.downloads:

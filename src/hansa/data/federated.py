@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data.partitions import Partition
+from hansa.data.schema.encoding import TableEncoding
+from hansa.data.schema.table_schema import Schema
 from hansa.data.split import Split, count_rows, saved_split
 from hansa.data.summary import Summary, label_counts, summarize_split
 from hansa.training.losses import strip_weights
@@ -33,6 +37,7 @@ class Dataset:
         group_names: Names of the natural owners.
         class_names: Names of the classes.
         test_groups: The natural owner of each test row.
+        encoding: For tables, the schema by which they were encoded.
 
     >>> Dataset("mine", torch.rand(4, 2), torch.tensor([0, 1, 0, 1])).classes
     """
@@ -47,6 +52,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     test_groups: torch.Tensor | None = None
+    encoding: TableEncoding | None = None
 
     def __post_init__(self) -> None:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
@@ -66,6 +72,19 @@ class Dataset:
         return _shape(self.name, self.inputs)
 
 
+class Redraw(NamedTuple):
+    """How federated data is drawn with another seed, and the content that was drawn with seed 0."""
+
+    draw: Callable[[int], FederatedData]
+    content: tuple[Any, ...]
+
+    @staticmethod
+    def content_of(data: FederatedData) -> tuple[Any, ...]:
+        """Return what a draw decides; data in which it was replaced is no longer that draw."""
+        return (data.inputs, data.targets, data.index, data.offsets, data.test_inputs, data.test_targets,
+                data.test_owners, data.validation_targets)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FederatedData:
     """Data of many clients, which share the tensors of one data set.
@@ -80,6 +99,11 @@ class FederatedData:
         classes: Number of classes, if targets are class numbers.
         name: Name of the data set.
         test_owners: The client of each test row, -1 for none; with it each client is also evaluated on its own rows.
+        client_names: Names of the clients, such as those of their files; none if they have no names.
+        encoding: For tables, the schema by which they were encoded.
+        validation_inputs: Inputs of the validation rows, which tuning is scored on; see `with_validation`.
+        validation_targets: Targets of the validation rows.
+        redraw: Draws the clients again with the seed of a run; None if they are fixed.
 
     >>> data = FederatedData(torch.randn(4, 2), torch.tensor([0, 1, 1, 0]), torch.tensor([3, 0, 1]),
     ...                      torch.tensor([0, 2, 3]), classes=2, name="tiny")
@@ -96,11 +120,18 @@ class FederatedData:
     classes: int | None = None
     name: str = "data"
     test_owners: torch.Tensor | None = None
+    client_names: tuple[str, ...] = ()
+    encoding: TableEncoding | None = None
+    validation_inputs: Any = None
+    validation_targets: Any = None
+    redraw: Redraw | None = None
 
     def __post_init__(self) -> None:
         _check_pair(self.name, "inputs", self.inputs, "targets", self.targets, self.classes)
         _check_test(self.name, self.inputs, self.test_inputs, self.test_targets, self.classes)
         _check_owners(self.name, self.test_owners, self.test_targets, self.population)
+        if self.client_names and len(self.client_names) != self.population:
+            raise HansaError(f"{self.name}: {len(self.client_names)} names for {self.population} clients.")
         rows = self.split.index
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count_rows(self.inputs)):
             raise HansaError(
@@ -119,6 +150,30 @@ class FederatedData:
         lines = "".join(f"<div>{escape(line)}</div>" for line in str(self.summary()).splitlines())
         return f"<div><b>{escape(repr(self))}</b>{lines}</div>"
 
+    def for_seed(self, seed: int) -> FederatedData:
+        """Return the data with the clients that a run's seed draws; itself if they are fixed, or drawn with this seed.
+
+        Args:
+            seed: The seed of a run.
+
+        >>> from hansa.data import dirichlet, federate
+        >>> follows, fixed = federate("fashion-mini", clients=5), federate("fashion-mini", clients=5, seed=0)
+        >>> follows.for_seed(1) is follows, fixed.for_seed(1) is fixed, follows.for_seed(0) is follows
+        (False, True, True)
+        """
+        if seed == 0 or self.redraw is None:
+            return self
+        same = all(a is b for a, b in zip(self.redraw.content, Redraw.content_of(self), strict=True))
+        return self.redraw.draw(seed) if same else self
+
+    def following(self, draw: Callable[[int], FederatedData]) -> FederatedData:
+        """Return the data, which was drawn with seed 0, such that runs draw it with their own seeds.
+
+        Args:
+            draw: Returns the data of a seed.
+        """
+        return replace(self, redraw=Redraw(draw, Redraw.content_of(self)))
+
     @property
     def split(self) -> Split:
         """The rows of each client."""
@@ -128,6 +183,11 @@ class FederatedData:
     def population(self) -> int:
         """Number of clients."""
         return len(self.offsets) - 1
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema of tables."""
+        return None if self.encoding is None else self.encoding.schema
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -166,19 +226,24 @@ class FederatedData:
         return summarize_split(self.split, self.label_counts() if self.labelled else None)
 
 
-def partition_dataset(data: Dataset, partition: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
+def partition_dataset(
+    data: Dataset, partition: Partition, clients: int | None = None, seed: int | None = None
+) -> FederatedData:
     """Assign the rows of a data set to clients. The clients share its tensors; nothing is copied.
 
     Args:
         data: The data set.
         partition: How rows are assigned, such as ``dirichlet(0.3)``.
         clients: Number of clients; None for a partition that has its own.
-        seed: Seed of the partition.
+        seed: Seed of the partition; by default it follows the seed of the run.
 
     >>> from hansa.data import iid
     >>> partition_dataset(Dataset("mine", torch.rand(6, 2), torch.arange(6) % 2), iid(), clients=3).population
     3
     """
+    if seed is None:
+        drawn = partition_dataset(data, partition, clients, 0)
+        return drawn.following(partial(partition_dataset, data, partition, clients))
     key, labels = Key(seed).child("partition"), strip_weights(data.targets)
     if not isinstance(labels, torch.Tensor):  # only the number of rows is known
         labels = torch.zeros(count_rows(labels))
@@ -213,22 +278,42 @@ def apply_split(data: Dataset, split: Split) -> FederatedData:
         classes=data.classes,
         name=data.name,
         test_owners=_test_owners(data, split),
+        client_names=_client_names(data, split),
+        encoding=data.encoding,
     )
 
 
 def _test_owners(data: Dataset, split: Split) -> torch.Tensor | None:
     """Return the client of each test row if every client is one natural owner, otherwise None."""
-    if data.groups is None or data.test_groups is None:
+    if data.test_groups is None or (owners := _owner_of_each_client(data, split)) is None:
+        return None
+    first, clients = owners
+    largest = max(int(first.max()), int(data.test_groups.max()))
+    client_of = torch.full((largest + 2,), -1)  # the last entry is for owner -1
+    client_of[first] = clients
+    return client_of[data.test_groups]
+
+
+def _client_names(data: Dataset, split: Split) -> tuple[str, ...]:
+    """Return the names of the clients if each is one natural owner with a name, otherwise none."""
+    if not data.group_names or (owners := _owner_of_each_client(data, split)) is None:
+        return ()
+    first, clients = owners
+    if len(clients) < split.population or int(first.max()) >= len(data.group_names):
+        return ()
+    return tuple(data.group_names[owner] for owner in first.tolist())
+
+
+def _owner_of_each_client(data: Dataset, split: Split) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the natural owners of the clients with samples, and these clients; None unless each is one owner."""
+    if data.groups is None:
         return None
     groups, clients = data.groups[split.index], torch.nonzero(split.sizes).squeeze(1)
     first = groups[split.offsets[clients]]
     one_owner_each = bool((groups == torch.repeat_interleave(first, split.sizes[clients])).all())
     if not one_owner_each or len(torch.unique(first)) < len(first) or int(first.min()) < 0:
         return None
-    largest = max(int(first.max()), int(data.test_groups.max()))
-    client_of = torch.full((largest + 2,), -1)  # the last entry is for owner -1
-    client_of[first] = clients
-    return client_of[data.test_groups]
+    return first, clients
 
 
 def _shape(name: str, inputs: Any) -> tuple[int, ...]:

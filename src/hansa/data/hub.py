@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hansa.core.counts import floor_share
 from hansa.core.errors import HansaError, check_decay, check_integer, invalid_argument, short_repr, suggestion
 from hansa.core.keys import Key
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
@@ -117,7 +118,7 @@ def _choose_test_rows(
     bounds = np.searchsorted(groups[order], np.arange(len(names) + 1))
     for owner, user in enumerate(names):
         rows = order[bounds[owner] : bounds[owner + 1]]
-        count = int(fraction * len(rows))
+        count = floor_share(fraction, len(rows))
         if name == "femnist":
             is_test[rows[Key(0).child("femnist test", str(user)).numpy().permutation(len(rows))[:count]]] = True
         else:

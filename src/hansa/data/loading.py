@@ -16,6 +16,7 @@ from hansa.core.errors import HansaError
 from hansa.data.embedded import ASSET, read_embedded
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
 from hansa.data.files import DataError, MissingFileError, data_folder, invalid_file
+from hansa.data.hospital_tables import HEART_ASSET, load_hospitals, read_hospital_tables
 from hansa.data.partitions import Partition, dirichlet, natural
 from hansa.data.readers.cifar import read_cifar
 from hansa.data.readers.idx import read_idx
@@ -28,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 _CHUNK = 500
 SYNTHETIC_DATASETS: dict[str, Callable[..., FederatedData]] = {"two-gaussians": two_gaussians, "synthetic": synthetic}
 OWNED_DATASETS = {
-    "csv-folder": "A folder of CSV files, one per client: folder, and as options target, test, drop, kind, ...",
+    "csv-folder": "A folder of CSV files, one per client: folder, and as options schema, or target, test, drop, ...",
     "hub-femnist": "FEMNIST by writer from the Hugging Face hub (hansa[datasets]): options owners, test, source",
     "hub-shakespeare": "Shakespeare by role from the Hugging Face hub (hansa[datasets]): options owners, test, source",
 }
@@ -60,13 +61,15 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
         name: Name of the data set, or its `DatasetInfo`.
         folder: The data folder; see `data_folder` for the default.
         **options: For images ``normalize=False`` keeps values from 0 to 1, for augmentations before the normalisation;
-            for Shakespeare ``stride``, ``test_stride`` and ``test_fraction``.
+            for Shakespeare ``stride``, ``test_stride`` and ``test_fraction``; for tables ``test``.
 
     >>> data = load("fashion-mini")
     >>> tuple(data.inputs.shape), tuple(data.test_inputs.shape), data.classes
     ((10000, 1, 28, 28), (2000, 1, 28, 28), 10)
     """
     info = dataset_info(name) if isinstance(name, str) else name
+    if info.layout == "tables":
+        return _load_tables(info, options)
     if info.layout != "shakespeare":
         info = _apply_normalize(info, options)
     root = data_folder(folder)
@@ -96,7 +99,7 @@ def federate(
     name: str,
     partition: Partition | None = None,
     clients: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     folder: Path | str | None = None,
     **options: Any,
 ) -> FederatedData:
@@ -106,7 +109,8 @@ def federate(
         name: Name of the data set; `dataset_names` lists them.
         partition: How rows are assigned; by default natural owners if there are any, otherwise ``dirichlet(0.3)``.
         clients: Number of clients.
-        seed: Seed of the partition or of the synthetic data.
+        seed: Seed of the partition or of the synthetic data; by default it follows the seed of the run. For files of
+            your own, the seed of the choice of test rows, 0 by default.
         folder: The data folder; see `data_folder` for the default.
         **options: Further arguments of `load`, of the synthetic data set, `from_csv_folder` or `from_hub`.
 
@@ -120,17 +124,25 @@ def federate(
             raise HansaError(f"{name}: has its own clients and cannot be partitioned by {partition!r}.")
         arguments = options if clients is None else {**options, "clients": clients}
         try:
+            if seed is None:
+                drawn: FederatedData = SYNTHETIC_DATASETS[name](seed=0, **arguments)
+                follow = partial(_draw_synthetic, name, arguments)
+                return drawn.following(follow) if isinstance(drawn, FederatedData) else drawn
             return SYNTHETIC_DATASETS[name](seed=seed, **arguments)
         except TypeError as error:
             raise HansaError(f"{name}: {error}.") from None
     if name in OWNED_DATASETS:
         if (partition is not None and not isinstance(partition, natural)) or clients is not None:
             raise HansaError(f"{name}: its rows already have owners: omit partition and clients.")
-        return _load_owned(name, folder, seed, options)
+        return _load_owned(name, folder, 0 if seed is None else seed, options)
     data = load(dataset_info(name, also=[*SYNTHETIC_DATASETS, *OWNED_DATASETS]), folder, **options)
     if partition is None:
         partition = natural() if data.groups is not None else dirichlet(0.3)
     return partition_dataset(data, partition, clients, seed)
+
+
+def _draw_synthetic(name: str, arguments: dict[str, Any], seed: int) -> FederatedData:
+    return SYNTHETIC_DATASETS[name](seed=seed, **arguments)
 
 
 def dataset_names() -> list[str]:
@@ -156,6 +168,8 @@ def check_files(name: str | DatasetInfo, folder: Path | str | None = None) -> tu
     root = data_folder(folder)
     if info.layout == "embedded":
         return (_check_file(ASSET, read_embedded),)
+    if info.layout == "tables":
+        return (_check_file(HEART_ASSET, read_hospital_tables),)
     if info.layout == "idx":
         return tuple(_check_file(root / file.path, partial(_read_idx, root, info, file)) for file in info.files)
     if info.layout == "cifar":
@@ -179,7 +193,7 @@ def is_present(name: str | DatasetInfo, folder: Path | str | None = None) -> boo
         paths = [root / file.path for file in info.files]
         return all(path.is_file() or path.with_name(path.name + ".gz").is_file() for path in paths)
     path = root / info.folder
-    return info.layout == "embedded" or (path.is_dir() and any(path.iterdir()))
+    return info.layout in ("embedded", "tables") or (path.is_dir() and any(path.iterdir()))
 
 
 def _check_file(path: Path | str, read: Callable[[], object]) -> FileStatus:
@@ -252,6 +266,13 @@ def _load_owned(name: str, folder: Path | str | None, seed: int, options: dict[s
         return from_hub(name.removeprefix("hub-"), **options)
     except TypeError as error:
         raise HansaError(f"{name}: {error}.") from None
+
+
+def _load_tables(info: DatasetInfo, options: dict[str, Any]) -> Dataset:
+    try:
+        return load_hospitals(info.name, **options)
+    except TypeError as error:
+        raise HansaError(f"{info.name}: {error}. It takes test, the fraction of each hospital's test rows.") from None
 
 
 def _load_femnist(root: Path, info: DatasetInfo) -> Dataset:

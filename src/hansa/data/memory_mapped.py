@@ -97,7 +97,12 @@ class MemmapArray:
 
 
 def from_memmap(
-    folder: Path | str, *, clients: Any = None, partition: Any = None, seed: int = 0, classes: int | None = None
+    folder: Path | str,
+    *,
+    clients: Any = None,
+    partition: Any = None,
+    seed: int | None = None,
+    classes: int | None = None,
 ) -> FederatedData:
     """Federated data from arrays that stay on disk.
 
@@ -109,7 +114,7 @@ def from_memmap(
         folder: A folder of .npy files, or one .safetensors file.
         clients: As in `from_arrays`; by default the array ``owners``.
         partition: How rows are assigned to a number of clients; default iid.
-        seed: Seed of the partition.
+        seed: Seed of the partition; by default it follows the seed of the run.
         classes: Number of classes; by default from the targets.
 
     >>> import tempfile

@@ -13,6 +13,7 @@ from torch.utils import _pytree as trees
 from hansa.core.errors import HansaError, check_integer, short_repr
 from hansa.core.keys import Key
 from hansa.data.arrays import Clients, as_inputs, as_targets
+from hansa.data.client_tests import test_owner_numbers
 from hansa.data.owners import parse_clients
 from hansa.data.partitions import Partition, iid, natural, quantity_skew
 from hansa.data.split import Split
@@ -137,7 +138,16 @@ class CollatedData:
     2
     """
 
-    def __init__(self, items: Any, collate_fn: CollateFunction, split: Split, test: Any, name: str) -> None:
+    def __init__(
+        self,
+        items: Any,
+        collate_fn: CollateFunction,
+        split: Split,
+        test: Any,
+        name: str,
+        test_owners: torch.Tensor | None = None,
+    ) -> None:
+        self.test_owners = test_owners
         self.items, self.collate_fn, self.split, self.test, self.name = items, collate_fn, split, test, name
         self.population, self.classes, self.sizes = split.population, None, split.sizes
         self.test_count = 0 if test is None else len(test)
@@ -195,6 +205,7 @@ def from_items(
     seed: int = 0,
     labels: Any = None,
     test: Any = None,
+    test_clients: Any = None,
     name: str | None = None,
 ) -> CollatedData:
     """Federated data from a map-style dataset whose items are read when a batch needs them.
@@ -209,6 +220,7 @@ def from_items(
         seed: Seed of the partition.
         labels: The label of every item, for a partition by labels.
         test: A sequence of test items.
+        test_clients: The client of every test item, as in ``clients`` (-1 for none), for per-client evaluation.
         name: Name for messages; by default the class of ``items``.
 
     >>> words = [[1, 2], [3], [4, 5, 6]]
@@ -231,4 +243,11 @@ def from_items(
         raise HansaError(f"{title}: clients already assign the items; give a number of clients to use {partition!r}.")
     else:
         split = parse_clients(title, clients, len(items))
-    return CollatedData(items, collate_fn, split, test, title)
+    owners = None
+    if test_clients is not None:
+        owners = test_owner_numbers(title, clients, test_clients, 0 if test is None else len(test))
+        if int(owners.max()) >= split.population:
+            raise HansaError(
+                f"{title}: test_clients has client {int(owners.max())}, but there are {split.population}, from 0."
+            )
+    return CollatedData(items, collate_fn, split, test, title, owners)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from hansa.core.counts import floor_share
 from hansa.core.errors import (
     HansaError,
     check_fraction,
@@ -204,7 +205,7 @@ class subsample:
         rows = []
         for client in range(full.population):
             available = full.rows(client)
-            count = min(len(available), max(1, int(self.fraction * len(available))))
+            count = min(len(available), max(1, floor_share(self.fraction, len(available))))
             positions = key.child("kept", client).numpy().permutation(len(available))[:count]
             rows.append(available[torch.from_numpy(np.sort(positions))])
         return Split.of_rows(rows)

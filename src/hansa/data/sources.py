@@ -286,6 +286,17 @@ _ENTRIES = (
         std=(0.2673, 0.2564, 0.2762),
     ),
     DatasetInfo(
+        name="heart-disease",
+        title="Heart disease, the tables of four hospitals (UCI), shipped with the package",
+        layout="tables",
+        folder="heart-disease",
+        shape=(32,),
+        classes=2,
+        licence="CC BY 4.0; Janosi, Steinbrunn, Pfisterer, Detrano 1989",
+        homepage="https://doi.org/10.24432/C52P4X",
+        class_names=("0", "1"),
+    ),
+    DatasetInfo(
         name="femnist",
         title="FEMNIST, by writer (LEAF, Caldas et al. 2018)",
         layout="femnist",

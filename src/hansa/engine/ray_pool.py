@@ -180,7 +180,8 @@ class RayPool:
         """Yield the reports in the order of completion."""
         if not orders:
             return
-        shared = self._publish(sent.packets[0].content for sent in orders[0].broadcasts.values())
+        sent = (broadcast for order in orders for broadcast in order.broadcasts.values())
+        shared = self._publish(broadcast.packets[0].content for broadcast in sent)
         jobs = [Job(order, load_memory=load_memory) for order in sorted(orders, key=estimated_cost, reverse=True)]
         for _, report in self._execute(jobs, shared):
             yield report

@@ -6,37 +6,50 @@ It does not depend on the transport and validates every frame.
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
-from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.data import FederatedData
+from hansa.data import FederatedData, Schema, SchemaMisfitError
+from hansa.data.csv_folder import federate_tables
+from hansa.data.schema.tables import Table
 from hansa.federation import DiskMemoryStore, Refusals, Site
 from hansa.federation.data_views import SiteData
 from hansa.federation.enrollment import (
     BATCH,
     ENROLLMENT,
+    OVER,
     REFUSAL,
     EnrollmentReply,
     EnrollmentRequest,
     Refusal,
+    RunOver,
     frame_digest,
     pack_batch,
     unpack_batch,
 )
+from hansa.federation.exchange_log import ExchangeLog
 from hansa.federation.messages import ProtocolError, check_protocol
 from hansa.federation.policy import Policy
+from hansa.federation.reasons import code_of, known
+from hansa.federation.schema_agreement import SCHEMA, SchemaRequest, answer_request, misfit, row_choice
 from hansa.rounds import wire_format
 from hansa.runs.driver import Run
+from hansa.runs.folder_lock import PREPROCESSING
+from hansa.runs.preprocessing import Preprocessing, write_preprocessing
 from hansa.runs.provenance import hansa_version
 from hansa.runs.store import io
+
+log = logging.getLogger("hansa")
 
 MAX_POPULATION = 10_000_000  # clients of a federation
 
@@ -44,10 +57,12 @@ MAX_POPULATION = 10_000_000  # clients of a federation
 @dataclass(frozen=True, slots=True)
 class DataSource:
     """The source of a site's data: ``load`` returns it for a configuration. ``shared``: the configuration names the
-    data, and all sites load the same."""
+    data, and all sites load the same. ``tables``: the site's own tables, one per client, which the schema of the
+    federation encodes."""
 
     load: Callable[[Config], FederatedData]
     shared: bool = False
+    tables: Callable[[], Sequence[Table]] | None = None
 
 
 class Agent:
@@ -65,10 +80,14 @@ class Agent:
         self.policy = Policy() if policy is None else policy
         self.refusals = Refusals()
         self.rounds = 0
+        self.over = False  # whether the server has no more work
         self._sites: dict[str, Site] = {}
         self._lock = threading.Lock()
         self._last: tuple[str, bytes] = ("", b"")
         io.make_folder(self.folder)
+        self.exchange_log = ExchangeLog(self.folder / "exchanges.jsonl")
+        self._round: int | None = None
+        self._refused = ""
 
     def handle(self, data: bytes) -> bytes:
         """Return the answer to a frame, or to a batch of frames: reports, an enrollment reply or a refusal."""
@@ -80,31 +99,61 @@ class Agent:
 
     def _answer_all(self, data: bytes) -> bytes:
         try:
-            if wire_format.kind_of(data) == BATCH:
-                return pack_batch([self._answer(part) for part in unpack_batch(data, limit=self.policy.message)])
-        except wire_format.FrameError as error:
-            return self._refuse(ProtocolError(error.reason, str(error)))
-        return self._answer(data)
+            several = wire_format.kind_of(data) == BATCH
+            parts = unpack_batch(data, limit=self.policy.message) if several else []
+        except wire_format.FrameError:  # it is refused as one
+            several, parts = False, []
+        return pack_batch([self._answer(part) for part in parts]) if several else self._answer(data)
 
     def _answer(self, data: bytes) -> bytes:
+        """Return the answer to one frame, and enter both into the log of exchanges."""
+        start, self._round, self._refused = time.monotonic(), None, ""
+        answer = self._answer_part(data)
+        try:
+            kind = wire_format.kind_of(data)
+        except wire_format.FrameError:
+            kind = "not a message"
+        with suppress(OSError):  # of a full disk
+            seconds, sent = time.monotonic() - start, wire_format.kind_of(answer)
+            self.exchange_log.add(kind, len(data), sent, len(answer), seconds, self._round, self._refused)
+        return answer
+
+    def _answer_part(self, data: bytes) -> bytes:
         try:
             kind = wire_format.kind_of(data)
             if kind == ENROLLMENT:
                 return self._enroll(data)
+            if kind == OVER:
+                RunOver.from_bytes(data, limit=self.policy.message)
+                self.over = True
+                return RunOver().to_bytes()
+            if kind == SCHEMA:
+                return self._summarize(data)
             head = check_protocol(wire_format.unpack(data, kind, limit=self.policy.message).head)
+            self._round = head.get("round") if isinstance(head.get("round"), int) else None
             answer = self._site(str(head.get("run"))).answer(data)
             self.rounds += 1
             return answer
         except ProtocolError as refusal:
             return self._refuse(refusal)
-        except wire_format.FrameError as error:
-            return self._refuse(ProtocolError(error.reason, str(error)))
-        except HansaError as error:
-            return self._refuse(ProtocolError("failed", str(error)))
+        except Exception as error:  # of the data, the model, the disk, a decoder
+            log.debug("an answer failed", exc_info=error)
+            return self._refuse(ProtocolError(code_of(error), f"{type(error).__name__}: {error}"))
 
     def _refuse(self, refusal: ProtocolError) -> bytes:
+        """Record a refusal with its details here, and return what is sent of it: its codes."""
         self.refusals.record(refusal.reason, refusal.detail)
-        return Refusal(refusal.reason, refusal.detail).to_bytes()
+        self._refused = f"{refusal.reason}: {wire_format.sentence(refusal.detail)}"
+        return Refusal(known(refusal.reason), refusal.misfit, refusal.column).to_bytes()
+
+    def _summarize(self, data: bytes) -> bytes:
+        """Answer the server's question about the tables, before the enrollment."""
+        request = SchemaRequest.from_bytes(data, limit=self.policy.message)
+        if request.site != self.site:
+            raise ProtocolError("site", f"a question for site {request.site!r}, this is {self.site!r}")
+        if self.source.tables is None:
+            raise ProtocolError("no-tables", "this site has no tables: its data is not a folder of CSV files")
+        return answer_request(request, self.source.tables(), self.policy.table.rules).to_bytes()
 
     def _enroll(self, data: bytes) -> bytes:
         request = EnrollmentRequest.from_bytes(data, limit=self.policy.message)
@@ -113,6 +162,9 @@ class Agent:
             folder = self._folder(request.run)
             io.make_folder(folder)
             io.write_file(folder / ENROLLMENT, data)
+            record = Preprocessing.of_task(site.task, from_yaml(request.config, building=False))
+            if record is not None and record.encoding is not None:  # for predictions at this site
+                write_preprocessing(folder / PREPROCESSING, record)
             self._sites = {request.run: site}
         return reply.to_bytes()
 
@@ -135,10 +187,14 @@ class Agent:
     @allow_code()  # the policy has checked every name
     def _build_site(self, request: EnrollmentRequest, digest: str) -> tuple[Site, EnrollmentReply]:
         self._check(request)
+        stage = "config"
         try:
             config = from_yaml(request.config, source="enrollment")
+            stage = "site-data"
             data = self._load_data(config, request)
+            stage = "model"
             task = build.build_task(config, data)
+            stage = "config"
             method = build_algorithm(config)
             mixing = method.local.mixing
             if mixing is not None and request.clusters is not None:
@@ -149,14 +205,18 @@ class Agent:
             start = task.start(Key(config.seed), dtype)
             labels = data.own_label_counts() if self.policy.label_counts and data.classes is not None else None
             samples = {client: data.samples(client) for client in request.clients}
-            reply = EnrollmentReply(digest, hansa_version(), samples, model_digest(start), labels)
+            schema = "" if data.schema is None else data.schema.sha256
+            reply = EnrollmentReply(digest, hansa_version(), samples, model_digest(start), labels, schema=schema)
             algorithm = method if not request.run else Run(method, task, seed=config.seed, dtype=dtype).algorithm
             memory = DiskMemoryStore(self._folder(request.run) / "memory") if request.run else None
-        except ProtocolError:
+        except (ProtocolError, OSError):
             raise
-        except HansaError as error:
-            raise ProtocolError("config", str(error)) from error
+        except SchemaMisfitError as error:
+            raise misfit(error, request.schema) from None
+        except Exception as error:
+            raise ProtocolError(stage, f"{type(error).__name__}: {error}") from error
         rules = {"limit": self.policy.message, "rounds": self.policy.rounds, "steps": self.policy.steps}
+        rules["test_rows"] = self.policy.test_rows
         return Site(algorithm, task, request.clients, memory_store=memory, run=request.run, dtype=dtype, **rules), reply
 
     def _check(self, request: EnrollmentRequest) -> None:
@@ -172,7 +232,28 @@ class Agent:
 
     def _load_data(self, config: Config, request: EnrollmentRequest) -> SiteData:
         make = SiteData.from_all if self.source.shared else SiteData.from_own
-        return make(self.source.load(config), request.clients, request.population)
+        return make(self._encode_tables(config, request.schema), request.clients, request.population)
+
+    def _encode_tables(self, config: Config, text: str) -> FederatedData:
+        """Return the site's data; tables are encoded by the schema of the enrollment, never alone."""
+        source = self.source
+        if not text:
+            if source.tables is not None:
+                raise ProtocolError(
+                    "no-schema", "the server's configuration has no data.options.schema, which tables need"
+                )
+            return source.load(config)
+        schema = Schema.from_json(text)
+        if source.tables is not None:
+            return federate_tables(schema, source.tables(), *row_choice(config, schema))
+        if source.shared:
+            options = {**config.data.options, "schema": schema.to_dict()}
+            config = config.model_copy(update={"data": config.data.model_copy(update={"options": options})})
+        data = source.load(config)
+        shape = tuple(data.shape)
+        if (data.schema is None or data.schema.sha256 != schema.sha256) and shape != (len(schema.inputs),):
+            raise ProtocolError("schema", f"inputs of shape {shape}, the schema has {len(schema.inputs)}")
+        return data
 
 
 def model_digest(start: Vectors) -> str:

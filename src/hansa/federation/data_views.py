@@ -39,7 +39,7 @@ class SiteData(FederatedData):
         offsets = torch.tensor([0, *map(len, parts)]).cumsum(0)
         return cls(
             data.inputs, data.targets, torch.cat(parts), offsets, data.test_inputs, data.test_targets, data.classes,
-            data.name, own=frozenset(rows),
+            data.name, encoding=data.encoding, own=frozenset(rows),
         )  # fmt: skip
 
     def rows(self, client: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ class ServerData(FederatedData):
         index = torch.zeros(int(offsets[-1]), dtype=torch.int64)
         return cls(
             data.inputs, data.targets, index, offsets, data.test_inputs, data.test_targets, data.classes, data.name,
-            labels,
+            encoding=data.encoding, labels=labels,
         )  # fmt: skip
 
     def rows(self, client: int) -> torch.Tensor:

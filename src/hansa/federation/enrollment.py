@@ -10,11 +10,13 @@ from typing import Any, Self
 
 import torch
 
+from hansa.data.schema.encoding import MISFIT_CODES
 from hansa.federation.messages import PROTOCOL, Message, check_protocol
+from hansa.federation.reasons import REASONS, known
 from hansa.rounds import wire_format
 from hansa.rounds.wire_format import Blobs, Frame
 
-ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH = "charge", "hello", "refused", "several"
+ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH, OVER = "charge", "hello", "refused", "several", "over"
 
 
 def numeric_platform() -> dict[str, str]:
@@ -25,7 +27,8 @@ def numeric_platform() -> dict[str, str]:
 @dataclass(frozen=True, slots=True, eq=False)
 class EnrollmentRequest(Message):
     """Asks a site to join a run: the configuration, the site's clients, the population, and, once they are
-    known, the run and the clusters. Without a run it only asks which data the site has."""
+    known, the run and the clusters. Without a run it only asks which data the site has. ``schema`` is the schema of its
+    tables, as JSON."""
 
     kind = ENROLLMENT
     site: str
@@ -36,9 +39,11 @@ class EnrollmentRequest(Message):
     run: str = ""
     clusters: tuple[tuple[int, ...], ...] | None = None
     arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
+    schema: str = ""
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
         return {
+            **({"schema": self.schema} if self.schema else {}),
             "site": self.site,
             "version": self.version,
             "config": self.config,
@@ -61,13 +66,14 @@ class EnrollmentRequest(Message):
             str(head["run"]),
             None if groups is None else tuple(tuple(int(client) for client in group) for group in groups),
             {str(name): str(value) for name, value in head["arithmetic"].items()},
+            str(head.get("schema", "")),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnrollmentReply(Message):
     """A site's reply to the enrollment with this digest: its clients' numbers of samples, their label counts if its
-    policy permits, and the digest of the initial model that it builds."""
+    policy permits, the digest of the initial model that it builds, and the SHA-256 of the schema of its tables."""
 
     kind = ENROLLMENT_REPLY
     enrollment: str
@@ -76,10 +82,12 @@ class EnrollmentReply(Message):
     model: str
     labels: Mapping[int, tuple[int, ...]] | None = None
     arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
+    schema: str = ""
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
         labels = self.labels
         return {
+            **({"schema": self.schema} if self.schema else {}),
             "charge": self.enrollment,
             "version": self.version,
             "samples": {str(client): count for client, count in self.samples.items()},
@@ -100,26 +108,57 @@ class EnrollmentReply(Message):
             if labels is None
             else {int(client): tuple(int(count) for count in counts) for client, counts in labels.items()},
             {str(name): str(value) for name, value in head["arithmetic"].items()},
+            str(head.get("schema", ""))[:64],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Message):
-    """A refusal of a frame: a reason code for counting, and a message."""
+    """A refusal of a frame: a code of `REASONS`; for a table that does not fit also a code and a column of the schema.
+
+    >>> Refusal("schema", "not-a-number", "age").detail
+    "column 'age': not-a-number"
+    >>> Refusal("steps").detail
+    "the run has more local steps than the site's policy permits"
+    """
 
     kind = REFUSAL
     reason: str
-    detail: str
+    misfit: str = ""
+    column: str = ""
+
+    @property
+    def detail(self) -> str:
+        """The text of the codes."""
+        column = f"column {self.column!r}: " if self.column else ""
+        return f"{column}{self.misfit}" if self.misfit else REASONS[self.reason]
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {"reason": self.reason, "detail": self.detail[:_MAX_TEXT]}
+        return {"reason": self.reason, **({"misfit": self.misfit, "column": self.column} if self.misfit else {})}
 
     @classmethod
     def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls(str(head["reason"])[:_MAX_TEXT], str(head["detail"])[:_MAX_TEXT])
+        code = str(head.get("misfit", ""))
+        column = wire_format.sentence(str(head.get("column", "")))[:_MAX_NAME]
+        misfit = code if code in MISFIT_CODES else ""
+        return cls(known(str(head["reason"])), misfit, column if misfit else "")
 
 
-_MAX_TEXT = 2000
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver(Message):
+    """Tells a site that the server has no more work for it; the site acknowledges it with the same."""
+
+    kind = OVER
+
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        return cls()
 
 
 def pack_batch(parts: list[bytes]) -> bytes:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from hansa.core.errors import HansaError
 from hansa.federation.relay import APP
@@ -26,7 +27,13 @@ ENVIRONMENT = {
 }
 """No telemetry, no update check, no installation of an app's dependencies."""
 
+SHOW_OUTPUT = False  # whether messages about a restart quote the program's output
 STOP_SECONDS = 5.0  # for a program to exit by itself
+HOME = "FLWR_HOME"  # the variable that all programs of one link or node share
+EXECUTOR, RELAY_TASK = "flower-superexec", "flwr-clientapp"
+LOST = "lost"  # a file in the folder of a node: a task of it was killed
+TASKS = "tasks"  # the socket of the process that runs a node's tasks
+WAITING = "waiting"  # a file in the folder of a node: it waits for the answer of a task since the file's time
 _UNUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-simulation", "flwr-model", "flwr-connector")
 
 
@@ -44,15 +51,19 @@ def flower_environment(home: Path, first: Path | None = None) -> dict[str, str]:
     before = [] if first is None else [str(first)]
     folders = [*before, str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "PYTHONPATH"))}
-    return {**inherited, **ENVIRONMENT, "FLWR_HOME": str(home), "PATH": os.pathsep.join(folders)}
+    return {**inherited, **ENVIRONMENT, HOME: str(home), "PATH": os.pathsep.join(folders)}
 
 
 def write_task_programs(folder: Path) -> Path:
-    """Write the programs that a site's node starts for tasks: client tasks run Hansa's app, all other kinds fail."""
+    """Write the programs that a site's node starts for tasks: client tasks run Hansa's app, all other kinds fail.
+
+    Tasks are sent to the process that listens on ``tasks`` beside the folder, if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
-    runner = APP / "hansa_relay" / "run_site_app.py"
+    client = APP / "hansa_relay" / "send_task.py"
     scripts = dict.fromkeys(_UNUSED, "#!/bin/sh\nexit 1\n")
-    scripts["flwr-clientapp"] = f'#!/bin/sh\nexec "{sys.executable}" "{runner}" "$@"\n'
+    mark = f'[ $code -gt 128 ] && : > "{folder.parent / LOST}"'
+    run = f'"{sys.executable}" "{client}" "{folder.parent / TASKS}" "$@"'
+    scripts[RELAY_TASK] = f"#!/bin/sh\n{run}\ncode=$?\n{mark}\nexit $code\n"
     for name, text in scripts.items():
         path = folder / name
         path.write_text(text, encoding="utf-8")
@@ -63,12 +74,14 @@ def write_task_programs(folder: Path) -> Path:
 class ManagedProcess:
     """A running program with its output in a file. The system kills it when this process ends."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, script: Path | None = None) -> None:
+        """Start a program, or with ``script`` a script of this interpreter in its place."""
         launcher = [sys.executable, str(APP / "hansa_relay" / "exit_with_parent.py"), str(os.getpid())]
-        self.log, self.name = log, command[0]
+        self.log, self.name, self.home = log, command[0], env.get(HOME)
+        program = [find_program(command[0])] if script is None else [sys.executable, str(script)]
         with open(log, "ab") as output:
             self.process = subprocess.Popen(
-                [*launcher, find_program(command[0]), *command[1:]], env=dict(env), stdin=subprocess.DEVNULL,
+                [*launcher, *program, *command[1:]], env=dict(env), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -82,15 +95,66 @@ class ManagedProcess:
         important = [line for line in output if line.strip() and "INFO" not in line]
         return " | ".join((important or output)[-lines:])
 
-    def stop(self) -> None:
-        """End the program and all its child processes."""
-        if self.running:
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """End the program and everything that it started; it has some seconds to exit by itself."""
+        if self.running and seconds > 0:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_SECONDS)
+                self.process.wait(seconds)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        if self.home is not None:
+            kill_all(Path(self.home))
         self.process.wait()
+
+
+class RunningProcess(NamedTuple):
+    """A process of a link or node: its id, the program, and whether it is stopped (SIGSTOP, a debugger)."""
+
+    pid: int
+    program: str
+    stopped: bool
+
+
+def running_processes(home: Path) -> list[RunningProcess]:
+    """Return the processes with this ``FLWR_HOME``, also those that have left their parent; none except on Linux."""
+    marker, processes = f"{HOME}={home}".encode(), []
+    for entry in Path("/proc").iterdir() if sys.platform == "linux" else ():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            if marker not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX":
+                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+                name = (entry / "comm").read_text().strip()
+                program = name if name == RELAY_TASK else _program(words)
+                processes.append(RunningProcess(int(entry.name), program, state in "Tt"))
+    return processes
+
+
+def _program(words: Sequence[str]) -> str:
+    """Return the name of the program of a command line."""
+    names = [Path(word).name for word in words if word]
+    known = [name for name in names if name.startswith(("flower-", "flwr"))]
+    if "run_site_app.py" in names:
+        return "relay" if "--serve" in names else RELAY_TASK
+    if "run_site_node.py" in names:
+        return "flower-supernode"
+    return known[0] if known else (names[0] if names else "")
+
+
+def kill_all(home: Path) -> None:
+    """Kill every process with this ``FLWR_HOME``, until there is none."""
+    for _ in range(50):
+        processes = running_processes(home)
+        if not processes:
+            return
+        for process in processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, Report, Upload, WorkOrder, read_broadcasts, write_broadcasts
 from hansa.rounds.wire_format import Blobs, Frame, FrameError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Incremented when the meaning of a message changes. Messages of another version are refused."""
 
 ORDERS, REPORTS, EVALUATION, EVALUATION_REPLY = "orders", "reports", "exam", "marks"
@@ -200,8 +200,8 @@ class SiteEvaluationRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class SiteEvaluationReply(Message):
-    """A site's sums over its test rows: the loss and its divisor, the hits if the task counts any, and the number of
-    rows. No row and no output leaves the site."""
+    """A site's sums over its test rows: the loss and its divisor, the hits among the labels if the task counts any, and
+    the number of rows. No row and no output leaves the site."""
 
     kind = EVALUATION_REPLY
     run: str
@@ -211,6 +211,7 @@ class SiteEvaluationReply(Message):
     loss: float = 0.0
     weight: float = 0.0
     hits: float | None = None
+    labels: float | None = None
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
         return {
@@ -221,6 +222,7 @@ class SiteEvaluationReply(Message):
             "loss": wire_format.number(self.loss),
             "weight": wire_format.number(self.weight),
             "hits": wire_format.number(self.hits),
+            "labels": wire_format.number(self.labels),
         }
 
     @classmethod
@@ -233,6 +235,7 @@ class SiteEvaluationReply(Message):
             float(wire_format.as_number(head["loss"]) or 0.0),
             float(wire_format.as_number(head["weight"]) or 0.0),
             wire_format.as_number(head["hits"]),
+            wire_format.as_number(head["labels"]),
         )
 
 
@@ -246,11 +249,12 @@ def check_protocol(head: Any) -> Any:
 
 
 class ProtocolError(HansaError):
-    """A well-formed message that is refused; ``reason`` is a code for counting."""
+    """A message that is refused; ``reason`` is a code. For a table that does not fit its schema, ``misfit`` and
+    ``column`` say why. The detail stays where the error happened."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, misfit: str = "", column: str = "") -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail, self.misfit, self.column = reason, detail, misfit, column
 
 
 @dataclass(slots=True)

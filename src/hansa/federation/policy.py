@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from hansa.config.sections import ConfigSection, Positive
 from hansa.config.yaml_text import ConfigError, parse_document, read_document
+from hansa.data.schema.agreement import SharingRules
 from hansa.federation.messages import ProtocolError
+
+
+class TablePolicy(ConfigSection):
+    """What a site sends about its tables while the federation agrees on a schema. By default: nothing."""
+
+    categories: Literal["none", "shared", "all"] = "none"
+    """Names of categories besides those of ``allow``: none; those that other sites have too; or all."""
+    allow: dict[str, list[str]] = Field(default_factory=dict)
+    """Names of categories that may leave the site, by column."""
+    sites: Annotated[int, Field(ge=2)] = 2
+    """How many sites, this one included, must have a name in common before it is sent. Before that, a keyed hash is."""
+    moments: bool = False
+    """Whether number, sum and sum of squares of a column may leave the site, for scale: pooled and missing: mean."""
+    rows: Positive = 10
+    """The fewest training rows of a column whose sums are sent."""
+
+    @property
+    def rules(self) -> SharingRules:
+        """The rules of the agreement."""
+        return SharingRules(self.categories, self.allow, self.sites, self.moments, self.rows)
 
 
 class Policy(ConfigSection):
@@ -26,8 +47,11 @@ class Policy(ConfigSection):
     """The most local steps of an order."""
     message: Annotated[int, Field(ge=1000)] = 1_000_000_000
     """The size of the largest accepted frame, in bytes."""
+    test_rows: Positive = 10
+    """The fewest test rows whose loss and accuracy may leave the site; with fewer, nothing is said of them."""
     label_counts: bool = False
     """Whether label counts may leave the site. The number of samples of each client always does."""
+    table: TablePolicy = TablePolicy()
 
     @classmethod
     def load(cls, path: Path | str) -> Policy:

@@ -11,18 +11,24 @@ from typing import Any
 
 import torch
 
-from hansa.config import Config, allow_code, build, to_yaml
+from hansa.config import Config, allow_code, build, build_algorithm, to_yaml
 from hansa.config.sections import EngineSection
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
+from hansa.data import FederatedData
+from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.federation import Federation
 from hansa.federation.agent import model_digest
 from hansa.federation.data_views import ServerData
-from hansa.federation.enrollment import EnrollmentReply, EnrollmentRequest, Refusal, numeric_platform
-from hansa.federation.transport import EnrollingTransport, SiteConnections
+from hansa.federation.enrollment import EnrollmentReply, EnrollmentRequest, Refusal, RunOver, numeric_platform
+from hansa.federation.live import LiveFederation, check_pace
+from hansa.federation.schema_agreement import agree_schema, draft_schema, row_choice
+from hansa.federation.transport import EnrollingTransport, Reply, SiteConnections
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, build_run
 from hansa.runs.folder import RunFolder
+from hansa.runs.folder_lock import PREPROCESSING
+from hansa.runs.preprocessing import read_preprocessing
 from hansa.runs.provenance import hansa_version
 from hansa.runs.store import ClientStore, io
 
@@ -45,6 +51,7 @@ class Server:
         self.config, self.connections = config, connections
         self.sites = clients_by_site(config.engine)
         self.population = sum(map(len, self.sites.values()))
+        self.schema = draft_schema(config)
         self.enrolled: dict[str, EnrollmentReply] = {}
         self.transport: EnrollingTransport | None = None
         self.engine: Federation | None = None
@@ -54,27 +61,62 @@ class Server:
         """Enroll all sites and start a run in a folder."""
         self.enroll_sites()
         experiment = Experiment.new(self.config, path, run_factory=self._run, **options)
-        facts = {"samples": self._samples(), "labels": None if (labels := self._labels()) is None else labels.tolist()}
-        io.write_sealed(experiment.folder / SITES, facts)
+        self._write_facts(experiment.folder)
         return experiment
 
     def resume(self, path: Path | str, **options: Any) -> Experiment:
-        """Resume a run from its last checkpoint; the sites may reconnect at any time."""
+        """Resume a run from its last checkpoint; the sites may reconnect at any time.
+
+        If the server died before it had written what the sites reported, it asks them again."""
         folder = RunFolder.containing(path)
+        if self.schema is not None and (stored := read_preprocessing(folder / PREPROCESSING)) is not None:
+            self.schema = None if stored[0].encoding is None else stored[0].encoding.schema
+        if not (folder / SITES).is_file():
+            self.enroll_sites()
+            self._write_facts(folder)
         facts = io.read_sealed(folder / SITES)
         labels = None if facts["labels"] is None else torch.tensor(facts["labels"])
         run_factory = partial(self._run, known=([int(count) for count in facts["samples"]], labels))
         return Experiment.resume(folder.path, run_factory=run_factory, **options)
 
+    @allow_code()
+    def check(self) -> None:
+        """Build what the server needs itself, before it waits for sites: algorithm, data, model. A schema that the
+        sites have yet to agree on leaves the model for later."""
+        check_pace(self.config, build_algorithm(self.config))
+        if self.schema is None or not self.schema.is_open:
+            data = ServerData.from_counts(self._own_data(self.config), [1] * self.population)
+            build.build_task(self.config, data).start(Key(self.config.seed), build.torch_dtype(self.config))
+
+    def finish(self, seconds: float = 15.0) -> None:
+        """Tell the sites that there is no more work; one that cannot be reached goes on waiting."""
+        transport = EnrollingTransport(
+            self.connections, dict.fromkeys(self.sites, b""), lambda *_: None, deadline=seconds
+        )
+        transport._enrolled.update(self.sites)  # the message needs no enrollment
+        for name in self.sites:
+            transport.send(name, RunOver().to_bytes())
+        while transport.receive():
+            pass
+
+    def _write_facts(self, folder: RunFolder) -> None:
+        labels = self._labels()
+        facts = {"samples": self._samples(), "labels": None if labels is None else labels.tolist()}
+        io.write_sealed(folder / SITES, facts)
+
     def enroll_sites(self) -> None:
-        """Ask every site which data it has, and wait until all have replied."""
+        """Ask every site which data it has, and wait until all have replied. What is open in the schema of tables is
+        agreed on before."""
+        if self.schema is not None and self.schema.is_open:
+            self.schema = agree_schema(self.connections, list(self.sites), self.schema, self.config)
         enrollments = {name: self._enrollment(name).to_bytes() for name in self.sites}
         transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=math.inf)
         for name in self.sites:
             transport.send(name, b"")
         for name, answer in transport.receive():
             refusal = Refusal.from_bytes(answer)
-            raise HansaError(f"site {name} does not take part: {refusal.reason}: {refusal.detail}")
+            detail = transport.rejected.get(name, f"{refusal.reason}: {refusal.detail}")
+            raise HansaError(f"site {name} does not take part: {detail}")
 
     def _on_enrolled(self, site: str, reply: EnrollmentReply) -> None:
         """Check an enrollment reply. The first one of a site is kept, later ones must agree with it."""
@@ -89,6 +131,7 @@ class Server:
             sum(reply.labels.get(client, ())) != reply.samples[client] for client in clients
         ):
             raise HansaError(f"site {site} reports label counts that do not add up to its samples")
+        self._check_schema(site, reply.schema)
         known = self.enrolled.get(site)
         if known is not None and (dict(known.samples), known.model) != (dict(reply.samples), reply.model):
             raise HansaError(f"site {site} has other samples or another model than when the run started")
@@ -99,12 +142,31 @@ class Server:
             )  # fmt: skip
         self.enrolled[site] = reply
 
+    def _check_schema(self, site: str, digest: str, own: str = "") -> None:
+        """Refuse a site whose tables are encoded by another schema than those of the server or of another site."""
+        own = own if self.schema is None else self.schema.sha256
+        others = {f"site {name}": reply.schema for name, reply in self.enrolled.items() if name != site}
+        for party, other in {"the server": own, **others}.items():
+            if other and digest and digest != other:
+                raise HansaError(
+                    f"site {site} encodes its table by the schema {digest[:12]}, {party} by {other[:12]}: the same "
+                    "inputs of the model would mean different things. Give the server one schema (`hansa data "
+                    "schema`, then data.options.schema), and join with --data FOLDER."
+                )
+
     def _enrollment(self, site: str, run: Run | None = None) -> EnrollmentRequest:
-        text = to_yaml(self.config.model_copy(update={"engine": EngineSection(), "seeds": None}))
+        section = self.config.data
+        if self.schema is not None:  # it travels by itself
+            plain = {name: value for name, value in section.options.items() if name != "schema"}
+            section = section.model_copy(update={"options": plain})
+        text = to_yaml(self.config.model_copy(update={"engine": EngineSection(), "seeds": None, "data": section}))
         mixing = None if run is None else run.algorithm.local.mixing
         clusters = None if mixing is None else tuple(tuple(group) for group in mixing.cluster_lists())
         run_id = "" if run is None else run.id
-        return EnrollmentRequest(site, hansa_version(), text, self.sites[site], self.population, run_id, clusters)
+        schema = "" if self.schema is None else self.schema.to_json()
+        return EnrollmentRequest(
+            site, hansa_version(), text, self.sites[site], self.population, run_id, clusters, schema=schema
+        )
 
     def _samples(self) -> list[int]:
         counts = {client: count for reply in self.enrolled.values() for client, count in reply.samples.items()}
@@ -126,27 +188,56 @@ class Server:
         known: tuple[Sequence[int], torch.Tensor | None] | None = None,
     ) -> Run:
         samples, labels = (self._samples(), self._labels()) if known is None else known
-        data = ServerData.from_counts(build.load_data(config), samples, labels)
+        own_data = self._own_data(config)
+        for name, reply in self.enrolled.items():
+            self._check_schema(name, reply.schema, "" if own_data.schema is None else own_data.schema.sha256)
+        data = ServerData.from_counts(own_data, samples, labels)
         run = build_run(config, data, store, done, self._engine)
         expected = model_digest(run.task.start(Key(config.seed), run.dtype))
         for name, reply in self.enrolled.items():
             if reply.model != expected:
-                raise HansaError(f"site {name} builds another initial model from this configuration than the server.")
+                raise HansaError(
+                    f"site {name} builds the initial model {reply.model[:12]} from this configuration, the server "
+                    f"{expected[:12]}: their data have other shapes or classes. For tables, give the server a schema "
+                    "(data.options.schema) and join with --data FOLDER."
+                )
         for name, clients in self.sites.items():
             first = EnrollmentReply("", hansa_version(), {client: samples[client] for client in clients}, expected)
             self.enrolled.setdefault(name, first)
         enrollments = {name: self._enrollment(name, run).to_bytes() for name in self.sites}
+        run.site_of = {client: name for name, clients in self.sites.items() for client in clients}
         deadline = config.engine.deadline
         self.transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=deadline)
         return run
 
+    def _own_data(self, config: Config) -> FederatedData:
+        """Return the server's data: for tables nothing but the schema, or its own files with test rows."""
+        if self.schema is None:
+            return build.load_data(config)
+        if config.data.folder is None:
+            return schema_template(self.schema)
+        return federate_tables(self.schema, read_tables(config.data.folder), *row_choice(config, self.schema))
+
     def _engine(self, *arguments: Any) -> Federation:
         assert self.transport is not None
-        self.engine = Federation(
+        kind = LiveFederation if arguments[0].pace.asynchronous else Federation
+        self.engine = kind(
             *arguments, transport=self.transport, sites=self.sites, attempts=1, enough=self.config.engine.enough,
             where=self.config.evaluate.where,
         )  # fmt: skip
         return self.engine
+
+
+class NoSites:
+    """No connections: for a server that only checks its configuration."""
+
+    def send(self, site: str, ticket: int, data: bytes, ttl: float) -> None: ...
+
+    def receive(self, timeout: float) -> Sequence[Reply]:
+        return ()
+
+    def online(self) -> frozenset[str]:
+        return frozenset()
 
 
 def clients_by_site(engine: EngineSection) -> dict[str, tuple[int, ...]]:

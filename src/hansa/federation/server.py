@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 
 from hansa.algorithm import Algorithm
+from hansa.compress import ServerBroadcast
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
@@ -28,7 +30,9 @@ from hansa.federation.messages import (
     SiteEvaluationReply,
     SiteEvaluationRequest,
 )
+from hansa.federation.reasons import with_texts
 from hansa.federation.transport import Transport
+from hansa.pace.events import oldest_version
 from hansa.rounds import OpenedRound, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import sender_of
@@ -59,7 +63,9 @@ class Federation:
 
     The clients of a site that does not answer are dropped from the round. An unresponsive site still receives frames,
     but a round does not wait for it alone until it answers again. Evaluation at the sites returns sums:
-    ``sites_test_loss``, ``sites_test_rows``, and ``sites_test_accuracy`` if the task counts hits.
+    ``sites_test_loss``, ``sites_test_rows``, and ``sites_test_accuracy`` if the task counts hits. A loss that needs all
+    rows at once is computed at each site, and averaged by the sites' numbers of rows. The numbers of each site have its
+    name (``north/test_accuracy``), with the worst site and the deviation (``sites_test_accuracy_worst``, ``_std``).
 
     Args:
         algorithm: The algorithm of the run.
@@ -102,6 +108,7 @@ class Federation:
         self._site_of = {client: name for name, clients in sites.items() for client in clients}
         self._trainer = task.trainer(dtype, device)
         self._opened: OpenedRound | None = None
+        self._sent: Mapping[str, ServerBroadcast] = {}
         self._oldest = 0
         missing = sorted(set(range(task.population.count)) - set(self._site_of))
         if missing:
@@ -112,7 +119,8 @@ class Federation:
     def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
         """Receive the broadcasts of a round, and the oldest round that the server could resume from."""
         self._opened = opened
-        self._oldest = oldest if self.keep_from is None else self.keep_from()
+        resumable = oldest if self.keep_from is None else self.keep_from()
+        self._oldest = oldest_version(opened.state.pace, resumable)
 
     def site_bytes(self) -> dict[str, dict[str, int]]:
         """Return the bytes to, from and inside each site since the last call."""
@@ -120,7 +128,15 @@ class Federation:
         return {name: asdict(counts[name]) for name in sorted(counts)}
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
-        """Yield reports as sites answer; the reporters of silent sites are dropped."""
+        """Yield reports as sites answer; the reporters of silent sites are dropped.
+
+        Asynchronous steps have orders of several versions: a site is sent those of one version after another.
+        """
+        for version in sorted({order.round for order in orders}):
+            yield from self._run_version([order for order in orders if order.round == version], load_memory)
+
+    def _run_version(self, orders: Sequence[WorkOrder], load_memory: LoadMemory) -> Iterator[Report]:
+        self._sent = self._broadcasts_of(orders)
         pending = {name: self._round_orders(own, load_memory) for name, own in self._by_site(orders).items()}
         handle = partial(self._handle_reports, pending=pending)
         for _, reports in self._exchange(pending, lambda site: pending[site].to_bytes(), handle):
@@ -177,16 +193,30 @@ class Federation:
                 versions[client] = None if row is None else MemoryVersion.from_row(row)
         first = orders[0]
         receivers = [client for order in orders for client in order.reporters]
-        assert self._opened is not None
-        digests = {name: fingerprint(broadcast.vector) for name, broadcast in self._opened.broadcasts.items()}
+        digests = {name: fingerprint(broadcast.vector) for name, broadcast in self._sent.items()}
         broadcasts = self._broadcasts(receivers)
-        return RoundOrders(first.run, first.round, self._oldest, broadcasts, tuple(orders), versions, digests)
+        oldest = min(self._oldest, first.round)
+        return RoundOrders(first.run, first.round, oldest, broadcasts, tuple(orders), versions, digests)
+
+    def _broadcasts_of(self, orders: Sequence[WorkOrder]) -> Mapping[str, ServerBroadcast]:
+        """Return the broadcasts of the orders' version: those of the opened round, or an older version in full."""
+        assert self._opened is not None
+        first = orders[0]
+        if first.round == self._opened.state.round:
+            return self._opened.broadcasts
+        receivers = [client for order in orders for client in order.reporters]
+        return {
+            name: ServerBroadcast(
+                vector, dict.fromkeys(receivers, sent.packets), dict.fromkeys(receivers), sent.version
+            )
+            for name, sent in first.broadcasts.items()
+            if isinstance(vector := sent.packets[0].content, torch.Tensor)
+        }
 
     def _broadcasts(self, receivers: Sequence[int]) -> dict[str, Broadcast]:
         """Return the broadcasts for a site: those of its client that needs the fewest bytes serve all."""
-        assert self._opened is not None
         broadcasts = {}
-        for name, sent in self._opened.broadcasts.items():
+        for name, sent in self._sent.items():
             client = min(receivers, key=sent.nbytes)
             broadcasts[name] = Broadcast(sent.version, sent.bases[client], tuple(sent.packets(client)))
         return broadcasts
@@ -210,11 +240,8 @@ class Federation:
             self.refusals.record_error(error)
             return None
         if answer.need:
-            assert self._opened is not None
             full = {
-                name: Broadcast.whole(self._opened.broadcasts[name].vector, sent.version)
-                if name in answer.need
-                else sent
+                name: Broadcast.whole(self._sent[name].vector, sent.version) if name in answer.need else sent
                 for name, sent in request.broadcasts.items()
             }
             pending[site] = replace(request, broadcasts=full)
@@ -222,7 +249,8 @@ class Federation:
             return None
         del pending[site]
         self._bytes[site].peer_bytes += sum(sum(report.peer_bytes.values()) for report in answer.reports)
-        return tuple(_with_versions(report, answer.updated) for report in answer.reports)
+        reports = [replace(report, dropped=with_texts(site, report.dropped)) for report in answer.reports]
+        return tuple(_with_versions(report, answer.updated) for report in reports)
 
     def _check(self, site: str, answer: RoundReports, request: RoundOrders) -> None:
         if answer.run != request.run:
@@ -267,7 +295,7 @@ class Federation:
         replies = dict(self._exchange(waiting, lambda site: data, handle))
         if waiting:
             log.warning("round %d: evaluated without site %s, which did not answer", order.round, ", ".join(waiting))
-        return _combine([replies[name] for name in sorted(replies)])
+        return {**_combine([replies[name] for name in sorted(replies)]), **metrics_by_site(replies)}
 
     def _handle_evaluation(
         self, site: str, data: bytes, request: SiteEvaluationRequest, waiting: dict[str, None]
@@ -284,9 +312,9 @@ class Federation:
             reply = SiteEvaluationReply.from_bytes(data, limit=self.limit)
             if (reply.run, reply.round, reply.digest) != (request.run, request.round, request.digest):
                 raise ProtocolError("round", f"site {site} replies to another evaluation, of round {reply.round}")
-            if not reply.weight >= 0 or not -1e-9 <= (reply.hits or 0.0) <= reply.rows * (1 + 1e-9):
+            if not reply.weight >= 0 or not -1e-9 <= (reply.hits or 0.0) <= (reply.labels or 0.0) * (1 + 1e-9):
                 raise ProtocolError(
-                    "marks", f"site {site}: {reply.hits} hits of {reply.rows} rows, weight {reply.weight}"
+                    "marks", f"site {site}: {reply.hits} hits of {reply.labels} labels, weight {reply.weight}"
                 )
         except HansaError as error:
             self.refusals.record_error(error)
@@ -297,7 +325,8 @@ class Federation:
     def _record_refusal(self, site: str, data: bytes) -> Refusal:
         """Count a refusal by a site, separately from the server's own."""
         refusal = Refusal.from_bytes(data, limit=self.limit)
-        self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {refusal.detail}")
+        detail = getattr(self.transport, "rejected", {}).get(site, refusal.detail)
+        self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {detail}")
         return refusal
 
     def close(self) -> None:
@@ -352,9 +381,43 @@ def _combine(replies: Sequence[SiteEvaluationReply]) -> dict[str, float]:
         "sites_test_loss": math.fsum(reply.loss for reply in replies) / weight if weight else math.nan,
         "sites_test_rows": rows,
     }
-    hits = [reply.hits for reply in replies if reply.rows]
-    if all(hit is not None for hit in hits):
-        metrics["sites_test_accuracy"] = math.fsum(hit for hit in hits if hit is not None) / rows
+    counted = [(reply.hits, reply.labels or 0.0) for reply in replies if reply.rows]
+    if all(hits is not None for hits, _ in counted):
+        labels = math.fsum(labels for _, labels in counted)
+        metrics["sites_test_accuracy"] = math.fsum(hits for hits, _ in counted if hits is not None) / max(1.0, labels)
+    return metrics
+
+
+def metrics_by_site(replies: Mapping[str, SiteEvaluationReply]) -> dict[str, float]:
+    """Return the numbers of each site as those of a test set with its name, the worst of them, and their deviation.
+
+    A site that has no test rows, or fewer than its policy permits to report, has no numbers.
+
+    >>> def reply(loss, hits): return SiteEvaluationReply("run", 0, b"", 10, loss, 10.0, hits, 10.0)
+    >>> metrics = metrics_by_site({"north": reply(5.0, 9.0), "south": reply(7.0, 5.0)})
+    >>> metrics["north/test_accuracy"], metrics["sites_test_accuracy_worst"], metrics["sites_test_accuracy_std"]
+    (0.9, 0.5, 0.2)
+    >>> metrics["sites_test_loss_worst"], metrics["south/test_rows"]
+    (0.7, 10)
+    """
+    metrics: dict[str, float] = {}
+    by_metric: dict[str, list[float]] = {"accuracy": [], "loss": []}
+    for site in sorted(replies):
+        reply = replies[site]
+        if not reply.rows:
+            continue
+        metrics[f"{site}/test_rows"] = reply.rows
+        if reply.weight:
+            by_metric["loss"].append(reply.loss / reply.weight)
+            metrics[f"{site}/test_loss"] = by_metric["loss"][-1]
+        if reply.hits is not None and reply.labels:
+            by_metric["accuracy"].append(reply.hits / reply.labels)
+            metrics[f"{site}/test_accuracy"] = by_metric["accuracy"][-1]
+    for name, worst in (("accuracy", min), ("loss", max)):
+        values = by_metric[name]
+        if len(values) > 1:
+            metrics[f"sites_test_{name}_worst"] = worst(values)
+            metrics[f"sites_test_{name}_std"] = statistics.pstdev(values)
     return metrics
 
 

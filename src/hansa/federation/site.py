@@ -25,9 +25,9 @@ reason          what is wrong
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -37,7 +37,6 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.engine.requests import SplitEvaluation
 from hansa.federation.client_memory import MemoryStore, RamMemoryStore
 from hansa.federation.messages import (
     EVALUATION,
@@ -49,6 +48,7 @@ from hansa.federation.messages import (
     SiteEvaluationReply,
     SiteEvaluationRequest,
 )
+from hansa.federation.reasons import without_details
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.training import TaskLike, random_state
@@ -69,6 +69,7 @@ class Site:
         limit: The largest accepted frame in bytes.
         rounds: The most rounds.
         steps: The most local steps of an order.
+        test_rows: The fewest test rows whose sums are reported.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Site:
         limit: int | None = None,
         rounds: int | None = None,
         steps: int | None = None,
+        test_rows: int = 1,
     ) -> None:
         self.algorithm, self.task, self.clients = algorithm, task, frozenset(clients)
-        self.rounds, self.steps = rounds, steps
+        self.rounds, self.steps, self.test_rows = rounds, steps, test_rows
         self.run, self.limit, self.dtype = run, limit, dtype
         self.memory_store: MemoryStore = RamMemoryStore() if memory_store is None else memory_store
         self.refusals = Refusals()
@@ -166,6 +168,7 @@ class Site:
         reports = tuple(
             self._train(replace(order, broadcasts=broadcasts), request, updated) for order in request.orders
         )
+        reports = tuple(replace(report, dropped=without_details(report.dropped)) for report in reports)
         return RoundReports(request.run, request.round, reports, updated=frozenset(updated))
 
     def _decode(self, request: RoundOrders) -> tuple[Vectors, list[str]]:
@@ -216,7 +219,10 @@ class Site:
         memory: dict[int, Vectors] = {}
         for client in order.reporters:
             version = request.versions[client]
-            rows = {} if version is None else self.memory_store.get(client, version)
+            try:
+                rows = {} if version is None else self.memory_store.get(client, version)
+            except HansaError as error:  # it is damaged
+                return _drop_all(order, "memory", str(error))
             if rows is None:
                 problem = f"the site does not have version {version} of client {client}'s memory"
                 remedy = f"Restore it, or restart the server with --forget {client}."
@@ -254,17 +260,21 @@ class Site:
         if fingerprint(vectors[MODEL]) != request.digest:
             raise ProtocolError("model", "the broadcast does not decode to the model of the server")
         reply = SiteEvaluationReply(request.run, request.round, request.digest)
-        if not isinstance(self.task, SplitEvaluation) or not (pieces := self.task.test_chunks()):
+        task: Any = self.task
+        if not hasattr(task, "sum_scores") or not (pieces := task.test_chunks()):
             return reply
+        if task.main_test_rows < self.test_rows:
+            return reply  # sums over few rows would say much of each
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
-        hits = [score.correct for score in scores if score.correct is not None]
+            score = task.sum_scores(scores)
         return replace(
             reply,
-            rows=sum(stop - start for start, stop in pieces),
-            loss=math.fsum(score.loss_sum for score in scores),
-            weight=math.fsum(score.weight for score in scores),
-            hits=math.fsum(hits) if len(hits) == len(scores) else None,
+            rows=task.main_test_rows,
+            loss=score.loss_sum,
+            weight=score.weight,
+            hits=score.correct,
+            labels=None if score.correct is None else score.labels,
         )
 
 

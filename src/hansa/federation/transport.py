@@ -26,7 +26,8 @@ log = logging.getLogger("hansa")
 
 POLL_SECONDS = 1.0  # between checks for replies
 MAX_TTL = 3600.0  # maximum lifetime of a message in seconds
-RETRY_SECONDS = 3.0  # before a failed message is resent
+RETRY_SECONDS = 1.0  # before a failed message is resent
+PAUSE_SECONDS = 10.0  # between two checks: this process stood still, or its connections were restarted
 
 
 class Transport(Protocol):
@@ -98,6 +99,7 @@ class EnrollingTransport:
         self.connections, self.enrollments, self.on_enrolled = connections, enrollments, on_enrolled
         self.deadline, self.clock = deadline, clock
         self.sent_bytes, self.received_bytes = dict.fromkeys(enrollments, 0), dict.fromkeys(enrollments, 0)
+        self.rejected: dict[str, str] = {}  # what is wrong with the last reply of a site, in the server's words
         self._enrolled: set[str] = set()
         self._pending: dict[str, _PendingRequest] = {}
         self._tickets = 0
@@ -108,10 +110,22 @@ class EnrollingTransport:
         self._pending[site] = _PendingRequest(data, self._tickets, self.clock() + self.deadline)
         self._send_pending(self.clock())
 
+    @property
+    def waiting(self) -> frozenset[str]:
+        """The sites whose answers are still waited for."""
+        return frozenset(self._pending)
+
     def receive(self) -> list[tuple[str, bytes]]:
-        """Return frames of sites as soon as there are any; nothing if no frame is pending any more."""
+        """Return frames of sites as soon as there are any; nothing if no frame is pending any more. The time in which
+        this process stood still, or restarted its connections, does not count towards the deadlines."""
+        last = self.clock()
         while self._pending:
             now = self.clock()
+            if now - last > PAUSE_SECONDS:
+                log.warning("the server stood still for %.0f s, which its sites are given in addition", now - last)
+                for request in self._pending.values():
+                    request.deadline += now - last
+            last = now
             for site in [site for site, request in self._pending.items() if request.deadline <= now]:
                 log.warning("site %s did not answer within %.0f seconds", site, self.deadline)
                 del self._pending[site]
@@ -150,7 +164,9 @@ class EnrollingTransport:
             return []
         except HansaError as error:
             self._enrolled.discard(site)
-            frames = [Refusal("hello", str(error)).to_bytes()]
+            log.error("site %s: %s", site, error)
+            self.rejected[site] = str(error)
+            frames = [Refusal("hello").to_bytes()]
         if request is not None:
             del self._pending[site]
         return [(site, frame) for frame in frames]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from hansa.gossip.activity import Activity, BaseActivity, as_activity, bernoulli, everyone, replay, resample, selected
+from hansa.gossip.by_cluster import as_topology, by_cluster
 from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
 from hansa.gossip.draw import svg, text
 from hansa.gossip.optimizers import consensus_amsgrad
 from hansa.gossip.search import Match, with_rho
-from hansa.gossip.spectral import edge_count, messages, rho, rho_max, step_bytes
+from hansa.gossip.spectral import cluster_rho, edge_count, messages, rho, rho_max, step_bytes
 from hansa.gossip.theory import (
     AfgaTheorem,
     Change,
@@ -51,9 +52,12 @@ __all__ = [
     "WeightMatrix",
     "afga_theorem",
     "as_activity",
+    "as_topology",
     "bernoulli",
+    "by_cluster",
     "by_labels",
     "check_mixing_matrix",
+    "cluster_rho",
     "common_size",
     "complete",
     "consensus_amsgrad",

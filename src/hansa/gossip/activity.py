@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from itertools import pairwise
 from operator import index
 from typing import ClassVar, Protocol, runtime_checkable
 
+from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native.random_draws import draw_without_replacement
@@ -67,7 +67,7 @@ def count_of(component: str, argument: str, value: float, clients: int) -> int:
     """
     if isinstance(value, float):
         check_fraction(component, argument, value, "0.25 takes a quarter; for a count give a whole number.")
-        return max(1, math.floor(value * clients + 0.5))
+        return max(1, round_share(value, clients))
     check_integer(component, argument, value)
     if value > clients:
         raise invalid_argument(component, argument, value, f"at most the {clients} clients of the cluster")

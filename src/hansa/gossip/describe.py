@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
 from hansa.gossip import draw
 from hansa.gossip.clusters import Clustering, resolve
-from hansa.gossip.spectral import edge_count, messages, rho
+from hansa.gossip.spectral import cluster_rho, edge_count, messages
 from hansa.gossip.theory import AfgaTheorem, Change, Corollary, ParameterOrders, corollary, drift, suggest_changes
 from hansa.gossip.topology import Topology
 
@@ -56,6 +57,7 @@ class Description:
             "cluster_sizes": list(self.sizes),
             "reporters": list(corollary.reporters),
             "rho": {str(n): value for n, value in self.rho.items()},
+            "cluster_rho": list(cluster_rho(self.topology, self.sizes)),
             "rho_max": corollary.rho_max,
             "edges": self.edges,
             "messages_per_step": self.messages,
@@ -110,6 +112,9 @@ class Description:
             "rho",
             ", ".join(f"{value:.3f}" + (f" (n = {n})" if len(self.rho) > 1 else "") for n, value in self.rho.items()),
         )
+        rates = cluster_rho(self.topology, self.sizes)
+        if len({round(rate, 3) for rate in rates}) > len(self.rho):
+            yield "rho of each cluster", ", ".join(f"{rate:.3f}" for rate in rates)
         yield "rho_max", f"{corollary.rho_max:.3f}"
         yield "edges", f"{self.edges:,}"
         yield "messages a step", f"{self.messages:,}"
@@ -167,7 +172,7 @@ def describe(
     """Describe a topology before a run: rho, messages, bytes, and whether the theorems hold.
 
     Args:
-        topology: Topology of every cluster.
+        topology: Topology of every cluster, or `by_cluster`.
         clients: Number of clients.
         clusters: Number of clusters.
         reporters: Reporters of each cluster.
@@ -192,13 +197,17 @@ def describe(
     sizes = tuple(len(group) for group in resolve(clusters, clients, Key(0)))
     requested: float = reporters if reporters is not None else float(1 if participation is None else participation)
     result = corollary(topology, sizes, requested)
-    matrices = {n: topology.sparse(n) for n in sorted(set(sizes))}
+    rates = cluster_rho(topology, sizes)
+    graphs = [(topology.of_cluster(number), n) for number, n in enumerate(sizes)]
+    alike = Counter((repr(graph), n) for graph, n in graphs)
+    different = {(repr(graph), n): graph for graph, n in graphs}
+    counted = [(count, different[kind].sparse(kind[1])) for kind, count in alike.items()]
     return Description(
         topology=topology,
         sizes=sizes,
-        rho={n: rho(W) for n, W in matrices.items()},
-        edges=sum(sizes.count(n) * edge_count(W) for n, W in matrices.items()),
-        messages=sum(sizes.count(n) * messages(W) for n, W in matrices.items()),
+        rho={n: max(rate for rate, size in zip(rates, sizes, strict=True) if size == n) for n in sorted(set(sizes))},
+        edges=sum(count * edge_count(W) for count, W in counted),
+        messages=sum(count * messages(W) for count, W in counted),
         dim=dim,
         itemsize=itemsize,
         corollary=result,

@@ -239,7 +239,8 @@ class SeparateRows(Rows):
         self.own[position] = after
 
     def shift(self, position: int, before: Vector, after: Vector) -> None:
-        self.own[position] = after
+        now = self.own.get(position, self.start)
+        self.own[position] = after if torch.equal(now, before) else after + (now - before)  # an average came between
 
     def mix(self, mixer: Mixer) -> None:
         return None
@@ -270,7 +271,7 @@ class LazyRows(Rows):
 
     def __init__(self, start: Vector, n: int, changes: int) -> None:
         self.start, self.n, self.count = start, n, 0
-        self.changes = allocator.empty(changes * start.numel(), start.dtype).view(changes, -1)
+        self.changes = allocator.empty(changes * start.numel(), start.dtype).view(changes, start.numel())
         if start.device.type != "cpu":
             self.changes = start.new_empty(changes, start.numel())
         self.coefficients: Any = np.zeros((n, 0)) if n <= SMALL else scipy.sparse.csr_array((n, 0), dtype=np.float64)

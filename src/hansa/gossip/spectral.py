@@ -48,17 +48,39 @@ def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
     """Return the largest rho over clusters of these sizes.
 
     Args:
-        topology: Topology of every cluster.
+        topology: Topology of every cluster, or `by_cluster`.
         sizes: Sizes of the clusters.
 
     >>> from hansa.gossip import ring
     >>> round(rho_max(ring(), [8, 8, 10]), 3)
     0.873
     """
-    different = sorted(set(sizes))
-    if not different:
+    return max(cluster_rho(topology, sizes))
+
+
+def cluster_rho(topology: Topology, sizes: Iterable[int]) -> tuple[float, ...]:
+    """Return rho of each cluster; equal graphs of equal size are measured once.
+
+    Args:
+        topology: Topology of every cluster, or `by_cluster`.
+        sizes: Sizes of the clusters.
+
+    >>> from hansa.gossip import by_cluster, complete, ring
+    >>> [round(value, 3) for value in cluster_rho(by_cluster([complete(), ring()]), [8, 10])]
+    [0.0, 0.873]
+    """
+    clusters = list(sizes)
+    if not clusters:
         raise HansaError("rho_max(sizes=[]): expected at least one cluster.")
-    return max(rho(topology.sparse(n)) for n in different)
+    topology.check_clusters(len(clusters))
+    measured: dict[tuple[str, int], float] = {}
+    values = []
+    for number, n in enumerate(clusters):
+        graph = topology.of_cluster(number)
+        if (repr(graph), n) not in measured:
+            measured[repr(graph), n] = rho(graph.sparse(n))
+        values.append(measured[repr(graph), n])
+    return tuple(values)
 
 
 def edge_count(W: Matrix) -> int:

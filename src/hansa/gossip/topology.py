@@ -58,6 +58,14 @@ class Topology(ABC):
     def weights(self, n: int) -> WeightMatrix:
         """Return the matrix for n >= 1 clients, not yet validated."""
 
+    def of_cluster(self, number: int) -> Topology:
+        """Return the topology of a cluster, counted from 0; by default it is the same for all."""
+        return self
+
+    def check_clusters(self, count: int) -> None:
+        """Raise if there are no topologies for so many clusters."""
+        check_integer(type(self).__name__, "count", count)
+
     def sparse(self, n: int) -> WeightMatrix:
         """Return the validated matrix for n clients in CSR form."""
         check_integer(type(self).__name__, "n", n, "A cluster has at least one client.")

@@ -3,8 +3,10 @@
 from typing import TYPE_CHECKING
 
 from hansa.core.lazy_imports import lazy_exports
+from hansa.core.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
+from hansa.local.batching import Batches, PassOrder, as_batching, batching, in_order
 from hansa.local.blocks import blocks
-from hansa.local.distributions import Distribution, between, lognormal, one_of
+from hansa.local.distributions import Distribution, between, half_normal, lognormal, one_of, zipf
 from hansa.local.solvers import (
     AscentOffset,
     BaseSolver,
@@ -15,12 +17,12 @@ from hansa.local.solvers import (
     prox,
     sam,
     scaffold,
+    scaffold_derived,
     sgd,
     solver_receives,
 )
 from hansa.local.step import LocalStep, effective_steps
 from hansa.local.work import BaseLocalWork, LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
-from hansa.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
 
 if TYPE_CHECKING:
     from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, take_steps, train
@@ -30,16 +32,20 @@ __all__ = [
     "BaseLocalWork",
     "BaseSolver",
     "BaseTrainer",
+    "Batches",
     "ClientJob",
     "Correction",
     "Distribution",
     "LocalResult",
     "LocalStep",
     "LocalWork",
+    "PassOrder",
     "Solver",
     "SolverResult",
     "Trainer",
     "Work",
+    "as_batching",
+    "batching",
     "between",
     "blocks",
     "cosine",
@@ -49,7 +55,9 @@ __all__ = [
     "effective_steps",
     "epochs",
     "fixed",
+    "half_normal",
     "hybrid_plus",
+    "in_order",
     "inverse_sqrt",
     "lognormal",
     "one_of",
@@ -58,12 +66,14 @@ __all__ = [
     "random_steps",
     "sam",
     "scaffold",
+    "scaffold_derived",
     "sgd",
     "solver_receives",
     "step_decay",
     "take_steps",
     "train",
     "warmup",
+    "zipf",
 ]
 
 if not TYPE_CHECKING:  # trainers import torch, which is slow: commands that only read files skip it

@@ -82,6 +82,15 @@ class blocks:
                 x[start:stop] = values
         return x
 
+    def without(self, parameters: Sequence[Vector], gradients: Sequence[Vector]) -> list[Vector]:
+        """Return the gradients with those of the blocks' parameters, which are whole, set to zero."""
+        ranges, shared, at = self._bound(of_buffers=False), [], 0
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            inside = any(start <= at < stop for start, stop in ranges)
+            shared.append(torch.zeros_like(gradient) if inside else gradient)
+            at += parameter.numel()
+        return shared
+
     def _bound(self, of_buffers: bool) -> Ranges:
         if self.parameters is None:
             raise HansaError(f"{self!r}: not bound to a model yet: an algorithm is by `bind`.")

@@ -69,10 +69,10 @@ class CohortSchedule:
     def exchange(self, step: int) -> Literal["gossip", "average"] | None:
         """Return the kind of exchange after a step."""
         count = self.run_step(step)
-        if (count if self.mixing.keep_local_models else step + 1) % self.mixing.gossip_every:
-            return None
-        averages = self.mixing.average_every is not None and count % self.mixing.average_every == 0
-        return "average" if averages else "gossip"
+        if self.mixing.average_every is not None and count % self.mixing.average_every == 0:
+            return "average"
+        gossips = (count if self.mixing.keep_local_models else step + 1) % self.mixing.gossip_every == 0
+        return "gossip" if gossips else None
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +86,8 @@ class CohortOutcome:
     """The clients whose models became non-finite, each with the step."""
     peer_bytes: Counter[int] = field(default_factory=Counter)
     exchanges: int = 0
+    taken: Counter[int] = field(default_factory=Counter)
+    """The steps that each client took."""
 
 
 @dataclass(slots=True, eq=False)

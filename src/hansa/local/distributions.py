@@ -104,3 +104,44 @@ class lognormal:
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
         return self.median * math.exp(self.sigma * float(chance.standard_normal()))
+
+
+@dataclass(frozen=True, slots=True)
+class half_normal:
+    """|z| * scale with z standard normal, at least ``minimum``: most devices are fast, few are slow.
+
+    >>> half_normal(2.0).draw(np.random.default_rng(0), 10) > 0
+    True
+    """
+
+    scale: float
+    minimum: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_positive("half_normal", "scale", self.scale)
+        check_positive("half_normal", "minimum", self.minimum)
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return max(self.minimum, self.scale * abs(float(chance.standard_normal())))
+
+
+@dataclass(frozen=True, slots=True)
+class zipf:
+    """unit * k with P(k) proportional to k^-exponent, k at most ``maximum``: a heavy tail of slow devices.
+
+    >>> zipf(1.7, unit=0.5, maximum=1).draw(np.random.default_rng(0), 10)
+    0.5
+    """
+
+    exponent: float = 1.7
+    unit: float = 1.0
+    maximum: int = 1000
+
+    def __post_init__(self) -> None:
+        check_positive("zipf", "unit", self.unit)
+        check_integer("zipf", "maximum", self.maximum)
+        if not isinstance(self.exponent, (int, float)) or not 1 < self.exponent < math.inf:
+            raise invalid_argument("zipf", "exponent", self.exponent, "exponent > 1", "1.7 is a heavy tail.")
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return self.unit * min(self.maximum, int(chance.zipf(self.exponent)))

@@ -22,14 +22,16 @@ class Mixing:
     """Gossip inside clusters: X <- W X after local steps, the rows of X being a cluster's models.
 
     Args:
-        topology: The communication graph; it determines the mixing matrix W.
+        topology: The communication graph, which determines the mixing matrix W; `hansa.gossip.by_cluster` has one for
+            each cluster.
         clusters: The number of clusters, lists of clients, or a clustering.
         active: Which clients compute at a step; all clients gossip.
         gossip_every: Number of local steps between gossip exchanges.
         reporters_only: Only the round's reporters train and gossip, at every step, on a separate topology.
         keep_local_models: Every client keeps its model between rounds, without server traffic; the server's model is
             their mean.
-        average_every: Number of steps of the run between exact averages, which replace gossip (Gossip-PGA).
+        average_every: Number of steps of the run between exact averages, which replace gossip (Gossip-PGA); they do not
+            depend on ``gossip_every``.
         compressor: Compressor of the differences to public copies that neighbours exchange (CHOCO-Gossip, Koloskova
             2019); the copies live as long as the models.
         consensus_rate: The step size of compressed gossip.

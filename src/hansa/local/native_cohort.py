@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -39,25 +40,34 @@ class _TurnBatches:
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort = cohort
-        self._index: dict[int, torch.Tensor] = {}
-        self._address: dict[int, tuple[int, int]] = {}
+        self._batches: dict[int, Any] = {}
+        self._turns: dict[int, list[tuple[int, int]]] = {}
         self.taken = [0] * len(cohort.clients)
 
     def turns(self, positions: Sequence[int]) -> list[Turn]:
         """Return the next turn of each position."""
         turns = []
         for position in positions:
-            if position not in self._index:
-                index = self._index[position] = self._cohort.batches(self._cohort.clients[position])
-                self._address[position] = index.data_ptr(), index.shape[1]
-            base, width = self._address[position]
-            turns.append((position, width, base + 8 * width * self.taken[position]))
+            if position not in self._turns:
+                batches = self._batches[position] = self._cohort.batches(self._cohort.clients[position])
+                self._turns[position] = _widths_and_addresses(batches)
+            turns.append((position, *self._turns[position][self.taken[position]]))
             self.taken[position] += 1
         return turns
+
+    def taken_by_client(self) -> Counter[int]:
+        """Return the steps that each client took."""
+        return Counter(dict(zip(self._cohort.clients, self.taken, strict=True)))
 
     def rewind(self, taken: Sequence[int], rows: Array) -> None:
         """Return to an earlier ``taken``, with the given steps taken since."""
         self.taken = (np.array(taken) + np.bincount(rows, minlength=len(taken))).tolist()
+
+
+def _widths_and_addresses(batches: Any) -> list[tuple[int, int]]:
+    """Return the size and the address of each batch."""
+    runs = [batches] if isinstance(batches, torch.Tensor) else batches.runs
+    return [(run.shape[1], run.data_ptr() + 8 * run.shape[1] * step) for run in runs for step in range(len(run))]
 
 
 def _as_array(turns: Sequence[Turn]) -> Array:
@@ -107,6 +117,7 @@ class _DenseRun:
         step, pending = 0, None
         while step < self.schedule.steps and self.cohort.mixer.positions:
             step, pending = self._run_from(step, pending)
+        self.outcome.taken = self.batches.taken_by_client()
         return self.outcome
 
     def _run_from(self, first: int, pending: list[int] | None) -> tuple[int, list[int] | None]:
@@ -270,6 +281,7 @@ def _run_lazy(cohort: Cohort, clients: ClientKernel) -> CohortOutcome:
         cohort.drop(outcome, kernel.dropped, step)
     if cohort.mixer.positions:
         _count_exchanges(cohort, outcome, range(counted, steps))
+    outcome.taken = batches.taken_by_client()
     return outcome
 
 

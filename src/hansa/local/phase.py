@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
+
 from hansa.core.errors import (
     HansaError,
     check_decay,
@@ -14,18 +16,23 @@ from hansa.core.errors import (
     check_positive,
     invalid_argument,
 )
+from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
+from hansa.core.schedule import Rate, check_rate, rate_at
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors.layout import Layout
 from hansa.gossip import Topology
-from hansa.local import Correction, LocalStep, LocalWork, Solver, blocks, epochs, solver_receives
+from hansa.local import Correction, LocalStep, LocalWork, Solver, Work, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
+from hansa.local.batching import Batches, Place, as_batching, batching
 from hansa.local.mixing import Mixing
 from hansa.local.solvers import BaseSolver, require_solver
 from hansa.local.work import BaseLocalWork, require_work
-from hansa.schedule import Rate, check_rate, rate_at
 from hansa.server import BaseServerTransform, ServerTransform
 from hansa.server.base import require_server
+
+PLACE = "local/place"
+"""The row of a client's memory that says where it is in its passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,9 @@ class LocalPhase:
         decoupled_weight_decay: Decay the weights directly instead of through the optimizer (AdamW).
         private_blocks: Blocks that stay with their client and are never sent (FedBN).
         frozen_blocks: Blocks that are not trained.
+        batches: How a client's rows become batches: "full" batches from a new pass each round; "short" and "drop" keep
+            the smaller last batch of a pass or leave it out; "continued" is "short" with passes that go on across
+            rounds; or a `batching`.
 
     >>> LocalPhase(lr=0.1, batch_size=None).lr
     0.1
@@ -65,6 +75,7 @@ class LocalPhase:
     decoupled_weight_decay: bool = False
     private_blocks: blocks | None = None
     frozen_blocks: blocks | None = None
+    batches: Batches = "full"
 
     def __post_init__(self) -> None:
         require_solver("LocalPhase", "solver", self.solver)
@@ -90,6 +101,7 @@ class LocalPhase:
                 "LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own"
             )
         self._check_state()
+        object.__setattr__(self, "batches", as_batching(self.batches))
         if self.mixing is not None:
             if not isinstance(self.mixing, Mixing):
                 expected = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
@@ -116,6 +128,13 @@ class LocalPhase:
                     "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor.",
                     component="LocalPhase",
                     argument="optimizer",
+                )
+            if self.division.continued and not self.mixing.keep_local_models:
+                raise HansaError(
+                    f"LocalPhase(batches={self.batches!r}, mixing=...): passes go on across rounds where clients keep "
+                    "a memory, which clients that gossip have with keep_local_models=True only. Use batches='short'.",
+                    component="LocalPhase",
+                    argument="batches",
                 )
             if with_defaults(self.steps, BaseLocalWork).common is None:
                 raise invalid_argument(
@@ -147,6 +166,30 @@ class LocalPhase:
         state = self.optimizer_state
         return (*solver_receives(self.solver), *(state.values() if isinstance(state, Mapping) else ()))
 
+    @property
+    def division(self) -> batching:
+        """The division of a client's rows into batches."""
+        return as_batching(self.batches)
+
+    def draw_work(self, client: int, samples: int, key: Key) -> Work:
+        """Return a client's work in a round; ``key`` is the address of (round, client)."""
+        if self.division.last == "fill":
+            return self.steps.draw(client, samples, self.batch_size, key)
+        work = with_defaults(self.steps, BaseLocalWork)
+        return work.draw_passes(client, samples, self.batch_size, key, self.division)
+
+    def place(self, memory: Mapping[str, Vector]) -> Place:
+        """Return where a client is in its passes, from its memory."""
+        row = memory.get(PLACE)
+        return Place() if row is None or not self.division.continued else Place(*row.tolist())
+
+    def memory_of_place(self, samples: int, batch_size: int, steps: int, memory: Mapping[str, Vector]) -> Vectors:
+        """Return a client's memory of its place in its passes after some steps; empty if passes are not continued."""
+        if not self.division.continued:
+            return {}
+        place = self.division.place_after(samples, batch_size, steps, self.place(memory))
+        return {PLACE: torch.tensor(place)}
+
     def lr_at(self, round: int) -> float:
         return rate_at(self.lr, round)
 
@@ -171,6 +214,7 @@ class LocalPhase:
             decoupled_weight_decay=self.decoupled_weight_decay,
             ascent_offset=with_defaults(self.solver, BaseSolver).ascent_offset,
             frozen_blocks=self.frozen_blocks,
+            round=round,
         )
         if isinstance(self.optimizer_state, Mapping):
             assert got is not None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from hansa.core.errors import check_non_negative, check_positive
+from hansa.compress import direct
+from hansa.core.errors import HansaError, check_non_negative, check_positive, invalid_argument
 from hansa.core.protocols import check_component, with_defaults
-from hansa.core.types import CONTROL, Vector, Vectors
+from hansa.core.types import CONTROL, MODEL, Vector, Vectors
+from hansa.local.work import BaseLocalWork
+from hansa.server import derived_control
 
 
 class Correction(NamedTuple):
@@ -80,6 +83,16 @@ class BaseSolver(Solver):
     """Names of the rows that each client keeps."""
     uniform_only: ClassVar[bool] = False
     """Whether the method is defined for equally weighted updates only."""
+
+    def check_composition(self, owner: str, phase: Any, channels: Mapping[str, Any]) -> None:
+        """Raise for a local phase or channels with which the method would be something else.
+
+        Args:
+            owner: The name of the algorithm, for messages.
+            phase: The `hansa.LocalPhase` that the solver is part of.
+            channels: The channels by name.
+        """
+        return
 
     @property
     def prox_weight(self) -> float:
@@ -152,7 +165,9 @@ class prox(BaseSolver):
 @dataclass(frozen=True, slots=True)
 class scaffold(BaseSolver):
     """shift = c - c_i; then c_i' = c_i - c + (x - y)/(tau lr), and c_i' - c_i is reported (SCAFFOLD option II,
-    Karimireddy 2020).
+    Karimireddy 2020). At rate 0 nothing is learnt about the gradient: c_i stays.
+
+    The control channel has the weights of the model: c is the mean of all c_i with these weights.
 
     >>> scaffold().channels
     ('control',)
@@ -161,16 +176,83 @@ class scaffold(BaseSolver):
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
     channels: ClassVar[tuple[str, ...]] = (CONTROL,)
     memory: ClassVar[tuple[str, ...]] = (CONTROL,)
-    uniform_only: ClassVar[bool] = True
+
+    def check_composition(self, owner: str, phase: Any, channels: Mapping[str, Any]) -> None:
+        _check_plain_steps(owner, phase)
+        control, model = channels[CONTROL], channels[MODEL]
+        wanted = getattr(model.aggregate, "weights", "uniform")
+        for component in (control.aggregate, control.server):
+            weights = getattr(component, "weights", wanted)
+            if weights != wanted:
+                expected = f"{wanted!r} on the channel 'control', as on 'model'"
+                raise invalid_argument(
+                    owner, "weights", weights, expected, f"presets.scaffold(weights={wanted!r}) sets both."
+                )
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         own = memory.get(CONTROL)
         return Correction(shift=got[CONTROL] - own if own is not None else got[CONTROL])
 
     def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
-        difference = change / (-steps * lr) - got[CONTROL]
+        difference = change / (-steps * lr) - got[CONTROL] if lr else torch.zeros_like(change)
         own = memory.get(CONTROL)
         return SolverResult({CONTROL: difference}, {CONTROL: difference if own is None else own + difference})
+
+
+@dataclass(frozen=True, slots=True)
+class scaffold_derived(BaseSolver):
+    """SCAFFOLD with the uplink of FedAvg: clients report y - x alone, and the server derives c from the mean of it with
+    `hansa.server.derived_control`. The steps and the c_i are those of `scaffold`.
+
+    >>> scaffold_derived().channels, scaffold_derived().receives
+    ((), ('control',))
+    """
+
+    cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
+    receives: ClassVar[tuple[str, ...]] = (CONTROL,)
+    memory: ClassVar[tuple[str, ...]] = (CONTROL,)
+
+    def check_composition(self, owner: str, phase: Any, channels: Mapping[str, Any]) -> None:
+        _check_plain_steps(owner, phase)
+        model, control = channels[MODEL], channels[CONTROL].server
+        if not isinstance(control, derived_control):
+            raise invalid_argument(
+                owner, "control", control, "derived_control(...)", "presets.scaffold(control='derived') sets it."
+            )
+        steps = with_defaults(phase.steps, BaseLocalWork).common
+        wanted = {"lr": phase.lr, "steps": steps, "weights": getattr(model.aggregate, "weights", "uniform")}
+        for name, value in wanted.items():
+            if getattr(control, name) != value:
+                raise invalid_argument(
+                    "derived_control",
+                    name,
+                    getattr(control, name),
+                    f"that of the clients, {value!r}" if value is not None else "one number of steps for all clients",
+                    "The server derives c from y - x = -lr steps (mean gradient).",
+                )
+        if not isinstance(model.uplink, direct) or not getattr(model.aggregate, "is_mean", False):
+            raise HansaError(
+                f"{owner}(control='derived'): needs the exact mean of the updates, not {model.aggregate!r} of what "
+                f"{model.uplink!r} sends. Use control='sent'.",
+                component=owner,
+                argument="control",
+            )
+
+    def correction(self, got: Vectors, memory: Vectors) -> Correction:
+        return scaffold().correction(got, memory)
+
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
+        return SolverResult({}, scaffold().finish(change, steps, lr, got, memory).memory)
+
+
+def _check_plain_steps(owner: str, phase: Any) -> None:
+    """Raise unless y - x is the sum of gradients, which SCAFFOLD reads off it."""
+    if phase.optimizer is not None:
+        remedy = "SCAFFOLD reads gradients off y - x, which no longer is a sum of them. Use plain local steps."
+        raise invalid_argument(owner, "optimizer", phase.optimizer, "None", remedy)
+    if phase.momentum:
+        remedy = "SCAFFOLD reads gradients off y - x, which momentum would distort."
+        raise invalid_argument(owner, "local_momentum", phase.momentum, "0", remedy)
 
 
 @dataclass(frozen=True, slots=True)

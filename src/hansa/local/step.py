@@ -14,7 +14,7 @@ from hansa.local.blocks import blocks
 from hansa.local.solvers import AscentOffset
 from hansa.server import ServerTransform
 
-_NO_ROUND = RoundContext(0, Population(()), ())
+_ALONE = Population((1,))
 
 Tensors: TypeAlias = "list[torch.Tensor] | tuple[torch.Tensor, ...]"
 
@@ -26,7 +26,8 @@ class LocalStep(AffineStep):
     With momentum d <- momentum d + that sum, from zero each round unless ``velocity`` is restored. ``max_grad_norm``
     clips g first. ``optimizer`` is any server transform, applied to -d. With ``decoupled_weight_decay`` the decay is
     not part of d: y <- (1 - lr weight_decay) y comes first. ``ascent_offset`` gives the offset at which the gradient is
-    taken; ``frozen_blocks`` keep their values.
+    taken; ``frozen_blocks`` keep their values and do not count in the norm that is clipped. ``round`` is that of
+    schedules inside the optimizer.
 
     >>> LocalStep(0.1, torch.zeros(2), momentum=0.9).is_affine
     True
@@ -38,6 +39,7 @@ class LocalStep(AffineStep):
     ascent_offset: AscentOffset | None = None
     frozen_blocks: blocks | None = None
     state: State = field(default_factory=dict)
+    round: int = 0
 
     @property
     def is_affine(self) -> bool:
@@ -55,6 +57,8 @@ class LocalStep(AffineStep):
             self._step(y, parameters, gradients)
             return
         frozen = self.frozen_blocks.take(y)
+        if self.max_grad_norm is not None:
+            gradients = self.frozen_blocks.without(parameters, gradients)
         self._step(y, parameters, gradients)
         self.frozen_blocks.put(y, frozen)
 
@@ -100,7 +104,7 @@ class LocalStep(AffineStep):
             y.sub_(v, alpha=self.lr)
             return
         self.init_state()
-        step, self.state = self.optimizer.update(v.neg(), self.state, _NO_ROUND)
+        step, self.state = self.optimizer.update(v.neg(), self.state, RoundContext(self.round, _ALONE, (0,)))
         y.add_(step, alpha=self.lr)
 
     def init_velocity(self) -> Vector:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from hansa.core.errors import add_step
+from hansa.core.errors import HansaError, add_step
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
+from hansa.local.batching import Place, Positions, batching
 from hansa.local.step import LocalStep, Tensors
 from hansa.local.work import Work
 
@@ -114,6 +115,14 @@ class BaseTrainer:
     seeds_own_generators: bool = False
     """Whether ``seed`` touches no generator that other threads share."""
 
+    def batches_at(self, client: int, positions: Sequence[Positions], key: Key) -> BatchRows | None:
+        """Return batches of the client's rows at these positions, one array per step; None if the trainer uses full
+        gradients. ``key`` is the address of their augmentation."""
+        raise HansaError(
+            f"{type(self).__name__}: draws full batches only. Give the trainer a method batches_at(client, positions, "
+            "key), or use batches='full'."
+        )
+
     def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
         """Train several clients in one call; None if there is no fast path for these jobs."""
         return None
@@ -142,14 +151,34 @@ def train(trainer: Trainer, job: ClientJob) -> LocalResult:
 def train_by_steps(trainer: Trainer, job: ClientJob) -> LocalResult:
     """Train one client without a fast path and leave its model and buffers in the trainer."""
     trainer.load(job.x, job.buffers)
-    losses = take_steps(trainer, job.client, job.work, job.step, job.key)
+    losses = take_steps(trainer, job.client, job.work, job.step, job.key, job.batches)
     delta = torch.sub(trainer.y, job.x, out=allocator.empty_like(job.x))
     return LocalResult(delta, losses.tolist(), all_finite(delta))
 
 
+def draw_batches(
+    trainer: Trainer,
+    division: batching,
+    client: int,
+    samples: int,
+    work: Work,
+    key: Key,
+    run_key: Key,
+    place: Place,
+) -> BatchRows | None:
+    """Draw a client's batches of a round; ``key`` is their address, ``place`` where the client is in its passes."""
+    if division.is_default:
+        return trainer.batches(client, work, key)
+    positions = division.draw(client, samples, work.batch_size, work.steps, key, run_key, place)
+    return with_defaults(trainer, BaseTrainer).batches_at(client, positions, key)
+
+
 @torch.no_grad()
-def take_steps(trainer: Trainer, client: int, work: Work, step: LocalStep, key: Key) -> torch.Tensor:
-    """Take all local steps of one client on the trainer's model; return the loss of each.
+def take_steps(
+    trainer: Trainer, client: int, work: Work, step: LocalStep, key: Key, batches: BatchRows | None = None
+) -> torch.Tensor:
+    """Take all local steps of one client on the trainer's model, on the given batches or on those that the trainer
+    draws; return the loss of each.
 
     >>> import hansa
     >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
@@ -158,7 +187,7 @@ def take_steps(trainer: Trainer, client: int, work: Work, step: LocalStep, key: 
     >>> len(take_steps(trainer, 0, Work(3, 2), LocalStep(0.1, torch.zeros(2)), hansa.Key(0)))
     3
     """
-    rows = trainer.batches(client, work, key.child("batch"))
+    rows = trainer.batches(client, work, key.child("batch")) if batches is None else batches
     losses = torch.empty(work.steps, dtype=trainer.y.dtype, device=trainer.y.device)
     t = 0
     try:

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 from hansa.core.errors import HansaError, check_integer, check_non_negative, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
+from hansa.local.batching import batching
 from hansa.local.distributions import Drawn, between, check_drawn, drawn_value, lognormal
 
 
@@ -59,6 +60,10 @@ class BaseLocalWork(LocalWork):
         """Raise if the population is not supported."""
         return
 
+    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
+        """Return the work under a division into batches; it differs from `draw` where work is counted in passes."""
+        return self.draw(client, samples, batch_size, key)
+
 
 def require_work(owner: str, argument: str, value: object) -> None:
     """Raise unless the value is an amount of local work."""
@@ -80,9 +85,7 @@ def _batch(batch_size: int | None, samples: int) -> int:
     return samples if batch_size is None else min(batch_size, samples)
 
 
-def _epoch_steps(epochs: float, samples: int, batch_size: int) -> int:
-    """Return tau = floor(E n / B), at least 1; the small slack absorbs the rounding of E such as 0.1."""
-    return max(1, math.floor(epochs * samples / batch_size + 1e-9))
+FULL = batching()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,8 @@ class fixed(BaseLocalWork):
 
 @dataclass(frozen=True, slots=True)
 class epochs(BaseLocalWork):
-    """Passes over a client's data: tau_i = floor(E n_i / B) steps, at least 1.
+    """Passes over a client's data: tau_i = floor(E n_i / B) steps, at least 1; with the short last batches of
+    `batching`, floor(E ceil(n_i / B)).
 
     Args:
         epochs: The number E of passes; it may be fractional.
@@ -140,8 +144,11 @@ class epochs(BaseLocalWork):
         check_positive("epochs", "epochs", self.epochs, "1.5 makes one pass and a half over a client's data.")
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        return self.draw_passes(client, samples, batch_size, key, FULL)
+
+    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         batch = _batch(batch_size, samples)
-        return Work(_epoch_steps(self.epochs, samples, batch), batch)
+        return Work(batches.epoch_steps(self.epochs, samples, batch), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +200,15 @@ class drawn(BaseLocalWork):
             check_drawn("drawn", "batch", self.batch)
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        return self.draw_passes(client, samples, batch_size, key, FULL)
+
+    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         chance = key.numpy()
         passes = drawn_value(self.epochs, chance, samples)
         size = _batch(batch_size, samples)
         if self.batch is not None:
             size = min(max(1, math.floor(drawn_value(self.batch, chance, samples))), samples)
-        return Work(_epoch_steps(passes, samples, size), size)
+        return Work(batches.epoch_steps(passes, samples, size), size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +238,11 @@ class hybrid_plus(BaseLocalWork):
             raise invalid_argument("hybrid_plus", "epochs", self.epochs, "low <= high")
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        return self.draw_passes(client, samples, batch_size, key, FULL)
+
+    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         both = drawn(between(*self.epochs), between(self.min_batch, "samples"))
-        return both.draw(client, samples, batch_size, key)
+        return both.draw_passes(client, samples, batch_size, key, batches)
 
 
 TYPICAL = lognormal(median=10.0, sigma=0.5)
@@ -266,9 +279,12 @@ class deadline(BaseLocalWork):
             check_positive("deadline", "epochs", self.epochs)
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        return self.draw_passes(client, samples, batch_size, key, FULL)
+
+    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         size = _batch(batch_size, samples)
         speed = drawn_value(self.speed, Key(self.seed).child("speed", client).numpy(), samples)
         factor = lognormal(1.0, self.jitter).draw(key.numpy(), samples) if self.jitter else 1.0
         steps = max(1, math.floor(speed * factor * self.seconds + 1e-9))
-        most = steps if self.epochs is None else _epoch_steps(self.epochs, samples, size)
+        most = steps if self.epochs is None else batches.epoch_steps(self.epochs, samples, size)
         return Work(min(steps, most), size)

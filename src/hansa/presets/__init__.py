@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Unpack
 
-from hansa.aggregate import aware, mgda, nova
+from hansa.aggregate import aware, mean, mgda, nova
 from hansa.algorithm import Algorithm, Channel
 from hansa.compress import sign
 from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.core.schedule import Rate
 from hansa.core.types import CONTROL, MODEL
 from hansa.local import dyn as dyn_solver
-from hansa.local import prox
+from hansa.local import fixed, prox, scaffold_derived
 from hansa.local import scaffold as scaffold_solver
+from hansa.presets.asynchronous import Asynchronous, AsynchronousAdaptive, ca2fl, fadas, fedasync, fedbuff
 from hansa.presets.gossip import (
     Clusters,
     Decentralized,
@@ -37,21 +39,34 @@ from hansa.presets.hyperparameters import (
     compose,
     compose_adaptive,
     document_arguments,
+    local_work,
     preset,
     select_sampler,
     with_lr,
 )
 from hansa.sample import explore as explore_all
 from hansa.sample import startup as everyone_first
-from hansa.schedule import Rate
-from hansa.server import ServerTransform, adagrad, adam, ams, amsgrad, chain, dyn, participation_scale, scale, yogi
+from hansa.server import (
+    ServerTransform,
+    adagrad,
+    adam,
+    ams,
+    amsgrad,
+    chain,
+    derived_control,
+    dyn,
+    participation_scale,
+    scale,
+    yogi,
+)
 from hansa.server import momentum as server_momentum
 
 __all__ = [
-    "CATALOGUE", "Adaptive", "AdaptiveEps", "Aware", "Clusters", "Common", "Decentralized", "Gossip", "afga", "cafga",
-    "catalogue", "choco_sgd", "d_amsgrad", "dadam", "dsgd", "fedadagrad", "fedadam", "fedams", "fedamsgrad", "fedavg",
-    "fedavgm", "fedaware", "fedaware_yogi", "fedcams", "feddyn", "fedmgda", "fedmgda_plus", "fednova", "fedprox",
-    "fedyogi", "get", "gossip_pga", "ha_fed", "scaffold",
+    "CATALOGUE", "Adaptive", "AdaptiveEps", "Asynchronous", "AsynchronousAdaptive", "Aware", "Clusters", "Common",
+    "Decentralized", "Gossip", "afga", "ca2fl", "cafga", "catalogue", "choco_sgd", "d_amsgrad", "dadam", "dsgd",
+    "fadas", "fedadagrad", "fedadam", "fedams", "fedamsgrad", "fedasync", "fedavg", "fedavgm", "fedaware",
+    "fedaware_yogi", "fedbuff", "fedcams", "feddyn", "fedmgda", "fedmgda_plus", "fednova", "fedprox", "fedyogi", "get",
+    "gossip_pga", "ha_fed", "scaffold",
 ]  # fmt: skip
 
 
@@ -97,17 +112,31 @@ def fedprox(*, mu: float = 0.01, **common: Unpack[Common]) -> Algorithm:
 
 
 @preset()
-def scaffold(**common: Unpack[Common]) -> Algorithm:
+def scaffold(*, control: Literal["sent", "derived"] = "sent", **common: Unpack[Common]) -> Algorithm:
     """SCAFFOLD, option II: local steps corrected by c - c_i; c has its own channel (Karimireddy 2020).
 
+    With ``weights="samples"`` the model and c are both means by sample count, as in FLamby and NVFlare.
+
     Args:
+        control: "sent": clients report c_i' - c_i too, twice the uplink of FedAvg. "derived": the server derives c from
+            the mean of y - x, which needs one number of steps for all clients and no compressor.
         **common: See `Common`.
 
     >>> sorted(scaffold(steps=5).channels), scaffold().local.solver
     (['control', 'model'], scaffold())
+    >>> scaffold(steps=5, control="derived").channels["control"].server
+    derived_control(steps=5, lr=0.05, weights='uniform')
     """
-    control = Channel(server=participation_scale())
-    return compose("scaffold", solver=scaffold_solver(), channels={CONTROL: control}, **common)
+    weights: Any = common["weights"]
+    if control == "sent":
+        sent = Channel(aggregate=mean(weights), server=participation_scale(weights))
+        return compose("scaffold", solver=scaffold_solver(), channels={CONTROL: sent}, **common)
+    steps = local_work(common)
+    if control != "derived" or not isinstance(steps, fixed) or steps.common is None:
+        expected = "'sent', or 'derived' with one number of steps"
+        raise invalid_argument("scaffold", "control", control, expected, "steps=100 is one.")
+    derived = Channel(follows=MODEL, server=derived_control(steps.common, common["local_lr"], weights))
+    return compose("scaffold", solver=scaffold_derived(), channels={CONTROL: derived}, **common)
 
 
 @preset()
@@ -160,7 +189,7 @@ def fedmgda(*, epsilon: float = 1.0, **common: Unpack[Common]) -> Algorithm:
 fedmgda_plus = fedmgda
 
 
-@preset(adagrad, server_lr=0.1)
+@preset(adagrad, server_lr=0.03)
 def fedadagrad(**options: Unpack[AdaptiveEps]) -> Algorithm:
     """FedAdagrad: v <- v + Delta^2; x <- x + eta m/(sqrt v + eps), b1 = 0 (Reddi 2020).
 
@@ -173,7 +202,7 @@ def fedadagrad(**options: Unpack[AdaptiveEps]) -> Algorithm:
     return compose_adaptive("fedadagrad", adagrad, options)
 
 
-@preset(adam, server_lr=0.1)
+@preset(adam, server_lr=0.03)
 def fedadam(**options: Unpack[AdaptiveEps]) -> Algorithm:
     """FedAdam: v <- b2 v + (1-b2) Delta^2; x <- x + eta m/(sqrt v + eps) (Reddi 2020).
 
@@ -186,7 +215,7 @@ def fedadam(**options: Unpack[AdaptiveEps]) -> Algorithm:
     return compose_adaptive("fedadam", adam, options)
 
 
-@preset(yogi, server_lr=0.1)
+@preset(yogi, server_lr=0.03)
 def fedyogi(**options: Unpack[AdaptiveEps]) -> Algorithm:
     """FedYogi: v <- v - (1-b2) Delta^2 sign(v - Delta^2); x <- x + eta m/(sqrt v + eps) (Reddi 2020).
 
@@ -199,7 +228,7 @@ def fedyogi(**options: Unpack[AdaptiveEps]) -> Algorithm:
     return compose_adaptive("fedyogi", yogi, options)
 
 
-@preset(amsgrad, server_lr=0.1)
+@preset(amsgrad, server_lr=0.03)
 def fedamsgrad(**options: Unpack[AdaptiveEps]) -> Algorithm:
     """FedAMSGrad: vhat <- max(vhat, v); x <- x + eta m/(sqrt vhat + eps) (Tong 2020).
 
@@ -212,7 +241,7 @@ def fedamsgrad(**options: Unpack[AdaptiveEps]) -> Algorithm:
     return compose_adaptive("fedamsgrad", amsgrad, options)
 
 
-@preset(ams)
+@preset(ams, server_lr=0.3)
 def fedams(**options: Unpack[Adaptive]) -> Algorithm:
     """FedAMS: vhat <- max(vhat, v, eps); x <- x + eta m/sqrt vhat (Wang 2022).
 
@@ -225,7 +254,7 @@ def fedams(**options: Unpack[Adaptive]) -> Algorithm:
     return compose_adaptive("fedams", ams, options)
 
 
-@preset(ams, compressor=sign())
+@preset(ams, compressor=sign(), server_lr=0.3)
 def fedcams(**options: Unpack[Adaptive]) -> Algorithm:
     """FedCAMS: FedAMS with compressed uploads and error feedback, by default scaled sign; ``two_way`` compresses the
     broadcasts too (Wang 2022).
@@ -244,7 +273,7 @@ class Aware(Common, total=False):
     """The arguments of the FedAWARE presets.
 
     Args:
-        alpha: Decay rate of the clients' momenta.
+        alpha: Decay rate of the clients' momenta, or one for each client.
         normalize: Scale momenta to unit length before they are combined.
         explore: Select every client once before any is selected again, and average until then.
         startup: Full participation in the first round, as in the paper.
@@ -256,7 +285,7 @@ class Aware(Common, total=False):
     True
     """
 
-    alpha: float
+    alpha: float | tuple[float, ...]
     normalize: bool
     explore: bool
     startup: bool
@@ -338,6 +367,10 @@ CATALOGUE: tuple[Callable[..., Algorithm], ...] = (
     fedcams,
     fedaware,
     fedaware_yogi,
+    fedasync,
+    fedbuff,
+    fadas,
+    ca2fl,
     ha_fed,
     afga,
     cafga,

@@ -8,7 +8,17 @@ from typing import Any, Literal, TypeAlias, Unpack
 from hansa.algorithm import Algorithm
 from hansa.compress import Compressor, sign
 from hansa.core.errors import HansaError, argument_error, invalid_argument
-from hansa.gossip import Activity, Clustering, Topology, as_activity, consensus_amsgrad, everyone, resample, ring
+from hansa.gossip import (
+    Activity,
+    Clustering,
+    Topology,
+    as_activity,
+    as_topology,
+    consensus_amsgrad,
+    everyone,
+    resample,
+    ring,
+)
 from hansa.local.mixing import Mixing, StepOrder
 from hansa.presets.hyperparameters import AdaptiveEps, Common, compose, compose_adaptive, document_arguments, preset
 from hansa.sample import Sampler, per_cluster
@@ -23,7 +33,7 @@ class Gossip(AdaptiveEps, total=False):
     """The arguments of presets in which clients gossip and some of them report to an adaptive server.
 
     Args:
-        topology: Topology of each cluster.
+        topology: Topology of every cluster, or a list with one for each.
         reporters: Clients of each cluster that report: a number, a fraction, or a sampler.
         active: Clients that compute at a step: a number, a probability, or an activity such as `hansa.gossip.resample`.
         gossip_every: Local steps from one exchange with the neighbours to the next.
@@ -34,7 +44,7 @@ class Gossip(AdaptiveEps, total=False):
     True
     """
 
-    topology: Topology
+    topology: Topology | Sequence[Topology]
     reporters: int | float | Sampler
     active: float | Activity
     gossip_every: int
@@ -46,14 +56,14 @@ class Decentralized(Common, total=False):
     """The arguments of presets without a server.
 
     Args:
-        topology: Topology of each cluster.
+        topology: Topology of every cluster, or a list with one for each.
         clusters: Clusters that gossip among themselves: a number, lists of clients, or a clustering.
 
     >>> "clusters" in Decentralized.__annotations__
     True
     """
 
-    topology: Topology
+    topology: Topology | Sequence[Topology]
     clusters: Clusters
 
 
@@ -242,7 +252,7 @@ def _with_server(name: str, clusters: Clusters, options: Gossip, reporters_only:
     if active is None:
         active = everyone() if reporters_only else resample()
     mixing = Mixing(
-        arguments.pop("topology"),
+        as_topology(arguments.pop("topology")),
         clusters,
         as_activity(active),
         arguments.pop("gossip_every"),
@@ -261,7 +271,7 @@ def _without_server(name: str, options: Decentralized, **mixing: Any) -> Algorit
         if arguments.get(argument) is not None:
             problem = "there is no server and everyone takes part."
             raise argument_error(name, argument, arguments[argument], problem)
-    topology, clusters = arguments.pop("topology"), arguments.pop("clusters")
+    topology, clusters = as_topology(arguments.pop("topology")), arguments.pop("clusters")
     server: Any = {"participation": 1.0, "server_lr": 1.0, "weights": "uniform", "two_way": False}
     algorithm = compose(name, **{**arguments, **server})
     return algorithm.with_local(mixing=Mixing(topology, clusters, keep_local_models=True, **mixing))

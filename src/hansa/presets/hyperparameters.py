@@ -15,11 +15,11 @@ from hansa.compress import Compressor, Downlink, Uplink, direct, error_feedback,
 from hansa.compress.base import require_compressor
 from hansa.core.errors import HansaError, argument_error, invalid_argument, short_repr, suggestion
 from hansa.core.protocols import missing_methods
+from hansa.core.schedule import Rate
 from hansa.core.types import MODEL
-from hansa.local import LocalWork, Solver, fixed, sgd
+from hansa.local import Batches, LocalWork, Solver, as_batching, fixed, sgd
 from hansa.local import epochs as local_epochs
 from hansa.sample import Sampler, uniform
-from hansa.schedule import Rate
 from hansa.server import ServerTransform, chain, scale
 
 P = ParamSpec("P")
@@ -33,6 +33,7 @@ class Common(TypedDict, total=False):
         steps: Local steps per round: one number, one per client, or a component such as `hansa.local.drawn`.
         epochs: Passes over a client's data per round, instead of ``steps``.
         batch_size: Rows per batch; None takes all rows of the client.
+        batches: The last batch of a pass "full", "short" or "drop"; "continued" passes across rounds; or a component.
         participation: Fraction of the clients that participate in a round.
         sampler: Component that selects the participants, instead of ``participation``.
         server_lr: Learning rate of the server, a number or a schedule.
@@ -44,13 +45,14 @@ class Common(TypedDict, total=False):
         two_way: Compress the broadcasts too: True for the same compressor, or another compressor or a downlink.
 
     >>> sorted(Common.__annotations__)[:3]
-    ['batch_size', 'compressor', 'epochs']
+    ['batch_size', 'batches', 'compressor']
     """
 
     local_lr: Rate
     steps: int | Sequence[int] | LocalWork
     epochs: float
     batch_size: int | None
+    batches: Batches
     participation: float
     sampler: Sampler
     server_lr: Rate
@@ -97,9 +99,9 @@ class AdaptiveEps(Adaptive, total=False):
 
 
 COMMON_DEFAULTS: dict[str, Any] = {
-    "local_lr": 0.05, "steps": None, "epochs": 1, "batch_size": 32, "participation": 1.0, "sampler": None,
-    "server_lr": 1.0, "weights": "uniform", "local_momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None,
-    "compressor": None, "two_way": False,
+    "local_lr": 0.05, "steps": None, "epochs": 1, "batch_size": 32, "batches": "full", "participation": 1.0,
+    "sampler": None, "server_lr": 1.0, "weights": "uniform", "local_momentum": 0.0, "weight_decay": 0.0,
+    "max_grad_norm": None, "compressor": None, "two_way": False,
 }  # fmt: skip
 EXCLUSIVE = (("steps", "epochs"), ("sampler", "participation"), ("participation", "reporters"))
 
@@ -195,9 +197,10 @@ def compose(
     others = {key: replace(channel, downlink=downlink, uplink=uplink) for key, channel in (channels or {}).items()}
     local = LocalPhase(
         solver=sgd() if solver is None else solver,
-        steps=_local_work(common),
+        steps=local_work(common),
         lr=common["local_lr"],
         batch_size=common["batch_size"],
+        batches=as_batching(common.get("batches", "full"), name),
         momentum=common["local_momentum"],
         weight_decay=common["weight_decay"],
         max_grad_norm=common.get("max_grad_norm"),
@@ -225,7 +228,8 @@ def select_sampler(common: Common) -> Sampler:
     return common["sampler"] if common.get("sampler") is not None else uniform(common["participation"])
 
 
-def _local_work(common: Common) -> LocalWork:
+def local_work(common: Common) -> LocalWork:
+    """Return the amount of local work: ``steps``, or else ``epochs``."""
     steps = common.get("steps")
     if steps is None:
         return local_epochs(common["epochs"])

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, ServerState, in_cohort_order
     from hansa.rounds.diagnostics import diagnose
     from hansa.rounds.messages import Broadcast, DroppedClient, Report, Upload, WorkOrder
+    from hansa.rounds.pacing import open_paced_round
     from hansa.rounds.round import OpenedRound, client_round, close_round, open_round
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "close_round",
     "diagnose",
     "in_cohort_order",
+    "open_paced_round",
     "open_round",
 ]
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,8 @@ class ServerState:
     downlink: State
     heard: State = field(default_factory=dict)
     """The last statistics of every client, where a component needs them."""
+    pace: State = field(default_factory=dict)
+    """The virtual clock, and for asynchronous methods the event queue and the versions of jobs in flight."""
 
     @classmethod
     def start(cls, algorithm: Algorithm, vectors: Vectors, population: int) -> ServerState:
@@ -74,7 +77,8 @@ class ServerState:
 
     def tree(self) -> State:
         """Return the state as one plain tree, for a checkpoint."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        names = self.__slots__ if self.pace else [name for name in self.__slots__ if name != "pace"]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +182,7 @@ class RoundAggregation:
         self._up: dict[int, int] = {}
         self._peer: Counter[int] = Counter()
         self._exchanges = 0
-        self._steps: dict[int, float] = {}
+        self._steps: dict[tuple[int, int], float] = {}
         self._info: dict[str, list[float]] = {}
         self._local_mean = LocalModelMean(
             {name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors}
@@ -222,7 +226,7 @@ class RoundAggregation:
             self._up[client] = 0 if self.algorithm.serverless else sum(nbytes.values())
             self._remember(client, report.memory.get(client, {}))
             for name, decode in vectors.items():
-                self._add(name, self._update(client, decode, upload.loss))
+                self._add(name, self._update(name, client, decode, upload.loss))
 
     def _remember(self, client: int, memory: Vectors) -> None:
         if memory and self._stage_memory is not None:
@@ -236,15 +240,26 @@ class RoundAggregation:
         else:
             self._vectors[name].append(update)
 
-    def _update(self, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
+    def _update(self, name: str, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
         order = self.orders[client]
-        steps = self._steps.get(order.work.steps)
+        steps = self._steps.get((order.work.steps, order.round))
         if steps is None:
             phase = self.algorithm.local
             pull = with_defaults(phase.solver, BaseSolver).prox_weight
-            steps = effective_steps(order.work.steps, phase.lr_at(self.state.round), phase.momentum, pull)
-            self._steps[order.work.steps] = steps
-        return EncodedUpdate(client, order.cohort, decode, self.population.samples[client], steps, loss)
+            steps = effective_steps(order.work.steps, phase.lr_at(order.round), phase.momentum, pull)
+            self._steps[order.work.steps, order.round] = steps
+        samples = self.population.samples[client]
+        if not self.algorithm.pace.asynchronous:
+            return EncodedUpdate(client, order.cohort, decode, samples, steps, loss)
+        staleness = self.state.round - order.round
+        change = partial(self._base_change, name, order) if staleness else None
+        return EncodedUpdate(client, order.cohort, decode, samples, steps, loss, staleness, order.cohort, change)
+
+    def _base_change(self, name: str, order: WorkOrder) -> Vector:
+        """Return the version that an order started from minus the server's vector."""
+        base = order.broadcasts[name].packets[0].content
+        assert isinstance(base, torch.Tensor), "the server's own orders hold whole vectors"
+        return base - self.state.vectors[name]
 
     def close(self) -> ClosedRound:
         """Aggregate and step. Below the quorum neither the model nor the server state changes."""
@@ -256,7 +271,10 @@ class RoundAggregation:
                 DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted
             ]
             return ClosedRound(replace(state, round=state.round + 1), {}, self._outcome((), {}), None)
-        ctx = RoundContext(state.round, state.population_with_stats(self.population), admitted, self.rows)
+        stale = self.algorithm.pace.asynchronous
+        staleness = tuple(state.round - self.orders[client].round for client in admitted) if stale else ()
+        population = state.population_with_stats(self.population)
+        ctx = RoundContext(state.round, population, admitted, self.rows, staleness)
         combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
         vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
         for name, channel in self.algorithm.channels.items():
@@ -274,7 +292,7 @@ class RoundAggregation:
             for client, rows in channel_result.rows.items():
                 self._memory.setdefault(client, {}).update(rows)
         heard = ClientStats(**state.heard).updated(self._losses, self._norms)._asdict() if state.heard else {}
-        after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard)
+        after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard, state.pace)
         diagnostics = RoundDiagnostics(
             state.round,
             self.orders,
@@ -354,6 +372,9 @@ def expected_upload(
         {name: channel.uplink for name, channel in algorithm.channels.items() if channel.follows is None},
         state.vectors,
         max_norm,
+        {client: (order.round, order.base) for order in orders for client in order.reporters}
+        if algorithm.pace.asynchronous
+        else {},
     )
 
 

@@ -19,7 +19,7 @@ from hansa.core.vectors.arithmetic import all_finite
 from hansa.gossip.rows import Mixer
 from hansa.local.cohort import Cohort, CohortOutcome, CohortSchedule
 from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJob, Trainer, take_step
+from hansa.local.trainer import BaseTrainer, ClientJob, Trainer, draw_batches, take_step
 from hansa.local.work import Work
 from hansa.rounds.messages import DroppedClient, LocalUpdate, WorkOrder, scoped
 from hansa.server import BaseServerTransform
@@ -54,7 +54,7 @@ def train_cohort(
         detail = f"its parameters became non-finite at step {step}; its cluster continued without it"
         result.dropped.append(DroppedClient(client, "non-finite", detail))
     if cohort.mixer.positions:
-        _add_updates(cohort, outcome, order, result)
+        _add_updates(cohort, outcome, order, result, phase, samples)
     return result
 
 
@@ -64,7 +64,7 @@ def _new_cohort(
     assert phase.mixing is not None
     mixing, model, buffers = phase.mixing, received[MODEL], received.get(BUFFERS)
     schedule = CohortSchedule(mixing, order.round, order.work.steps, order.clients, order.reporters, order.key)
-    mixer = Mixer(mixing.topology, len(order.clients))
+    mixer = Mixer(mixing.topology.of_cluster(order.cohort), len(order.clients))
     mixer.drop(*(schedule.position(client) for client in order.absent))
 
     def new_step(client: int) -> LocalStep:
@@ -77,7 +77,8 @@ def _new_cohort(
     def batches(client: int) -> Any:
         """Draw a client's batches of the round, each no larger than its dataset."""
         work = Work(order.work.steps, min(order.work.batch_size, samples[client]))
-        return trainer.batches(client, work, order.key.child("local", order.round, client, "batch"))
+        key, place = order.key.child("local", order.round, client, "batch"), phase.place(order.memory.get(client, {}))
+        return draw_batches(trainer, phase.division, client, samples[client], work, key, order.key, place)
 
     return Cohort(
         schedule,
@@ -101,6 +102,7 @@ class _EagerExecutor:
         self.taken: Counter[int] = Counter()
 
     def run(self) -> CohortOutcome:
+        self.outcome.taken = self.taken
         for step in range(self.cohort.schedule.steps):
             moves = self._take_steps(step)
             if not self.cohort.mixer.positions:
@@ -170,7 +172,14 @@ def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int
     return sent
 
 
-def _add_updates(cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, result: CohortResult) -> None:
+def _add_updates(
+    cohort: Cohort,
+    outcome: CohortOutcome,
+    order: WorkOrder,
+    result: CohortResult,
+    phase: LocalPhase,
+    samples: Sequence[int],
+) -> None:
     """Add the surviving reporters' updates, the consensus distance and, if requested, the mean model."""
     mixer, dim = cohort.mixer, cohort.dim
     reporters = [client for client in order.reporters if mixer.alive[cohort.schedule.position(client)]]
@@ -180,6 +189,10 @@ def _add_updates(cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, resul
     for client, position, delta in zip(reporters, positions, deltas, strict=True):
         buffers = delta[dim:] if delta.numel() > dim else None
         memory = _memory(cohort, outcome, client, position)
+        if memory:
+            size = min(order.work.batch_size, samples[client])
+            before = order.memory.get(client, {})
+            memory |= phase.memory_of_place(samples[client], size, outcome.taken[client], before)
         result.updates[client] = LocalUpdate(delta[:dim], buffers, loss, memory)
     result.info["consensus"] = spread
     if order.mean:

@@ -17,23 +17,32 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, train, train_by_steps
+from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, train, train_by_steps
+from hansa.pace.clock import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
 from hansa.rounds.cohort import CohortResult, train_cohort
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
+from hansa.rounds.scale_warning import warn_of_dominated_scale
 from hansa.rounds.validation import repeated_senders
 
 
 class OpenedRound(NamedTuple):
-    """Work orders, each channel's broadcast, the server's state after it, and the bytes each client was sent."""
+    """Work orders, each channel's broadcast, the server's state after it, and the bytes each client was sent.
+
+    Rounds on a virtual clock also have their timing, and the clients whose updates come too late.
+    """
 
     orders: tuple[WorkOrder, ...]
     broadcasts: Mapping[str, ServerBroadcast]
     state: ServerState
     down_bytes: dict[int, int]
+    timing: RoundTiming | None = None
+    dropped: tuple[DroppedClient, ...] = ()
 
     def for_receiver(self, order: WorkOrder) -> WorkOrder:
         """Return the order with the packets that its first reporter is sent over a network."""
+        if order.round != self.state.round:
+            return order  # an older version: its broadcasts are whole
         receiver = order.reporters[0]
         packets = {
             name: Broadcast(sent.version, sent.bases[receiver], tuple(sent.packets(receiver)))
@@ -60,7 +69,7 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
         # one number of steps for all; the batch size is the largest drawn, capped per client by its sample count
         draw = key.child("work", state.round, members[0])
         most = max(population.samples[client] for client in members)
-        work = phase.steps.draw(members[0], most, phase.batch_size, draw)
+        work = phase.draw_work(members[0], most, draw)
         orders.append(WorkOrder(run, state.round, cohort, members, reporters, work, base, whole, key))
     return OpenedRound(tuple(orders), broadcasts, replace(state, downlink=after), sent)
 
@@ -98,17 +107,22 @@ def client_round(
         population: The clients' sample counts.
         base_vectors: By channel, the vector of the broadcasts' base version, if they have one.
     """
-    if len(orders) > 1 and any(
-        order.broadcasts is not orders[0].broadcasts or order.base != orders[0].base for order in orders
-    ):
-        return [client_round(algorithm, [order], trainer, population, base_vectors)[0] for order in orders]
-    if not orders:
-        return []
-    got = decode_broadcasts(algorithm, orders[0], base_vectors or {})
-    if got is None:
-        return [_undecodable(order) for order in orders]
-    results = _train(algorithm, orders, got, trainer, population)
-    return [_report(algorithm, order, got, result) for order, result in zip(orders, results, strict=True)]
+    decoded: dict[tuple[int, bytes], Vectors | None] = {}
+    for order in orders:
+        place = id(order.broadcasts), order.base
+        if place not in decoded:
+            decoded[place] = decode_broadcasts(algorithm, order, base_vectors or {})
+    received = [decoded[id(order.broadcasts), order.base] for order in orders]
+    able = [order for order, got in zip(orders, received, strict=True) if got is not None]
+    vectors = [got for got in received if got is not None]
+    trained = _train(algorithm, able, vectors, trainer, population) if able else []
+    if able and able[0].round == 0:
+        warn_of_dominated_scale(algorithm, able[0].run, trained[0].updates, getattr(trainer, "layout", None))
+    results = iter(trained)
+    return [
+        _undecodable(order) if got is None else _report(algorithm, order, got, next(results))
+        for order, got in zip(orders, received, strict=True)
+    ]
 
 
 def _undecodable(order: WorkOrder) -> Report:
@@ -140,38 +154,68 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, result: Cohort
 
 
 def _train(
-    algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors, trainer: Trainer, population: Population
+    algorithm: Algorithm,
+    orders: Sequence[WorkOrder],
+    received: Sequence[Vectors],
+    trainer: Trainer,
+    population: Population,
 ) -> list[CohortResult]:
-    """Train on the trainer's device; inputs and results are on the CPU."""
+    """Train on the trainer's device; inputs and results are on the CPU. ``received`` has the vectors of each order."""
     device = trainer.y.device
     if device.type == "cpu":
-        return _train_there(algorithm, orders, got, trainer, population)
-    orders, got = to_device(device, orders, got)
-    return [to_cpu(result) for result in _train_there(algorithm, orders, got, trainer, population)]
+        return _train_there(algorithm, orders, received, trainer, population)
+    orders, received = to_device(device, orders, received)
+    return [to_cpu(result) for result in _train_there(algorithm, orders, received, trainer, population)]
 
 
 def _train_there(
-    algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors, trainer: Trainer, population: Population
+    algorithm: Algorithm,
+    orders: Sequence[WorkOrder],
+    received: Sequence[Vectors],
+    trainer: Trainer,
+    population: Population,
 ) -> list[CohortResult]:
     if algorithm.local.mixing is not None:
-        return [train_cohort(algorithm.local, order, got, trainer, population.samples) for order in orders]
-    jobs = _jobs(algorithm, orders, got)
+        samples = population.samples
+        pairs = zip(orders, received, strict=True)
+        return [train_cohort(algorithm.local, order, got, trainer, samples) for order, got in pairs]
+    jobs = _with_batches(algorithm, orders, _jobs(algorithm, orders, received), trainer, population)
     keeps_model = algorithm.local.private_blocks is not None or any(order.mean for order in orders)
     results = None if keeps_model else with_defaults(trainer, BaseTrainer).train_clients(jobs)
     if results is None:
         train_one = train if keeps_model else train_by_steps  # there is no fast path for these jobs
-        pairs = zip(orders, jobs, strict=True)
-        return [_finish_job(algorithm, order, job, train_one(trainer, job), trainer) for order, job in pairs]
-    triples = zip(orders, jobs, results, strict=True)
-    return [_finish_job(algorithm, order, job, result, trainer) for order, job, result in triples]
+        finished = [
+            _finish_job(algorithm, order, job, train_one(trainer, job), trainer)
+            for order, job in zip(orders, jobs, strict=True)
+        ]
+    else:
+        triples = zip(orders, jobs, results, strict=True)
+        finished = [_finish_job(algorithm, order, job, result, trainer) for order, job, result in triples]
+    if algorithm.local.division.continued:
+        for order, result in zip(orders, finished, strict=True):
+            _add_places(algorithm, order, result, population)
+    return finished
 
 
-def to_device(device: torch.device, orders: Sequence[WorkOrder], got: Vectors) -> tuple[list[WorkOrder], Vectors]:
-    """Copy the clients' received vectors and memory to a device."""
+def _add_places(algorithm: Algorithm, order: WorkOrder, result: CohortResult, population: Population) -> None:
+    """Add to the clients' memory where they are in their passes."""
+    for client, update in result.updates.items():
+        update.memory.update(
+            algorithm.local.memory_of_place(
+                population.samples[client], order.work.batch_size, order.work.steps, order.memory.get(client, {})
+            )
+        )
+
+
+def to_device(
+    device: torch.device, orders: Sequence[WorkOrder], received: Sequence[Vectors]
+) -> tuple[list[WorkOrder], list[Vectors]]:
+    """Copy the clients' received vectors, each once, and their memory to a device."""
     copied = [
         replace(order, memory={client: _to(rows, device) for client, rows in order.memory.items()}) for order in orders
     ]
-    return copied, _to(got, device)
+    once = {id(got): _to(got, device) for got in received}
+    return copied, [once[id(got)] for got in received]
 
 
 def to_cpu(result: CohortResult) -> CohortResult:
@@ -223,21 +267,46 @@ def close_round(
     return closing.close()
 
 
-def _jobs(algorithm: Algorithm, orders: Sequence[WorkOrder], got: Vectors) -> list[ClientJob]:
-    """Make the job of each client; clients without memory and momentum share one local step."""
+def _jobs(algorithm: Algorithm, orders: Sequence[WorkOrder], received: Sequence[Vectors]) -> list[ClientJob]:
+    """Make the job of each client; clients of one version without memory and momentum share one local step."""
     phase, jobs = algorithm.local, list[ClientJob]()
     alike = not phase.momentum and phase.optimizer is None and phase.optimizer_state == "fresh"
-    common: ClientJob | None = None
-    for order in orders:
-        if common is None or order.memory:
+    common: dict[tuple[int, int], ClientJob] = {}
+    for order, got in zip(orders, received, strict=True):
+        same = None if order.memory else common.get((id(got), order.round))
+        if same is None:
             jobs.append(_job(algorithm, order, got))
             if alike and not order.memory:
-                common = jobs[-1]
+                common[id(got), order.round] = jobs[-1]
         else:
             (client,) = order.clients
             key = order.key.child("local", order.round, client)
-            jobs.append(ClientJob(common.x, client, order.work, common.step, key, common.buffers))
+            jobs.append(ClientJob(same.x, client, order.work, same.step, key, same.buffers))
     return jobs
+
+
+def _with_batches(
+    algorithm: Algorithm, orders: Sequence[WorkOrder], jobs: list[ClientJob], trainer: Trainer, population: Population
+) -> list[ClientJob]:
+    """Add to the jobs the batches that trainers do not draw themselves."""
+    phase = algorithm.local
+    if phase.division.is_default:
+        return jobs
+    return [
+        job._replace(
+            batches=draw_batches(
+                trainer,
+                phase.division,
+                job.client,
+                population.samples[job.client],
+                job.work,
+                job.key.child("batch"),
+                order.key,
+                phase.place(order.memory.get(job.client, {})),
+            )
+        )
+        for order, job in zip(orders, jobs, strict=True)
+    ]
 
 
 def _job(algorithm: Algorithm, order: WorkOrder, got: Vectors) -> ClientJob:

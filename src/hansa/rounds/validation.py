@@ -25,7 +25,7 @@ from __future__ import annotations
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -56,7 +56,8 @@ class RefusedUpdate(HansaError):
 class ExpectedUpload:
     """The server's record of what it requested, against which every upload is validated.
 
-    ``reporters`` maps each requested client to its cohort.
+    ``reporters`` maps each requested client to its cohort. ``versions`` has the round and base of each client in
+    asynchronous rounds, where they differ.
     """
 
     run: str
@@ -66,6 +67,7 @@ class ExpectedUpload:
     links: Mapping[str, Uplink]
     vectors: Vectors
     max_norm: float = 1e12
+    versions: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
 
 
 class ValidUpload(NamedTuple):
@@ -129,9 +131,10 @@ def _check_address(upload: object, expected: ExpectedUpload, cohort: int) -> Upl
         )
     if type(upload.run) is not str or upload.run != expected.run:
         raise RefusedUpdate("run", f"from run {_safe_repr(upload.run)}, this is {expected.run!r}")
-    if type(upload.round) is not int or upload.round != expected.round:
-        raise RefusedUpdate("round", f"for round {_safe_repr(upload.round)}, this is round {expected.round}")
-    if type(upload.base) is not bytes or upload.base != expected.base:
+    round, base = expected.versions.get(upload.client, (expected.round, expected.base))
+    if type(upload.round) is not int or upload.round != round:
+        raise RefusedUpdate("round", f"for round {_safe_repr(upload.round)}, this is round {round}")
+    if type(upload.base) is not bytes or upload.base != base:
         raise RefusedUpdate("base", "made from another model than the one sent out this round")
     return upload
 

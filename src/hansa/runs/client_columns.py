@@ -26,16 +26,37 @@ class ClientColumns(dict[str, Array]):
     """The client record as NumPy arrays by name, one row per round and client.
 
     `hansa.runs.columns.CLIENT_COLUMNS` describes the columns. Evaluations add ``test_...``, and ``personal_...`` after
-    steps on the client's own rows. Unmeasured values are NaN; unsent bytes are 0.
+    steps on the client's own rows. Unmeasured values are NaN; unsent bytes are 0. ``client_names`` are the names of the
+    clients by number, such as hospitals or files, if the data has any.
     """
 
+    client_names: Sequence[str] = ()
+
+    def named(self, names: Sequence[str]) -> ClientColumns:
+        """Return the same columns with the names of clients by number."""
+        self.client_names = names
+        return self
+
+    def name_of(self, client: int) -> str:
+        """Return the name of a client, or "client 3" if it has none."""
+        return self.client_names[client] if client < len(self.client_names) else f"client {client}"
+
+    def with_name_column(self) -> dict[str, Array]:
+        """Return the columns with one of names after that of numbers, if clients have names."""
+        if not self.client_names or "client" not in self:
+            return dict(self)
+        names = {"name": np.array([self.name_of(client) for client in self["client"].tolist()], dtype=np.str_)}
+        place = list(self).index("client") + 1
+        columns = list(self.items())
+        return dict([*columns[:place], *names.items(), *columns[place:]])
+
     def frame(self) -> pandas.DataFrame:
-        """Return the columns as a pandas frame."""
+        """Return the columns as a pandas frame, with a column of names if clients have any."""
         try:
             import pandas
         except ImportError as error:
             raise HansaError("a frame of clients needs pandas: pip install 'hansa[report]'.") from error
-        return pandas.DataFrame(dict(self))
+        return pandas.DataFrame(self.with_name_column())
 
     @property
     def rows(self) -> int:
@@ -50,7 +71,7 @@ class ClientColumns(dict[str, Array]):
     def at_round(self, round: int) -> ClientColumns:
         """Return the rows of one round."""
         first, last = np.searchsorted(self["round"], [round, round + 1])
-        return ClientColumns({name: values[first:last] for name, values in self.items()})
+        return ClientColumns({name: values[first:last] for name, values in self.items()}).named(self.client_names)
 
     def by_client(self) -> ClientColumns:
         """Return one row per client: sums of participations and bytes, and the last loss, norm and evaluation.
@@ -63,7 +84,7 @@ class ClientColumns(dict[str, Array]):
         """
         totals = ClientTotals()
         totals.add(self)
-        return totals.result()
+        return totals.result().named(self.client_names)
 
     def write_csv(self, path: Path | str) -> Path:
         """Write the rows as CSV; unmeasured values are empty."""
@@ -81,16 +102,17 @@ class ClientColumns(dict[str, Array]):
         from hansa.runs.store import io
 
         path, content = Path(path), BytesIO()
-        arrays: dict[str, Any] = dict(self)
+        arrays: dict[str, Any] = self.with_name_column()
         np.savez_compressed(content, **arrays)
         io.make_folder(path.parent.resolve())
         io.write_file(path, content.getvalue())
         return path
 
     def _lines(self, some: int = 10_000) -> Iterator[str]:
-        yield ",".join(self) + "\n"
+        shown = self.with_name_column()
+        yield ",".join(shown) + "\n"
         for start in range(0, self.rows, some):
-            columns = [_format_values(values[start : start + some]) for values in self.values()]
+            columns = [_format_values(values[start : start + some]) for values in shown.values()]
             yield "".join(",".join(row) + "\n" for row in zip(*columns, strict=True))
 
     def __repr__(self) -> str:
@@ -191,9 +213,16 @@ def _extend(values: Array, length: int, fill: float) -> Array:
 
 
 def _format_values(values: Array) -> list[str]:
+    if values.dtype.kind == "U":
+        return [_quoted(str(value)) for value in values]
     if values.dtype.kind != "f":
         return [str(int(value)) for value in values]
     return ["" if value != value else str(value) for value in values]
+
+
+def _quoted(text: str) -> str:
+    """Return a field of a CSV file."""
+    return '"' + text.replace('"', '""') + '"' if any(letter in text for letter in ',"\n\r') else text
 
 
 def summarize_clients(values: Sequence[float], lower_is_better: bool) -> tuple[float, float, float]:

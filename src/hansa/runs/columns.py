@@ -6,12 +6,15 @@ an entry here and the code that measures it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from hansa.core.errors import HansaError, invalid_argument
+from hansa.training.metric_direction import Direction, known_direction
+
 Unit: TypeAlias = Literal["count", "fraction", "number", "bits", "bytes", "seconds", "flag", "list"]
-Direction: TypeAlias = Literal["higher", "lower", ""]
 Chart: TypeAlias = Literal["axis", "outcome", "detail"]
 
 
@@ -121,7 +124,19 @@ COLUMNS: dict[str, Column] = {
         Column("peer_bytes", "bytes to peers", "bytes", "bytes between clients in this round", "lower"),
         Column("sites", "sites", "list", "bytes of each site of a federation"),
         Column("seconds", "seconds", "seconds", "wall time of this round", "lower"),
-        Column("simulated_seconds", "simulated seconds", "seconds", "time of this round by the link model", "lower"),
+        Column("staleness", "staleness", "number", "mean server steps since the versions that the updates started from",
+               "lower", _DETAIL),
+        Column("staleness_max", "oldest update", "count", "the largest staleness of an accepted update", "lower"),
+        Column("utilisation", "utilisation", "fraction", "share of virtual time in which clients were at work",
+               "higher", _DETAIL),
+        Column("wasted_seconds", "wasted work", "seconds",
+               "virtual seconds that clients spent on updates that were not accepted", "lower", hide_zero=True),
+        Column("arrivals", "arrivals", "list",
+               "client, version, time and acceptance of every update that real sites sent, in order of arrival"),
+        Column("versions", "versions", "count", "versions of the model kept for clients at work"),
+        Column("version_bytes", "version memory", "bytes", "memory of these versions"),
+        Column("simulated_seconds", "simulated seconds", "seconds",
+               "time of this round by the link model or on the virtual clock", "lower"),
     )
 }  # fmt: skip
 """The columns of a history by name, in the order in which reports show them. Evaluations add ``test_NAME`` for each
@@ -145,7 +160,7 @@ CLIENT_COLUMNS: dict[str, ClientColumn] = {
 
 ACCURACY = "test_accuracy"
 OUTCOMES = tuple(name for name, column in COLUMNS.items() if "outcome" in column.charts)
-"""Ranking metrics in order of preference; the first one that was measured is used."""
+"""Columns drawn as outcomes. `hansa.runs.metric_facts.main_metric` says which column ranks runs."""
 AXES = {name: column.axis for name, column in COLUMNS.items() if "axis" in column.charts}
 """The columns available as x axes, with their labels."""
 CHARTED = tuple(name for name, column in COLUMNS.items() if column.charts)
@@ -153,38 +168,123 @@ CHARTED = tuple(name for name, column in COLUMNS.items() if column.charts)
 BITS = {name: column.sum_of[0] for name, column in COLUMNS.items() if column.unit == "bits" and len(column.sum_of) == 1}
 """Running totals in bits, and the byte columns that they sum."""
 TOTALS = tuple(name for name, column in COLUMNS.items() if column.sum_of)
-EVALUATED = ("test_", "client_", "personal_")
-"""Prefixes of evaluated metrics: on all test rows, over clients, over clients after local steps."""
-_LOWER = ("loss", "bits", "bytes", "seconds", "consensus", "lost")
+EVALUATED = ("test_", "client_", "personal_", "sites_test_")
+"""Prefixes of evaluated metrics: on all test rows, over clients, over clients after local steps, at the sites of a
+federation. Those of a named test set have its name before them: ``validation/test_accuracy``."""
+WINDOW = 5
+"""The default number of last measurements that a score averages; one setting for tables, pages, CSV and searches."""
+_COSTS = ("bits", "bytes", "seconds", "consensus", "lost")
+_SUMMARY = re.compile(r"(best|final|last\d+)_")
 
 
-def lower_is_better(name: str) -> bool:
-    """Return whether a smaller value of a column is better: losses, costs, and deviations over clients.
+def plain_name(name: str) -> str:
+    """Return the column of a summary: ``best_test_loss``, ``final_test_loss`` and ``last5_test_loss`` are test_loss.
+
+    >>> plain_name("last10_test_loss"), plain_name("bits")
+    ('test_loss', 'bits')
+    """
+    return name if name in COLUMNS else _SUMMARY.sub("", name, count=1)
+
+
+def direction_of(name: str, better: Mapping[str, Direction] | None = None) -> Direction:
+    """Return which direction of a column is better; "" where neither is, or where that is not known.
+
+    Args:
+        name: A column, or a summary of one.
+        better: The directions that the task stated, by metric.
+
+    >>> direction_of("client_rmse_worst"), direction_of("test_margin"), direction_of("test_margin", {"margin": "lower"})
+    ('lower', '', 'lower')
+    """
+    name = plain_name(name)
+    if better and name in better:
+        return better[name]
+    name = name.rpartition("/")[2]
+    if name in COLUMNS:
+        return COLUMNS[name].better
+    if name.startswith(EVALUATED):
+        if name.endswith("_std"):
+            return "lower"
+        name = name.removesuffix("_worst").removeprefix(evaluated_prefix(name))
+    for metric in sorted(better or {}, key=len, reverse=True):
+        if name == metric or name.endswith(f"_{metric}"):
+            return (better or {})[metric]
+    return "lower" if name.endswith(_COSTS) else known_direction(name)
+
+
+def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) -> bool:
+    """Return whether a smaller value of a column is better, or raise if that is not known.
+
+    Args:
+        name: A column, or a summary of one.
+        better: The directions that the task stated, by metric.
 
     >>> lower_is_better("test_loss"), lower_is_better("test_accuracy"), lower_is_better("client_loss_worst")
     (True, False, True)
     """
-    if name in COLUMNS:
-        return COLUMNS[name].better == "lower"
-    if name.startswith(("client_", "personal_")):
-        if name.endswith("_std"):
-            return True
-        name = name.removesuffix("_worst")
-    return name.endswith(_LOWER)
+    direction = direction_of(name, better)
+    if not direction:
+        raise HansaError(
+            f"{name}: not known whether a larger value is better. Write {name}:lower or {name}:higher; a task states "
+            "it as metrics={...: hansa.lower(f)}."
+        )
+    return direction == "lower"
 
 
-def column_of(name: str) -> Column:
+def split_metric(metric: str, better: Mapping[str, Direction] | None = None) -> tuple[str, dict[str, Direction]]:
+    """Return the column that a caller names, and the known directions with the one that the caller adds.
+
+    Args:
+        metric: A column, or COLUMN:lower or COLUMN:higher.
+        better: The directions that the task stated.
+
+    >>> split_metric("test_delay:lower"), split_metric("test_loss")
+    (('test_delay', {'test_delay': 'lower'}), ('test_loss', {}))
+    """
+    name, colon, direction = metric.partition(":")
+    if not colon:
+        return name, dict(better or {})
+    if direction not in ("lower", "higher"):
+        raise invalid_argument("metric", "better", direction, "lower or higher", f"Write {name}:lower.")
+    stated: Direction = "lower" if direction == "lower" else "higher"
+    return name, {**(better or {}), name: stated}
+
+
+def column_of(name: str, better: Mapping[str, Direction] | None = None) -> Column:
     """Return the column of a name, including summaries (``best_``, ``last5_``) and user-defined metrics.
 
     >>> column_of("last5_test_loss").label, column_of("test_recall").better
     ('test loss', 'higher')
     """
-    plain = name.removeprefix("best_").removeprefix("last5_")
+    plain = plain_name(name)
     if plain in COLUMNS:
         return COLUMNS[plain]
-    unit: Unit = "fraction" if plain.endswith("accuracy") else "number"
+    test_set, _, own = plain.rpartition("/")
+    if test_set:  # of a named test set
+        column = column_of(own, better)
+        return replace(column, name=plain, label=f"{test_set} {column.label}", charts=())
+    unit: Unit = "fraction" if plain.removesuffix("_worst").removesuffix("_std").endswith("accuracy") else "number"
     label = plain.replace("_", " ")
-    return Column(plain, label, unit, label, "lower" if lower_is_better(plain) else "higher")
+    return Column(plain, label, unit, label, direction_of(plain, better))
+
+
+def evaluated_prefix(name: str) -> str:
+    """Return the prefix of an evaluated column, such as ``client_``; "" for other columns.
+
+    >>> evaluated_prefix("sites_test_loss"), evaluated_prefix("loss")
+    ('sites_test_', '')
+    """
+    own = name.rpartition("/")[2] if name == plain_name(name) else name
+    return next((prefix for prefix in EVALUATED if own.startswith(prefix)), "")
+
+
+def evaluated_metrics(names: Iterable[str]) -> list[str]:
+    """Return the evaluated columns among some names, sorted.
+
+    >>> evaluated_metrics({"round", "test_auc", "sites_test_rows"})
+    ['test_auc']
+    """
+    return sorted(name for name in names if evaluated_prefix(name) and not name.endswith("_rows"))
 
 
 def markdown_table(columns: Sequence[Column] | None = None) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,8 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector
 from hansa.engine import Engine, MeteredEngine, RemoteEngine, Serial
+from hansa.pace import synchronous
+from hansa.pace.clock import VirtualClock
 from hansa.rounds import (
     ClosedRound,
     OpenedRound,
@@ -31,13 +34,15 @@ from hansa.rounds import (
     ServerState,
     diagnose,
     in_cohort_order,
-    open_round,
+    open_paced_round,
 )
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures.base import wants_mean
 from hansa.rounds.messages import DroppedClient, WorkOrder
+from hansa.rounds.pacing import ArrivalEngine, check_profile
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.client_record import ClientRecord
+from hansa.runs.metric_facts import MetricFacts, RunHistory, main_metric
 from hansa.runs.metrics import check_any_update_accepted, text_table, warn_dropped_clients
 from hansa.runs.options import Callback, Record, RunOptions, RunOptionsDict
 from hansa.runs.per_client import (
@@ -46,13 +51,16 @@ from hansa.runs.per_client import (
     client_vectors,
     evaluate_clients,
     participation_columns,
+    timing_columns,
 )
 from hansa.runs.store import ClientStore, DiskStore, RamStore
+from hansa.runs.weighting import unweighted_note
 from hansa.training import TaskLike, random_state
 from hansa.training.client_evaluation import EvaluationJob
 
 if TYPE_CHECKING:
     import pandas
+
 
 MAX_DROPPED_IN_CHECKPOINT = 100
 """Maximum number of dropped clients that a checkpoint lists with their reasons; the history has the counts."""
@@ -71,7 +79,7 @@ class Run:
     Args:
         algorithm: A preset or a custom composition.
         task: The model, the loss and the clients' data.
-        seed: The seed of all randomness.
+        seed: The seed of all randomness, of the partition too unless the data has a fixed one.
         store: Where client memory is kept; by default in memory, or in a temporary folder if a component requires it.
         engine: Builds the engine that executes client work.
         options: The options of the run.
@@ -99,6 +107,7 @@ class Run:
         **changes: Unpack[RunOptionsDict],
     ) -> None:
         self.options = RunOptions(**changes) if options is None else replace(options, **changes)
+        task = task.for_seed(seed) if hasattr(task, "for_seed") else task
         self.task, self.key = task, Key(seed)
         self.dtype = task.dtype if self.options.dtype is None else self.options.dtype
         self.devices = self.options.resolve_devices(task)
@@ -112,15 +121,27 @@ class Run:
         self.state = ServerState.start(self.algorithm, start, task.population.count)
         self.store: ClientStore = self._default_store() if store is None else store
         self.ledger = Ledger()
+        self.clock = self._virtual_clock()
         self.per_client = ClientEvaluationPlan.from_options(task, self.options)
-        self.id = self.key.child("run", repr(algorithm), task.name).digest(8).hex()
-        self.history: list[Record] = []
+        profile = () if self.options.profile is None else (repr(self.options.profile),)
+        self.id = self.key.child("run", repr(algorithm), task.name, *profile).digest(8).hex()
+        self.history = RunHistory(facts=MetricFacts.of_task(task))
         self.client_record = ClientRecord()
         self.dropped_clients: list[tuple[int, DroppedClient]] = []
+        self.site_of: Mapping[int, str] = {}  # the site of each client, in a federation
         self.oldest_resumable_round = 0  # sites keep the client memory needed to resume from it
         self.forgotten_clients: set[int] = set()
         self._trajectory: list[Vector] | None = [] if self.options.keep_params else None
         self._engine = engine
+
+    def _virtual_clock(self) -> VirtualClock | None:
+        """Return the clock of the device profile; paces other than synchronous have one also without a profile."""
+        profile = self.options.profile
+        if profile is not None:
+            check_profile(self.algorithm)
+        elif self.algorithm.pace == synchronous():
+            return None
+        return VirtualClock(profile, self.task.population.samples, self.key)
 
     def _default_store(self) -> ClientStore:
         """Return a store in memory, or in a temporary folder if a component requires it."""
@@ -168,11 +189,10 @@ class Run:
         return self._presenter().write_report(self, path, title)
 
     def __repr__(self) -> str:
-        last = next((record for record in reversed(self.history) if "test_accuracy" in record), {})
-        accuracy = f", test_accuracy {last['test_accuracy']:.3f}" if last else ""
-        return (
-            f"Run({self.algorithm.name} on {self.task.name}, seed {self.key.seed}, {self.state.round} rounds{accuracy})"
-        )
+        metric = main_metric({name for record in self.history for name in record}, self.history.facts)
+        value = next((record[metric] for record in reversed(self.history) if metric in record), None)
+        score = "" if value is None else f", final {metric} {value:.3f}"
+        return f"Run({self.algorithm.name} on {self.task.name}, seed {self.key.seed}, {self.state.round} rounds{score})"
 
     def _repr_html_(self) -> str:
         return self._presenter().to_html(self)
@@ -195,12 +215,15 @@ class Run:
 
         ``run.clients().frame()`` is a pandas frame, ``run.clients().by_client()`` has one row per client.
         """
-        return self.client_record.columns(*columns)
+        names = getattr(getattr(self.task, "data", None), "client_names", ())
+        return self.client_record.columns(*columns).named(names)
 
     def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
         """Run ``rounds`` more rounds."""
         check_integer("run", "rounds", rounds, minimum=0)
         last = self.state.round + rounds
+        if self.state.round == 0 and (note := unweighted_note(self.algorithm, self.task.population)):
+            logging.getLogger("hansa").info("%s", note)
         with random_state.deterministic_arithmetic(self.devices):
             engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
             try:
@@ -217,14 +240,22 @@ class Run:
 
     def _round(self, engine: Engine, final: bool) -> Record:
         start = time.perf_counter()
-        opened = open_round(self.algorithm, self.state, self.task.population, self.id, self.key)
+        machines = engine if isinstance(engine, ArrivalEngine) and self.algorithm.pace.asynchronous else None
+        if machines is not None:
+            machines.begin_step(self.state, self._with_memory, self.oldest_resumable_round)
+        opened = open_paced_round(
+            self.algorithm, self.state, self.task.population, self.id, self.key, self.clock, machines
+        )
         if wants_mean(self.options.measures, self.state.round):
             opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
         faults, measures = self.options.faults, self.options.measures
         orders, gone = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
         if isinstance(engine, RemoteEngine):
             engine.round_opened(opened, self.oldest_resumable_round)
-        reports = engine.run(orders, self._with_memory)
+        if self.algorithm.pace.asynchronous:  # orders of one version are executed together
+            reports = engine.run(sorted(orders, key=lambda order: order.round), self._with_memory)
+        else:
+            reports = engine.run(orders, self._with_memory)
         if faults is not None:
             reports = faults.apply_to_reports(self.algorithm, orders, reports)
         aggregation = RoundAggregation(
@@ -234,7 +265,7 @@ class Run:
             self.task.population,
             quorum=self.options.quorum,
             rows=self.store,
-            unreachable=gone,
+            unreachable=(*opened.dropped, *gone),
             max_norm=self.options.max_norm,
             keep_updates=bool(measures),
             stage_memory=None if measures else self.store.stage,
@@ -258,8 +289,8 @@ class Run:
         if final or (self.options.evaluate_every and self.state.round % self.options.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
         client_metrics = self._evaluate_clients(engine) if self.per_client.is_due(self.state.round, final) else {}
-        record.update(aggregate_client_metrics(client_metrics))
-        work = participation_columns(opened.down_bytes, closed.outcome)
+        record.update(aggregate_client_metrics(client_metrics, self.history.facts.better))
+        work = participation_columns(opened.down_bytes, closed.outcome, opened.timing)
         self.client_record.add(self.state.round, work=work, test=client_metrics)
         if isinstance(engine, MeteredEngine):
             record["sites"] = engine.site_bytes()
@@ -324,7 +355,7 @@ class Run:
             (int(round), DroppedClient(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]
         ]
         self.forgotten_clients = {int(client) for client in tree.get("forgotten", ())}
-        self.history = list(history)
+        self.history = RunHistory(history, self.history.facts)
 
     def _record(self, opened: OpenedRound, closed: ClosedRound) -> Record:
         outcome: Outcome = closed.outcome
@@ -336,6 +367,7 @@ class Run:
             peer=outcome.peer_bytes,
             exchanges=outcome.exchanges,
         )
+        timed = {} if opened.timing is None else timing_columns(self.algorithm, opened, outcome)
         return {
             "round": self.state.round,
             "train_loss": outcome.train_loss,
@@ -349,6 +381,7 @@ class Run:
             "down_bytes": sum(opened.down_bytes.values()),
             "peer_bytes": sum(outcome.peer_bytes.values()),
             **outcome.info,
+            **timed,
         }
 
 

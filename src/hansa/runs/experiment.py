@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hansa import data
 from hansa.config import Config, allow_code, build, build_algorithm
-from hansa.config.sections import FAULTS, LINKS
+from hansa.config.sections import FAULTS, LINKS, PROFILE
 from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
 from hansa.core.types import State
@@ -141,6 +141,7 @@ class Experiment:
             run.oldest_resumable_round = min([point.round, *saved])
             if provenance is not None:
                 folder.write_marker(run, *provenance)
+                folder.write_composition(run)
             if changes:
                 folder.write_config(config)
             return cls(config, run, folder)
@@ -155,18 +156,21 @@ class Experiment:
         """The number of remaining rounds."""
         return self.config.rounds - self.run.state.round
 
-    def execute(self, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = ()) -> dict[str, Any]:
+    def execute(
+        self, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = (), *, stopped: bool = False
+    ) -> dict[str, Any]:
         """Run to the last round or until a callback stops it, save everything, and return the summary.
 
         Args:
             callbacks: Called after every round.
             first: Called before the record of a round is written; they may add to it.
+            stopped: Whether a callback has stopped the run before, at its current round: then only save.
         """
         recording = [*record_callbacks(self.config, self.run), *first]
         all_callbacks = [*recording, self.folder.append_record, self._save_when_due, *callbacks]
         target = self.config.evaluate.target
         try:
-            self.run.advance(self.rounds_left, all_callbacks)
+            self.run.advance(0 if stopped else self.rounds_left, all_callbacks)
         except BaseException as error:
             # closed rounds are saved; an incomplete round must not reach a checkpoint
             try:
@@ -193,6 +197,8 @@ class Experiment:
             "metrics": self.folder.seal,
             "clients": run.client_record.seal,
         }
+        if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
+            meta["schema"] = schema.to_dict()
         run.client_record.sync()
         path = self.folder / CHECKPOINT
         checkpoint.save(path, run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
@@ -280,7 +286,7 @@ def _check_provenance(
         details = f" (Hansa {then.get('version')} then, {now['version']} now)" if "version" in refused else ""
         raise HansaError(
             f"{folder}: changed since the run was started: {', '.join(refused)}{details}. Restore it, or pass "
-            f"--accept-changes {','.join(changed)} to continue (the change is recorded)."
+            f"--accept {','.join(changed)} (in Python, accept={changed}) to continue; the change is recorded."
         )
     sizes = {name: len(vector) for name, vector in run.state.vectors.items()}
     saved = {name: len(vector) for name, vector in point.state["server"]["vectors"].items()}
@@ -354,9 +360,12 @@ def build_run(
         measures=measures,
         per_client=config.evaluate.per_client,
         personalise=build.personalise_option(config),
+        profile=PROFILE.build(config.profile),
     )
     engine = _engine_factory(config, done) if engine is None else engine
     run = Run(build_algorithm(config), task, seed=config.seed, store=store, engine=engine, options=options)
+    if config.links is not None and run.clock is not None:
+        raise HansaError("links: rounds on a virtual clock take their time from profile. Set one of the two.")
     run.ledger = Ledger(LINKS.build(config.links))
     return run
 

@@ -1,37 +1,43 @@
-"""The trained model of a run folder: as a module, its predictions, and exports to other formats."""
+"""The trained model of a run folder: with its preprocessing, its predictions, and exports to other formats."""
 
 from __future__ import annotations
 
 import io as memory
+import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from hansa import data
 from hansa.algorithm import Algorithm
-from hansa.config import allow_code, build
-from hansa.config.sections import AUGMENT
-from hansa.core.errors import HansaError, check_integer, invalid_argument
-from hansa.core.keys import Key
+from hansa.config import Config, allow_code, build, only_look
+from hansa.config.registry.import_path import named_code
+from hansa.config.sections import AUGMENT, ModelSection
+from hansa.core.errors import HansaError
 from hansa.core.types import BUFFERS, MODEL
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
 from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import CLIENTS
+from hansa.runs.folder_lock import CLIENTS, PREPROCESSING
 from hansa.runs.folder_lock import MODEL as MODEL_FILE
+from hansa.runs.onnx_export import write_onnx
 from hansa.runs.per_client import check_client, client_vectors, has_client_models
+from hansa.runs.preprocessing import Preprocessing, read_preprocessing, write_preprocessing
 from hansa.runs.seed_group import SeedGroupFolder
-from hansa.runs.store import DiskStore, io
+from hansa.runs.store import DamagedFileError, DiskStore, io
+from hansa.runs.trained_model import Predictions, TrainedModel, is_table, predict
 from hansa.training import Task
 from hansa.training.augment import as_pipeline
 from hansa.training.losses import strip_weights
 
+log = logging.getLogger("hansa")
+
 FORMATS = (".safetensors", ".pt", ".onnx")
+__all__ = ["FORMATS", "Predictions", "export", "load_model", "predict", "predict_from_folder", "read_inputs"]
 
 
 @allow_code()
@@ -43,13 +49,13 @@ def load_model(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     trust: bool = False,
-) -> nn.Module:
-    """Load the trained model of a run folder, in evaluation mode.
+) -> TrainedModel:
+    """Load the trained model of a run folder, in evaluation mode and with its preprocessing.
 
-    A run of a configuration builds its own model, and code that it names is imported.
+    A run of a configuration builds its own model, and code that it names is imported. The training data is not needed.
 
     Args:
-        folder: The folder of a run, or of several seeds.
+        folder: The folder of a run, or a .safetensors or .pt file that `export` wrote, with the file beside it.
         model: For a run started in Python, the class or function that its task was made with.
         client: Load the model of this client: its own in decentralized runs, else the server's with its private blocks.
         algorithm: For a client's model of a run started in Python, its algorithm.
@@ -63,21 +69,93 @@ def load_model(
     ...     rows = hansa.data.from_arrays(torch.rand(12, 2), torch.rand(12, 1), clients=3)
     ...     task = hansa.Task(lambda: torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, rows)
     ...     done = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=f"{folder}/run")
-    ...     load_model(f"{folder}/run", lambda: torch.nn.Linear(2, 1))
+    ...     trained = load_model(f"{folder}/run", lambda: torch.nn.Linear(2, 1))
+    >>> trained.module
     Linear(in_features=2, out_features=1, bias=True)
+    >>> trained.predict(torch.zeros(3, 2)).outputs.shape
+    torch.Size([3, 1])
     """
+    if _is_exported(Path(folder)):
+        return _load_exported(Path(folder), model)
     run_folder = _find_run_folder(folder)
-    if model is None or client is not None:
+    if model is None or client is not None or named_code(run_folder.config.data.augment):
         run_folder.require_trust(trust=trust)
     if client is not None:
-        return _load_client_model(run_folder, client, algorithm, task)
+        return _with_preprocessing(run_folder, _load_client_model(run_folder, client, algorithm, task))
     if model is None:
         if run_folder.config.python is not None:
             raise HansaError(
                 f"{run_folder}: started in Python, so its model is not in the folder: load_model(..., model=YOURS)."
             )
-        model = build.build_task(run_folder.config, build.load_data(run_folder.config)).model
-    return _load_weights(run_folder, model)
+        model = _model_factory(run_folder)
+    return _with_preprocessing(run_folder, _load_weights(run_folder, model))
+
+
+def _model_factory(run_folder: RunFolder) -> Callable[[], nn.Module]:
+    """Return the function that builds the model of a configuration, without its training data where possible."""
+    stored = read_preprocessing(run_folder / PREPROCESSING)
+    template = None if stored is None else stored[0].template()
+    return build.model_factory(run_folder.config, build.load_data(run_folder.config) if template is None else template)
+
+
+def _with_preprocessing(run_folder: RunFolder, module: nn.Module) -> TrainedModel:
+    """Return a module with the preprocessing of its run: that of the configuration, otherwise the recorded one."""
+    stored, config = read_preprocessing(run_folder / PREPROCESSING), run_folder.config
+    record = None if stored is None else stored[0]
+    if config.python is None:
+        return TrainedModel(module, record, as_pipeline(AUGMENT.build(config.data.augment) or ()).test_pipeline())
+    if record is not None and record.own:
+        log.warning("%s: test rows passed through %s, which the loaded model does not apply: apply it yourself",
+                    run_folder, ", ".join(record.own))  # fmt: skip
+    return TrainedModel(module, record)
+
+
+def _load_exported(path: Path, model: Callable[[], nn.Module] | None) -> TrainedModel:
+    """Load an exported model by the file beside it, which names a built-in model or needs the caller's.
+
+    Both files may come from anybody: nothing in them is unpickled, and no code that they name is imported.
+    """
+    if path.suffix == ".pt":
+        raise HansaError(
+            f"{path}: a .pt file is a pickle, which is not loaded. Export the run to .safetensors, or load the state "
+            "dict with torch.load if you trust the file."
+        )
+    beside = sidecar_path(path)
+    stored = read_preprocessing(beside)
+    if stored is None:
+        raise HansaError(f"{path}: {beside.name}, which `hansa export` writes beside it, is missing.")
+    record, also = stored
+    content = path.read_bytes()
+    if also.get("model_sha256") != io.sha256(content):
+        raise DamagedFileError(f"{path}: {beside.name} belongs to another file: its SHA-256 differs. Export it again.")
+    if model is None:
+        template = record.template()
+        if also.get("model") is None or template is None:
+            raise HansaError(f"{path}: its model is your own code: load_model(..., model=YOURS).")
+        if code := named_code(also["model"]):
+            raise HansaError(
+                f"{beside}: names code, {', '.join(code)}, which `hansa export` does not write. It was not imported: "
+                "load_model(..., model=YOURS)."
+            )
+        with only_look():
+            model = build.model_factory(Config(model=ModelSection.model_validate(also["model"])), template)
+    return TrainedModel(_fill(model, safetensors.torch.load(content), str(path)), record)
+
+
+def _is_exported(path: Path) -> bool:
+    """Return whether a path is an exported model, and not the model of a run folder."""
+    if not path.is_file() or path.suffix not in (".safetensors", ".pt"):
+        return False
+    return path.name != MODEL_FILE or sidecar_path(path).is_file() or not RunFolder.containing(path).exists
+
+
+def sidecar_path(path: Path) -> Path:
+    """Return the file with the preprocessing beside an exported model.
+
+    >>> sidecar_path(Path("model.pt")).name
+    'model.pt.preprocessing.json'
+    """
+    return path.with_name(f"{path.name}.{PREPROCESSING}")
 
 
 def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm | None, task: Task | None) -> nn.Module:
@@ -93,7 +171,9 @@ def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm 
     run_task = run.task
     assert isinstance(run_task, Task)
     check_client(client, run_task.population.count)
-    state, buffers = run_task.layout.pack(_load_weights(run_folder, run_task.model), run.dtype)
+    module = _load_weights(run_folder, run_task.model)
+    wide = any(tensor.dtype == torch.float64 for tensor in module.state_dict().values())
+    state, buffers = run_task.layout.pack(module, torch.float64 if wide else run.dtype)
     vectors = {MODEL: state, BUFFERS: buffers} if run_task.layout.buffer_dim else {MODEL: state}
     if not has_client_models(run.algorithm):  # raises before looking for client rows, which such a run does not have
         client_vectors(run.algorithm, vectors, run.store, client)
@@ -105,71 +185,61 @@ def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm 
         return run_task.module(client_vectors(run.algorithm, vectors, store, client)).eval()
 
 
-def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
-    """Return the outputs of a model, one row per input.
-
-    Args:
-        model: A module; it is evaluated without gradients.
-        inputs: The inputs, one per row.
-        batch_size: How many rows to evaluate at a time.
-
-    >>> import torch
-    >>> predict(torch.nn.Linear(2, 1), torch.zeros(3, 2)).shape
-    torch.Size([3, 1])
-    """
-    check_integer("predict", "batch_size", batch_size)
-    if len(inputs) == 0:
-        raise invalid_argument("predict", "inputs", tuple(inputs.shape), "at least one row")
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return torch.cat([model(inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)])
-    finally:
-        model.train(was_training)
-
-
-class Predictions(NamedTuple):
-    """Outputs of a run's model; for classifiers the class of each row; and the targets if they are known."""
-
-    outputs: Tensor
-    classes: Tensor | None
-    targets: Tensor | None
-
-
 @allow_code()
 def predict_from_folder(
-    folder: Path | str, inputs: Path | str | None = None, client: int | None = None, *, trust: bool = False
+    folder: Path | str,
+    inputs: Path | str | None = None,
+    client: int | None = None,
+    *,
+    site: str | None = None,
+    preprocessing: Path | str | None = None,
+    trust: bool = False,
 ) -> Predictions:
     """Return the predictions of a run's model, or of a client's, for a file of inputs or for the run's test data.
 
-    With a client and test rows that have owners, only its own test rows are used. ``trust`` is as in `load_model`.
+    A file needs no training data: it passes through the preprocessing of the run. With a client and test rows that have
+    owners, only its own test rows are used. ``site`` names the client whose statistics scale columns with
+    ``scale: site``; in a federation they are in ``preprocessing``, a file in the site's folder. ``trust`` is as in
+    `load_model`. The folder may also be an exported model.
     """
+    if _is_exported(Path(folder)):
+        if inputs is None:
+            raise HansaError(f"{folder}: an exported model has no test data: pass a file of inputs.")
+        return _predict_file(load_model(folder), inputs, site, preprocessing)
     run_folder = _find_run_folder(folder)
     run_folder.require_trust(trust=trust)
     if run_folder.config.python is not None:
         raise HansaError(f"{run_folder}: started in Python: hansa.load_model(..., model=YOURS) and hansa.predict.")
-    federated = build.load_data(run_folder.config)
-    if client is None:
-        model = _load_weights(run_folder, build.build_task(run_folder.config, federated).model)
-    else:
-        model = _load_client_model(run_folder, client, None, None)
+    model = load_model(run_folder.path, client=client, trust=trust)
     if inputs is not None:
-        rows, targets = _cast_inputs(read_inputs(inputs), federated, model), None
-    elif federated.test_inputs is None or federated.test_targets is None:
+        return _predict_file(model, inputs, site, preprocessing)
+    federated = build.load_data(run_folder.config)
+    if federated.test_inputs is None or federated.test_targets is None:
         raise HansaError(f"{run_folder}: its data has no test rows: pass a file of inputs.")
-    else:
-        rows, targets = federated.test_inputs, strip_weights(federated.test_targets)
-        if client is not None and federated.test_owners is not None:
-            own_rows = federated.test_owners == client
-            if not bool(own_rows.any()):
-                raise HansaError(f"{run_folder}: client {client} owns no test rows: pass a file of inputs.")
-            rows, targets = rows[own_rows], targets[own_rows]
-        rows = _cast_inputs(rows, federated, model)
-    preprocess = as_pipeline(AUGMENT.build(run_folder.config.data.augment) or ()).test_pipeline()
-    outputs = predict(model, preprocess(rows, Key(0), torch.Generator()))  # normalized as in the run
-    labelled = federated.classes is not None and outputs.ndim == 2 and outputs.shape[1] == federated.classes
-    return Predictions(outputs, outputs.argmax(1) if labelled else None, targets)
+    rows, targets = federated.test_inputs, strip_weights(federated.test_targets)
+    if client is not None and federated.test_owners is not None:
+        own_rows = federated.test_owners == client
+        if not bool(own_rows.any()):
+            raise HansaError(f"{run_folder}: client {client} owns no test rows: pass a file of inputs.")
+        rows, targets = rows[own_rows], targets[own_rows]
+    return model.predict(rows)._replace(targets=targets)
+
+
+def _predict_file(
+    model: TrainedModel, inputs: Path | str, site: str | None, preprocessing: Path | str | None
+) -> Predictions:
+    if preprocessing is not None:
+        stored = read_preprocessing(Path(preprocessing))
+        if stored is None:
+            raise HansaError(f"{preprocessing}: no such file: expected the {PREPROCESSING} of a site.")
+        own, used = (None if each is None else each.schema.sha256 for each in (model.preprocessing.encoding,
+                                                                              stored[0].encoding))  # fmt: skip
+        if own != used:
+            raise HansaError(f"{preprocessing}: has the schema {used}, the model {own}. Take the one of the same run.")
+        model = TrainedModel(model.module, stored[0], model.pipeline)
+    if model.preprocessing.encoding is not None and is_table(inputs):
+        return model.predict(inputs, client=site)
+    return model.predict(read_inputs(inputs))
 
 
 def read_inputs(path: Path | str) -> Tensor:
@@ -197,6 +267,10 @@ def export(
     folder: Path | str, path: Path | str, model: Callable[[], nn.Module] | None = None, *, trust: bool = False
 ) -> Path:
     """Write the model of a run folder to a file and return its path.
+
+    A state dict has no preprocessing, so a file beside it, ``NAME.preprocessing.json``, holds the run's schema,
+    normalisations and their SHA-256; `load_model` reads both. An ONNX graph contains the preprocessing: it takes one
+    input per column of a table, and normalises images itself.
 
     Args:
         folder: The folder of a run.
@@ -227,35 +301,43 @@ def export(
         torch.save(safetensors.torch.load(content), buffer)
         content = buffer.getvalue()
     io.write_file(path, content)
+    stored = read_preprocessing(run_folder / PREPROCESSING)
+    if stored is None:
+        log.warning("%s: the preprocessing of the run is not recorded: the exported model does not carry it", path)
+    else:
+        section = run_folder.config.model if run_folder.config.python is None else None
+        named = None if section is None or section.factory is not None else {"name": section.name, **_options(section)}
+        write_preprocessing(sidecar_path(path), stored[0], model_sha256=io.sha256(content), model=named)
     return path
+
+
+def exported_preprocessing(folder: Path | str) -> Preprocessing | None:
+    """Return the preprocessing that an export of a run folder carries; None if the run did not record it."""
+    stored = read_preprocessing(_find_run_folder(folder) / PREPROCESSING)
+    return None if stored is None else stored[0]
+
+
+def _options(section: ModelSection) -> dict[str, Any]:
+    return {"options": section.options} if section.options else {}
 
 
 @allow_code()
 def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None, trust: bool) -> None:
     run_folder.require_trust(trust=trust)
-    if run_folder.config.python is not None:
-        raise HansaError(
-            f"{run_folder}: started in Python: torch.onnx.export(hansa.load_model(..., model=YOURS), an_input, ...)."
-        )
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise HansaError("export to ONNX needs two packages: pip install 'hansa[onnx]'.") from error
-    federated = build.load_data(run_folder.config)
     module = load_model(run_folder.path, model, trust=trust)
-    example = _cast_inputs(federated.inputs[:2], federated, module)
-    torch.onnx.export(
-        module,
-        (example,),
-        str(path),
-        input_names=["inputs"],
-        output_names=["outputs"],
-        dynamic_shapes=({0: torch.export.Dim("rows")},),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    record = module.preprocessing
+    if record.own and run_folder.config.python is not None:
+        log.warning("%s: does not contain your %s, which test rows passed through", path, ", ".join(record.own))
+    template = record.template()
+    if template is None:
+        if run_folder.config.python is not None:
+            raise HansaError(
+                f"{run_folder}: the model takes several tensors: torch.onnx.export(hansa.load_model(...), inputs, ...)."
+            )
+        template = build.load_data(run_folder.config)
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    rows = template.inputs[:1].repeat(2, *[1] * (template.inputs.ndim - 1))
+    write_onnx(module, rows.to(dtype) if rows.is_floating_point() else rows, path, record)
 
 
 def _find_run_folder(path: Path | str) -> RunFolder:
@@ -269,29 +351,20 @@ def _find_run_folder(path: Path | str) -> RunFolder:
 
 
 def _load_weights(run_folder: RunFolder, model: Callable[[], nn.Module]) -> nn.Module:
-    state = safetensors.torch.load(run_folder.read_model())
+    return _fill(model, safetensors.torch.load(run_folder.read_model()), str(run_folder))
+
+
+def _fill(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str) -> nn.Module:
+    """Build a model and load a state dict into it."""
     module = model()
     own = module.state_dict()
     if set(own) != set(state) or any(own[name].shape != tensor.shape for name, tensor in state.items()):
         wrong = sorted(set(own) ^ set(state)) or [n for n, t in state.items() if own[n].shape != t.shape]
-        raise HansaError(f"{run_folder}: the model does not match the trained one: {', '.join(wrong[:5])}.")
+        raise HansaError(f"{source}: the model does not match the trained one: {', '.join(wrong[:5])}.")
     if any(tensor.dtype == torch.float64 for tensor in state.values()):
         module.double()
     module.load_state_dict(state)
     return module.eval()
-
-
-def _cast_inputs(rows: Tensor, federated: data.FederatedData, model: nn.Module) -> Tensor:
-    """Return rows with the shape of the run's data and the dtype of the model."""
-    shape = tuple(federated.inputs.shape[1:])
-    if tuple(rows.shape[1:]) != shape:
-        if rows[0].numel() != federated.inputs[0].numel():
-            raise HansaError(f"inputs of shape {tuple(rows.shape[1:])}: the model takes {shape}.")
-        rows = rows.reshape(len(rows), *shape)
-    if not federated.inputs.is_floating_point():
-        return rows.to(federated.inputs.dtype)
-    dtype: torch.dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    return rows.to(dtype)
 
 
 def _only(path: Path, arrays: dict[str, Any]) -> Any:

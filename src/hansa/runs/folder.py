@@ -3,6 +3,7 @@
 =======================  =======================================================================
 config.yaml              the resolved configuration; ``hansa run config.yaml`` repeats the run
 composition.json         the composition and its citations, readable without importing code
+preprocessing.json       what inputs pass through before the model: schema of tables, normalisations
 partition.safetensors    the samples of every client
 environment.json         versions and machine
 metrics.jsonl            one sealed line of JSON per round
@@ -49,12 +50,15 @@ from hansa.runs.folder_lock import (
     MODEL,
     NAMES,
     PARTITION,
+    PREPROCESSING,
     RECORD,
     SUMMARY,
     FolderLock,
     read_marker,
     write_marker,
 )
+from hansa.runs.metric_facts import RunHistory, read_facts
+from hansa.runs.preprocessing import Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
 from hansa.runs.store import DamagedFileError, io
 
@@ -129,28 +133,42 @@ class RunFolder:
         return read_marker(self.path)
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> RunHistory:
         """The records of all closed rounds."""
-        return (
-            metrics_log.read_history(self / METRICS, require_seals=self._has_seals)
-            if (self / METRICS).is_file()
-            else []
-        )
+        if not (self / METRICS).is_file():
+            return RunHistory()
+        records = metrics_log.read_history(self / METRICS, require_seals=self._has_seals)
+        return RunHistory(records, read_facts(self.path))
 
     @property
     def metrics(self) -> metrics_log.HistoryColumns:
         """The numbers of all closed rounds as columns, without lists of clients."""
         if not (self / METRICS).is_file():
             return metrics_log.HistoryColumns()
-        return metrics_log.HistoryColumns.from_file(self / METRICS, require_seals=self._has_seals)
+        columns = metrics_log.HistoryColumns.from_file(self / METRICS, require_seals=self._has_seals)
+        columns.facts = read_facts(self.path)
+        return columns
 
     def clients(self, *columns: str) -> ClientColumns:
         """Return the client record, all columns or those named; none in folders of Hansa 0.1."""
-        return client_record.read_columns(self / RECORD, *columns)
+        return client_record.read_columns(self / RECORD, *columns).named(self.client_names)
 
     def by_client(self) -> ClientColumns:
         """Return one row per client, in little memory."""
-        return client_record.read_by_client(self / RECORD)
+        return client_record.read_by_client(self / RECORD).named(self.client_names)
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of clients by number, such as hospitals or files; none if they have no names."""
+        names = self.composition.get("client_names")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    @property
+    def data_facts(self) -> dict[str, str]:
+        """The name of the data, and digests of its rows and of its partition, to compare runs by."""
+        recorded, bound = self.composition.get("data"), (self.marker or {}).get("bound", {})
+        facts = {"name": recorded} if isinstance(recorded, str) else {}
+        return {**facts, **{name: str(bound[name]) for name in ("data", "partition") if name in bound}}
 
     @property
     def _has_seals(self) -> bool:
@@ -179,7 +197,8 @@ class RunFolder:
                 "%s does not agree with %s in %s: the metrics are used",
                 self / SUMMARY, METRICS, ", ".join(differing[:5]),
             )  # fmt: skip
-        return {**stored, **derived}
+        # older versions stored means of the last five of fewer rounds
+        return {**{name: value for name, value in stored.items() if not name.startswith("last5_")}, **derived}
 
     @property
     def composition(self) -> dict[str, Any]:
@@ -223,12 +242,28 @@ class RunFolder:
         federated = getattr(run.task, "data", None)
         self.write_marker(run, provenance_of(run))
         _write_json(self / ENVIRONMENT, environment())
-        io.write_sealed(self / COMPOSITION, {"composition": repr(run.algorithm), "cites": citations(run.algorithm)})
+        self.write_composition(run)
+        if (record := Preprocessing.of_task(run.task, config)) is not None:
+            write_preprocessing(self / PREPROCESSING, record)
         if config.python is None:
             trust_module.write_stamp(self.path, run.id, code_names(config))
         if isinstance(federated, data.FederatedData):
             counts, name = _label_counts(federated), str(config.data.partition)
             data.save_split(self / PARTITION, federated.split, federated.targets, name, counts)
+
+    def write_composition(self, run: Run) -> None:
+        """Write what looking commands need to know without importing code: method, citations, metrics."""
+        facts: dict[str, Any] = {
+            "composition": repr(run.algorithm),
+            "cites": citations(run.algorithm),
+            "metrics": run.history.facts.to_json(),
+        }
+        federated = getattr(run.task, "data", None)
+        if federated is not None:
+            facts["data"] = str(getattr(federated, "name", type(federated).__name__))
+            if names := getattr(federated, "client_names", ()):
+                facts["client_names"] = list(names)
+        io.write_sealed(self / COMPOSITION, facts)
 
     def write_marker(self, run: Run, provenance: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write the marker: what resuming the run depends on, and the changes that were accepted."""
@@ -296,6 +331,7 @@ class RunFolder:
             "status": status,
             **metrics.summarize(columns, target),
             "lost_by_reason": dict(sorted(columns.reasons.items())),
+            **({"lost_updates": _lost_updates(run)} if run.site_of else {}),
             "parameters": run.params.numel(),
             "clients": run.task.population.count,
             "model_sha256": io.sha256(model),
@@ -312,6 +348,14 @@ class RunFolder:
         if stored.get("model_sha256", io.sha256(content)) != io.sha256(content):
             raise DamagedFileError(f"{self / MODEL} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it.")
         return content
+
+
+def _lost_updates(run: Run) -> list[dict[str, Any]]:
+    """Return site, client, round and reason of every update of a federation that was asked for and is not in it."""
+    return [
+        {"site": run.site_of.get(dropped.client), "client": dropped.client, "round": round, "reason": dropped.reason}
+        for round, dropped in run.dropped_clients
+    ]
 
 
 def environment() -> dict[str, Any]:

@@ -28,9 +28,11 @@ RECORD = "clients.columns"
 CHECKPOINT = "checkpoint"
 CLIENTS = "clients"
 COMPOSITION = "composition.json"
+PREPROCESSING = "preprocessing.json"
 MARKER = ".hansa-run"
 NAMES = (
-    CONFIG, STAMP, COMPOSITION, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS, ENVIRONMENT, MARKER,
+    CONFIG, STAMP, COMPOSITION, PREPROCESSING, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS,
+    ENVIRONMENT, MARKER,
 )  # fmt: skip
 """The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
 

@@ -124,6 +124,8 @@ class HistoryColumns(Sequence[dict[str, Any]]):
         self._columns: dict[str, array[float]] = {}
         self._kinds: dict[str, type] = {}
         self._length = 0
+        self.facts: Any = None
+        """What the run states about its metrics, a `hansa.runs.metric_facts.MetricFacts`."""
         self.cache: dict[str, Any] = {}
         """Cache of results computed from these numbers; a new round clears it."""
         for record in records:
@@ -166,6 +168,7 @@ class HistoryColumns(Sequence[dict[str, Any]]):
         """Return the same history with these columns only: faster to iterate."""
         selected = HistoryColumns()
         selected.reasons, selected.seal, selected._length = self.reasons, self.seal, self._length
+        selected.facts = self.facts
         selected._columns = {name: column for name, column in self._columns.items() if name in names}
         selected._kinds = self._kinds
         return selected

@@ -10,6 +10,8 @@ import torch
 
 from hansa.core.devices import Device, resolve_devices
 from hansa.core.errors import check_integer, check_positive, invalid_argument
+from hansa.pace import Profile
+from hansa.pace.profiles import require_profile
 from hansa.rounds.faults import faults
 from hansa.rounds.measures.base import Measure
 from hansa.training import TaskLike, personalise
@@ -43,6 +45,7 @@ class RunOptions:
     measures: Sequence[Measure] = ()
     per_client: bool | int | None = None
     personalise: personalise | Mapping[str, Any] | None = None
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         check_integer("run", "quorum", self.quorum)
@@ -51,6 +54,8 @@ class RunOptions:
         if self.dtype not in (None, torch.float32, torch.float64):
             raise invalid_argument("run", "dtype", self.dtype, "torch.float32 or torch.float64")
         object.__setattr__(self, "measures", tuple(self.measures))
+        if self.profile is not None:
+            require_profile("run", "profile", self.profile)
         object.__setattr__(self, "personalise", _as_personalise(self.personalise))
 
     def changed(self) -> dict[str, Any]:
@@ -79,6 +84,7 @@ class RunOptionsDict(TypedDict, total=False):
     measures: Sequence[Measure]
     per_client: bool | int | None
     personalise: personalise | Mapping[str, Any] | None
+    profile: Profile | None
 
 
 def _as_personalise(value: object) -> personalise | None:

@@ -14,13 +14,15 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.engine import ClientEvaluationEngine, Engine
 from hansa.engine.serial import Serial
-from hansa.rounds import Outcome
+from hansa.pace.clock import RoundTiming
+from hansa.rounds import OpenedRound, Outcome
 from hansa.runs.client_columns import Array, summarize_clients
-from hansa.runs.columns import lower_is_better
+from hansa.runs.columns import direction_of
 from hansa.runs.options import RunOptions
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike, personalise
 from hansa.training.client_evaluation import ClientEvaluable, ClientMetrics, EvaluationJob, client_model, split_job
+from hansa.training.metric_direction import Direction
 
 OWN_MODEL = ("local/private", "local/private_buffers", "local/row")
 """The rows of client memory that hold a client's own model."""
@@ -85,15 +87,23 @@ def evaluate_clients(
     return columns
 
 
-def aggregate_client_metrics(columns: Mapping[str, Array]) -> dict[str, float]:
-    """Return the history columns over clients: client_NAME, client_NAME_std, client_NAME_worst, and personal_NAME."""
+def aggregate_client_metrics(
+    columns: Mapping[str, Array], better: Mapping[str, Direction] | None = None
+) -> dict[str, float]:
+    """Return the history columns over clients: client_NAME, client_NAME_std, client_NAME_worst, and personal_NAME.
+
+    ``better`` has the directions of the task's own metrics, which decide the worst tenth.
+    """
     record: dict[str, float] = {}
     for name, values in columns.items():
         if name == "client":
             continue
         column = f"client_{name.removeprefix('test_')}" if name.startswith("test_") else name
-        mean, deviation, worst = summarize_clients(values.astype(np.float64).tolist(), lower_is_better(name))
-        record |= {column: mean, f"{column}_std": deviation, f"{column}_worst": worst}
+        direction = direction_of(name, better)
+        mean, deviation, worst = summarize_clients(values.astype(np.float64).tolist(), direction == "lower")
+        record |= {column: mean, f"{column}_std": deviation}
+        if direction:  # of a task that does not state it, nobody knows which tenth is the worst
+            record[f"{column}_worst"] = worst
     return record
 
 
@@ -122,8 +132,43 @@ def check_client(client: int, population: int | None = None) -> None:
         raise invalid_argument("load_model", "client", client, f"a client's number, from 0{most}")
 
 
-def participation_columns(down: Mapping[int, int], outcome: Outcome) -> dict[str, Array]:
+def timing_columns(algorithm: Algorithm, opened: OpenedRound, outcome: Outcome) -> dict[str, Any]:
+    """Return the history columns of a round on the virtual clock."""
+    timing = opened.timing
+    assert timing is not None
+    columns: dict[str, Any] = {
+        "simulated_seconds": timing.end - timing.begin,
+        "utilisation": timing.utilisation,
+        "wasted_seconds": timing.wasted_seconds(outcome.admitted),
+    }
+    if algorithm.pace.asynchronous:
+        ages = [outcome.round - timing.jobs[client].version for client in outcome.admitted]
+        columns["staleness"] = math.fsum(ages) / len(ages) if ages else math.nan
+        columns["staleness_max"] = max(ages, default=0)
+        columns["versions"], columns["version_bytes"] = timing.versions, timing.version_bytes
+    if timing.real:
+        admitted = set(outcome.admitted)
+        ended = sorted(timing.jobs.values())
+        columns["arrivals"] = [[job.client, job.version, job.arrival, job.client in admitted] for job in ended]
+    return columns
+
+
+def participation_columns(
+    down: Mapping[int, int], outcome: Outcome, timing: RoundTiming | None = None
+) -> dict[str, Array]:
     """Return one row per client that was asked to train or gossiped; ``down`` has the bytes sent to each."""
+    columns = _participation(down, outcome)
+    if timing is None or not columns:
+        return columns
+    jobs = [timing.jobs[client] for client in columns["client"].tolist()]
+    with np.errstate(over="ignore"):
+        for name in ("start", "download", "compute", "upload"):
+            columns[f"{name}_seconds"] = np.array([getattr(job, name) for job in jobs]).astype(np.float32)
+        columns["staleness"] = np.array([outcome.round - job.version for job in jobs], np.float32)
+    return columns
+
+
+def _participation(down: Mapping[int, int], outcome: Outcome) -> dict[str, Array]:
     clients = sorted({*down, *outcome.peer_bytes})
     if not clients:
         return {}

@@ -3,13 +3,16 @@
 =========  ==============================================================================================
 data       every byte of inputs and targets, for training and test
 partition  the rows of every client
+schema     the schema of tables
 augment    the augmentations of training batches
 model      names, shapes and dtypes of its tensors, its layers as torch prints them, source of user classes
 loss       its name, and its source if it is user-defined
-metric     as the loss
+metric     as the loss; of all metrics of the task
 method     source of user-defined components of the algorithm
 version    of Hansa
 =========  ==============================================================================================
+
+The source of user-defined code is compared without comments, docstrings and layout.
 
 Digests are SHA-256 of blocks, hashed in parallel: about a second for two gigabytes on one core. Digests of tensors are
 cached, for sweeps.
@@ -17,10 +20,12 @@ cached, for sweeps.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,13 +35,15 @@ import torch
 
 from hansa import __version__
 from hansa.core.errors import HansaError, suggestion
+from hansa.runs.metric_facts import VALIDATION
 from hansa.runs.store.io import sha256
+from hansa.training.metric_direction import DirectedMetric
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
 
 Provenance: TypeAlias = dict[str, str]
-PROVENANCE_KINDS = ("data", "partition", "augment", "model", "loss", "metric", "method", "version")
+PROVENANCE_KINDS = ("data", "partition", "schema", "augment", "model", "loss", "metric", "method", "version")
 _BLOCK = 1 << 23
 _SMALL = 1 << 20
 _LIBRARIES = frozenset({"torch", "hansa", "builtins", "functools", "numpy"})
@@ -49,21 +56,39 @@ _CACHE_SIZE = 32
 def provenance_of(run: Run) -> Provenance:
     """Return the current digests of a run."""
     task = run.task
-    federated = getattr(task, "data", None)
-    digests = {"method": _source_digest(run.algorithm.components()), "version": hansa_version()}
-    if federated is not None:
-        rows = [getattr(federated, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
-        digests["data"] = digest(federated.identity() if hasattr(federated, "identity") else rows)
-        owners = getattr(federated, "test_owners", None)
-        split = [getattr(federated, name, None) for name in ("index", "offsets")]
-        digests["partition"] = digest(split if owners is None else [*split, owners])
+    digests = {"method": _source_digest(run.algorithm.components()), "version": hansa_version(), **data_digests(task)}
     if augment := getattr(task, "augment", None):
         digests["augment"] = sha256("\n".join(map(source_text, augment.parts)).encode())
     if hasattr(task, "module"):
         digests["model"] = _model_digest(task, run)
     for name in ("loss", "metric"):
         if hasattr(task, name):
-            digests[name] = sha256(source_text(getattr(task, name)).encode())
+            own = getattr(task, "metrics", {}) if name == "metric" else {}
+            texts = [source_text(getattr(task, name)), *(f"{key} {source_text(own[key])}" for key in sorted(own))]
+            digests[name] = sha256("\n".join(texts).encode())
+    return digests
+
+
+def data_digests(task: Any) -> Provenance:
+    """Return the digests of a task's data and of its partition."""
+    federated = getattr(task, "data", None)
+    if federated is None:
+        return {}
+    rows = [getattr(federated, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
+    if (validation := getattr(federated, "validation_targets", None)) is not None:
+        rows.append(validation)
+    owners = getattr(federated, "test_owners", None)
+    split = [getattr(federated, name, None) for name in ("index", "offsets")]
+    identity = federated.identity() if hasattr(federated, "identity") else rows
+    if named := [each for name, each in getattr(task, "test_sets", {}).items() if name and name != VALIDATION]:
+        pairs = [each.identity() if hasattr(each, "identity") else vars(each) for each in named]
+        identity = [identity, *pairs]
+    digests = {
+        "data": digest(identity),
+        "partition": digest(split if owners is None else [*split, owners]),
+    }
+    if (schema := getattr(federated, "schema", None)) is not None:
+        digests["schema"] = schema.sha256
     return digests
 
 
@@ -81,7 +106,7 @@ def parse_accepted_changes(groups: Iterable[str]) -> set[str]:
     kinds = {kind.strip() for group in groups for kind in group.split(",") if kind.strip()}
     for kind in kinds:
         if kind not in PROVENANCE_KINDS:
-            raise HansaError(f"--accept-changes {kind}: {suggestion(kind, PROVENANCE_KINDS)}")
+            raise HansaError(f"--accept {kind}: {suggestion(kind, PROVENANCE_KINDS)}")
     return kinds
 
 
@@ -104,16 +129,43 @@ def source_text(thing: Any) -> str:
     if isinstance(thing, functools.partial):
         arguments = [thing.args, sorted(thing.keywords.items())]
         return f"{source_text(thing.func)} with {_stable_repr(arguments)}"
+    if isinstance(thing, DirectedMetric):
+        return f"{thing!r} {source_text(thing.function)}"
     if not (inspect.isroutine(thing) or inspect.isclass(thing)):
         return f"{source_text(type(thing))} {_stable_repr(thing)}"
     name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', repr(thing))}"
     if name.split(".")[0] in _LIBRARIES:
         return name
     try:
-        return f"{name}\n{inspect.getsource(thing)}"
+        return f"{name}\n{code_without_comments(inspect.getsource(thing))}"
     except (OSError, TypeError):
         code = getattr(thing, "__code__", None)
         return f"{name}\n{'' if code is None else (code.co_code.hex(), code.co_names)}"
+
+
+def code_without_comments(source: str) -> str:
+    """Return Python code without comments, docstrings and layout; code that cannot be parsed alone as it is.
+
+    >>> code_without_comments("def f(x):\\n    'Double it.'\\n    return (2 *  x)  # twice")
+    'def f(x):\\n    return 2 * x'
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:  # a lambda in the middle of an expression
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            node.body = [part for part in node.body if not _is_text(part)] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Return whether a statement is only a string, such as a docstring."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def _leaves(value: object) -> Iterator[str]:

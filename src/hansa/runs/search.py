@@ -16,10 +16,12 @@ from typing import Any, TypeAlias
 
 from hansa.core.errors import HansaError, check_integer, invalid_argument, short_repr
 from hansa.core.keys import Key
+from hansa.runs.columns import WINDOW, lower_is_better, split_metric
 from hansa.runs.driver import Run
-from hansa.runs.metrics import last, lower_is_better, text_table
+from hansa.runs.metrics import last, score, text_table
 from hansa.runs.options import Record
 from hansa.runs.store import io
+from hansa.training.metric_direction import Direction
 
 SEARCH = "search.json"
 DONE, PRUNED, FAILED = "complete", "pruned", "failed"
@@ -76,7 +78,7 @@ def parse_range(text: str) -> search_range | None:
 
 @dataclass(slots=True)
 class Trial:
-    """A point that was tried; its value is the mean over seeds of the mean of the metric's last five values."""
+    """A point that was tried; its value is the mean over seeds of the score, as in `hansa.runs.metrics.score`."""
 
     number: int
     point: dict[str, Any]
@@ -91,7 +93,7 @@ class Search:
 
     Args:
         axes: For each name a list of values or a `search_range`.
-        metric: The column to optimize.
+        metric: The column to optimize, or COLUMN:lower where its direction is not known.
         seeds: The number of runs per trial.
         rounds: The number of rounds of each run.
         seed: The seed of the proposals.
@@ -99,6 +101,8 @@ class Search:
             first five trials, nor the first fifth of a run.
         folder: Where the trials are stored, for resuming.
         facts: Further settings, which must be the same when the search is resumed.
+        better: The directions of the task's own metrics, by name.
+        window: How many of the last measurements a score averages.
     """
 
     def __init__(
@@ -112,11 +116,15 @@ class Search:
         prune: bool = True,
         folder: Path | str | None = None,
         facts: Mapping[str, Any] | None = None,
+        better: Mapping[str, Direction] | None = None,
+        window: int = WINDOW,
     ) -> None:
         if not axes:
             raise HansaError("search: expected at least one axis, such as local.lr=1e-3..1:log.")
         self._optuna = _optuna()
-        self.axes, self.metric, self.seeds, self.rounds = dict(axes), metric, seeds, rounds
+        self.axes, self.seeds, self.rounds, self.window = dict(axes), seeds, rounds, window
+        self.metric, directions = split_metric(metric, better)
+        self._falls = lower_is_better(self.metric, directions)
         self._key = Key(seed)
         self._path = None if folder is None else Path(folder) / SEARCH
         self._settings: dict[str, Any] = {
@@ -126,12 +134,13 @@ class Search:
             "rounds": rounds,
             "seed": seed,
             "prune": prune,
+            "window": window,
             **(facts or {}),
         }
         self.trials: list[Trial] = []
         o = self._optuna
         pruner = o.pruners.MedianPruner(5, max(1, rounds // 5)) if prune else o.pruners.NopPruner()
-        self._study = o.create_study(direction="minimize" if lower_is_better(metric) else "maximize", pruner=pruner)
+        self._study = o.create_study(direction="minimize" if self._falls else "maximize", pruner=pruner)
         self._distributions = {name: self._distribution(name, axis) for name, axis in self.axes.items()}
         for trial in self._load_trials():
             self.trials.append(trial)
@@ -151,13 +160,13 @@ class Search:
     @property
     def best(self) -> Trial | None:
         """The best finished trial."""
-        sign = 1 if lower_is_better(self.metric) else -1
+        sign = 1 if self._falls else -1
         done = [trial for trial in self.trials if trial.status == DONE and trial.value is not None]
         return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     def table(self) -> str:
         """Return all trials as text, the best first."""
-        sign = 1 if lower_is_better(self.metric) else -1
+        sign = 1 if self._falls else -1
         ranked = sorted(self.trials, key=lambda t: (t.value is None, sign * (t.value or 0.0)))
         rows = [{"trial": t.number, **t.point, self.metric: t.value, "status": t.status} for t in ranked]
         return text_table(rows, ("trial", *self.axes, self.metric, "status"), len(rows) or 1)
@@ -274,21 +283,26 @@ class RunningTrial:
     def report(self, history: Sequence[Record]) -> bool:
         """Report the history of the current run so far; return whether the trial is pruned.
 
-        The value at a step is the mean over the finished seeds and the current one.
+        The value at a step is the mean over the finished seeds and the current one. Rounds after the one at which the
+        trial was pruned are ignored, so that a run found in a folder counts like one that is stopped at that round.
         """
         search, metric = self._search, self._search.metric
         for at, record in enumerate(history):
+            if self.pruned:
+                break
             value = record.get(metric)
             if record["round"] in self._reported or not isinstance(value, (int, float)) or not math.isfinite(value):
                 continue
             self._reported.add(record["round"])
-            value_now = last(history[: at + 1], metric)
+            so_far = history[: at + 1]
+            value_now, running = score(so_far, metric, search.window), last(so_far, metric, search.window)
             self._values[-1] = math.nan if value_now is None else value_now
-            mean = math.fsum(self._values) / len(self._values)
+            # the mean of the first rounds, too, so that the values of one run are comparable for pruning
+            mean = math.fsum([*self._values[:-1], math.nan if running is None else running]) / len(self._values)
             step = (len(self._values) - 1) * search.rounds + int(record["round"])
             self.trial.steps[step] = mean
             self._optuna_trial.report(mean, step)
-            self.pruned = self.pruned or bool(self._optuna_trial.should_prune())
+            self.pruned = bool(self._optuna_trial.should_prune())
         return self.pruned
 
     def finish(self, *, failed: bool = False) -> Trial:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hansa.core.errors import HansaError
 from hansa.runs import metrics
+from hansa.runs.columns import WINDOW
 from hansa.runs.metrics import History, Record
 
 
@@ -22,28 +23,43 @@ class SeedStatistics(NamedTuple):
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
-    """Return the statistics of some numbers; the standard deviation of one number is 0.
+    """Return the statistics of some numbers; the standard deviation of one number is 0. NaN makes all of them NaN.
 
     >>> seed_statistics([1.0, 2.0, 6.0])
     SeedStatistics(mean=3.0, std=2.6457513110645907, min=1.0, max=6.0)
     """
+    if not all(map(math.isfinite, values)):
+        if any(map(math.isnan, values)):
+            return SeedStatistics(math.nan, math.nan, math.nan, math.nan)
+        mean = sum(values) / len(values)  # infinite, or NaN of both infinities
+        return SeedStatistics(mean, math.nan, min(values), max(values))
     return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, min(values), max(values))
 
 
 def summarize_seeds(
-    histories: Sequence[History], target: float | None = None
+    histories: Sequence[History],
+    target: float | None = None,
+    *,
+    metric: str | None = None,
+    window: int = WINDOW,
 ) -> tuple[dict[str, Any], dict[str, SeedStatistics]]:
     """Summarize several runs as one: the mean of every number, and its statistics if there are several runs.
 
-    Numbers that not all runs have are left out, except for the rounds to a target: None unless all reached it, and
-    ``reached`` is how many did.
+    Numbers that not all runs have are left out, except for the rounds and bits to a target: None unless all reached it,
+    and ``reached`` is how many did.
+
+    Args:
+        histories: The history of each seed.
+        target: The value that the metric is to reach.
+        metric: The metric of the target; by default the main one.
+        window: How many of the last measurements are averaged.
 
     >>> curves = [[{"round": r, "test_accuracy": a * r} for r in (1, 2)] for a in (0.2, 0.4)]
     >>> means, spreads = summarize_seeds(curves, target=0.4)
     >>> round(means["test_accuracy"], 3), means["rounds_to_target"], spreads["rounds_to_target"].std
     (0.6, 1.5, 0.7071067811865476)
     """
-    summaries = [metrics.summarize(history, target) for history in histories]
+    summaries = [metrics.summarize(history, target, metric=metric, window=window) for history in histories]
     if len(summaries) == 1:
         return summaries[0], {}
     means: dict[str, Any] = {}
@@ -55,6 +71,7 @@ def summarize_seeds(
             means[name] = values[0] if len(set(values)) == 1 else spreads[name].mean
     if target is not None:
         means.setdefault("rounds_to_target", None)
+        means.setdefault("bits_to_target", None)
         means["reached"] = sum(summary.get("rounds_to_target") is not None for summary in summaries)
     return means, spreads
 

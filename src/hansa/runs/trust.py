@@ -17,7 +17,6 @@ from pathlib import Path
 
 import platformdirs
 
-from hansa.config.registry.import_path import is_trusted
 from hansa.core.errors import HansaError
 from hansa.runs.store import io
 
@@ -56,6 +55,8 @@ def is_own(folder: Path, identity: str, names: Sequence[str]) -> bool:
 
 def require_trust(folder: Path, identity: str, names: Sequence[str], *, trust: bool = False) -> None:
     """Refuse a folder that names code unless this user created it on this machine or ``trust`` is set."""
+    from hansa.config.registry.import_path import is_trusted  # runs in memory need no configuration
+
     if not names or trust or is_trusted() or is_own(folder, identity, names):
         return
     reason = "" if _load_key(create=False) is not None else (

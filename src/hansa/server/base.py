@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
-from hansa.core.errors import check_positive, invalid_argument
+from hansa.core.errors import check_integer, check_positive, invalid_argument
 from hansa.core.protocols import check_component
+from hansa.core.schedule import Rate, check_rate, rate_at
 from hansa.core.types import RoundContext, State, Vector
 from hansa.core.vectors import allocator
-from hansa.schedule import Rate, check_rate, rate_at
 
 
 @runtime_checkable
@@ -98,19 +100,88 @@ def sgd(lr: Rate = 1.0) -> scale:
 
 @dataclass(frozen=True, slots=True)
 class participation_scale(BaseServerTransform):
-    """step = (M/N) delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020).
+    """step = share * delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020).
 
-    >>> participation_scale()
-    participation_scale()
+    The share is that of the accepted updates in the weights of all clients: M/N, or their share of all samples.
+
+    Args:
+        weights: "uniform", "samples", or one number per client: those with which the updates are averaged.
+
+    >>> import torch
+    >>> from hansa.core.types import Population, RoundContext
+    >>> ctx = RoundContext(1, Population((30, 10)), (0,))
+    >>> [float(participation_scale(rule).update(torch.ones(1), {}, ctx)[0]) for rule in ("uniform", "samples")]
+    [0.5, 0.75]
     """
 
+    weights: Literal["uniform", "samples"] | tuple[float, ...] = "uniform"
     cites: ClassVar[tuple[str, ...]] = ()
 
     def init(self, x: Vector) -> State:
         return {}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
-        return delta * ctx.fraction, state
+        return delta * participating_share(self.weights, ctx), state
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", _check_share_weights("participation_scale", self.weights))
+
+
+def participating_share(weights: Literal["uniform", "samples"] | tuple[float, ...], ctx: RoundContext) -> float:
+    """Return the share of a round's clients in the weights of all clients."""
+    if weights == "uniform":
+        return ctx.fraction
+    each = ctx.population.samples if weights == "samples" else weights
+    return math.fsum(each[client] for client in ctx.clients) / math.fsum(each)
+
+
+def _check_share_weights(component: str, weights: Any) -> Any:
+    if isinstance(weights, str) or not isinstance(weights, Sequence):
+        if weights not in ("uniform", "samples"):
+            expected = "'uniform', 'samples' or one number a client"
+            raise invalid_argument(component, "weights", weights, expected)
+        return weights
+    return tuple(float(weight) for weight in weights)
+
+
+@dataclass(frozen=True, slots=True)
+class derived_control(BaseServerTransform):
+    """SCAFFOLD's c from the mean change of the model, for a channel that follows it: with s the share of
+    `participation_scale`, c <- (1 - s) c - s Delta / (steps lr), which is c + s mean(c_i' - c_i).
+
+    Args:
+        steps: The local steps of every client.
+        lr: The local learning rate, a number or a schedule; in a round of rate 0, c stays.
+        weights: "uniform", "samples", or one number per client: those with which the updates are averaged.
+
+    >>> import torch
+    >>> from hansa.core.types import Population, RoundContext
+    >>> ctx = RoundContext(0, Population((30, 10)), (0, 1))
+    >>> control = derived_control(steps=4, lr=0.5)
+    >>> control.update(torch.ones(1), control.init(torch.zeros(1)), ctx)[0]
+    tensor([-0.5000])
+    """
+
+    steps: int
+    lr: Rate
+    weights: Literal["uniform", "samples"] | tuple[float, ...] = "uniform"
+    cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
+
+    def __post_init__(self) -> None:
+        check_integer("derived_control", "steps", self.steps)
+        check_rate("derived_control", "lr", self.lr)
+        object.__setattr__(self, "weights", _check_share_weights("derived_control", self.weights))
+
+    def init(self, x: Vector) -> State:
+        return {"c": x.new_zeros(x.shape)}
+
+    def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
+        lr = rate_at(self.lr, ctx.round)
+        if not lr:
+            return state["c"], state
+        share = participating_share(self.weights, ctx)
+        c = state["c"] * (1 - share) - delta * (share / (self.steps * lr))
+        return c, {"c": c}
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -7,35 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument
-from hansa.engine import auto_engine, reuse_workers
+from hansa.engine import reuse_workers
+from hansa.runs.columns import WINDOW
 from hansa.runs.driver import Run
-from hansa.runs.options import Callback, RunOptions, RunOptionsDict
+from hansa.runs.metric_facts import MetricFacts, scores_test_rows
+from hansa.runs.options import RunOptions, RunOptionsDict
 from hansa.runs.store import ClientStore
+from hansa.study.jobs import Display, OutputFolder, RunJob, device_names
 from hansa.training import TaskLike
 
 if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and progress are imported where they are used
     from contextlib import AbstractContextManager
 
     from hansa.runs.search import Axis, Search
-    from hansa.study.report.progress import ProgressDisplay
     from hansa.study.report.results import Comparison, Runs
 
-Display: TypeAlias = "ProgressDisplay | None"
-
 log = logging.getLogger("hansa")
-
-
-class OutputFolder(NamedTuple):
-    """The folder in which a run is stored."""
-
-    path: Path
-    name: str | None
-    overwrite: bool
-    checkpoint_every: int
 
 
 class _Reports:
@@ -61,12 +52,13 @@ def run(
     task: TaskLike,
     *,
     rounds: int,
-    seed: int = 0,
+    seed: int | None = None,
     seeds: None = None,
     out: Path | str | None = None,
     progress: bool = False,
     name: str | None = None,
     overwrite: bool = False,
+    accept: Sequence[str] = (),
     checkpoint_every: int = 10,
     store: ClientStore | None = None,
     **options: Unpack[RunOptionsDict],
@@ -77,12 +69,13 @@ def run(
     task: TaskLike,
     *,
     rounds: int,
-    seed: int = 0,
+    seed: int | None = None,
     seeds: int | Sequence[int],
     out: Path | str | None = None,
     progress: bool = False,
     name: str | None = None,
     overwrite: bool = False,
+    accept: Sequence[str] = (),
     checkpoint_every: int = 10,
     store: None = None,
     **options: Unpack[RunOptionsDict],
@@ -92,12 +85,13 @@ def run(
     task: TaskLike,
     *,
     rounds: int,
-    seed: int = 0,
+    seed: int | None = None,
     seeds: int | Sequence[int] | None = None,
     out: Path | str | None = None,
     progress: bool = False,
     name: str | None = None,
     overwrite: bool = False,
+    accept: Sequence[str] = (),
     checkpoint_every: int = 10,
     store: ClientStore | None = None,
     **options: Unpack[RunOptionsDict],
@@ -112,12 +106,14 @@ def run(
         algorithm: A preset or a custom composition.
         task: The model, the loss and the clients' data.
         rounds: The number of communication rounds.
-        seed: The seed of all randomness.
-        seeds: Run several seeds: how many, counted from ``seed``, or a list. The result is then `hansa.Runs`.
+        seed: The seed of all randomness; 0 by default.
+        seeds: Run several seeds: how many, counted from ``seed``, or a list, which excludes ``seed``. The result is
+            then `hansa.Runs`.
         out: A folder for the run, its checkpoints and its metrics; each of several seeds has a folder below it.
         progress: Whether to show a progress bar, or lines where there is no terminal.
         name: The title of the run in tables and reports; by default the algorithm's.
         overwrite: Replace a different run in ``out``, which is otherwise refused.
+        accept: Kinds of changes since the run in ``out`` was started with which it is continued, as in `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
         store: Where client memory is kept, for a run without ``out``.
         dtype: ``torch.float32`` or ``torch.float64`` for all arithmetic; by default the task's.
@@ -134,6 +130,7 @@ def run(
             each evaluation if test rows have owners. ``Run.clients`` has the results.
         personalise: Steps on its own training rows that a client takes before a second evaluation:
             ``{"steps": 5, "lr": 0.01}``.
+        profile: Speeds of the clients' devices on the virtual clock, such as `hansa.pace.devices`.
 
     >>> import torch
     >>> import hansa
@@ -146,17 +143,22 @@ def run(
     if not isinstance(algorithm, Algorithm):
         raise invalid_argument("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
     check_integer("run", "rounds", rounds)
-    folder = None if out is None else OutputFolder(Path(out), name, overwrite, checkpoint_every)
+    folder = None if out is None else OutputFolder(Path(out), name, overwrite, checkpoint_every, accept)
     title = algorithm.name if name is None else name
-    job = _Job(algorithm, task, rounds, RunOptions(**options), title, folder)
+    job = RunJob(algorithm, task, rounds, RunOptions(**options), title, folder)
     with reuse_workers() if seeds is not None else nullcontext(), _progress(progress) as display:
         if seeds is None:
-            return job.run(seed, display, store)
+            return job.run(0 if seed is None else seed, display, store)
         if store is not None:
             raise invalid_argument("run", "store", store, "None with several seeds", "Each seed has its own store.")
         from hansa.runs.seed_group import parse_seeds
 
-        return job.run_seeds(parse_seeds(seeds, seed), display)
+        if seed is not None and not isinstance(seeds, int):
+            raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
+        all_seeds = parse_seeds(seeds, 0 if seed is None else seed)
+        if display is not None:
+            display.expect(rounds * len(all_seeds))
+        return job.run_seeds(all_seeds, display)
 
 
 def compare(
@@ -167,7 +169,8 @@ def compare(
     seeds: int | Sequence[int] = 1,
     out: Path | str | None = None,
     progress: bool = False,
-    overwrite: bool = False,
+    overwrite: bool | Sequence[str] = False,
+    accept: Sequence[str] = (),
     checkpoint_every: int = 10,
     **options: Unpack[RunOptionsDict],
 ) -> Comparison:
@@ -182,7 +185,10 @@ def compare(
         seeds: How many seeds from 0, or a list of them.
         out: A folder in which every method has a folder; finished runs are not repeated.
         progress: Whether to show a progress bar.
-        overwrite: Replace different runs in ``out``, which are otherwise refused.
+        overwrite: Replace different runs in ``out``, which are otherwise refused; or the names of the methods to run
+            again.
+        accept: Kinds of changes since the runs in ``out`` were started with which they are continued, as in
+            `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
         options: Further options of every run, as in `hansa.run`.
 
@@ -205,12 +211,17 @@ def compare(
     slugs = {name: slug(name) for name in methods}
     if out is not None and len(set(slugs.values())) < len(slugs):
         raise HansaError(f"compare: two methods have the same folder name in {sorted(slugs.values())}. Rename one.")
-    results = {}
-    with reuse_workers(), _progress(progress) as display:
+    again = [*methods] if overwrite is True else [] if overwrite is False else list(overwrite)
+    if unknown := [name for name in again if name not in methods]:
+        raise invalid_argument("compare", "overwrite", unknown[0], f"names among {', '.join(methods)}")
+    results, all_seeds = {}, parse_seeds(seeds, 0, "compare")
+    with reuse_workers(), _progress(progress, rounds * len(methods) * len(all_seeds)) as display:
         for name, algorithm in methods.items():
-            folder = None if out is None else OutputFolder(Path(out) / slugs[name], name, overwrite, checkpoint_every)
-            job = _Job(algorithm, task, rounds, RunOptions(**options), name, folder)
-            results[name] = job.run_seeds(parse_seeds(seeds, 0, "compare"), display)
+            folder = None
+            if out is not None:
+                folder = OutputFolder(Path(out) / slugs[name], name, name in again, checkpoint_every, accept)
+            job = RunJob(algorithm, task, rounds, RunOptions(**options), name, folder)
+            results[name] = job.run_seeds(all_seeds, display)
     return Comparison(results)
 
 
@@ -221,7 +232,8 @@ def search(
     *,
     rounds: int,
     trials: int = 20,
-    metric: str = "test_accuracy",
+    metric: str | None = None,
+    window: int = WINDOW,
     seeds: int | Sequence[int] = 1,
     prune: bool = True,
     out: Path | str | None = None,
@@ -233,8 +245,8 @@ def search(
 
     ``hansa.search(presets.fedams, task, {"local_lr": hansa.search_range(1e-3, 1), "steps": [5, 10]}, rounds=40)``
 
-    A trial runs with all seeds; its value is the mean over seeds of the mean of the metric's last five values. The
-    result has ``best`` and ``trials``.
+    A trial runs with all seeds; its value is the mean over seeds of the metric's score: the mean of its last ``window``
+    values, or the final one if there are no more than these. The result has ``best`` and ``trials``.
 
     Args:
         factory: A function that returns an algorithm, such as a preset.
@@ -242,7 +254,9 @@ def search(
         axes: For each argument a list of values, or `hansa.search_range` for a range.
         rounds: The number of communication rounds of every run.
         trials: The number of points to try.
-        metric: A column of the history; losses and costs are minimized, other metrics maximized.
+        metric: A column of the history, or COLUMN:lower where its direction is not known; by default the main metric of
+            the task, on its validation rows if it has any (`hansa.data.with_validation`).
+        window: How many of the last measurements a score averages.
         seeds: How many seeds from 0, or a list of them.
         prune: Whether to end trials early that are worse than the median of the trials before them.
         out: A folder for the trials; the same call resumes an interrupted search.
@@ -250,17 +264,30 @@ def search(
         checkpoint_every: Rounds between checkpoints in ``out``.
         options: Further options of every run, as in `hansa.run`.
     """
-    from hansa.runs.folder import slug
+    from hansa.runs.folder import RunFolder, slug
     from hansa.runs.search import Search
     from hansa.runs.seed_group import parse_seeds
 
     check_integer("search", "rounds", rounds)
     all_seeds = parse_seeds(seeds, 0, "search")
+    facts = MetricFacts.of_task(task)
+    metric = metric or facts.tuning or "loss"
+    if warning := scores_test_rows(metric):
+        log.warning("search: %s", warning)
     study = Search(
-        axes, metric, seeds=len(all_seeds), rounds=rounds, prune=prune, folder=out, facts={"task": task.name}
+        axes,
+        metric,
+        seeds=len(all_seeds),
+        rounds=rounds,
+        prune=prune,
+        folder=out,
+        facts={"task": task.name},
+        better=facts.better,
+        window=window,
     )
     common = RunOptions(**options)
-    with reuse_workers(), _progress(progress) as display:
+    planned = rounds * len(all_seeds) * (trials - len(study.trials))
+    with reuse_workers(), _progress(progress, planned) as display:
         for trial in study.ask(trials):
             title = ", ".join(f"{name}={value!r}" for name, value in trial.point.items())
             watched = replace(common, callbacks=[*common.callbacks, trial])
@@ -271,9 +298,11 @@ def search(
                     folder = OutputFolder(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
                 trial.next_seed()
                 try:
-                    trial.report(_Job(algorithm, task, rounds, watched, title, folder).run(seed, display).history)
+                    trial.report(RunJob(algorithm, task, rounds, watched, title, folder).run(seed, display).history)
                 except HansaError as error:  # such as a learning rate at which every update is non-finite
                     log.warning("trial %d, %s: %s", trial.trial.number, title, error)
+                    if folder is not None and RunFolder(folder.path).exists:
+                        trial.report(RunFolder(folder.path).history)  # its rounds may be those of an earlier call
                     failed = True
                 if failed or trial.pruned:
                     break
@@ -305,7 +334,8 @@ def resume(
             refused; accepted ones are recorded in the folder.
         trust: Import code that the folder names even if this user did not create the folder on this machine.
         progress: Whether to show a progress bar.
-        options: The options that the run was started with, as in `hansa.run`; ``workers`` and ``callbacks`` may differ.
+        options: The options that the run was started with, as in `hansa.run`; ``workers``, ``callbacks`` and ``device``
+            may differ.
 
     >>> import torch
     >>> import hansa
@@ -325,7 +355,7 @@ def resume(
 
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
-    if task is None and (foreign := sorted(set(options) - {"workers", "callbacks"})):
+    if task is None and (foreign := sorted(set(options) - {"workers", "callbacks", "device"})):
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
     chosen = RunOptions(**options)
     make = None if algorithm is None or task is None else persisted_runs.run_factory(algorithm, task, chosen)
@@ -335,6 +365,7 @@ def resume(
             path,
             rounds=rounds,
             workers=chosen.workers,
+            device=None if chosen.device is None else device_names(chosen.device),
             fallback=fallback,
             accept=accept,
             trust=trust,
@@ -364,51 +395,13 @@ def resume(
         return Runs(config.title, runs)
 
 
-class _Job(NamedTuple):
-    """A requested run, without its seed."""
-
-    algorithm: Algorithm
-    task: TaskLike
-    rounds: int
-    options: RunOptions
-    title: str
-    folder: OutputFolder | None
-
-    def run(self, seed: int, display: Display, store: ClientStore | None = None) -> Run:
-        """Run one seed, in memory or in its folder."""
-        if self.folder is not None:
-            from hansa.study import persisted_runs
-
-            return persisted_runs.run_in_folder(self, seed, store, display)
-        engine = auto_engine(self.options.workers, self.rounds, devices=self.options.resolve_devices(self.task))
-        run = Run(self.algorithm, self.task, seed=seed, store=store, engine=engine, options=self.options)
-        callbacks: list[Callback] = [] if display is None else [display.follow(self.title, self.rounds)]
-        return run.advance(self.rounds, [*self.options.callbacks, *callbacks])
-
-    def run_seeds(self, seeds: Sequence[int], display: Display) -> Runs:
-        """Run every seed, each in a folder below that of the job."""
-        from hansa.runs.seed_group import SeedGroupFolder
-        from hansa.study import persisted_runs
-        from hansa.study.report.results import Runs
-
-        jobs = {seed: self if len(seeds) == 1 else self._replace(title=f"{self.title}, seed {seed}") for seed in seeds}
-        if self.folder is not None:
-            group = SeedGroupFolder(self.folder.path)
-            config = persisted_runs.describe_run(self, seeds[0]).model_copy(update={"seeds": list(seeds)})
-            if not group.exists:
-                group.check()
-            elif not self.folder.overwrite and not persisted_runs.same_but_for_seed(group.config, config):
-                raise persisted_runs.folder_taken_error(group)
-            group.write_config(config)
-            jobs = {
-                seed: job._replace(folder=self.folder._replace(path=group.run(seed).path)) for seed, job in jobs.items()
-            }
-        return Runs(self.title, [job.run(seed, display) for seed, job in jobs.items()])
-
-
-def _progress(wanted: bool) -> AbstractContextManager[Display]:
+def _progress(wanted: bool, rounds: int = 0) -> AbstractContextManager[Display]:
+    """Return a display of progress, or none; ``rounds`` are those of all runs of a study."""
     if not wanted:
         return nullcontext()
     from hansa.study.report.progress import progress_display
 
-    return progress_display()
+    display = progress_display()
+    if rounds:
+        display.expect(rounds)
+    return display

@@ -20,15 +20,16 @@ from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store import ClientStore
 from hansa.study.report.progress import InterruptHandler
 from hansa.training import TaskLike
+from hansa.training.execution_mode import describe_kernels
 
 if TYPE_CHECKING:
-    from hansa.study.api import Display, _Job
+    from hansa.study.jobs import Display, RunJob
 
-RECORDED = ("dtype", "quorum", "faults", "max_norm")
+RECORDED = ("dtype", "quorum", "faults", "max_norm", "profile")
 """The options that affect results."""
 
 
-def run_in_folder(job: _Job, seed: int, store: ClientStore | None, display: Display) -> Run:
+def run_in_folder(job: RunJob, seed: int, store: ClientStore | None, display: Display) -> Run:
     """Start the run of a folder, resume it, or return it finished."""
     place = job.folder
     assert place is not None
@@ -44,14 +45,19 @@ def run_in_folder(job: _Job, seed: int, store: ClientStore | None, display: Disp
         done = int(folder.summary["rounds"])
         if folder.config.rounds > job.rounds and done > job.rounds:
             raise HansaError(f"{folder}: is already at round {done}, past the requested {job.rounds}.")
-        experiment = Experiment.resume(place.path, rounds=job.rounds, workers=job.options.workers, run_factory=make)
+        experiment = Experiment.resume(
+            place.path, rounds=job.rounds, workers=job.options.workers, accept=place.accept, run_factory=make
+        )
     return run_to_end(experiment, job.options, display, job.title)
 
 
 def run_to_end(experiment: Experiment, options: RunOptions, display: Display, title: str) -> Run:
     """Run to the last round. Ctrl-C finishes the round, saves everything, and then interrupts the caller."""
     config, done = experiment.config, experiment.run.state.round
-    callbacks = [] if display is None else [display.follow(title, config.rounds, done)]
+    callbacks = []
+    if display is not None:
+        display.print_once(describe_kernels(experiment.run.task))
+        callbacks.append(display.follow(title, config.rounds, done))
     with InterruptHandler(None, (signal.SIGINT,)) as stopper:
         experiment.execute([*callbacks, stopper], first=options.callbacks)
     if stopper.received is not None:
@@ -69,7 +75,7 @@ def run_factory(algorithm: Algorithm, task: TaskLike, options: RunOptions) -> Ru
     return make
 
 
-def describe_run(job: _Job, seed: int) -> Config:
+def describe_run(job: RunJob, seed: int) -> Config:
     """Return the configuration that a folder stores for a run started in Python."""
     assert job.folder is not None
     devices = [str(device) for device in job.options.resolve_devices(job.task)]
@@ -99,8 +105,8 @@ def same_but_for_seed(one: Config, other: Config) -> bool:
 def folder_taken_error(folder: RunFolder | SeedGroupFolder) -> HansaError:
     """Return the error for a folder that holds a different run."""
     return HansaError(
-        f"{folder}: holds a run with a different method, task, seed or option. Choose another folder; overwrite=True "
-        "replaces it."
+        f"{folder}: holds a run with a different method, task, seed or option. Choose another folder; overwrite=True, "
+        "or in compare overwrite=[NAME], replaces it."
     )
 
 

@@ -10,10 +10,12 @@ from hansa.testing.gossip_contracts import check_activity, check_clustering, che
 from hansa.testing.local_contracts import check_solver, check_work
 from hansa.testing.requirements import ContractError
 from hansa.testing.server_contracts import check_aggregator, check_sampler, check_server
+from hansa.testing.task_check import TaskCheck, check_task
 from hansa.testing.wire_contracts import check_compressor, check_downlink, check_uplink
 
 __all__ = [
     "ContractError",
+    "TaskCheck",
     "check_activity",
     "check_aggregator",
     "check_clustering",
@@ -22,6 +24,7 @@ __all__ = [
     "check_sampler",
     "check_server",
     "check_solver",
+    "check_task",
     "check_topology",
     "check_uplink",
     "check_work",

@@ -70,6 +70,30 @@ class KeyedBatches:
         return self.key.child(self.first + step)
 
 
+Run: TypeAlias = "torch.Tensor | KeyedBatches"
+"""Consecutive batches of one size: row numbers [steps, batch], with a key where they are augmented."""
+
+
+class UnequalBatches:
+    """A client's batches of different sizes: runs of consecutive batches, each run with one size.
+
+    ``batches[t]`` is the batch of one step. ``batches[t : t + 1]`` is the run of that one step; longer slices are not
+    needed, since a run is trained at once.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        self._place = [(number, step) for number, run in enumerate(self.runs) for step in range(len(run))]
+
+    def __getitem__(self, steps: int | slice) -> Run:
+        first = steps.start or 0 if isinstance(steps, slice) else steps
+        number, step = self._place[first]
+        return self.runs[number][step : step + 1] if isinstance(steps, slice) else self.runs[number][step]
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+
 class SampleStore:
     """A tensor of samples on a worker's device.
 

@@ -73,6 +73,21 @@ def find_native_form(
     return network
 
 
+def describe_kernels(task: object) -> str:
+    """Return one line: which native kernels a run of a task uses, and whether they train its model.
+
+    >>> describe_kernels(None).startswith("kernels: ")
+    True
+    """
+    used, reason = native.describe(), getattr(task, "eager_reason", None)
+    if native.unavailable_reason() is not None:
+        return f"kernels: {used}. PyTorch does all the work."
+    if getattr(task, "network", None) is not None:
+        return f"kernels: {used}, for training, the server and compression"
+    why = "" if reason is None else f": {reason}"
+    return f"kernels: {used}, for the server and compression. PyTorch trains the model{why}"
+
+
 def eager_gradient(
     module: nn.Module,
     loss: LossFunction,

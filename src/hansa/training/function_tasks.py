@@ -35,6 +35,9 @@ class FunctionTrainer(BaseTrainer):
     def batches(self, client: int, work: Work, key: Key) -> None:
         return None
 
+    def batches_at(self, client: int, positions: Any, key: Key) -> None:
+        return None
+
     def seed(self, key: Key) -> None:
         return None
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -59,7 +58,7 @@ class Loss(Protocol):
         """Return sum w_i l_i and sum w_i over a batch, with row weights if targets are `WeightedTargets`."""
         losses, weights = self.terms(output, strip_weights(target))
         if isinstance(target, WeightedTargets):
-            weights = weights * target.weight.to(weights).view(-1, *(1,) * (weights.ndim - 1))
+            weights = weights * as_column(target.weight, weights)
         return (losses * weights).sum(), weights.sum()
 
     def __call__(self, output: Any, target: Any) -> torch.Tensor:
@@ -162,7 +161,19 @@ class cross_entropy(Loss):
         losses = torch.nn.functional.cross_entropy(
             scores, target, reduction="none", ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
-        return losses, _class_weights(self.class_weights, target, self.ignore_index, losses)
+        return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
+
+    def sums(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return sum w_i l_i and sum w_i; smoothing spreads each label over the weighted classes, as in torch."""
+        if self.class_weights is None or not self.label_smoothing:
+            return Loss.sums(self, output, target)
+        labels = strip_weights(target)
+        scores = _classes_second(_logits(output), labels, self.class_axis)
+        weight = torch.tensor(self.class_weights, dtype=scores.dtype, device=scores.device)
+        losses = torch.nn.functional.cross_entropy(
+            scores, labels, weight, None, self.ignore_index, None, "none", self.label_smoothing
+        )
+        return row_weighted(losses, label_weights(self.class_weights, labels, self.ignore_index, losses), target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,67 +196,19 @@ class nll(Loss):
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
         losses = torch.nn.functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
-        return losses, _class_weights(self.class_weights, target, self.ignore_index, losses)
+        return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
 
 
-@dataclass(frozen=True, slots=True)
-class row_loss(Loss):
-    """A user-defined loss that returns one value per row."""
-
-    function: Callable[[Any, Any], torch.Tensor]
-
-    def terms(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        losses = self.function(output, target)
-        leaf = next(iter(target.values())) if isinstance(target, dict) else target
-        if losses.ndim < 1 or len(losses) != len(leaf):
-            name = getattr(self.function, "__name__", "the loss")
-            raise HansaError(
-                f"{name} returned shape {list(losses.shape)} for {len(leaf)} weighted rows: expected one value per row "
-                "(reduction='none'), which Hansa multiplies by the weights."
-            )
-        return losses, torch.ones_like(losses)
+def row_weighted(losses: torch.Tensor, weights: torch.Tensor, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sums of losses and of weights, both times the rows' weights."""
+    if not isinstance(target, WeightedTargets):
+        return losses.sum(), weights.sum()
+    rows = as_column(target.weight, losses)
+    return (losses * rows).sum(), (weights * rows).sum()
 
 
-def with_row_weights(loss: Any) -> Loss:
-    """Return a loss that takes row weights: Hansa's unchanged, torch's as Hansa's, any other must return one value per
-    row.
-
-    >>> with_row_weights(torch.nn.functional.mse_loss)
-    mse()
-    """
-    if hasattr(loss, "sums"):
-        ours: Loss = loss
-        return ours
-    functional, nn = torch.nn.functional, torch.nn
-    settings: dict[str, Any] = dict(loss.keywords) if isinstance(loss, partial) and not loss.args else {}
-    function: Any = loss.func if isinstance(loss, partial) and not loss.args else loss
-    if isinstance(loss, nn.CrossEntropyLoss):
-        function = functional.cross_entropy
-        settings = {name: getattr(loss, name) for name in ("weight", "ignore_index", "label_smoothing", "reduction")}
-    elif type(loss) in (nn.MSELoss, nn.L1Loss, nn.BCEWithLogitsLoss):
-        function = {
-            nn.MSELoss: functional.mse_loss,
-            nn.L1Loss: functional.l1_loss,
-            nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
-        }[type(loss)]
-    if settings.pop("reduction", "mean") != "mean":
-        return row_loss(loss)
-    if function is functional.cross_entropy:
-        weight = settings.get("weight")
-        return cross_entropy(
-            None if weight is None else weight.tolist(),
-            settings.get("ignore_index", IGNORED),
-            settings.get("label_smoothing", 0.0),
-            "second",
-        )
-    unweighted: dict[Any, Callable[[], Loss]] = {
-        functional.mse_loss: mse,
-        functional.l1_loss: l1,
-        functional.huber_loss: huber,
-        functional.binary_cross_entropy_with_logits: bce,
-        functional.nll_loss: nll,
-    }
-    return unweighted[function]() if function in unweighted and not settings else row_loss(loss)
+def as_column(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return weight.to(like).view(-1, *(1,) * (like.ndim - 1))
 
 
 def _logits(output: Any) -> torch.Tensor:
@@ -271,7 +234,7 @@ def _check_weights(part: str, loss: Any) -> None:
     object.__setattr__(loss, "class_weights", tuple(map(float, loss.class_weights)))
 
 
-def _class_weights(
+def label_weights(
     weights: Sequence[float] | None, target: torch.Tensor, ignore_index: int, losses: torch.Tensor
 ) -> torch.Tensor:
     counted = target != ignore_index

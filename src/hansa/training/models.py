@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ __all__ = [
     "cifar_cnn",
     "cnn_29k",
     "convmixer",
+    "describe",
     "logistic",
     "lstm",
     "mlp",
@@ -286,6 +287,43 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "resnet18": resnet18,
 }
+
+
+class ModelSummary(NamedTuple):
+    """The size of a model for one shape of inputs: parameters and megabytes in float32, or why it does not fit."""
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    parameters: int | None
+    megabytes: float | None
+    error: str | None = None
+
+
+def describe(name: str, shape: Sequence[int] | None = None, classes: int | None = None) -> ModelSummary:
+    """Return the size of a model.
+
+    Args:
+        name: A key of `MODELS`.
+        shape: Shape of one input; by default that of the model's paper, or 28 x 28 pixels.
+        classes: Number of outputs; by default that of the model's paper, or 10.
+
+    >>> describe("cnn_29k").parameters, describe("mlp", (20,), 2).parameters
+    (28938, 4602)
+    """
+    defaults: dict[str, Any] = {"shape": (1, 28, 28), "classes": 10}
+    for key, parameter in inspect.signature(MODELS[name]).parameters.items():
+        if key in defaults and parameter.default is not parameter.empty:
+            defaults[key] = parameter.default
+    sizes = tuple(defaults["shape"] if shape is None else shape)
+    outputs = int(defaults["classes"] if classes is None else classes)
+    try:
+        with torch.device("meta"):
+            model = MODELS[name](classes=outputs, shape=sizes)
+    except HansaError as error:
+        return ModelSummary(name, sizes, outputs, None, None, str(error))
+    count = parameter_count(model)
+    return ModelSummary(name, sizes, outputs, count, 4 * count / 1e6)
 
 
 def build(name: str, *, classes: int, shape: Sequence[int], **options: Any) -> nn.Module:

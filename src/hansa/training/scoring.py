@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy, nll_loss
 from torch.utils import _pytree as trees
 
 from hansa.core.errors import HansaError, short_repr
-from hansa.training.batch_sources import count_rows
+from hansa.training.batch_sources import count_rows, describe_shapes
 from hansa.training.losses import LossFunction, strip_weights
-from hansa.training.model_probe import ProbeResult, select_output_rows
+from hansa.training.model_probe import ProbeResult, has_rows, select_output_rows
+
+log = logging.getLogger("hansa")
 
 Metric: TypeAlias = Callable[[Any, torch.Tensor], Any]
 
@@ -32,7 +33,7 @@ class UserMetricSums(NamedTuple):
 class PartialScore(NamedTuple):
     """Sums over a range of test rows: the loss and its weight, and the ``correct`` among the ``labels`` not ignored.
 
-    ``outputs`` are kept if there are metrics that need all rows at once.
+    ``outputs`` are stored if the loss or a metric needs all rows at once.
     """
 
     loss_sum: float
@@ -64,11 +65,28 @@ def merge_scores(scores: Sequence[PartialScore]) -> PartialScore:
     )
 
 
-def compute_metrics(
-    scores: Sequence[PartialScore], rows: int, metric: Metric | None, metrics: Mapping[str, Metric]
-) -> dict[str, float]:
-    """Return loss, accuracy and further metrics of all test rows from one score per chunk, in order."""
+def total_score(scores: Sequence[PartialScore], rows: int, loss: LossFunction | None) -> PartialScore:
+    """Add the scores of all chunks. ``loss`` is the loss if it needs all rows at once: it is computed here."""
     score = merge_scores(scores)
+    if loss is None:
+        return score
+    with torch.no_grad():
+        value = float(loss(*_all_rows(score)))
+    return score._replace(loss_sum=value * rows, weight=float(rows))
+
+
+def compute_metrics(
+    scores: Sequence[PartialScore],
+    rows: int,
+    metric: Metric | None,
+    metrics: Mapping[str, Metric],
+    loss: LossFunction | None = None,
+) -> dict[str, float]:
+    """Return loss, accuracy and further metrics of all test rows from one score per chunk, in order.
+
+    ``loss`` is the task's loss if it needs all rows at once.
+    """
+    score = total_score(scores, rows, loss)
     results = {"test_loss": score.loss_sum / score.weight if score.weight else math.nan}
     user = score.user_metric
     if score.correct is not None:
@@ -87,13 +105,18 @@ def compute_metrics(
 
 
 def compute_client_metrics(
-    score: PartialScore, rows: int, metric: Metric | None, metrics: Mapping[str, Metric]
+    score: PartialScore,
+    rows: int,
+    metric: Metric | None,
+    metrics: Mapping[str, Metric],
+    loss: LossFunction | None = None,
 ) -> dict[str, float]:
     """Return loss, accuracy and further metrics of one client's test rows.
 
     A metric that raises ValueError for these rows, such as an AUC of a single class, is NaN.
     """
-    results = {name.removeprefix("test_"): value for name, value in compute_metrics([score], rows, metric, {}).items()}
+    overall = compute_metrics([score], rows, metric, {}, loss)
+    results = {name.removeprefix("test_"): value for name, value in overall.items()}
     for name, function in metrics.items():
         try:
             results[name] = _compute_on_all_rows(score, {name: function})[f"test_{name}"]
@@ -107,16 +130,66 @@ def compute_client_metrics(
 def _compute_on_all_rows(score: PartialScore, metrics: Mapping[str, Metric]) -> dict[str, float]:
     if not metrics:
         return {}
-    output = concatenate_outputs([output for output, _ in score.outputs])
-    target = torch.cat([target for _, target in score.outputs])
-    results = {}
+    output, target = _all_rows(score)
+    return {f"test_{name}": metric_number(name, function(output, target)) for name, function in metrics.items()}
+
+
+def metric_number(name: str, value: Any) -> float:
+    """Return the value of one of a task's ``metrics`` as a number; raise if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise HansaError(
+            f"Task(metrics): {name} returned {_describe(value)}: expected one number for all rows, such as their mean."
+        ) from error
+
+
+def check_metrics(probe: ProbeResult | None, metric: Metric | None, metrics: Mapping[str, Metric]) -> None:
+    """Raise for metrics that do not return numbers for the probed rows.
+
+    A metric that raises for so few rows, such as an AUC of a single class, is reported by the evaluation if it fails
+    again.
+    """
+    if probe is None:
+        return
+    target = strip_weights(probe.target)
     for name, function in metrics.items():
-        value = function(output, target)
         try:
-            results[f"test_{name}"] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise HansaError(f"Task(metrics): {name} returned {short_repr(value)}: expected one number.") from error
-    return results
+            value = function(probe.output, target)
+        except Exception as error:
+            log.debug("the metric %s fails on a few rows: %s", name, error)
+            continue
+        metric_number(name, value)
+    if metric is not None:
+        try:
+            value = metric(probe.output, target)
+        except Exception as error:
+            log.debug("the metric fails on a few rows: %s", error)
+            return
+        _as_number(metric, value, count_rows(target))
+
+
+def check_outputs(probe: ProbeResult | None, loss_needs_them: bool) -> None:
+    """Raise if the loss or a metric needs the outputs of all test rows, and outputs are no tensors with rows."""
+    if probe is None or has_rows(probe.output, count_rows(probe.target)):
+        return
+    reason = "Task(loss): is neither a mean nor a sum over rows or labels, so it"
+    what = reason if loss_needs_them else "Task(metrics)"
+    raise HansaError(
+        f"{what} needs the outputs of all test rows at once, but the model returns {short_repr(type(probe.output))} "
+        "with something else than tensors of one entry per row. Return a tensor, or tuples or dicts of such tensors."
+    )
+
+
+def _describe(value: Any) -> str:
+    return describe_shapes(value) if isinstance(value, torch.Tensor) else short_repr(value)
+
+
+def _all_rows(score: PartialScore) -> tuple[Any, Any]:
+    return (
+        concatenate_outputs([output for output, _ in score.outputs]),
+        concatenate_outputs([target for _, target in score.outputs]),
+    )
 
 
 def concatenate_outputs(outputs: Sequence[Any]) -> Any:
@@ -129,7 +202,15 @@ def concatenate_outputs(outputs: Sequence[Any]) -> Any:
                     f"Task(metrics): the model returns {short_repr(type(leaf))}, which has no rows. Return a tensor, "
                     "or tuples or dicts of tensors."
                 )
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
+    for column in columns:
+        shapes = {tuple(leaf.shape[1:]) for leaf in column}
+        if len(shapes) > 1 or not all(leaf.ndim for leaf in column):
+            raise HansaError(
+                f"the loss or a metric needs all test rows at once, but batches have outputs or targets of different "
+                f"shapes ({', '.join(map(str, sorted(shapes)))} a row). Pad them to one length, or use a loss of "
+                "hansa.losses and metric= with one value per row."
+            )
     return trees.tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
 
 
@@ -172,173 +253,12 @@ def score_user_metric(
 
 
 def _as_number(metric: Metric, value: Any, rows: int) -> float:
-    if isinstance(value, torch.Tensor) and value.shape == (rows,) and rows > 1:
+    if isinstance(value, torch.Tensor) and value.shape in ((rows,), (rows, 1)) and rows > 1:
         value = value.double().sum()
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise HansaError(
-            f"Task(metric={getattr(metric, '__name__', 'metric')}): returned {short_repr(value)}: expected the number "
+            f"Task(metric={getattr(metric, '__name__', 'metric')}): returned {_describe(value)}: expected the number "
             "of correct rows, or one value per row."
         ) from error
-
-
-def default_metric(loss: LossFunction, probe: ProbeResult | None, targets: Any) -> Metric | None:
-    """Return the accuracy for targets that are class numbers: by the largest output, or for one output by a threshold.
-
-    None for other targets, and if the shape of the outputs does not determine the axis of the classes.
-    """
-    targets = strip_weights(targets)
-    if not hasattr(targets, "is_floating_point") or targets.is_floating_point():
-        return None
-    if probe is None:
-        return count_correct
-    output, target = getattr(probe.output, "logits", probe.output), strip_weights(probe.target)
-    if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-        return None
-    if output.shape in (target.shape, (*target.shape, 1)):
-        return _threshold_metric(loss, output, targets) if target.ndim == 1 else None
-    axis = getattr(loss, "class_axis", "")
-    second = output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]
-    last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
-    if second and (not last or output.ndim == 2 or torch_class_loss(loss) is not None or axis in ("auto", "second")):
-        return count_correct
-    return count_correct_last_axis if last and (not second or axis == "last") else None
-
-
-def check_classes(probe: ProbeResult | None, loss: LossFunction, targets: Any) -> None:
-    """Raise for class numbers without an output of the model, if the loss is torch's cross-entropy."""
-    targets = strip_weights(targets)
-    if probe is None or torch_class_loss(loss) is None:
-        return
-    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
-        return
-    if not isinstance(probe.output, torch.Tensor) or probe.output.ndim < 2:
-        return
-    outputs, largest = probe.output.shape[1], int(targets.max())
-    if largest >= outputs:
-        raise HansaError(
-            f"targets go up to {largest}, the model has {outputs} outputs: give it {largest + 1}, or number classes "
-            "from 0."
-        )
-
-
-def _threshold_metric(loss: LossFunction, output: torch.Tensor, targets: torch.Tensor) -> Metric | None:
-    """Return the accuracy of one output for targets 0 and 1; None for other targets.
-
-    The threshold is 1/2 if the loss of 1/2 is equal for both classes (probabilities, squared error), otherwise 0
-    (logits).
-    """
-    if int(targets.min()) < 0 or int(targets.max()) > 1:
-        return None
-    half, zeros = torch.full_like(output[:4], 0.5), torch.zeros_like(targets[:4])
-    try:
-        difference = abs(float(loss(half, zeros)) - float(loss(half, torch.ones_like(zeros))))
-    except Exception:  # a loss that takes only real outputs
-        difference = 1.0
-    return count_correct_probabilities if difference < 1e-6 else count_correct_logits
-
-
-def count_correct(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Count the targets that are the largest output, with classes on the second axis; ignored labels do not count."""
-    return _count_equal(getattr(output, "logits", output).argmax(dim=1), target)
-
-
-def count_correct_last_axis(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Count the targets that are the largest output, with classes on the last axis."""
-    return _count_equal(getattr(output, "logits", output).argmax(dim=-1), target)
-
-
-def count_correct_logits(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Count the rows whose single output is above 0 exactly if the target is 1."""
-    correct: torch.Tensor = (output.reshape(target.shape) > 0) == (target > 0)
-    return correct.double().sum()
-
-
-def count_correct_probabilities(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Count the rows whose single output is above 1/2 exactly if the target is 1."""
-    correct: torch.Tensor = (output.reshape(target.shape) > 0.5) == (target > 0)
-    return correct.double().sum()
-
-
-BUILT_IN_METRICS = (count_correct, count_correct_last_axis, count_correct_logits, count_correct_probabilities)
-
-
-def count_labels(target: torch.Tensor) -> float:
-    """Count the labels that are not ignored."""
-    return float((target >= 0).sum())
-
-
-def _count_equal(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return ((prediction == target) & (target >= 0)).double().sum()
-
-
-def torch_class_loss(loss: LossFunction) -> tuple[Callable[..., torch.Tensor], dict[str, Any]] | None:
-    """Return function and settings of a loss that is torch's cross-entropy or negative log-likelihood, or None."""
-    if loss in (cross_entropy, nll_loss):
-        return loss, {}
-    if isinstance(loss, partial) and loss.func in (cross_entropy, nll_loss) and not loss.args:
-        return loss.func, dict(loss.keywords)
-    if type(loss) is nn.CrossEntropyLoss or type(loss) is nn.NLLLoss:
-        names = [name for name in ("weight", "ignore_index", "label_smoothing", "reduction") if hasattr(loss, name)]
-        function = cross_entropy if type(loss) is nn.CrossEntropyLoss else nll_loss
-        return function, {name: getattr(loss, name) for name in names}
-    return None
-
-
-def loss_sums(loss: LossFunction, reduction: str) -> Callable[[Any, torch.Tensor], tuple[float, float]]:
-    """Return a function that computes, for one batch, a sum of losses and the weight to divide it by.
-
-    A mean over n rows has weight n. A sum is divided by the number of rows too, so that test losses are comparable.
-    Cross-entropy with class weights or ignored labels is sum w_i l_i / sum w_i over all test rows, as torch computes it
-    for one batch, and so are the losses of `hansa.losses`. Any other loss is averaged over batches of 500 rows,
-    weighted by their rows.
-    """
-    if hasattr(loss, "sums"):
-        return partial(_weighted_loss_sums, loss.sums)
-    class_loss = torch_class_loss(loss)
-    if class_loss is None or class_loss[1].get("reduction", "mean") != "mean":
-        return partial(_row_sums, loss, reduction == "sum")
-    function, settings = class_loss
-    settings = {name: value for name, value in settings.items() if name != "reduction"}
-    if settings.get("weight") is None:
-        return partial(_label_sums, loss, function, settings, int(settings.get("ignore_index", -100)))
-    return partial(_class_weighted_sums, function, settings, int(settings.get("ignore_index", -100)))
-
-
-def _weighted_loss_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
-    total, weight = sums(output, target)
-    return float(total), float(weight)
-
-
-def _row_sums(loss: LossFunction, is_sum: bool, output: Any, target: Any) -> tuple[float, float]:
-    value, rows = float(loss(output, target)), count_rows(target)
-    return (value if is_sum else value * rows), float(rows)
-
-
-def _label_sums(
-    loss: LossFunction,
-    function: Callable[..., torch.Tensor],
-    settings: Mapping[str, Any],
-    ignored: int,
-    output: Any,
-    target: torch.Tensor,
-) -> tuple[float, float]:
-    if target.is_floating_point():
-        return _row_sums(loss, False, output, target)
-    labels = int((target != ignored).sum())
-    if labels == target.numel():
-        return _row_sums(loss, False, output, target)
-    labels_per_row = target.numel() / len(target)
-    total = float(function(output, target, reduction="sum", **settings))
-    return total / labels_per_row, labels / labels_per_row
-
-
-def _class_weighted_sums(
-    function: Callable[..., torch.Tensor], settings: Mapping[str, Any], ignored: int, output: Any, target: torch.Tensor
-) -> tuple[float, float]:
-    if target.is_floating_point():  # class probabilities: torch divides by the rows
-        return _row_sums(partial(function, **settings), False, output, target)
-    weights = settings["weight"].to(output.device)
-    labels = target[target != ignored]
-    return float(function(output, target, reduction="sum", **settings)), float(weights[labels].double().sum())

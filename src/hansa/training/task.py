@@ -12,7 +12,7 @@ from torch import nn
 
 from hansa.core import native
 from hansa.core.devices import Device, resolve_devices
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible
@@ -22,30 +22,35 @@ from hansa.core.vectors.layout import Layout, widen_module
 from hansa.local.trainer import Trainer
 from hansa.training import random_state
 from hansa.training.augment import Augment, as_pipeline
-from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch
+from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch, take_rows
 from hansa.training.client_evaluation import rows_by_owner
 from hansa.training.compiled import CompiledLoss, compile_obstacle
+from hansa.training.evaluation import CHUNK_ROWS, evaluation_batch_size, named_test_sets
 from hansa.training.execution_mode import choose_layout, find_native_form
-from hansa.training.losses import LossFunction, WeightedTargets, with_row_weights
-from hansa.training.model_probe import ProbeResult, bitwise_equal, probe_model
+from hansa.training.labels import check_classes, default_metric, find_label_rule
+from hansa.training.losses import LossFunction, WeightedTargets
+from hansa.training.metric_direction import check_hits, main_column, metric_directions
+from hansa.training.model_probe import ProbeResult, bitwise_equal, diverse_rows, probe_model
 from hansa.training.module_state import warn_if_stateful
+from hansa.training.reduction import Reduction, find_reductions, loss_sums, torch_class_loss
+from hansa.training.row_weights import check_row_weights, with_row_weights
 from hansa.training.scoring import (
     Metric,
     PartialScore,
-    check_classes,
     check_metric_names,
+    check_metrics,
+    check_outputs,
     compute_client_metrics,
     compute_metrics,
-    default_metric,
-    loss_sums,
-    torch_class_loss,
+    total_score,
 )
-from hansa.training.trainer import EVALUATION_BATCH, ModuleTrainer, fresh
+from hansa.training.seeded_clients import samples_of, task_for_seed, validation_set
+from hansa.training.trainer import ModuleTrainer, fresh
 
 log = logging.getLogger("hansa")
 
 _PROBE_ROWS = 24
-_CHUNK_ROWS = 1000  # test rows evaluated at a time: fixed, so that sums do not depend on the number of workers
+_SAMPLE_ROWS = 12
 
 
 class TaskLike(Protocol):
@@ -96,18 +101,29 @@ class Task:
     rounding. Any other model is trained by eager PyTorch, and one log line says why.
 
     Args:
-        model: A function without arguments, or a module class, that returns the model.
-        loss: A function of (output, target) that returns one number: a mean, a sum or a weighted mean over rows. See
-            `hansa.training.scoring.loss_sums` for the test loss.
+        model: A function without arguments, or a module class, that returns the model. A parameter ``seed`` receives
+            the seed of the run.
+        loss: A function of (output, target) that returns one number. The test loss is its value for all test rows, a
+            sum divided by their number. A loss that is neither a mean nor a sum over rows, such as a Cox or a
+            contrastive loss, is computed from the outputs of all test rows at once.
         data: Federated data, such as `hansa.data.federate` returns.
         metric: A function of (output, target) that returns the number of correct rows, one value per row, or a mean of
             these. It is reported as test_accuracy. Default: classification accuracy if targets are class numbers.
-        metrics: Functions of the outputs and targets of all test rows: ``{"auc": roc_auc}`` is reported as test_auc.
+        metrics: Functions of the outputs and targets of all test rows: ``{"auc": roc_auc}`` is reported as test_auc. A
+            name that does not say whether a larger value is better needs `hansa.lower` or `hansa.higher`:
+            ``{"delay": hansa.lower(delay)}``.
+        main_metric: The metric that runs are ranked by: "accuracy", "loss", or one of ``metrics``. Default: accuracy if
+            there is one, else the first of ``metrics``, else the loss.
         augment: Functions of (batch, generator) that every training batch passes through, such as
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
         name: Name of the task. Default: the class of the model.
         native: False always trains with eager PyTorch; True refuses a model without a native form.
         compile: Pass a model that is trained eagerly through ``torch.compile``, if the result agrees with eager.
+        test: Further test sets by name, each a pair (inputs, targets) or data with a test set. ``{"pooled": ...}`` is
+            reported as pooled/test_loss and so on. If ``data`` has no test set, the first one is also reported as
+            test_loss and so on.
+        evaluation_batch_size: Rows per batch in evaluation. Default: 500, or fewer if the intermediate results of 500
+            rows exceed one GiB. It changes at most the last digits of results.
         device: Where clients train, unless the run sets a device. Native code runs on the CPU only.
 
     >>> from hansa import data, models
@@ -125,10 +141,13 @@ class Task:
         *,
         metric: Metric | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        main_metric: str | None = None,
         augment: Sequence[Augment] | Augment = (),
         name: str | None = None,
         native: bool | None = None,
         compile: bool = False,
+        test: Mapping[str, Any] | None = None,
+        evaluation_batch_size: int | None = None,
         device: Device | None = None,
     ) -> None:
         if isinstance(model, nn.Module):
@@ -139,7 +158,9 @@ class Task:
         self.model, self.loss, self.data, self.augment = model, loss, data, as_pipeline(augment)
         self.device = None if device is None else resolve_devices(device, "Task")
         self.metrics = check_metric_names({} if metrics is None else metrics)
-        self.population = Population(_samples(data))
+        self.directions = metric_directions(self.metrics)
+        check_hits(metric)
+        self.population = Population(samples_of(data))
         if min(self.population.samples, default=0) < 1:
             empty = next((i for i, samples in enumerate(self.population.samples) if samples < 1), 0)
             raise HansaError(f"client {empty} has no samples: give it some, or remove it from the data.")
@@ -147,6 +168,7 @@ class Task:
         self.name = name if name is not None else type(example).__name__
         self.frozen = {name: each.detach() for name, each in example.named_parameters() if not each.requires_grad}
         self.example = inputs, targets = self._example_batch()
+        own_loss = loss
         if isinstance(targets, WeightedTargets):
             self.loss = loss = with_row_weights(loss)
         self.layout = Layout.of(example, channels_last=False)
@@ -154,12 +176,32 @@ class Task:
             self.layout = choose_layout(self.name, self.example_model, loss, inputs, targets)
         double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
         self.dtype = torch.float64 if double else torch.float32
-        probe = probe_model(self.example_model, loss, self.layout, self.dtype, inputs, targets)
+        self.test_sets = self._test_sets(test)
+        samples = None if torch_class_loss(loss) is not None else self._sample_batches()
+        probe = probe_model(self.example_model, loss, self.layout, self.dtype, self.example, samples)
+        if probe is not None and isinstance(targets, WeightedTargets):
+            check_row_weights(own_loss, loss, probe.output, probe.target)
         check_classes(probe, loss, getattr(data, "targets", None))
         self.constant_buffers = self._find_constant_buffers(example, probe)
         self.layout = self.layout.without(self.constant_buffers)
-        self.metric = metric if metric is not None else default_metric(loss, probe, getattr(data, "targets", targets))
-        self.loss_sums = loss_sums(loss, self._reduction(probe))
+        accuracy = default_metric(loss, probe, getattr(data, "targets", targets))
+        self.metric = metric if metric is not None else accuracy
+        check_metrics(probe, metric, self.metrics)
+        self.main_metric = main_column(self.metrics, self.metric is not None, main_metric)
+        self.label_rule = find_label_rule(loss, probe, accuracy)
+        reductions = self._find_reductions(probe)
+        self.reduction = reductions[0]
+        self.is_row_mean = "mean" in reductions or "sum" in reductions
+        self.loss_sums = loss_sums(loss, self.reduction, self.label_rule)
+        if self.needs_all_outputs and any(map(count_test_rows, self.test_sets.values())):
+            check_outputs(probe, self.loss_sums is None)
+        if self.loss_sums is None:
+            log.info(
+                "%s: the loss is neither a mean nor a sum over rows: the test loss is computed from all test rows at "
+                "once",
+                self.name,
+            )
+        self.evaluation_batch_size = _check_batch_size(evaluation_batch_size, probe)
         self.network = self._find_network(inputs, targets, requested=native)
         self.compile = compile and self._can_compile()
         self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
@@ -168,12 +210,14 @@ class Task:
 
     def _example_batch(self) -> Batch:
         """Return a few rows as the model sees them in training."""
-        inputs, targets = example_batch(self.data, _PROBE_ROWS)
-        if self.augment:
-            with random_state.preserve_rng():
-                random_state.seed_all(Key(0), torch.device("cpu"))
-                inputs = self.augment(inputs, Key(0), torch.Generator())
-        return Batch(inputs, targets)
+        return self._augment_example(example_batch(self.data, _PROBE_ROWS))
+
+    def _augment_example(self, batch: Batch) -> Batch:
+        if not self.augment:
+            return batch
+        with random_state.preserve_rng():
+            random_state.seed_all(Key(0), torch.device("cpu"))
+            return Batch(self.augment(batch.inputs, Key(0), torch.Generator()), batch.targets)
 
     def __repr__(self) -> str:
         facts = [f"{self.layout.dim:,} parameters", *([f"{len(self.metrics)} metrics"] if self.metrics else [])]
@@ -191,28 +235,46 @@ class Task:
         unchanged = {entry.name for entry in self.layout.buffers} - probe.changed_buffers
         return {name for name in unchanged if bitwise_equal(buffers[name], other.get(name))}
 
-    def _reduction(self, probe: ProbeResult | None) -> str:
-        if probe is None or hasattr(self.loss, "sums"):
-            return "mean"
-        if probe.loss.ndim:
+    def _find_reductions(self, probe: ProbeResult | None) -> list[Reduction]:
+        if probe is not None and probe.loss.ndim and not hasattr(self.loss, "sums"):
             raise HansaError(
                 f"Task(loss): returned a tensor of shape {tuple(probe.loss.shape)}: expected one number for a batch, "
                 "such as the mean over its rows."
             )
-        if probe.reduction == "other" and torch_class_loss(self.loss) is None:
-            log.info(
-                "%s: the loss is neither a mean nor a sum over rows: the test loss is the mean of its values on "
-                "batches of %d rows",
-                self.name,
-                EVALUATION_BATCH,
-            )
-        return probe.reduction
+        return find_reductions(self.loss, probe, self.label_rule)
+
+    def _test_sets(self, test: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the test sets by name; that of the data itself has the name ""."""
+        sets = named_test_sets(test, self.example)
+        sets = sets if sets and not count_test_rows(self.data) else {"": self.data, **sets}
+        return {**sets, **validation_set(self.data)}
+
+    def _sample_batches(self) -> list[Batch]:
+        """Return rows of training and test data with different targets, on which the loss is probed."""
+        data: Any = self.data
+        batches = []
+        if hasattr(data, "fetch"):
+            client = data.population - 1
+            batches.append(Batch(*data.fetch(client, data.rows(client)[:_SAMPLE_ROWS])))
+        if hasattr(data, "fetch_test") and data.test_count:
+            rows = torch.linspace(0, data.test_count - 1, min(_SAMPLE_ROWS, data.test_count)).long()
+            batches.append(Batch(*data.fetch_test(rows)))
+        for inputs, targets in (
+            (getattr(data, "inputs", None), getattr(data, "targets", None)),
+            (getattr(data, "test_inputs", None), getattr(data, "test_targets", None)),
+        ):
+            if inputs is not None and (chosen := diverse_rows(targets, _SAMPLE_ROWS)) is not None:
+                batches.append(Batch(take_rows(inputs, chosen), take_rows(targets, chosen)))
+        return [self._augment_example(batch) for batch in batches]
 
     def _find_network(self, inputs: Any, targets: Any, requested: bool | None) -> Network | None:
-        """Return the native form of the model and its loss, if there is one."""
+        """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
+        self.eager_reason: str | None = None
         if requested is False:
+            self.eager_reason = "native=False"
             return None
         if requested is None and native.instruction_set() == "base":  # without vector instructions eager is faster
+            self.eager_reason = "without vector instructions PyTorch is faster"
             return None
         try:
             if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
@@ -228,6 +290,7 @@ class Task:
                     f"Task(native=True): {self.name} has no native form: {reason}. Omit native to train it eagerly."
                 ) from None
             log.info("%s: trained by eager PyTorch: %s", self.name, reason)
+            self.eager_reason = str(reason)
             return None
         log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
         return network
@@ -254,14 +317,71 @@ class Task:
             trainer.compiled = CompiledLoss(self, trainer.module, trainer.parameters)
         return trainer
 
+    @property
+    def main_test_set(self) -> str:
+        """The name of the test set that is reported as test_loss and so on: "", or the first if the data has none."""
+        return next(iter(self.test_sets))
+
+    @property
+    def main_test_rows(self) -> int:
+        """The number of rows of the main test set."""
+        return count_test_rows(self.test_sets[self.main_test_set])
+
+    @property
+    def needs_all_outputs(self) -> bool:
+        """Whether the loss or a metric is computed from the outputs of all test rows."""
+        return bool(self.metrics) or self.loss_sums is None
+
+    @property
+    def collates_all_test_rows(self) -> bool:
+        """Whether test rows that a function collates are collated together, so that outputs have one shape."""
+        return self.needs_all_outputs and any(hasattr(data, "fetch_test") for data in self.test_sets.values())
+
     def test_chunks(self) -> list[tuple[int, int]]:
-        """Return the test rows as fixed ranges, which workers share."""
-        rows = count_test_rows(self.data)
-        return [(first, min(first + _CHUNK_ROWS, rows)) for first in range(0, rows, _CHUNK_ROWS)]
+        """Return the rows of all test sets, one set after the other, as fixed ranges, which workers share."""
+        chunks, offset = [], 0
+        for data in self.test_sets.values():
+            rows = count_test_rows(data)
+            step = rows if self.collates_all_test_rows else max(CHUNK_ROWS, self.evaluation_batch_size)
+            ranges = [(first, min(first + step, rows)) for first in range(0, rows, max(1, step))]
+            chunks += [(offset + first, offset + stop) for first, stop in ranges]
+            offset += rows
+        return chunks
+
+    def locate_test_rows(self, row: int) -> tuple[str, int]:
+        """Return the test set of a row in the numbering of `test_chunks`, and the number of the set's first row."""
+        first = 0
+        for name, data in self.test_sets.items():
+            rows = count_test_rows(data)
+            if row < first + rows:
+                return name, first
+            first += rows
+        raise HansaError(f"{self.name}: test row {row} does not exist, there are {first}.")
 
     def compute_metrics(self, scores: Sequence[PartialScore]) -> dict[str, float]:
-        """Return loss, accuracy and metrics of the test set from one score per chunk; empty without scores."""
-        return compute_metrics(scores, self.test_chunks()[-1][1], self.metric, self.metrics) if scores else {}
+        """Return loss, accuracy and metrics of the test sets from one score per chunk; empty without scores."""
+        results: dict[str, float] = {}
+        for name, own in self._scores_by_set(scores).items():
+            rows = count_test_rows(self.test_sets[name])
+            metrics = compute_metrics(own, rows, self.metric, self.metrics, self._loss_of_all_rows)
+            results |= metrics if name == self.main_test_set else {}
+            results |= {f"{name}/{metric}": value for metric, value in metrics.items()} if name else {}
+        return results
+
+    def sum_scores(self, scores: Sequence[PartialScore]) -> PartialScore:
+        """Return the sums over the main test set, from one score per chunk of `test_chunks`."""
+        own = self._scores_by_set(scores)[self.main_test_set]
+        return total_score(own, self.main_test_rows, self._loss_of_all_rows)
+
+    def _scores_by_set(self, scores: Sequence[PartialScore]) -> dict[str, list[PartialScore]]:
+        by_set: dict[str, list[PartialScore]] = {}
+        for (start, _), score in zip(self.test_chunks() if scores else (), scores, strict=True):
+            by_set.setdefault(self.locate_test_rows(start)[0], []).append(score)
+        return by_set
+
+    @property
+    def _loss_of_all_rows(self) -> LossFunction | None:
+        return self.loss if self.loss_sums is None else None
 
     def evaluate(self, trainer: ModuleTrainer, vectors: Vectors) -> dict[str, float]:
         """Return test loss, accuracy and metrics of the given vectors; empty without a test set."""
@@ -276,12 +396,22 @@ class Task:
     def evaluate_client(self, trainer: ModuleTrainer, client: int) -> dict[str, float]:
         """Return loss, accuracy and metrics of the trainer's model on a client's own test rows."""
         rows = self._client_test_rows[client]
-        return compute_client_metrics(trainer.score(rows), len(rows), self.metric, self.metrics)
+        score = trainer.score(rows)
+        return compute_client_metrics(score, len(rows), self.metric, self.metrics, self._loss_of_all_rows)
+
+    def for_seed(self, seed: int) -> Task:
+        """Return the task with the clients that a run's seed draws; itself if its data has fixed clients.
+
+        Args:
+            seed: The seed of a run.
+        """
+        return task_for_seed(self, seed)
 
     def on_training_data(self) -> Task:
         """Return the task with all clients' training rows as test set: ``test_loss`` is the global training loss."""
         task = copy.copy(self)
         task.data = _TrainingRowsAsTest(self.data)
+        task.test_sets = {"": task.data}
         task._client_test_rows = {}
         return task
 
@@ -293,12 +423,11 @@ class Task:
         return module
 
 
-def _samples(data: ClientData) -> tuple[int, ...]:
-    """Return the number of samples of each client, without a call per client if the data has ``sizes``."""
-    sizes = getattr(data, "sizes", None)
-    if isinstance(sizes, torch.Tensor) and sizes.shape == (data.population,):
-        return tuple(sizes.tolist())
-    return tuple(data.samples(client) for client in range(data.population))
+def _check_batch_size(batch_size: int | None, probe: ProbeResult | None) -> int:
+    if batch_size is None:
+        return evaluation_batch_size(probe)
+    check_integer("Task", "evaluation_batch_size", batch_size)
+    return batch_size
 
 
 def _has_negative(labels: torch.Tensor) -> bool:

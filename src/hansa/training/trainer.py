@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +20,10 @@ from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite, native_fits
 from hansa.core.vectors.layout import convert_module
+from hansa.local.batching import Positions
 from hansa.local.cohort import Cohort, CohortOutcome
 from hansa.local.native_cohort import train_cohort_natively
+from hansa.local.step import LocalStep
 from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult
 from hansa.local.work import Work
 from hansa.training import random_state
@@ -26,32 +31,21 @@ from hansa.training.batch_sources import (
     Batch,
     BatchSource,
     KeyedBatches,
+    Run,
     TensorSource,
-    TransformedSource,
+    UnequalBatches,
     client_row_index,
-    count_test_rows,
-    take_rows,
-    test_source,
     train_source,
 )
 from hansa.training.compiled import CompiledLoss
-from hansa.training.losses import strip_weights
+from hansa.training.evaluation import Evaluator
 from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
-from hansa.training.scoring import (
-    BUILT_IN_METRICS,
-    PartialScore,
-    count_correct,
-    count_labels,
-    merge_scores,
-    move_to_cpu,
-    score_user_metric,
-)
+from hansa.training.scoring import PartialScore
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
 
-EVALUATION_BATCH = 500
 _BATCH_NUMBERS = 1 << 22  # numbers copied for native code at a time if batches are augmented
 _DROPOUT_NUMBERS = 1 << 20  # numbers drawn for dropout at a time
 
@@ -75,8 +69,8 @@ class ModuleTrainer(BaseTrainer):
         self.source: BatchSource = (
             train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
         )
-        self._test: BatchSource | None = None
-        self._generator, self._ask = torch.Generator(), model_caller(self.module, task.example[0])
+        self.evaluator = Evaluator(self)
+        self._generator, self.call_model = torch.Generator(), model_caller(self.module, task.example[0])
         self.module.train()
         self.module_state = ModuleState(
             self.module, {entry.name for entry in self.layout.buffers}, task.constant_buffers
@@ -144,6 +138,19 @@ class ModuleTrainer(BaseTrainer):
         rows = drawn.view(work.steps, work.batch_size).to(self.device)
         return rows if self._direct else KeyedBatches(client, rows, key)
 
+    def batches_at(
+        self, client: int, positions: Sequence[Positions], key: Key
+    ) -> torch.Tensor | KeyedBatches | UnequalBatches:
+        """Return batches of the client's rows at these positions; consecutive ones of a size are one tensor."""
+        own = self.task.data.rows(client).to(torch.int64)
+        runs: list[Run] = []
+        first = 0
+        for _, same in groupby(positions, key=len):
+            rows = own[torch.from_numpy(np.stack(list(same)))].to(self.device)
+            runs.append(rows if self._direct else KeyedBatches(client, rows, key, first))
+            first += len(rows)
+        return runs[0] if len(runs) == 1 else UnequalBatches(runs)
+
     def seed(self, key: Key) -> None:
         """Seed the generators that a model may draw from; native code has its own generator for dropout."""
         if self.network is None or self.task.augment.has_user_code:
@@ -156,13 +163,13 @@ class ModuleTrainer(BaseTrainer):
         """Return one batch, augmented if it has a key, otherwise prepared like test rows."""
         if not isinstance(rows, KeyedBatches):
             batch = self.source.batch(client, rows)
-            return batch if self._direct else self._prepare_test_batch(batch)
+            return batch if self._direct else self.prepare_test_batch(batch)
         batch = self.source.batch(client, rows.rows)
         if not self.task.augment:
             return batch
         return Batch(self._to_layout(self.task.augment(batch.inputs, rows.address(), self._generator)), batch.targets)
 
-    def _prepare_test_batch(self, batch: Batch) -> Batch:
+    def prepare_test_batch(self, batch: Batch) -> Batch:
         """Apply the test pipeline to a batch."""
         after = self.task.augment.test_pipeline()
         if not after:
@@ -178,7 +185,8 @@ class ModuleTrainer(BaseTrainer):
     def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
         """Train clients natively; None if the model or the step has no native form.
 
-        Clients with a common model and step are trained in one call, which keeps the data of each step in the cache.
+        Clients with a common step are trained in one call, which keeps the data of each step in the cache. Their models
+        may be of different versions, unless the step pulls them to their anchor.
         """
         if self.kernel is None or not all(job.step.is_affine for job in jobs):
             return None
@@ -187,7 +195,8 @@ class ModuleTrainer(BaseTrainer):
                 return [self._train_with_dropout(self.kernel, job) for job in jobs]
             first = jobs[0].step
             apart = any(job.step.shift is not None or job.step.momentum != 0 for job in jobs)
-            if apart or any(job.x is not jobs[0].x or job.step.numbers != first.numbers for job in jobs):
+            pulled = first.prox_weight != 0 and any(job.x is not jobs[0].x for job in jobs)  # to different anchors
+            if apart or pulled or any(job.step.numbers != first.numbers for job in jobs):
                 return [self._train_bundle(self.kernel, [job])[0] for job in jobs]
             return self._train_bundle(self.kernel, jobs)
         if self.kernel.network.dropout_numbers:
@@ -200,7 +209,7 @@ class ModuleTrainer(BaseTrainer):
         return self._direct and shuffles_like_numpy()
 
     def _train_bundle(self, kernel: ClientKernel, jobs: Sequence[ClientJob]) -> list[LocalResult]:
-        """Train clients with a common model and step in one call."""
+        """Train clients with a common step in one call; their models may differ if the step has no anchor."""
         index, spans = client_row_index(self.task.data, [job.client for job in jobs])
         native_jobs = [
             NativeJob(allocator.empty_like(job.x), *span, *job.work, job.key.child("batch").digest(16), job.keep_model)
@@ -209,7 +218,7 @@ class ModuleTrainer(BaseTrainer):
         step = jobs[0].step
         if step.momentum:
             step.init_velocity()
-        results = kernel.train_clients(jobs[0].x, self.y, index, native_jobs, step)
+        results = kernel.train_clients([job.x for job in jobs], self.y, index, native_jobs, step)
         return [LocalResult(job.delta, *result) for job, result in zip(native_jobs, results, strict=True)]
 
     def _train_with_dropout(self, kernel: ClientKernel, job: ClientJob) -> LocalResult:
@@ -240,23 +249,41 @@ class ModuleTrainer(BaseTrainer):
         self.y.copy_(job.x)
         if isinstance(rows, torch.Tensor):
             return self._result(job, kernel.steps(self.y, rows, job.step))
-        steps = max(1, _BATCH_NUMBERS // max(1, rows.rows.shape[1] * self.task.example[0][0].numel()))
-        losses = []
-        for first in range(0, len(rows), steps):
-            index = self._copy_batches(kernel, rows[first : first + steps])
-            losses.append(kernel.steps(self.y, index, job.step))
-        return self._result(job, torch.cat(losses))
+        runs = rows.runs if isinstance(rows, UnequalBatches) else [rows]
+        return self._result(job, torch.cat([loss for run in runs for loss in self._train_run(kernel, run, job.step)]))
 
-    def _copy_batches(self, kernel: ClientKernel, rows: KeyedBatches) -> torch.Tensor:
-        """Pass the examples of some steps to native code; return their row numbers there."""
+    def _train_run(self, kernel: ClientKernel, run: Run, step: LocalStep) -> Iterator[torch.Tensor]:
+        """Take steps on batches of one size, some at a time if they are augmented; yield the losses."""
+        if isinstance(run, torch.Tensor):
+            yield kernel.steps(self.y, run, step)
+            return
+        steps = max(1, _BATCH_NUMBERS // max(1, run.rows.shape[1] * self.task.example[0][0].numel()))
+        for first in range(0, len(run), steps):
+            batches = self._read_batches(run[first : first + steps])
+            if any(map(has_ignored_labels, batches)):
+                yield self._step_eagerly(batches, step)
+                continue
+            inputs, labels = (torch.cat([batch[place] for batch in batches]) for place in (0, 1))
+            kernel.use(self._to_layout(inputs), labels)
+            yield kernel.steps(self.y, torch.arange(len(labels)).view(len(batches), -1), step)
+
+    def _read_batches(self, rows: KeyedBatches) -> list[Batch]:
+        """Return the batches of some steps."""
         batches = []
         for step in range(len(rows)):
             if self.task.augment.has_user_code:
                 self.seed(rows.address(step))
             batches.append(self.batch(rows.client, rows[step]))
-        inputs, labels = (torch.cat([batch[place] for batch in batches]) for place in (0, 1))
-        kernel.use(self._to_layout(inputs), labels)
-        return torch.arange(len(labels)).view(len(rows), -1)
+        return batches
+
+    def _step_eagerly(self, batches: Sequence[Batch], step: LocalStep) -> torch.Tensor:
+        """Take steps by PyTorch on batches whose labels native code does not take."""
+        losses = []
+        for batch in batches:
+            loss, gradients = self._eager_gradient(batch)
+            step.step(self.y, self.parameters, gradients)
+            losses.append(loss)
+        return torch.stack(losses)
 
     def _result(self, job: ClientJob, losses: torch.Tensor) -> LocalResult:
         delta = torch.sub(self.y, job.x, out=allocator.empty_like(job.x))
@@ -288,16 +315,26 @@ class ModuleTrainer(BaseTrainer):
                 examples = self._examples()
             else:
                 examples = self.batch(client, rows)
+                if has_ignored_labels(examples):
+                    return self._eager_gradient(examples)
                 rows = torch.arange(len(examples[1]))
             mean, _ = self.network.gradient(
                 self.y, *examples, rows, out=self._gradient, keep=self._draw_dropout(len(rows))
             )
             return torch.tensor(mean), self._gradients
-        inputs, targets = self.batch(client, rows)
-        if self.compiled is not None and (compiled_gradient := self.compiled.gradient(inputs, targets)) is not None:
+        batch = self.batch(client, rows)
+        if self.compiled is not None and (compiled_gradient := self.compiled.gradient(*batch)) is not None:
             return compiled_gradient
+        return self._eager_gradient(batch)
+
+    def _eager_gradient(self, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        if self.network is not None and self.network.dropout_numbers and self.module.training:
+            raise HansaError(
+                f"{self.task.name}: a batch has a negative label, which native code with dropout does not take. Use "
+                "Task(native=False)."
+            )
         with torch.enable_grad():
-            loss = self.task.loss(self._ask(inputs), targets)
+            loss = self.task.loss(self.call_model(batch.inputs), batch.targets)
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         return loss.detach(), gradients
 
@@ -305,82 +342,50 @@ class ModuleTrainer(BaseTrainer):
         """Draw the dropout factors of the next batch."""
         if self.network is None or not self.network.dropout_numbers:
             return None
+        if not self.module.training:
+            return torch.ones(rows * self.network.dropout_numbers)
         keep = torch.empty(rows * self.network.dropout_numbers)
         self.network.draw(rows, self._noise, keep)
         return keep
 
     @torch.no_grad()
+    def weighted_gradient(self, client: int, rows: torch.Tensor) -> tuple[float, tuple[torch.Tensor, ...]]:
+        """Return the gradient of the loss on some rows, and its weight in the gradient on more rows: the gradient on
+        all rows is the mean of those of disjoint parts with these weights.
+
+        A loss that sums is divided by the number of rows. A loss that needs all rows at once has the weight of its
+        rows.
+        """
+        task = self.task
+        if self.network is not None or task.loss_sums is None:
+            return float(len(rows)), self.gradient(client, rows)[1]
+        inputs, targets = self.batch(client, rows)
+        with torch.enable_grad():
+            output = self.call_model(inputs)
+            loss = task.loss(output, targets)
+            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            weight = task.loss_sums(output, targets)[1]
+        if weight and task.reduction == "sum":
+            gradients = tuple(gradient / weight for gradient in gradients)
+        return weight, gradients
+
+    @torch.no_grad()
     def score(self, own: torch.Tensor) -> PartialScore:
-        """Return the current model's score on some test rows."""
-        task, source = self.task, self._test_rows()
-        if (
-            self.network is not None
-            and task.metric is count_correct
-            and not task.metrics
-            and source.native_inputs is not None
-        ):
-            loss, hits = self.network.evaluate(self.y, *source.batch(None, own.to(self.device)))
-            return PartialScore(loss, len(own), hits, labels=len(own))
-        self.seed(Key(0).child("evaluation", int(own[0])))
-        self.module.eval()
-        score = merge_scores([self._score(source, rows) for rows in torch.split(own, EVALUATION_BATCH)])
-        self.module.train()
-        return score
+        """Return the current model's score on some rows of the main test set."""
+        return self.evaluator.score(self.task.main_test_set, own, int(own[0]))
 
     @torch.no_grad()
     def evaluate(self, vectors: Vectors, start: int, stop: int) -> PartialScore:
         """Return the score of the given vectors on a range of test rows."""
-        task, source = self.task, self._test_rows()
         self.load(vectors[MODEL], vectors.get(BUFFERS))
-        if (
-            self.network is not None
-            and task.metric is count_correct
-            and not task.metrics
-            and source.native_inputs is not None
-        ):
-            assert isinstance(source, TensorSource)
-            loss, hits = self.network.evaluate(self.y, source.native_inputs.logical, source.labels, start, stop)
-            return PartialScore(loss, stop - start, hits, labels=stop - start)
-        self.seed(Key(0).child("evaluation", start))
-        self.module.eval()
-        parts = []
-        for first in range(start, stop, EVALUATION_BATCH):
-            parts.append(self._score(source, torch.arange(first, min(first + EVALUATION_BATCH, stop))))
-        self.module.train()
-        return merge_scores(parts)
+        name, first = self.task.locate_test_rows(start)
+        return self.evaluator.score(name, torch.arange(start - first, stop - first), start)
 
-    def _score(self, source: BatchSource, rows: torch.Tensor) -> PartialScore:
-        task = self.task
-        inputs, target = source.batch(None, rows.to(self.device))
-        output = self._ask(inputs)
-        loss, weight = task.loss_sums(output, target)
-        target = strip_weights(target)
-        hits, own, count = None, None, 0.0
-        if task.metric in BUILT_IN_METRICS:
-            hits, count = float(task.metric(output, target)), count_labels(target)
-        elif task.metric is not None:
-            own = score_user_metric(task.metric, output, target, lambda some: self._ask(take_rows(inputs, some)))
-        outputs = ((move_to_cpu(output), move_to_cpu(target)),) if task.metrics else ()
-        return PartialScore(loss, weight, hits, own, count, outputs)
 
-    def _test_rows(self) -> BatchSource:
-        """Return the source of prepared test rows; a single tensor is prepared once."""
-        if self._test is None:
-            form = (self.dtype, self.device, self.layout.channels_last)
-            source: Any = test_source(self.task.data, *form)
-            if (
-                self.task.augment.test_pipeline()
-                and isinstance(source, TensorSource)
-                and source.native_inputs is not None
-            ):
-                rows = torch.arange(count_test_rows(self.task.data), device=self.device)
-                pieces = torch.split(rows, EVALUATION_BATCH)
-                inputs = [self._prepare_test_batch(source.batch(None, piece)).inputs for piece in pieces]
-                source = TensorSource(torch.cat(inputs), source.labels, *form)
-            elif self.task.augment.test_pipeline():
-                source = TransformedSource(source, self._prepare_test_batch)
-            self._test = source
-        return self._test
+def has_ignored_labels(batch: Sequence[Any]) -> bool:
+    """Return whether a batch of native code has negative labels, which cross-entropy ignores."""
+    return int(batch[1].min()) < 0
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -394,11 +399,24 @@ def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtyp
     return (passes[0] if len(passes) == 1 else np.concatenate(passes))[:length]
 
 
-def fresh(model: Callable[[], nn.Module], key: Key) -> nn.Module:
-    """Return a new module whose initial weights depend on the key only, whatever other threads do."""
+def fresh(model: Callable[..., nn.Module], key: Key) -> nn.Module:
+    """Return a new module whose initial weights depend on the key only, whatever other threads do.
+
+    A function with a parameter ``seed`` receives the seed of the run.
+    """
     with random_state.LOCK, random_state.preserve_rng():
         random_state.seed_all(key, torch.device("cpu"))
-        module = model()
+        module = model(seed=key.seed) if _asks_for_seed(model) else model()
     if not isinstance(module, nn.Module):
         raise HansaError(f"Task(model): the function gave {type(module).__name__}, expected an nn.Module.")
     return module
+
+
+def _asks_for_seed(model: Callable[..., nn.Module]) -> bool:
+    """Return whether a function that builds a model has a parameter ``seed`` that nobody has set."""
+    if isinstance(model, functools.partial) and "seed" in model.keywords:
+        return False
+    try:
+        return "seed" in inspect.signature(model).parameters
+    except (TypeError, ValueError):  # a built-in
+        return False

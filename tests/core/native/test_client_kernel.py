@@ -47,7 +47,7 @@ def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
 
 def train_one(kernel, x, y, delta, own, steps, batch, key, step):
     """One client whose rows are all of the index, its model kept."""
-    return kernel.train_clients(x, y, own, [NativeJob(delta, 0, own.numel(), steps, batch, key, True)], step)[0]
+    return kernel.train_clients([x], y, own, [NativeJob(delta, 0, own.numel(), steps, batch, key, True)], step)[0]
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -143,7 +143,7 @@ def test_clients_one_after_the_other_move_as_each_alone(name):
         NativeJob(torch.full_like(x, 7.0), first, stop, steps, batch, bytes([place] * 16))
         for place, (first, stop, steps, batch) in enumerate(spans)
     ]
-    found = ClientKernel(network, inputs, labels).train_clients(x, y, index, jobs, step)
+    found = ClientKernel(network, inputs, labels).train_clients([x] * len(jobs), y, index, jobs, step)
     for job, each in zip(jobs, found, strict=True):
         own, alone, model = index[job.first : job.stop].clone(), torch.empty_like(x), torch.empty_like(x)
         alone_result = train_one(
@@ -159,5 +159,18 @@ def test_rows_that_are_not_there_are_refused():
     job = NativeJob(torch.empty_like(x), 5, ROWS + 1, 1, 2, bytes(16))
     with pytest.raises(HansaError, match=f"outside of the {ROWS}"):
         ClientKernel(network, inputs, labels).train_clients(
-            x, torch.empty_like(x), torch.arange(ROWS), [job], AffineStep(lr=0.1)
+            [x], torch.empty_like(x), torch.arange(ROWS), [job], AffineStep(lr=0.1)
         )
+
+
+def test_clients_may_start_from_different_models():
+    network, x, inputs, labels = made("MLP")
+    starts = [x, x + 0.1, x * 0.5]
+    jobs = [NativeJob(torch.empty_like(x), 0, ROWS, 3, 4, bytes([place] * 16)) for place in range(3)]
+    kernel, step = ClientKernel(network, inputs, labels), AffineStep(lr=0.1)
+    kernel.train_clients(starts, torch.empty_like(x), torch.arange(ROWS), jobs, step)
+    for start, job in zip(starts, jobs, strict=True):
+        alone = job._replace(delta=torch.empty_like(x))
+        kernel.train_clients([start], torch.empty_like(x), torch.arange(ROWS), [alone], step)
+        assert torch.equal(alone.delta, job.delta)
+    assert not torch.equal(jobs[0].delta, jobs[1].delta)

@@ -12,6 +12,8 @@ import hansa
 from hansa.engine import Loopback
 from hansa.rounds.measures import local_mean_loss
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 SIZES = [3, 9, 4, 6, 2]
 CLUSTERS = [[0, 1], [2, 3, 4]]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from hansa.study.recipes import library
+from hansa.study.recipes.reading import read_measure
 from hansa.study.recipes.recipe import Recipe, RecipeMeasure
-from hansa.study.recipes.verdict import compare_with_paper, read_measure
+from hansa.study.recipes.verdict import compare_with_paper
 
 
 def history(*accuracies: float) -> list[dict[str, Any]]:
@@ -24,44 +27,69 @@ def recipe(published: dict[str, Any], compares: str = "numbers", **more: Any) ->
     return Recipe.model_validate({**body, "measures": measures, "scales": {"cpu": {"compares": compares}}, **more})
 
 
+def runs(ours: dict[str, list[float]]) -> dict[tuple[str, str], list[list[dict[str, Any]]]]:
+    return {(row, ""): [history(value) for value in seeds] for row, seeds in ours.items()}
+
+
 def verdicts(requested: Recipe, ours: dict[str, list[float]]) -> dict[str, str]:
-    comparisons, _ = compare_with_paper(
-        requested, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
-    )
+    comparisons, _ = compare_with_paper(requested, "cpu", runs(ours))
     return {one.cell.row: one.verdict for one in comparisons}
+
+
+def around(middle: float, spread: float = 0.001) -> list[float]:
+    return [middle - spread, middle, middle + spread]
 
 
 def test_numbers_within_the_rule_agree_and_others_keep_their_order_or_not() -> None:
     requested = recipe({"a": 80.0, "b": 70.0, "c": 60.0})
     assert verdicts(requested, {"a": [0.809], "b": [0.691], "c": [0.60]}) == dict.fromkeys("abc", "agrees")
-    assert verdicts(requested, {"a": [0.50], "b": [0.40], "c": [0.30]}) == dict.fromkeys("abc", "same order")
-    assert verdicts(requested, {"a": [0.50], "b": [0.55], "c": [0.30]}) == {
-        "a": "differs",
-        "b": "differs",
-        "c": "same order",
-    }
+    ours = {"a": around(0.5), "b": around(0.4), "c": around(0.3)}
+    assert verdicts(requested, ours) == dict.fromkeys("abc", "same order")
+    assert verdicts(requested, ours | {"b": around(0.55)}) == {"a": "differs", "b": "differs", "c": "same order"}
+
+
+def test_one_or_two_seeds_decide_no_order() -> None:
+    requested = recipe({"a": 80.0, "b": 70.0})
+    assert verdicts(requested, {"a": [0.50], "b": [0.40]}) == dict.fromkeys("ab", "undecided")
+    assert verdicts(requested, {"a": [0.40, 0.41], "b": [0.50, 0.51]}) == dict.fromkeys("ab", "undecided")
+
+
+def test_what_is_counted_needs_no_seeds() -> None:
+    measures = {"accuracy": {"statistic": "last", "counted": True}}
+    requested = recipe({"a": 80.0, "b": 70.0}, measures=measures)
+    assert verdicts(requested, {"a": [0.50], "b": [0.40]}) == dict.fromkeys("ab", "same order")
+    assert verdicts(requested, {"a": [0.40], "b": [0.50]}) == dict.fromkeys("ab", "differs")
 
 
 def test_spread_widens_the_rule() -> None:
-    # 2 sqrt(s^2 + 1.5^2) + 1 with s = 1: 4.606; the means are 4.5 apart, then 5
-    assert verdicts(recipe({"a": [80.0, 1.5]}), {"a": [0.745, 0.755, 0.765]}) == {"a": "agrees"}
-    assert verdicts(recipe({"a": [80.0, 1.5]}), {"a": [0.74, 0.75, 0.76]}) == {"a": "differs"}
+    # 1 + 2 sqrt(1/3 + 1.5^2/9): 2.528; the means are 2.5 apart, then 2.6
+    requested = recipe({"a": [80.0, 1.5]}, published_seeds=9)
+    assert verdicts(requested, {"a": [0.765, 0.775, 0.785]}) == {"a": "agrees"}
+    assert verdicts(requested, {"a": [0.764, 0.774, 0.784]}) == {"a": "differs"}
 
 
-def test_an_order_within_the_spread_is_no_other_order() -> None:
+def test_a_published_standard_error_is_not_divided_again() -> None:
+    ours = {"a": [0.758, 0.76, 0.762]}  # 1 + 2 sqrt(0.2^2/3 + 1.5^2): 4.01, with 1.5/3 in place of 1.5: 2.03
+    assert verdicts(recipe({"a": [80.0, 1.5]}, published_seeds=9, spread="standard error"), ours) == {"a": "agrees"}
+    assert verdicts(recipe({"a": [80.0, 1.5]}, published_seeds=9), ours) == {"a": "differs"}
+    hafed = next(library()["hafed-table-1"].cells("cpu")).published["accuracy"]
+    assert (hafed.spread, hafed.standard_error) == (0.16, 0.16)
+    afga = next(library()["afga-table-1"].cells("cpu")).published["accuracy"]
+    assert (afga.spread, afga.standard_error) == (1.69, 1.69 / math.sqrt(3))
+
+
+def test_an_order_within_the_spread_is_undecided() -> None:
     requested = recipe({"a": 80.0, "b": 70.0})
-    assert verdicts(requested, {"a": [0.49, 0.51], "b": [0.50, 0.52]}) == {"a": "same order", "b": "same order"}
+    assert verdicts(requested, {"a": [0.49, 0.51, 0.53], "b": [0.50, 0.52, 0.48]}) == dict.fromkeys("ab", "undecided")
+    assert verdicts(requested, {"a": [0.52, 0.51, 0.53], "b": [0.50, 0.52, 0.48]}) == dict.fromkeys("ab", "undecided")
     close = recipe({"a": [80.0, 6.0], "b": [79.0, 6.0]}, compares="order")
-    assert verdicts(close, {"a": [0.3], "b": [0.4]}) == {"a": "not comparable", "b": "not comparable"}
+    assert verdicts(close, {"a": around(0.3), "b": around(0.4)}) == dict.fromkeys("ab", "not comparable")
 
 
 def test_what_a_scale_cannot_judge() -> None:
-    assert verdicts(recipe({"a": 80.0, "b": 70.0}, "nothing"), {"a": [0.8], "b": [0.7]}) == dict.fromkeys(
-        "ab", "not comparable"
-    )
-    assert verdicts(recipe({"a": 80.0, "b": 70.0}, "order"), {"a": [0.8], "b": [0.7]}) == dict.fromkeys(
-        "ab", "same order"
-    )
+    ours = {"a": around(0.8), "b": around(0.7)}
+    assert verdicts(recipe({"a": 80.0, "b": 70.0}, "nothing"), ours) == dict.fromkeys("ab", "not comparable")
+    assert verdicts(recipe({"a": 80.0, "b": 70.0}, "order"), ours) == dict.fromkeys("ab", "same order")
 
 
 def test_not_reached_agrees_with_not_reached() -> None:
@@ -80,6 +108,9 @@ def test_not_reached_agrees_with_not_reached() -> None:
         ({"statistic": "best"}, 40.0),
         ({"statistic": "last"}, 30.0),
         ({"statistic": "last5"}, 25.0),
+        ({"statistic": "max", "smaller_is_better": True}, 40.0),
+        ({"statistic": "jitter"}, 10.0),
+        ({"statistic": "growth", "factor": 1}, 7 / 3),
         ({"statistic": "mean", "factor": 1}, 0.25),
         ({"statistic": "best", "smaller_is_better": True}, 10.0),
         ({"statistic": "rounds_to", "target": 0.2, "factor": 1}, 2.0),
@@ -100,16 +131,127 @@ def test_a_round_is_told_by_the_last_since_the_first_may_send_less() -> None:
     assert read_measure([], measure) is None
 
 
+def claimed(ours: dict[str, list[float]], claim: dict[str, Any], **more: Any) -> bool | None:
+    """Whether one claim about the accuracy holds."""
+    claims = [{"statement": "s", "measure": "accuracy", **claim}]
+    _, checks = compare_with_paper(recipe(dict.fromkeys(ours, 1), claims=claims, **more), "cpu", runs(ours))
+    (check,) = checks
+    return check.holds
+
+
+APART = {"a": [0.80, 0.81, 0.82], "b": [0.50, 0.60, 0.55], "c": [0.49, 0.59, 0.541]}
+
+
 def test_claims_hold_fail_or_are_undecided() -> None:
+    assert claimed(APART, {"order": ["a", "b"]}) is True
+    assert claimed(APART, {"order": ["b", "a"]}) is False
+    # b and c are 5 points apart over the seeds, and always 1 point apart within a seed
+    assert claimed(APART, {"order": ["b", "c"]}) is True
+    assert claimed(APART, {"order": ["c", "b"]}) is False
+    assert claimed(APART, {"similar": ["b", "c"], "tolerance": 2.0}) is True
+    assert claimed(APART, {"similar": ["b", "c"], "tolerance": 0.5}) is False
+    assert claimed(APART, {"similar": ["b", "c"], "tolerance": 1.0}) is None
+
+
+def test_undecided_is_symmetric_and_needs_three_seeds() -> None:
+    ours = {"a": [0.80, 0.81, 0.82], "b": [0.79, 0.83, 0.80]}  # differences 1, -2, 2 points
+    assert claimed(ours, {"order": ["a", "b"]}) is None
+    assert claimed(ours, {"order": ["b", "a"]}) is None
+    for seeds in (1, 2):
+        few = {row: values[:seeds] for row, values in APART.items()}
+        assert claimed(few, {"order": ["a", "b"]}) is None
+        assert claimed(few, {"order": ["b", "a"]}) is None
+    # 0.1 ± 4.303 * 0.04 / sqrt(3): just clear of zero; with a little more spread it is not
+    assert claimed({"a": [0.06, 0.10, 0.14], "b": [0.0, 0.0, 0.0]}, {"order": ["a", "b"]}) is True
+    assert claimed({"a": [0.05, 0.10, 0.15], "b": [0.0, 0.0, 0.0]}, {"order": ["a", "b"]}) is None
+
+
+def test_best_of_all_tests_all_and_two_names_test_two() -> None:
+    assert claimed(APART, {"better": ["a"]}) is True
+    assert claimed(APART, {"better": ["b"]}) is False  # above c, below a
+    assert claimed(APART, {"better": ["a", "c"], "than": ["b"]}) is False
+    assert claimed(APART, {"better": ["a", "b"], "than": ["c"]}) is True
+    level = APART | {"d": [0.81, 0.80, 0.82]}
+    assert claimed(level, {"better": ["a"]}) is None
+    assert claimed(level, {"better": ["b"]}) is False
+
+
+def test_what_was_not_run_leaves_a_claim_undecided_unless_the_rest_contradicts_it() -> None:
+    only = {"cpu": {"compares": "order", "rows": ["a", "b", "c"]}}
+    ours = APART | {"d": [0.1, 0.1, 0.1]}
+    claims = [{"statement": "s", "measure": "accuracy", "better": [row]} for row in "ab"]
+    _, checks = compare_with_paper(recipe(dict.fromkeys(ours, 1), claims=claims, scales=only), "cpu", runs(APART))
+    assert [one.holds for one in checks] == [None, False]
+    assert "no run of d" in checks[0].evidence
+
+
+def test_bounds() -> None:
+    ours = {"a": [0.50, 0.51, 0.52], "b": [0.53, 0.55, 0.54]}
+    assert claimed(ours, {"at_most": 60.0}) is True
+    assert claimed(ours, {"at_least": 60.0}) is False
+    assert claimed(ours, {"at_most": 54.0}) is None
+    assert claimed(ours, {"at_most": 54.0, "rows": ["a"]}) is True
+
+
+def test_claims_over_columns() -> None:
+    claims = [{"statement": "s", "measure": "accuracy", "across": "columns", "order": ["easy", "hard"]}]
+    requested = recipe({}, claims=claims, rows={"a": {}, "b": {}}, columns={"easy": {}, "hard": {}, "odd": {}})
+    values = {("a", "easy"): 0.8, ("a", "hard"): 0.6, ("b", "easy"): 0.5, ("b", "hard"): 0.7, ("a", "odd"): 0.1}
+    ours = {cell: [history(value) for value in around(middle)] for cell, middle in values.items()}
+    _, checks = compare_with_paper(requested, "cpu", ours)
+    assert [(one.setting, one.holds) for one in checks] == [("a", True), ("b", False)]
+
+
+def test_claims_over_curves() -> None:
+    measures = {
+        "accuracy": {"statistic": "jitter", "smaller_is_better": True},
+        "growth": {"statistic": "growth", "factor": 1},
+    }
     claims = [
-        {"statement": "a first", "measure": "accuracy", "order": ["a", "b"]},
-        {"statement": "b first", "measure": "accuracy", "order": ["b", "a"]},
-        {"statement": "b before c", "measure": "accuracy", "order": ["c", "b"]},
-        {"statement": "alike", "measure": "accuracy", "similar": ["b", "c"], "tolerance": 2.0},
+        {"statement": "a is steadier", "measure": "accuracy", "order": ["a", "b"]},
+        {"statement": "bounded", "measure": "growth", "at_most": 1.5},
     ]
-    requested = recipe({"a": 1, "b": 1, "c": 1}, claims=claims)
-    ours = {"a": [0.8, 0.8], "b": [0.50, 0.54], "c": [0.49, 0.53]}
-    _, checks = compare_with_paper(
-        requested, "cpu", {(row, ""): [history(value) for value in runs] for row, runs in ours.items()}
-    )
-    assert [one.holds for one in checks] == [True, False, None, True]
+    requested = recipe({"a": 1, "b": 1}, measures=measures, claims=claims)
+    steady, wild = [0.5, 0.6, 0.7, 0.71, 0.72], [0.3, 0.4, 0.8, 0.5, 0.9]
+    ours = {("a", ""): [history(*steady)] * 3, ("b", ""): [history(*wild[:4], last) for last in (0.8, 0.9, 0.85)]}
+    comparisons, checks = compare_with_paper(requested, "cpu", ours)
+    # the second half of five values are the last three
+    assert comparisons[0].ours is not None
+    assert comparisons[0].ours.mean == pytest.approx(1.0)
+    assert [one.holds for one in checks] == [True, False]
+    assert read_measure(history(*wild), RecipeMeasure(statistic="max")) == pytest.approx(90.0)
+
+
+def test_rounds_to_a_target_that_some_do_not_reach() -> None:
+    measures = {"accuracy": {"statistic": "rounds_to", "target": 0.5, "factor": 1, "smaller_is_better": True}}
+    claims = [
+        {"statement": "s", "measure": "accuracy", "order": ["a", "b"]},
+        {"statement": "s", "measure": "accuracy", "order": ["b", "c"]},
+    ]
+    requested = recipe({"a": 1, "b": 1, "c": 1}, measures=measures, claims=claims)
+    never = [history(*[0.1] * 30)] * 3
+    ours = {("a", ""): [history(*[0.1] * late, 0.6) for late in (4, 5, 6)], ("b", ""): never, ("c", ""): never}
+    comparisons, checks = compare_with_paper(requested, "cpu", ours)
+    assert [one.holds for one in checks] == [True, None]
+    assert "b over 30" in checks[0].evidence
+    assert [None if one.ours is None else one.ours.mean for one in comparisons] == [6.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ({}, "expected exactly one"),
+        ({"order": ["a", "b"], "better": ["a"]}, "expected exactly one"),
+        ({"at_most": 1.0, "at_least": 0.0}, "expected exactly one"),
+        ({"order": ["a"]}, "at least two names"),
+        ({"order": ["a", "b"], "than": ["a"]}, "with better only"),
+        ({"better": ["a"], "than": ["a", "b"]}, "'a' is in both"),
+        ({"order": ["a", "b"], "tolerance": 1.0}, "with similar only"),
+        ({"order": ["a", "b"], "rows": ["a"]}, "claims across columns and with bounds only"),
+        ({"across": "columns", "order": ["", "b"]}, "'b' is not known"),
+        ({"across": "columns", "columns": [""], "order": ["x", "y"]}, "name the columns in order"),
+    ],
+)
+def test_a_claim_that_says_too_much_or_too_little(claim: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe({"a": 1, "b": 1}, claims=[{"statement": "s", "measure": "accuracy", **claim}])

@@ -216,8 +216,8 @@ def test_rounds_to_several_targets_stand_with_what_was_sent():
     header, *rows = page.tables["targets"]
     assert header == ["method", "50%", "55%", "60%", "65%", "70%"]
     cells = {row[0]: row[1:] for row in rows}
-    assert cells["slow"] == ["324 kbit up", "432 kbit up", "432 kbit up", "never", "never"]
-    assert cells["fast"][0] == "180 bit up"
+    assert cells["slow"] == ["348 kbit", "464 kbit", "464 kbit", "never", "never"]
+    assert cells["fast"][0] == "18.08 kbit"
 
 
 def test_configurations_that_differ_stand_side_by_side():

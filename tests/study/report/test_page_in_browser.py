@@ -144,6 +144,10 @@ def test_a_figure_is_saved_as_a_picture_of_its_own(browser, page):
 def test_phones_and_dark_rooms(browser, page, width, dark):
     browser.open(page, width=width, dark=dark)
     assert browser.run("document.documentElement.scrollWidth") <= width
+    wide = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1)"
+    marked = browser.run(f"{wide}.map((box) => getComputedStyle(box, '::before').content)")
+    assert all("scroll sideways" in text for text in marked)
+    assert marked or width > 1000  # on a phone the ranking is wider than the screen, and says so
     colour = browser.run("getComputedStyle(document.documentElement).backgroundColor")
     assert colour == ("rgb(18, 22, 28)" if dark else "rgb(251, 250, 247)")
     assert browser.run(CURVES) == 2

@@ -13,13 +13,15 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from hansa import aggregate, compress, data, gossip, local, presets, sample, schedule, server
+from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server
 from hansa.algorithm import Algorithm
 from hansa.config.registry import import_path, plugins
 from hansa.config.registry.plugins import Plugin, normalize_name
 from hansa.config.registry.signatures import PROTOCOLS, return_type, type_hints
+from hansa.core import schedule
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.core.lazy_imports import exports
+from hansa.gossip.by_cluster import cluster_topologies
 from hansa.rounds import ledger
 from hansa.rounds.faults import faults
 from hansa.training import augment, losses
@@ -251,7 +253,7 @@ DOWNLINK = register_kind("downlink", compress.Downlink, compress)
 AGGREGATE = register_kind("aggregate", aggregate.Aggregator, aggregate)
 SERVER = register_kind("server", server.ServerTransform, server, label="server transform", from_list=server.chain)
 SAMPLER = register_kind("sampler", sample.Sampler, sample, default="uniform")
-TOPOLOGY = register_kind("topology", gossip.Topology, gossip)
+TOPOLOGY = register_kind("topology", gossip.Topology, gossip, from_list=cluster_topologies)
 CLUSTERING = register_kind("clustering", gossip.Clustering, gossip)
 ACTIVITY = register_kind("activity", gossip.Activity, gossip)
 SCHEDULE = register_kind("schedule", schedule.Schedule, local, ("at",), modules=("hansa.local",))
@@ -261,6 +263,10 @@ SOLVER = register_kind("solver", local.Solver, local, modules=("hansa.local",), 
 BLOCKS = register_kind(
     "blocks", local.blocks, {"blocks": local.blocks}, label="choice of blocks", default="blocks", from_list=local.blocks
 )
+BATCHING = register_kind(
+    "batching", local.batching, {"batching": local.batching}, label="division into batches", default="batching"
+)
+PASS_ORDER = register_kind("pass_order", local.PassOrder, local, modules=("hansa.local",), label="order of passes")
 AUGMENT = register_kind("augment", augment.Augmentation, augment, label="augmentation", function_argument="generator")
 LOSS = register_kind("loss", losses.Loss, losses, ("sums",))
 PARTITION = register_kind(
@@ -282,4 +288,12 @@ FAULTS = register_kind(
     label="fault plan",
     default="faults",
 )
+PACE = register_kind(
+    "pace",
+    pace.Pace,
+    {name: getattr(pace, name) for name in ("synchronous", "deadline", "overselect", "buffered")},
+    default="buffered",
+)
+PROFILE = register_kind("profile", pace.Profile, pace, ("device",), label="device profile", default="devices")
+DISCOUNT = register_kind("discount", aggregate.Discount, aggregate, ("factor",), label="discount of staleness")
 PRESET = register_kind("preset", Algorithm, presets.catalogue())

@@ -235,7 +235,7 @@ def field_for_argument(argument: Argument) -> ComponentField:
 def component_field(hint: Any) -> ComponentField:
     """Return the field of a type annotation.
 
-    >>> from hansa.schedule import Rate
+    >>> from hansa.core.schedule import Rate
     >>> component_field(Rate).build({"kind": "cosine", "lr": 0.1, "rounds": 5})
     cosine(lr=0.1, rounds=5, floor=0.0)
     >>> component_field(Rate).build("1/4")

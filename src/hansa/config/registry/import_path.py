@@ -165,7 +165,7 @@ def _refusal(target: Any, module: str, expected: Kind | None) -> str:
             "it has no component's methods" if expected is None else f"no {expected.title}: {expected.mismatch(target)}"
         )
         return f"is a class, but not a component ({why}). Correct it, or write @hansa.component above it."
-    if isfunction(target):
+    if isfunction(target) or isfunction(getattr(target, "__wrapped__", None)):  # such as a metric of hansa.lower
         if target.__module__ != module:
             return f"is defined in {target.__module__}, not in {module}. Name it there."
         return "" if is_declared(target) else "is a function, but not declared. Write @hansa.component above it."

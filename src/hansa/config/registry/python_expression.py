@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hansa import aggregate, compress, data, gossip, local, presets, sample, server
+from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
 from hansa.training import augment, losses
 
-PACKAGES = (server, aggregate, compress, local, gossip, sample, data, augment, losses, presets)
+PACKAGES = (server, aggregate, compress, local, gossip, sample, pace, data, augment, losses, presets)
 TOP_LEVEL = (Algorithm, Channel, LocalPhase, Mixing)
 
 

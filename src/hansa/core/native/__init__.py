@@ -17,9 +17,10 @@ from typing import Any
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
 
-__all__ = ["available", "instruction_set", "instruction_sets", "load", "unavailable_reason"]
+__all__ = ["available", "describe", "instruction_set", "instruction_sets", "load", "unavailable_reason"]
 
 NAMES = ("avx512", "avx2", "base")
+TITLES = {"avx512": "AVX-512", "avx2": "AVX2", "base": "base (no vector instructions)"}
 
 
 def available() -> bool:
@@ -41,6 +42,16 @@ def instruction_sets() -> tuple[str, ...]:
 def instruction_set() -> str | None:
     """Return the instruction set in use, or None if the kernels are not available."""
     return None if unavailable_reason() else str(load().name.decode())
+
+
+def describe() -> str:
+    """Return the kernels in use as text: AVX-512, AVX2, base, or none and why.
+
+    >>> describe().split()[0] in ("AVX-512", "AVX2", "base", "none:")
+    True
+    """
+    used = instruction_set()
+    return f"none: {unavailable_reason()}" if used is None else TITLES.get(used, used)
 
 
 def load(isa: str = "") -> Any:

@@ -46,11 +46,13 @@ class ClientKernel:
         self.data, self._labels, self._rows = self.network.examples(inputs, labels, None), labels, len(inputs)
 
     def train_clients(
-        self, x: Tensor, y: Tensor, index: Tensor, jobs: Sequence[NativeJob], step: AffineStep
+        self, starts: Sequence[Tensor], y: Tensor, index: Tensor, jobs: Sequence[NativeJob], step: AffineStep
     ) -> list[tuple[list[float], bool]]:
-        """Train clients one after the other from ``x`` in the vector ``y``; ``x`` is the anchor of the step. Return
-        each client's losses and whether its delta is finite."""
-        self.network.check_vector("x", x)
+        """Train clients one after the other in the vector ``y``, each from its own entry of ``starts``; the first is
+        the anchor of the step. Return each client's losses and whether its delta is finite."""
+        x = starts[0]
+        for each in {id(start): start for start in starts}.values():
+            self.network.check_vector("x", each)
         self.network.check_vector("y", y)
         if index.dtype != torch.int64 or not index.is_contiguous() or index.device.type != "cpu" or not index.numel():
             raise HansaError(
@@ -62,7 +64,7 @@ class ClientKernel:
             )
         update = abi.StepParameters()
         self._fill(update, step, x)
-        table, losses, ends = self._job_table(x, y, index, jobs)
+        table, losses, ends = self._job_table(starts, y, index, jobs)
         workspace, at = self.workspace(int(table["batch"].max())), c_int64()
         while at.value < len(table):
             code = workspace.kernels.train_clients(
@@ -73,17 +75,17 @@ class ClientKernel:
                 check_code(code, "ClientKernel.train_clients", self.network, own[None], None, self._labels, self._rows)
             if self.stop:
                 raise HansaError("ClientKernel.train_clients: stopped.")
-        losses_of_all, starts, finite = losses.tolist(), [0, *ends[:-1]], table["finite"].tolist()
-        return [(losses_of_all[a:b], fine != 0) for a, b, fine in zip(starts, ends, finite, strict=True)]
+        losses_of_all, firsts, finite = losses.tolist(), [0, *ends[:-1]], table["finite"].tolist()
+        return [(losses_of_all[a:b], fine != 0) for a, b, fine in zip(firsts, ends, finite, strict=True)]
 
     def _job_table(
-        self, x: Tensor, y: Tensor, index: Tensor, jobs: Sequence[NativeJob]
+        self, starts: Sequence[Tensor], y: Tensor, index: Tensor, jobs: Sequence[NativeJob]
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int]]:
         """Return the jobs in the native layout, the losses of all, and the end of each client's losses."""
         table = np.zeros(len(jobs), CLIENT)
         for job in jobs:
             self.network.check_vector("delta", job.delta)
-        table["x"], table["y"] = x.data_ptr(), y.data_ptr()
+        table["x"], table["y"] = [start.data_ptr() for start in starts], y.data_ptr()
         table["delta"] = [job.delta.data_ptr() for job in jobs]
         first = np.array([job.first for job in jobs])
         table["samples"] = np.array([job.stop for job in jobs]) - first

@@ -80,8 +80,11 @@ def heterogeneity(
     """Measure a task's heterogeneity at a model, by default the initial model of ``seed``, from full gradients.
 
     ``at`` is a flat vector, or ``run.state.vectors``. The noise is that of batches of ``batch_size`` drawn without
-    replacement, estimated from at most ``samples`` per-sample gradients per client (None: all). Models are in
-    evaluation mode, so dropout and batch statistics add no noise. Tasks with full gradients only have no noise.
+    replacement, estimated from at most ``samples`` per-sample gradients per client (None: all), or from that many
+    batches (None: as many as the client has rows) if the loss of a batch is not the mean of the losses of its rows.
+    Models are in evaluation mode, so dropout and batch statistics add no noise. Tasks with full gradients only have no
+    noise. A full gradient is that of the loss of all of a client's rows: with class weights or ignored labels that of
+    the weighted mean, and for a loss that sums that of the sum divided by the rows.
 
     Two clients with f_i = (x - b_i)^2/2 at x = 0, b = 1 and 3: g_i = -1 and -3, g = -2.
 
@@ -176,6 +179,10 @@ class _Gradients:
                 f"heterogeneity(at): a vector of shape {tuple(vectors[MODEL].shape)}, the model has ({self.dim},)."
             )
         self.trainer = task.trainer(dtype, torch.device("cpu"))
+        self.weighted: Any = getattr(self.trainer, "weighted_gradient", None)
+        self.couples_rows = self.weighted is not None and getattr(task, "loss_sums", True) is None
+        self.is_row_mean = self.weighted is None or getattr(task, "is_row_mean", True)
+        self.piece = min(PIECE, int(getattr(task, "evaluation_batch_size", PIECE)))
         self.samples, self.key = task.population.samples, key
         self.trainer.load(vectors[MODEL].to(dtype), vectors.get(BUFFERS))
         if hasattr(self.trainer, "module"):
@@ -196,11 +203,14 @@ class _Gradients:
         rows = self.rows(client)
         if rows is None:
             return self.flat(client, None)
-        total = torch.zeros(self.dim, dtype=torch.float64)
-        for first in range(0, len(rows), PIECE):
-            piece = rows[first : first + PIECE]
-            total.add_(self.flat(client, piece), alpha=len(piece) / len(rows))
-        return total
+        total, divisor = torch.zeros(self.dim, dtype=torch.float64), 0.0
+        size = len(rows) if self.couples_rows else self.piece
+        for first in range(0, len(rows), size):
+            weight, gradient = self.piece_gradient(client, rows[first : first + size])
+            if weight:  # without labels that count, there is no gradient
+                total.add_(gradient, alpha=weight)
+                divisor += weight
+        return total / divisor if divisor else total
 
     def noise(self, client: int, full: Vector, batch_size: int, samples: int | None) -> float:
         """E||g(batch) - g||^2 for batches without replacement: (n - B)/((n - 1) B) of a single sample's."""
@@ -209,12 +219,22 @@ class _Gradients:
             return 0.0
         n = len(rows)
         batch = min(batch_size, n)
+        if not self.is_row_mean and batch > 1:
+            return self.noise_of_batches(client, full, batch, n if samples is None else samples)
         if samples is not None and samples < n:
             drawn = self.key.child("heterogeneity", client).numpy().choice(n, samples, replace=False, shuffle=False)
             rows = rows[torch.from_numpy(drawn)]
         apart = [_square(self.flat(client, rows[i : i + 1]) - full) for i in range(len(rows))]
         single = math.fsum(apart) / len(rows)
         return single * (n - batch) / ((n - 1) * batch)
+
+    def noise_of_batches(self, client: int, full: Vector, batch: int, count: int) -> float:
+        """E||g(batch) - g||^2 as the mean over batches drawn without replacement."""
+        rows = self.rows(client)
+        assert rows is not None
+        draw = self.key.child("heterogeneity", client).numpy()
+        batches = (rows[torch.from_numpy(draw.choice(len(rows), batch, replace=False))] for _ in range(count))
+        return math.fsum(_square(self.flat(client, each) - full) for each in batches) / count
 
     def rows(self, client: int) -> torch.Tensor | None:
         """Return all rows of a client, in order."""
@@ -223,8 +243,17 @@ class _Gradients:
         return None if batches is None else getattr(batches, "rows", batches)[0].sort().values
 
     def flat(self, client: int, rows: torch.Tensor | None) -> Vector:
-        _, gradients = self.trainer.gradient(client, rows)
-        return torch.cat([gradient.detach().reshape(-1).to(torch.float64) for gradient in gradients])
+        return self.piece_gradient(client, rows)[1]
+
+    def piece_gradient(self, client: int, rows: torch.Tensor | None) -> tuple[float, Vector]:
+        """Return the gradient on some rows, and its weight in that on more rows."""
+        weight, gradients = (
+            (float(0 if rows is None else len(rows)), self.trainer.gradient(client, rows)[1])
+            if self.weighted is None or rows is None
+            else self.weighted(client, rows)
+        )
+        flat = torch.cat([gradient.detach().reshape(-1).to(torch.float64) for gradient in gradients])
+        return weight, flat if weight or rows is None else torch.zeros_like(flat)
 
 
 def _groups(clusters: Sequence[Sequence[int]] | None, population: int) -> list[list[int]]:

@@ -1,5 +1,7 @@
 """Published tables and figures as data, and their comparison with measured numbers."""
 
+from hansa.study.recipes.claims import ClaimCheck
+from hansa.study.recipes.reading import read_measure
 from hansa.study.recipes.recipe import (
     SCALES,
     PaperClaim,
@@ -12,7 +14,7 @@ from hansa.study.recipes.recipe import (
     parse_published,
     read_recipes,
 )
-from hansa.study.recipes.verdict import CellComparison, ClaimCheck, agreement_rule, compare_with_paper, read_measure
+from hansa.study.recipes.verdict import CellComparison, agreement_rule, compare_with_paper
 
 __all__ = [
     "SCALES",

@@ -9,8 +9,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from hansa.study.recipes.claims import CLAIM_RULE, ClaimCheck
 from hansa.study.recipes.recipe import Recipe, RecipeMeasure
-from hansa.study.recipes.verdict import CellComparison, ClaimCheck, agreement_rule
+from hansa.study.recipes.verdict import CellComparison, agreement_rule
 from hansa.study.report.sections import PageSection, table_html, verdict_cell
 
 HEADINGS = ("", "published", "ours", "difference", "verdict")
@@ -48,7 +49,12 @@ class RecipeResult(NamedTuple):
     def rules(self) -> list[str]:
         """The rules of agreement that were applied."""
         measures = [self.recipe.measures[one.measure] for one in self.cells if one.published is not None]
-        return list(dict.fromkeys(map(agreement_rule, measures)))
+        rules = list(dict.fromkeys(map(agreement_rule, measures))) if self._numbers else []
+        return rules + [CLAIM_RULE] * bool(self.claims)
+
+    @property
+    def _numbers(self) -> bool:
+        return self.recipe.at(self.scale).compares == "numbers"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -73,7 +79,13 @@ class RecipeResult(NamedTuple):
                 for one in self.cells
             ],
             "claims": [
-                {"statement": one.claim.statement, "column": one.column, "holds": one.holds, "evidence": one.evidence}
+                {
+                    "statement": one.claim.statement,
+                    "column": one.column,
+                    "row": one.row,
+                    "holds": one.holds,
+                    "evidence": one.evidence,
+                }
                 for one in self.claims
             ],
             "rules": {name: agreement_rule(measure) for name, measure in self.recipe.measures.items()},
@@ -84,10 +96,15 @@ class RecipeResult(NamedTuple):
 def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]]]:
     """Return a table for each column and measure: its title, and its rows under `HEADINGS`."""
     tables: dict[str, list[tuple[str, ...]]] = {}
+    targets = result.recipe.at(result.scale).targets
     for one in result.cells:
         measure = result.recipe.measures[one.measure]
         unit = f" ({measure.unit})" if measure.unit else ""
-        title = ", ".join(part for part in (one.cell.column, f"{one.measure}{unit}") if part)
+        target = targets.get(one.measure)
+        to = (
+            "" if target is None else f" to {100 * target:g}% at this scale, {100 * (measure.target or 0):g}% published"
+        )
+        title = ", ".join(part for part in (one.cell.column, f"{one.measure}{unit}{to}") if part)
         tables.setdefault(title, []).append((one.cell.row, *_cells(one, measure)))
     return list(tables.items())
 
@@ -95,10 +112,10 @@ def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]
 def _cells(one: CellComparison, measure: RecipeMeasure) -> tuple[str, str, str, str]:
     published = "–"
     if one.published is not None:
-        value, spread, exceeded = one.published
+        value, spread, exceeded, _ = one.published
         published = f"over {value:g}" if exceeded else _number(value)
         published += "" if spread is None else f" ± {_deviation(spread, value)}"
-    ours = "–" if measure.target is None else "not reached"
+    ours = "–" if measure.target is None else "not reached by all"
     if one.ours is not None:
         ours = _number(one.ours.mean) + (f" ± {_deviation(one.ours.std, one.ours.mean)}" if one.ours.std else "")
     difference = "–"
@@ -178,7 +195,7 @@ def _section(result: RecipeResult) -> str:
         parts.append(f"<h3>{escape(title)}</h3>{table_html(HEADINGS, [list(map(verdict_cell, row)) for row in rows])}")
     claims = [
         f"{verdict_cell(claim_status(one.holds))}: {escape(one.claim.statement)}"
-        f"{escape(f' ({one.column})' if one.column else '')} <span class='note'>{escape(one.evidence)}</span>"
+        f"{escape(f' ({one.setting})' if one.setting else '')} <span class='note'>{escape(one.evidence)}</span>"
         for one in result.claims
     ]
     lists = (

@@ -66,8 +66,8 @@ def result_markdown(result: RecipeResult, runs: Sequence[CellRun], figures: Sequ
     if result.claims:
         lines += ["Claims:", ""]
         for one in result.claims:
-            column = f" ({one.column})" if one.column else ""
-            lines.append(f"- **{claim_status(one.holds)}**: {one.claim.statement}{column}; {one.evidence}")
+            setting = f" ({one.setting})" if one.setting else ""
+            lines.append(f"- **{claim_status(one.holds)}**: {one.claim.statement}{setting}; {one.evidence}")
         lines.append("")
     lines += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
     lines += [f"- {line}" for line in (*result.rules, *recipe.known_differences)]

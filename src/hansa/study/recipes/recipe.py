@@ -7,6 +7,7 @@ column, the row and the scale; later fragments win key by key.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -20,7 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hansa.core.errors import HansaError, suggestion
 
 SCALES = ("smoke", "cpu", "paper")
-Statistic: TypeAlias = Literal["best", "last", "last5", "last10", "mean", "rounds_to", "hours_to", "per_round"]
+Statistic: TypeAlias = Literal[
+    "best", "last", "last5", "last10", "mean", "max", "jitter", "growth", "rounds_to", "hours_to", "per_round"
+]
 
 
 class StrictModel(BaseModel):
@@ -34,7 +37,9 @@ class RecipeMeasure(StrictModel):
 
     metric: str = "test_accuracy"
     statistic: Statistic = "best"
-    """The best, last or mean value; rounds or hours to a target; or the increase in the last round."""
+    """The best, last, mean or largest value; rounds or hours to a target; the increase in the last round; or of the
+    curve: ``jitter``, the mean change from one evaluation to the next in its second half, without sign, and ``growth``,
+    the mean of the second half divided by that of the first."""
     target: float | None = None
     """The target of rounds_to and hours_to, in the unit of the run."""
     factor: float = 100.0
@@ -45,6 +50,8 @@ class RecipeMeasure(StrictModel):
     relative: bool = False
     """Whether ``tolerance`` is a fraction of the published number."""
     smaller_is_better: bool = False
+    counted: bool = False
+    """Counted, not trained: it depends neither on the data set nor on the seed (bits)."""
 
     @model_validator(mode="after")
     def _target(self) -> RecipeMeasure:
@@ -73,23 +80,53 @@ class RecipeRow(ConfigFragment):
 
 
 class PaperClaim(StrictModel):
-    """A claim of the paper: the ``order`` of rows, best first, or that rows are ``similar`` within a ``tolerance``."""
+    """A claim of the paper about one measure. Exactly one of ``order``, ``better``, ``similar`` and a bound states it.
+
+    It compares rows within each column or, with ``across: columns``, columns within each row.
+    """
 
     statement: str
     measure: str
+    across: Literal["rows", "columns"] = "rows"
     columns: tuple[str, ...] = ()
-    """The columns it applies to; by default all."""
+    """The columns it applies to, if it compares rows; by default all."""
+    rows: tuple[str, ...] = ()
+    """The rows it applies to, if it compares columns or states a bound; by default all."""
     order: tuple[str, ...] = ()
+    """Best first: each is better than the next."""
+    better: tuple[str, ...] = ()
+    """Each of these is better than each of ``than``."""
+    than: tuple[str, ...] = ()
+    """By default all others."""
     similar: tuple[str, ...] = ()
+    """Any two of these differ by at most ``tolerance``."""
     tolerance: float | None = None
+    at_most: float | None = None
+    at_least: float | None = None
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> PaperClaim:
-        if bool(self.order) == bool(self.similar) or len(self.order or self.similar) < 2:
-            raise ValueError("order and similar: expected one of the two, with at least two rows.")
+    def _one_form(self) -> PaperClaim:
+        bounds = (self.at_most is not None) + (self.at_least is not None)
+        if bool(self.order) + bool(self.better) + bool(self.similar) + bounds != 1:
+            raise ValueError("order, better, similar, at_most and at_least: expected exactly one of them.")
+        if len(self.order) == 1 or len(self.similar) == 1:
+            raise ValueError("order and similar: expected at least two names.")
+        if self.than and not self.better:
+            raise ValueError("than: expected with better only.")
+        if overlap := set(self.better) & set(self.than):
+            raise ValueError(f"better and than: {sorted(overlap)[0]!r} is in both.")
         if (self.tolerance is not None) != bool(self.similar):
             raise ValueError("tolerance: expected with similar only.")
+        if self.columns and self.across == "columns":
+            raise ValueError("columns: expected with claims across rows only; name the columns in order or better.")
+        if self.rows and self.across == "rows" and not bounds:
+            raise ValueError("rows: expected with claims across columns and with bounds only.")
         return self
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The rows (or columns) that it compares."""
+        return self.order or self.similar or (*self.better, *self.than)
 
 
 class RecipeScale(ConfigFragment):
@@ -103,6 +140,8 @@ class RecipeScale(ConfigFragment):
     """Additional keys of some rows at this scale."""
     compares: Literal["numbers", "order", "nothing"] = "order"
     """What is compared with the paper at this scale."""
+    targets: dict[str, float] = {}
+    """Targets of some measures at this scale, where its data are not the paper's."""
 
 
 class Recipe(ConfigFragment):
@@ -121,6 +160,10 @@ class Recipe(ConfigFragment):
     claims: tuple[PaperClaim, ...] = ()
     known_differences: tuple[str, ...] = ()
     """Known differences between the paper, its code and this library."""
+    spread: Literal["deviation", "standard error"] = "deviation"
+    """What the paper's ± is."""
+    published_seeds: int = Field(default=1, ge=1)
+    """The number of seeds behind a published mean; 1 if the paper does not say."""
     scales: dict[str, RecipeScale]
     settings: dict[str, dict[str, Any]]
 
@@ -136,7 +179,9 @@ class Recipe(ConfigFragment):
                     parse_published(value)
         for claim in self.claims:
             _known(claim.measure, self.measures, "claims")
-            for named_row in (*claim.order, *claim.similar):
+            for compared in claim.named:
+                _known(compared, self.rows if claim.across == "rows" else self.columns, "claims")
+            for named_row in claim.rows:
                 _known(named_row, self.rows, "claims")
             for column in claim.columns:
                 _known(column, self.columns, "claims")
@@ -146,6 +191,10 @@ class Recipe(ConfigFragment):
                 _known(named_row, self.rows, f"scales.{name}.rows")
             for column in scale.columns:
                 _known(column, self.columns, f"scales.{name}.columns")
+            for measure in scale.targets:
+                _known(measure, self.measures, f"scales.{name}.targets")
+                if self.measures[measure].target is None:
+                    raise ValueError(f"scales.{name}.targets: {measure!r} is no number of rounds or hours to a target.")
         fragments: list[ConfigFragment] = [*self.columns.values(), *self.rows.values(), *self.scales.values()]
         for setting in (*self.use, *(setting for fragment in fragments for setting in fragment.use)):
             _known(setting, self.settings, "use")
@@ -171,16 +220,48 @@ class Recipe(ConfigFragment):
                     merge_fragment(document, fragment.set)
                 merge_fragment(document, scaled.overrides.get(row, {}))
                 document.setdefault("seeds", scaled.seeds)
-                published = {name: parse_published(value) for name, value in method.published.get(column, {}).items()}
+                published = {
+                    name: parse_published(value, self.spread, self.published_seeds)
+                    for name, value in method.published.get(column, {}).items()
+                }
                 yield RecipeCell(row, column, document, published)
+
+    def same_data(self, scale: str) -> bool:
+        """Return whether a scale trains on the data sets of the paper; true for recipes without a scale of the paper.
+
+        >>> library()["hafed-table-1"].same_data("cpu"), library()["afga-table-1"].same_data("cpu")
+        (True, False)
+        """
+        if "paper" not in self.scales:
+            return True
+        papers = {(cell.row, cell.column): _data_name(cell) for cell in self.cells("paper")}
+        return all(papers.get((cell.row, cell.column)) == _data_name(cell) for cell in self.cells(scale))
+
+    def measured(self, scale: str) -> dict[str, RecipeMeasure]:
+        """Return the measures of a scale, with its targets.
+
+        A target accuracy of the paper means nothing on other data: such a measure is left out unless the scale has its
+        own target, or compares nothing.
+
+        >>> list(library()["afga-table-5"].measured("paper")), list(library()["afga-figure-2"].measured("cpu"))
+        (['accuracy', 'rounds'], ['accuracy', 'accuracy over the run', 'loss', 'loss over the run'])
+        """
+        own = self.at(scale).targets
+        same = self.at(scale).compares == "nothing" or self.same_data(scale)
+        return {
+            name: measure.model_copy(update={"target": own[name]}) if name in own else measure
+            for name, measure in self.measures.items()
+            if name in own or same or measure.target is None
+        }
 
 
 class PublishedValue(NamedTuple):
-    """A published number, its deviation over seeds if reported, and whether it is only a lower bound ("500+")."""
+    """A published number, its ± if reported, whether it is only a lower bound ("500+"), and its standard error."""
 
     value: float
     spread: float | None = None
     exceeded: bool = False
+    standard_error: float = 0.0
 
 
 class RecipeCell(NamedTuple):
@@ -197,21 +278,35 @@ class RecipeCell(NamedTuple):
         return f"{self.row}, {self.column}" if self.column else self.row
 
 
-def parse_published(value: Any) -> PublishedValue:
+def parse_published(value: Any, spread: str = "deviation", seeds: int = 1) -> PublishedValue:
     """Parse a published number as a recipe writes it.
 
-    >>> parse_published([88.79, 0.16])
-    PublishedValue(value=88.79, spread=0.16, exceeded=False)
-    >>> parse_published("500+")
-    PublishedValue(value=500.0, spread=None, exceeded=True)
+    Args:
+        value: A number, [number, ±] or a text like 500+.
+        spread: What the ± is: ``deviation`` (the standard error is ± / sqrt(seeds)) or ``standard error``.
+        seeds: The number of seeds behind the mean.
+
+    >>> parse_published([88.79, 0.16], "standard error", seeds=3)
+    PublishedValue(value=88.79, spread=0.16, exceeded=False, standard_error=0.16)
+    >>> parse_published([80.0, 2.0], seeds=4)
+    PublishedValue(value=80.0, spread=2.0, exceeded=False, standard_error=1.0)
+    >>> parse_published("500+").exceeded
+    True
     """
     if isinstance(value, str) and re.fullmatch(r"[0-9]+\+", value):
         return PublishedValue(float(value[:-1]), exceeded=True)
     if isinstance(value, (list, tuple)) and len(value) == 2:
-        return PublishedValue(float(value[0]), float(value[1]))
+        around = float(value[1])
+        error = around if spread == "standard error" else around / math.sqrt(seeds)
+        return PublishedValue(float(value[0]), around, standard_error=error)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return PublishedValue(float(value))
     raise ValueError(f"{value!r}: expected a number, [number, spread] or a text like 500+.")
+
+
+def _data_name(cell: RecipeCell) -> str:
+    data = cell.document.get("data", {})
+    return str(data.get("factory") or data.get("name", "") if isinstance(data, Mapping) else data)
 
 
 def merge_fragment(document: dict[str, Any], fragment: Mapping[str, Any]) -> None:
@@ -242,6 +337,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     if not isinstance(content, dict) or not isinstance(content.get("recipes"), dict):
         raise HansaError(f"{path}: expected settings, scales and recipes, each by name.")
     shared = {"paper": content.get("paper"), "settings": content.get("settings", {})}
+    shared |= {name: content[name] for name in ("spread", "published_seeds") if name in content}
     recipes = {}
     for name, body in content["recipes"].items():
         if not isinstance(body, dict):
@@ -264,7 +360,7 @@ def library() -> Mapping[str, Recipe]:
     [89.25, 0.22]
     """
     recipes: dict[str, Recipe] = {}
-    for paper in ("cams", "hafed", "afga", "aware"):
+    for paper in ("cams", "hafed", "afga", "aware", "flamby", "open"):
         recipes.update(read_recipes(Path(str(files("hansa.study.recipes").joinpath("library", f"{paper}.yaml")))))
     return recipes
 

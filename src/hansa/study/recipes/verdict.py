@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
-from hansa.runs import metrics
+from hansa.runs.paired import MIN_SEEDS
 from hansa.runs.seed_statistics import SeedStatistics, seed_statistics
-from hansa.study.recipes.recipe import PaperClaim, PublishedValue, Recipe, RecipeCell, RecipeMeasure
+from hansa.study.recipes.claims import ClaimCheck, Histories, check_claims, difference
+from hansa.study.recipes.reading import SeedValue, seed_values
+from hansa.study.recipes.recipe import PublishedValue, Recipe, RecipeCell, RecipeMeasure
 
-Verdict: TypeAlias = Literal["agrees", "same order", "differs", "not comparable"]
-
-History: TypeAlias = Sequence[Mapping[str, Any]]
+Verdict: TypeAlias = Literal["agrees", "same order", "undecided", "differs", "not comparable"]
 
 
 class CellComparison(NamedTuple):
-    """A measured number and the published one."""
+    """A measured number and the published one; no ``difference`` between numbers of two data sets."""
 
     cell: RecipeCell
     measure: str
@@ -27,162 +26,104 @@ class CellComparison(NamedTuple):
     verdict: Verdict
 
 
-class ClaimCheck(NamedTuple):
-    """A claim of the paper, whether it holds here (None: undecided), and the supporting numbers."""
-
-    claim: PaperClaim
-    column: str
-    holds: bool | None
-    evidence: str
-
-
 def agreement_rule(measure: RecipeMeasure) -> str:
     """Return the rule of agreement as text.
 
     >>> agreement_rule(RecipeMeasure())
-    'agrees: the means differ by at most 1 % + 2 sqrt(s^2 + s_published^2), s over seeds'
+    'agrees: the means differ by at most 1 % + 2 sqrt(se^2 + se_published^2), se the standard error over seeds'
     """
     tolerance = f"{measure.tolerance:g} {measure.unit}".rstrip()
     if measure.relative:
         tolerance = f"{100 * measure.tolerance:g} % of it"
-    return f"agrees: the means differ by at most {tolerance} + 2 sqrt(s^2 + s_published^2), s over seeds"
-
-
-def read_measure(history: History, measure: RecipeMeasure) -> float | None:
-    """Return one run's number in the unit of the paper; None if not measured, or if the target was not reached.
-
-    >>> rounds = [{"round": r, "test_accuracy": r / 10, "simulated_seconds": 1800.0} for r in (1, 2, 3)]
-    >>> read_measure(rounds, RecipeMeasure())
-    30.0
-    >>> read_measure(rounds, RecipeMeasure(statistic="hours_to", target=0.2, factor=1))
-    1.0
-    """
-    if measure.statistic in ("rounds_to", "hours_to"):
-        assert measure.target is not None
-        reached = metrics.rounds_to(history, measure.target, measure.metric)
-        if reached is None or measure.statistic == "rounds_to":
-            return None if reached is None else float(reached)
-        for record in metrics.running_totals(history):
-            if record["round"] == reached:
-                seconds = record.get("simulated_total_seconds")
-                return None if seconds is None else float(seconds) / 3600
-        return None
-    if measure.statistic == "per_round":
-        # the last round: the first one may send less, since all clients have the initial model
-        totals = [float(record.get(measure.metric, math.nan)) for record in metrics.running_totals(history)]
-        added = totals[-1] - totals[-2] if len(totals) > 1 else sum(totals, 0.0)
-        return None if not totals or math.isnan(added) else added * measure.factor
-    values = [value for _, value in metrics.series(history, measure.metric)]
-    if not values:
-        return None
-    if measure.statistic == "best":
-        return measure.factor * (min(values) if measure.smaller_is_better else max(values))
-    count = {"last": 1, "last5": 5, "last10": 10, "mean": len(values)}[measure.statistic]
-    return measure.factor * math.fsum(values[-count:]) / len(values[-count:])
+    if measure.counted:
+        return f"agrees: the numbers differ by at most {tolerance}"
+    return (
+        f"agrees: the means differ by at most {tolerance} + 2 sqrt(se^2 + se_published^2), se the standard error over "
+        "seeds"
+    )
 
 
 def compare_with_paper(
-    recipe: Recipe, scale: str, histories: Mapping[tuple[str, str], Sequence[History]]
+    recipe: Recipe, scale: str, histories: Histories
 ) -> tuple[list[CellComparison], list[ClaimCheck]]:
     """Compare every cell that was run with its published number, and check every claim.
 
-    ``histories`` are those of a cell's seeds, by row and column. A number within the rule `agrees`. Otherwise it has
-    the `same order` if no pair of its column that the paper separates by more than its spread is clearly reversed
-    here. The scale determines what is compared.
+    ``histories`` are those of a cell's seeds, by row and column; all cells have the same seeds in the same order. A
+    number within the rule `agrees`. Otherwise it has the `same order` if every pair of its column that the paper
+    separates by more than its spread is in that order here, by the paired differences over seeds; it `differs` if one
+    is reversed, and is `undecided` otherwise. The scale determines what is compared.
     """
-    compares = recipe.at(scale).compares
+    compares, same_data = recipe.at(scale).compares, recipe.same_data(scale)
     comparisons: list[CellComparison] = []
-    for name, measure in recipe.measures.items():
+    for name, measure in recipe.measured(scale).items():
         cells: list[_Measured] = []
         for cell in recipe.cells(scale):
             if (cell.row, cell.column) in histories:
-                ours = _over_seeds(histories[cell.row, cell.column], measure)
-                cells.append(_Measured(cell, ours, cell.published.get(name)))
+                seeds = seed_values(histories[cell.row, cell.column], measure)
+                cells.append(_Measured(cell, seeds, cell.published.get(name)))
         for one in cells:
-            difference = None
-            if one.ours is not None and one.published is not None and not one.published.exceeded:
-                difference = one.ours.mean - one.published.value
+            ours = one.ours
+            shift = None
+            if ours is not None and one.published is not None and not one.published.exceeded:
+                shift = ours.mean - one.published.value if same_data or measure.counted else None
             column = [other for other in cells if other.cell.column == one.cell.column]
             verdict = _verdict(measure, compares, one, column)
-            comparisons.append(CellComparison(one.cell, name, one.ours, one.published, difference, verdict))
-    checks = [
-        ClaimCheck(claim, column, *_check_claim(claim, recipe.measures[claim.measure], column, histories, compares))
-        for claim in recipe.claims
-        for column in (claim.columns or recipe.columns)
-        if any((row, column) in histories for row in recipe.rows)
-    ]
-    return comparisons, checks
+            comparisons.append(CellComparison(one.cell, name, ours, one.published, shift, verdict))
+    return comparisons, check_claims(recipe, scale, histories)
 
 
 class _Measured(NamedTuple):
     cell: RecipeCell
-    ours: SeedStatistics | None
+    seeds: Sequence[SeedValue] | None
     published: PublishedValue | None
 
+    @property
+    def ours(self) -> SeedStatistics | None:
+        if self.seeds is None or not all(one.reached for one in self.seeds):
+            return None
+        return seed_statistics([one.value for one in self.seeds])
 
-def _over_seeds(histories: Sequence[History], measure: RecipeMeasure) -> SeedStatistics | None:
-    values = [read_measure(history, measure) for history in histories]
-    known = [value for value in values if value is not None]
-    return seed_statistics(known) if known and len(known) == len(values) else None
 
-
-def _allowed(measure: RecipeMeasure, ours: SeedStatistics, published: PublishedValue) -> float:
+def _allowed(measure: RecipeMeasure, ours: SeedStatistics, seeds: int, published: PublishedValue) -> float:
     tolerance = measure.tolerance * abs(published.value) if measure.relative else measure.tolerance
-    return tolerance + 2 * math.hypot(ours.std, published.spread or 0.0)
+    return tolerance + 2 * math.hypot(ours.std / math.sqrt(seeds), published.standard_error)
 
 
 def _verdict(measure: RecipeMeasure, compares: str, one: _Measured, column: Sequence[_Measured]) -> Verdict:
     ours, published = one.ours, one.published
-    if compares == "nothing" or published is None:
+    if compares == "nothing" or published is None or one.seeds is None:
         return "not comparable"
-    if ours is None:
-        return "agrees" if published.exceeded and compares == "numbers" else "not comparable"
     numbers = compares == "numbers"
-    if numbers and not published.exceeded and abs(ours.mean - published.value) <= _allowed(measure, ours, published):
-        return "agrees"
-    compared = 0
-    for other in column:
-        if other is one or other.ours is None or other.published is None:
-            continue
-        if other.published.exceeded or published.exceeded:
-            continue
-        published_gap = published.value - other.published.value
-        if abs(published_gap) <= 2 * math.hypot(published.spread or 0.0, other.published.spread or 0.0):
-            continue
-        compared += 1
-        gap = ours.mean - other.ours.mean
-        if gap * published_gap < 0 and abs(gap) > 2 * math.hypot(ours.std, other.ours.std):
-            return "differs"
-    return "same order" if compared else ("differs" if numbers else "not comparable")
+    if ours is None and published.exceeded:
+        return "agrees" if numbers and not any(each.reached for each in one.seeds) else "not comparable"
+    if numbers and ours is not None and not published.exceeded:
+        allowed = _allowed(measure, ours, len(one.seeds), published)
+        if abs(ours.mean - published.value) <= allowed:
+            return "agrees"
+    signs = [sign for other in column if other is not one and (sign := _order(measure, one, other)) is not None]
+    if -1 in signs:
+        return "differs"
+    if signs:
+        return "same order" if all(sign == 1 for sign in signs) else "undecided"
+    if not numbers or ours is None:
+        return "not comparable"
+    return "differs" if measure.counted or len(one.seeds) >= MIN_SEEDS else "undecided"
 
 
-def _check_claim(
-    claim: PaperClaim,
-    measure: RecipeMeasure,
-    column: str,
-    histories: Mapping[tuple[str, str], Sequence[History]],
-    compares: str,
-) -> tuple[bool | None, str]:
-    rows = claim.order or claim.similar
-    values: dict[str, SeedStatistics] = {}
-    for row in rows:
-        over = _over_seeds(histories[row, column], measure) if (row, column) in histories else None
-        if over is not None:
-            values[row] = over
-    if compares == "nothing" or len(values) < len(rows):
-        missing = [row for row in rows if row not in values]
-        return None, f"no number for {', '.join(missing)}" if missing else "not compared at this scale"
-    evidence = ", ".join(f"{row} {value.mean:.4g}" for row, value in values.items())
-    if claim.similar:
-        assert claim.tolerance is not None
-        means = [value.mean for value in values.values()]
-        return max(means) - min(means) <= claim.tolerance, evidence
-    sign = -1.0 if measure.smaller_is_better else 1.0
-    unclear = False
-    for first, second in pairwise(rows):
-        gap = sign * (values[first].mean - values[second].mean)
-        noise = math.hypot(values[first].std, values[second].std)
-        if gap < 0 and -gap > noise:
-            return False, evidence
-        unclear = unclear or (abs(gap) <= noise and gap < 0)
-    return (None, f"{evidence}: within the spread over seeds") if unclear else (True, evidence)
+def _order(measure: RecipeMeasure, one: _Measured, other: _Measured) -> int | None:
+    """Return 1 if a pair is in the published order, -1 if it is reversed, 0 if neither is clear.
+
+    None if the paper does not separate it by more than twice its standard error.
+    """
+    first, second = one.published, other.published
+    if first is None or second is None or first.exceeded or second.exceeded:
+        return None
+    gap = first.value - second.value
+    if abs(gap) <= 2 * math.hypot(first.standard_error, second.standard_error):
+        return None
+    interval, _ = difference(one.seeds, other.seeds)
+    if interval is None:
+        return 0
+    if measure.counted:
+        interval = interval._replace(half=0.0)
+    return interval.sign * (1 if gap > 0 else -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import escape
 from itertools import pairwise
@@ -16,18 +16,19 @@ from hansa.core.errors import HansaError
 from hansa.data.split import read_label_counts
 from hansa.runs.client_columns import ClientColumns, summarize_clients
 from hansa.runs.client_record import read_by_client
-from hansa.runs.columns import lower_is_better
+from hansa.runs.columns import direction_of, lower_is_better
 from hansa.runs.folder_lock import PARTITION, RECORD
 from hansa.study.report import formats
 from hansa.study.report.entries import RankedEntry, ReportEntry
 from hansa.study.report.partition import label_names
+from hansa.training.metric_direction import Direction
 
 log = logging.getLogger("hansa")
 
 _SMALL_RECORD = 1 << 22  # bytes; smaller records are read again at every change
 
 METRICS = ("test_accuracy", "test_loss", "loss")
-"""Clients are ordered by the first of these that was measured."""
+"""Clients are ordered by the metric that ranks the runs, else by the first of these that was measured."""
 MAX_BARS, MAX_ROWS = 300, 10
 """More clients are binned to this many bars; this many of the worst have a table row."""
 
@@ -48,6 +49,7 @@ class MethodClients:
     label_counts: Sequence[Sequence[int]] = ()
     label_names: Sequence[str] = ()
     note: str = ""
+    better: Mapping[str, Direction] = field(default_factory=dict)
 
 
 def method_clients(ranking: Sequence[RankedEntry]) -> list[MethodClients]:
@@ -61,7 +63,9 @@ def method_clients(ranking: Sequence[RankedEntry]) -> list[MethodClients]:
         if run.clients is not None:
             note = f"seed {run.seed}, the first of {len(entry.runs)}" if entry.members else ""
             methods.append(
-                MethodClients(entry.name, ranked.colour, run.clients, run.label_counts, run.label_names, note)
+                MethodClients(
+                    entry.name, ranked.colour, run.clients, run.label_counts, run.label_names, note, ranked.better
+                )
             )
     return methods
 
@@ -81,7 +85,8 @@ def _read_clients(entry: ReportEntry) -> ReportEntry:
     facts = read_label_counts(path.with_name(PARTITION))
     counts = [] if facts is None else facts[1]
     names = label_names(entry.config, len(counts[0])) if counts else []
-    return replace(entry, clients=clients if clients.rows else None, label_counts=counts, label_names=names)
+    known = clients.named(entry.client_names) if clients.rows else None
+    return replace(entry, clients=known, label_counts=counts, label_names=names)
 
 
 @lru_cache(maxsize=64)
@@ -89,29 +94,44 @@ def _by_client(path: Path, size: int) -> ClientColumns:
     return read_by_client(path)
 
 
-def worst_first(columns: Mapping[str, Any], metric: str) -> list[int]:
+def client_metric(columns: Mapping[str, Any], main: str = "") -> str | None:
+    """Return the column that clients are ordered by: the first that was measured of the main metric and `METRICS`."""
+    names = (main, *METRICS)
+    return next((n for n in names if n in columns and any(map(math.isfinite, columns[n].tolist()))), None)
+
+
+def worst_first(columns: Mapping[str, Any], metric: str, better: Mapping[str, Direction] | None = None) -> list[int]:
     """Return the rows of clients from worst to best; those without a value come last."""
-    sign = -1.0 if lower_is_better(metric) else 1.0
+    sign = -1.0 if lower_is_better(metric, better) else 1.0
     values = [float(value) for value in columns[metric]]
     return sorted(range(len(values)), key=lambda row: (values[row] != values[row], sign * values[row], row))
 
 
 def format_client_cell(name: str, value: Any) -> str:
     """Format one value of a client column."""
+    if value.dtype.kind == "U":
+        return str(value)
     exact = value.dtype.kind != "f" and not name.endswith("_bytes")
     return str(int(value)) if exact else formats.formatter_of(name)(float(value))
 
 
-def describe_spread(columns: Mapping[str, Any], name: str) -> str:
-    """Return mean, deviation and worst tenth of a column over clients."""
-    write = formats.formatter_of(name)
-    mean, deviation, worst = summarize_clients(columns[name].tolist(), lower_is_better(name))
-    return f"mean {write(mean)}, deviation {write(deviation)}, worst tenth {write(worst)}"
+def describe_spread(columns: Mapping[str, Any], name: str, better: Mapping[str, Direction] | None = None) -> str:
+    """Return mean, deviation and, where the direction is known, worst tenth of a column over clients."""
+    write, direction = formats.formatter_of(name), direction_of(name, better)
+    mean, deviation, worst = summarize_clients(columns[name].tolist(), direction == "lower")
+    text = f"mean {write(mean)}, deviation {write(deviation)}"
+    return f"{text}, worst tenth {write(worst)}" if direction else text
 
 
-def clients_section(methods: Sequence[MethodClients]) -> str:
-    """Return the section on clients as HTML; "" if no method has a record of them."""
-    known = [(method, metric) for method in methods if (metric := _metric(method.columns)) is not None]
+def clients_section(methods: Sequence[MethodClients], main: str = "") -> str:
+    """Return the section on clients as HTML; "" if no method has a record of them.
+
+    Args:
+        methods: The clients of each method.
+        main: The metric that the runs are ranked by.
+    """
+    chosen = ((method, client_metric(method.columns, main)) for method in methods)
+    known = [(method, metric) for method, metric in chosen if metric is not None]
     if not known:
         return ""
     tested = any(metric != "loss" for _, metric in known)
@@ -123,16 +143,15 @@ def clients_section(methods: Sequence[MethodClients]) -> str:
     )
 
 
-def _metric(columns: Mapping[str, Any]) -> str | None:
-    return next((n for n in METRICS if n in columns and any(map(math.isfinite, columns[n].tolist()))), None)
-
-
 def _method_html(method: MethodClients, metric: str, unfolded: bool) -> str:
     columns = method.columns
     values = columns[metric].tolist()
-    order = [row for row in worst_first(columns, metric) if math.isfinite(values[row])]
+    order = [row for row in worst_first(columns, metric, method.better) if math.isfinite(values[row])]
     shown = [name for name in (metric, f"personal_{metric.removeprefix('test_')}") if name in columns]
-    notes = [f"{len(values)} clients", *(f"{n.replace('_', ' ')}: {describe_spread(columns, n)}" for n in shown)]
+    notes = [
+        f"{len(values)} clients",
+        *(f"{n.replace('_', ' ')}: {describe_spread(columns, n, method.better)}" for n in shown),
+    ]
     notes += [method.note] if method.note else []
     return (
         f'<details style="--c:{escape(method.colour)}"{" open" if unfolded else ""}><summary><i class="swatch"></i>'
@@ -190,10 +209,11 @@ def _table(method: MethodClients, order: Sequence[int]) -> str:
         cells = "".join(f"<td>{escape(format_client_cell(name, columns[name][row]))}</td>" for name in names)
         labels = f'<td class="left">{_label_bar(method, client)}</td>' if with_labels else ""
         best = " (best)" if place == MAX_ROWS else ""
-        rows.append(f'<tr><td class="left">client {client}{best}</td>{labels}{cells}</tr>')
+        name = escape(columns.name_of(client))
+        rows.append(f'<tr><td class="left">{name}{best}</td>{labels}{cells}</tr>')
     labels = '<th class="left">labels held</th>' if with_labels else ""
     return (
-        f'<div style="overflow-x:auto"><table class="clients"><thead><tr><th class="left">worst clients</th>{labels}'
+        f'<div class="scroll"><table class="clients"><thead><tr><th class="left">worst clients</th>{labels}'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 

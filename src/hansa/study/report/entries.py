@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hansa.config import Config, from_yaml, to_yaml
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics, seed_group
 from hansa.runs.client_columns import ClientColumns
-from hansa.runs.columns import ACCURACY, BITS, CHARTED, OUTCOMES, lower_is_better
+from hansa.runs.columns import (
+    ACCURACY,
+    BITS,
+    CHARTED,
+    TOTALS,
+    WINDOW,
+    column_of,
+    direction_of,
+    evaluated_metrics,
+    lower_is_better,
+    split_metric,
+)
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CONFIG
+from hansa.runs.metric_facts import MetricFacts, facts_of, main_metric
 from hansa.runs.metrics_log import HistoryColumns
 from hansa.runs.seed_statistics import SeedStatistics, summarize_seeds
+from hansa.training.metric_direction import Direction
 
 PALETTE = (
     "#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#45a5db", "#7a4fbf", "#8a5a2b", "#767d86", "#93a01a",
@@ -47,6 +60,9 @@ class ReportEntry:
         clients: The totals of each client. Read from ``folder`` if not given.
         label_counts: The number of samples of each label that each client holds.
         label_names: The names of these labels.
+        client_names: The names of the clients by number, if they have any.
+        data: The name of the data, and digests of its rows (``data``) and of its ``partition``.
+        jobs: The client record with the times of jobs, for the timeline. Read from ``folder`` if not given.
 
     >>> ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]).series()["test_accuracy"]
     [0.5]
@@ -65,6 +81,9 @@ class ReportEntry:
     clients: ClientColumns | None = field(default=None, compare=False, repr=False)
     label_counts: Sequence[Sequence[int]] = field(default=(), compare=False, repr=False)
     label_names: Sequence[str] = ()
+    client_names: Sequence[str] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+    jobs: ClientColumns | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_folder(cls, folder: Path | str, name: str | None = None) -> ReportEntry:
@@ -80,6 +99,8 @@ class ReportEntry:
             config.seed,
             folder=str(run.path),
             planned_rounds=config.rounds,
+            client_names=run.client_names,
+            data=run.data_facts,
         )
 
     @classmethod
@@ -119,14 +140,15 @@ class ReportEntry:
         done, planned = min(map(len, self.histories)), max((run.planned_rounds or 0 for run in self.runs), default=0)
         return f"{status}, {done} of {planned} rounds" if status and planned > done else status
 
-    def curves(self, most: int = MAX_POINTS) -> list[dict[str, list[float | None]]]:
+    def curves(self, most: int = MAX_POINTS, also: str = "") -> list[dict[str, list[float | None]]]:
         """The columns to draw, one table for each seed, of the rounds that all seeds have.
 
-        Tables have at most ``most`` rows. Values that were not measured are None.
+        Tables have at most ``most`` rows, and the column ``also`` if it was measured. Values that were not measured are
+        None.
         """
         common = min(len(history) for history in self.histories)
         stride = max(1, math.ceil(common / most))
-        return [_curve_columns(history, common, stride) for history in self.histories]
+        return [_curve_columns(history, common, stride, also) for history in self.histories]
 
     def series(self) -> dict[str, list[float | None]]:
         """The columns to draw, averaged over seeds; None where a seed has no value."""
@@ -146,26 +168,50 @@ class RankedEntry:
         numbers: Its summary; means over seeds if there are several.
         colour: Its colour in charts.
         spreads: The spread over seeds of each number.
+        metric: The column that all entries are ranked by.
+        score: The number that they are ranked by, such as ``last5_test_accuracy``; the final value has no prefix.
+        better: The directions of the task's own metrics.
+        window: How many of the last measurements a score averages.
 
-    >>> rank([ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}])])[0].numbers["best_test_accuracy"]
-    0.5
+    >>> ranked = rank([ReportEntry("a", [{"round": 1, "test_rmse": 0.5}])])[0]
+    >>> ranked.metric, ranked.numbers[ranked.score], ranked.falls
+    ('test_rmse', 0.5, True)
     """
 
     entry: ReportEntry
     numbers: Mapping[str, Any]
     colour: str
     spreads: Mapping[str, SeedStatistics] = field(default_factory=dict)
+    metric: str = ACCURACY
+    score: str = ACCURACY
+    better: Mapping[str, Direction] = field(default_factory=dict)
+    window: int = WINDOW
+
+    @property
+    def falls(self) -> bool:
+        """Whether a smaller value of the ranking metric is better."""
+        return lower_is_better(self.metric, self.better)
 
 
-def rank(entries: Sequence[ReportEntry], target: float | None = None) -> list[RankedEntry]:
+def rank(
+    entries: Sequence[ReportEntry],
+    target: float | None = None,
+    *,
+    metric: str | None = None,
+    window: int = WINDOW,
+) -> list[RankedEntry]:
     """Rank entries from best to worst.
 
-    The order is that of the mean of the last five accuracies, or of the losses if there is no accuracy; with several
-    seeds, of its mean over them. Colours follow the given order, so a method keeps its colour from report to report.
+    The order is that of the mean of the last ``window`` measurements, or of the final ones if a run has no more than
+    these; with several seeds, of its mean over them. Colours follow the given order, so a method keeps its colour from
+    report to report.
 
     Args:
         entries: The entries, with distinct names.
-        target: A target accuracy; adds ``rounds_to_target`` to the numbers.
+        target: A value for the metric to reach; adds ``rounds_to_target`` and ``bits_to_target`` to the numbers.
+        metric: Any column of the histories, or COLUMN:lower where its direction is not known; by default the main
+            metric of the tasks.
+        window: How many of the last measurements are averaged.
 
     >>> entries = [
     ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
@@ -180,30 +226,55 @@ def rank(entries: Sequence[ReportEntry], target: float | None = None) -> list[Ra
     for name in names:
         if names.count(name) > 1:
             raise HansaError(f"two runs are called {name!r}: give each run its own name.")
-    ranking = []
-    for place, entry in enumerate(entries):
-        numbers, spreads = summarize_seeds(entry.histories, target)
-        ranking.append(RankedEntry(entry, numbers, PALETTE[place % len(PALETTE)], spreads))
-    metric = ranking_metric(ranking)
-    sign = 1.0 if lower_is_better(metric) else -1.0
+    name, better = choose_metric(entries, metric)
+    stated = f"{name}:{direction_of(name, better)}"
+    summaries = [summarize_seeds(entry.histories, target, metric=stated, window=window) for entry in entries]
+    score = metrics.score_key([numbers for numbers, _ in summaries], name, window)
+    ranking = [
+        RankedEntry(entry, numbers, PALETTE[place % len(PALETTE)], spreads, name, score, better, window)
+        for place, (entry, (numbers, spreads)) in enumerate(zip(entries, summaries, strict=True))
+    ]
+    sign = 1.0 if lower_is_better(name, better) else -1.0
 
-    def score(ranked: RankedEntry) -> float:
-        value = ranked.numbers.get(f"last5_{metric}")
+    def order(ranked: RankedEntry) -> float:
+        value = ranked.numbers.get(score)
         return math.inf if value is None else sign * float(value)
 
-    return sorted(ranking, key=score)
+    return sorted(ranking, key=order)
 
 
-def ranking_metric(ranking: Sequence[RankedEntry]) -> str:
-    """Return the metric that the entries are ranked by: the first outcome that one of them measured."""
-    for metric in OUTCOMES:
-        if any(ranked.numbers.get(f"last5_{metric}") is not None for ranked in ranking):
-            return metric
-    return ACCURACY
+def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> tuple[str, dict[str, Direction]]:
+    """Return the column that entries are ranked by, and the directions of their metrics.
+
+    It is the requested one; else the main metric of the first task whose main metric all entries measured, else the
+    main metric of the first task.
+
+    >>> choose_metric([ReportEntry("a", [{"round": 1, "test_c_index": 0.5, "test_loss": 1.0}])])
+    ('test_c_index', {})
+    """
+    all_facts = [facts_of(history) for entry in entries for history in entry.histories]
+    better: dict[str, Direction] = {}
+    for facts in reversed(all_facts):
+        better |= facts.better
+    columns = [{*metrics.column_names(history)} for entry in entries for history in entry.histories]
+    known = set().union(*columns)
+    if metric is not None:
+        name, better = split_metric(metric, better)
+        if known and name not in known and name not in TOTALS:
+            raise HansaError(f"metric {name!r}: no run has it. {suggestion(name, known)}")
+        lower_is_better(name, better)  # raises where its direction is not known
+        return name, better
+    mains = [facts.main for facts in all_facts if facts.main in known]
+    shared = [main for main in mains if all(main in each for each in columns)]
+    chosen = (shared or mains or [""])[0]
+    return main_metric(known, MetricFacts(chosen, better)), better
 
 
-def common_target(entries: Sequence[ReportEntry]) -> float | None:
+def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> float | None:
     """Return the highest multiple of 5% accuracy that at least half of the entries reached with every seed.
+
+    There is none for metrics other than an accuracy, nor below the accuracy of always predicting the most frequent
+    label.
 
     >>> entries = [
     ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
@@ -212,12 +283,21 @@ def common_target(entries: Sequence[ReportEntry]) -> float | None:
     >>> common_target(entries)
     0.7
     """
-    measured = [entry for entry in entries if all(map(_has_finite_accuracy, entry.histories))]
-    best = sorted((min(metrics.best(h) or 0.0 for h in entry.histories) for entry in measured), reverse=True)
+    name, better = choose_metric(entries, metric)
+    if column_of(name).unit != "fraction" or direction_of(name, better) != "higher":
+        return None
+    measured = [entry for entry in entries if all(_is_measured(history, name) for history in entry.histories)]
+    best = sorted((min(metrics.best(h, name) or 0.0 for h in entry.histories) for entry in measured), reverse=True)
     if not best:
         return None
     target = math.floor(best[(len(best) - 1) // 2] * 20 + 1e-9) / 20
-    return round(target, 2) if target > 0 else None
+    return round(target, 2) if target > chance_level(entries) else None
+
+
+def chance_level(entries: Sequence[ReportEntry]) -> float:
+    """Return the accuracy of always predicting the most frequent label, the highest of all entries; 0 if not known."""
+    shares = [facts_of(history).chance for entry in entries for history in entry.histories]
+    return max((share for share in shares if share is not None), default=0.0)
 
 
 def group_by_seed(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
@@ -253,18 +333,35 @@ def _shared_config(members: Sequence[ReportEntry]) -> str:
     return to_yaml(from_yaml(members[0].config, building=False).model_copy(update={"seed": 0, "seeds": seeds}))
 
 
-def _curve_columns(history: Sequence[Mapping[str, Any]], count: int, stride: int) -> dict[str, list[float | None]]:
+def _curve_columns(
+    history: Sequence[Mapping[str, Any]], count: int, stride: int, also: str = ""
+) -> dict[str, list[float | None]]:
     """The charted columns of the first ``count`` rounds: every ``stride``-th of them, and always the last."""
+    names = metrics.column_names(history)
+    drawn = list(dict.fromkeys([*charted_columns(names), *([also] if also in names else [])]))
     if isinstance(history, HistoryColumns):
-        history = history.select({*CHARTED, *COST_COLUMNS})
+        history = history.select({*drawn, *COST_COLUMNS})
     first = islice(metrics.running_totals(history), count)
     records = [record for place, record in enumerate(first) if (count - 1 - place) % stride == 0]
-    columns = {name: [_number(record.get(name)) for record in records] for name in CHARTED}
+    columns = {name: [_number(record.get(name)) for record in records] for name in drawn}
     return {name: values for name, values in columns.items() if name == "round" or any(v is not None for v in values)}
 
 
-def _has_finite_accuracy(history: Sequence[Mapping[str, Any]]) -> bool:
-    return any(_number(record.get(ACCURACY)) is not None for record in history)
+def charted_columns(names: Iterable[str]) -> list[str]:
+    """Return the columns to draw: those declared as charts, and after the test loss the evaluated metrics among some
+    names.
+
+    >>> columns = charted_columns(["round", "test_auc"])
+    >>> columns[columns.index("test_loss") + 1]
+    'test_auc'
+    """
+    own = [name for name in evaluated_metrics(names) if name not in CHARTED and not name.endswith("_std")]
+    place = CHARTED.index("test_loss") + 1
+    return [*CHARTED[:place], *sorted(own, key=lambda name: not name.startswith("test_")), *CHARTED[place:]]
+
+
+def _is_measured(history: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return any(_number(record.get(name)) is not None for record in history)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from hansa.core.errors import HansaError, suggestion
-from hansa.runs.columns import AXES, CHARTED, OUTCOMES
+from hansa.runs.columns import AXES, column_of
 from hansa.runs.seed_statistics import SeedStatistics, seed_statistics
 from hansa.runs.store import io
-from hansa.study.report.entries import PALETTE, ReportEntry
+from hansa.study.report.entries import PALETTE, ReportEntry, choose_metric
 
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 """Line styles, for readers who cannot tell the colours apart."""
@@ -27,7 +28,7 @@ def draw_curves(
     Args:
         entries: The methods to draw.
         path: Where to write the figure, if given; the suffix chooses the format.
-        metric: The column to draw; by default the accuracy, or else the loss.
+        metric: The column to draw, any of the histories; by default the main metric of the tasks.
         x: The column of the x axis.
     """
     if x not in AXES:
@@ -36,12 +37,13 @@ def draw_curves(
         figures, backend = import_module("matplotlib.figure"), import_module("matplotlib.backends.backend_agg")
     except ImportError as error:
         raise HansaError("plot() needs matplotlib: pip install 'hansa[plot]'.") from error
-    tables = [entry.curves() for entry in entries]
-    known = [name for name in CHARTED if name not in AXES and any(name in table for seeds in tables for table in seeds)]
-    metric = next((name for name in OUTCOMES if name in known), None) if metric is None else metric
-    if metric is None or metric not in known:
+    name = choose_metric(entries)[0] if metric is None else metric.partition(":")[0]
+    tables = [entry.curves(also=name) for entry in entries]
+    known = dict.fromkeys(each for seeds in tables for table in seeds for each in table if each not in AXES)
+    if name not in known:
         raise HansaError(f"plot(metric={metric!r}): {suggestion(str(metric), known)}")
-    figure = figures.Figure(figsize=(5.2, 3.4), layout="constrained")
+    metric = name
+    figure = _displayed(figures.Figure)(figsize=(5.2, 3.4), layout="constrained")
     backend.FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for place, (entry, seeds) in enumerate(zip(entries, tables, strict=True)):
@@ -55,7 +57,7 @@ def draw_curves(
             low, high = ([y.mean + sign * y.std for _, y in points] for sign in (-1, 1))
             axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel(AXES[x])
-    axes.set_ylabel(metric.replace("_", " "))
+    axes.set_ylabel(column_of(metric).label)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
@@ -67,6 +69,18 @@ def draw_curves(
         except ValueError as error:  # an unknown format
             raise HansaError(f"plot({str(path)!r}): {error}.") from error
     return figure
+
+
+def _displayed(figure_class: Any) -> Any:
+    """Return a class of figures that notebooks display as they are, without pyplot."""
+
+    class CurveFigure(figure_class):  # type: ignore[misc]
+        def _repr_png_(self) -> bytes:
+            content = BytesIO()
+            self.savefig(content, format="png", dpi=110)
+            return content.getvalue()
+
+    return CurveFigure
 
 
 def curve(seeds: Sequence[dict[str, list[float | None]]], metric: str, x: str) -> list[tuple[float, SeedStatistics]]:

@@ -92,7 +92,13 @@ def format_mean_std(write: Formatter, mean: float | None, deviation: float | Non
 
     >>> format_mean_std(format_percent, 0.8123, 0.0041), format_mean_std(format_number, 1.5, None)
     ('81.2 ± 0.4%', '1.5')
+    >>> format_mean_std(format_number, 0.2754, 0.00279)
+    '0.275 ± 0.003'
     """
     if mean is None or deviation is None:
         return write(mean)
-    return f"{write(mean).removesuffix('%')} ± {write(deviation)}"
+    text, spread = write(mean), write(deviation)
+    if write is format_number and "e" not in text and math.isfinite(deviation):  # as many decimals as the mean has
+        rounded = f"{deviation:.{len(text.partition('.')[2])}f}"
+        spread = rounded if float(rounded) else spread
+    return f"{text.removesuffix('%')} ± {spread}"

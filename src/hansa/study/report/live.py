@@ -175,7 +175,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         elif not url.path.endswith(f"{token}/{path}"):  # no slash after the token
             self._answer(308, "text/plain", b"", {"Location": f"/{self.server.token}/"})
         elif path == "":
-            self._answer(200, "text/html; charset=utf-8", self.server.watcher.page().encode())
+            self._answer(200, "text/html; charset=utf-8", self.server.watcher.page().encode("utf-8", "surrogateescape"))
         elif path == "state":
             since = parse_qs(url.query).get("since", [""])[0]
             state = json.dumps(self.server.watcher.newer_than(since), allow_nan=False)

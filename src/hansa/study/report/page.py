@@ -12,12 +12,20 @@ from string import Template
 from typing import Any
 
 from hansa import __version__
-from hansa.runs.columns import CHARTED, COLUMNS
+from hansa.runs.columns import WINDOW, column_of
+from hansa.runs.metrics import column_names
 from hansa.runs.metrics_log import HistoryColumns
 from hansa.runs.store import io
 from hansa.study.report.client_view import clients_section, method_clients
 from hansa.study.report.cluster_graphs import graphs_section
-from hansa.study.report.entries import MAX_POINTS, RankedEntry, ReportEntry, common_target, rank, ranking_metric
+from hansa.study.report.entries import (
+    MAX_POINTS,
+    RankedEntry,
+    ReportEntry,
+    charted_columns,
+    common_target,
+    rank,
+)
 from hansa.study.report.partition import LabelCounts, partitions_of
 from hansa.study.report.ranking import describe_order, ladder_table, ranking_html, target_ladder, tiles
 from hansa.study.report.sections import (
@@ -30,26 +38,16 @@ from hansa.study.report.sections import (
     notice_list,
     partition_section,
 )
+from hansa.study.report.timeline import timeline_section
 
 MARK = (
     '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="1.7" aria-hidden="true">'
     '<circle cx="12" cy="4.5" r="2.6"/><circle cx="4.5" cy="18" r="2.6"/><circle cx="19.5" cy="18" r="2.6"/>'
     '<path d="M10.7 6.8 5.8 15.7M13.3 6.8l4.9 8.9M7.1 18h9.8"/></svg>'
 )
-SCRIPTS = ("plot.js", "report.js")
+SCRIPTS = ("plot.js", "report.js", "timeline.js")
 MAX_NUMBERS = 200_000
 """A page has at most this many numbers, about 1.5 MB. Longer histories are thinned, and the page says so."""
-CHART_COLUMNS = {
-    name: {
-        "label": COLUMNS[name].label,
-        "unit": COLUMNS[name].unit,
-        "axis": COLUMNS[name].axis,
-        "detail": "detail" in COLUMNS[name].charts,
-        "hide_zero": COLUMNS[name].hide_zero,
-    }
-    for name in CHARTED
-}
-"""What the page's script needs to know of each column."""
 
 
 def write_page(path: Path | str, entries: Sequence[ReportEntry], **options: Any) -> Path:
@@ -68,7 +66,7 @@ def write_page(path: Path | str, entries: Sequence[ReportEntry], **options: Any)
     """
     path = Path(path)
     io.make_folder(path.parent.resolve())
-    io.write_file(path, render_page(entries, **options).encode())
+    io.write_file(path, render_page(entries, **options).encode("utf-8", "surrogateescape"))
     return path
 
 
@@ -147,6 +145,8 @@ def render_parts(
     entries: Sequence[ReportEntry],
     *,
     target: float | None = None,
+    metric: str | None = None,
+    window: int = WINDOW,
     partition: LabelCounts | None = None,
     problems: Sequence[str] = (),
     published: Sequence[ReportTable] = (),
@@ -156,30 +156,40 @@ def render_parts(
 
     Args:
         entries: The methods to compare.
-        target: A target accuracy; by default one that about half of the methods reach.
+        target: A value for the metric to reach; by default an accuracy that about half of the methods reach.
+        metric: The column to rank by; by default the main metric of the tasks.
+        window: How many of the last measurements a score averages.
         partition: The label distribution to draw; by default those of the run folders.
         problems: Warnings for the top of the page, such as folders that could not be read.
         published: Tables of published numbers.
         sections: Additional sections.
     """
     if target is None:
-        target = common_target(entries)
-    ranking = rank(entries, target)
+        target = common_target(entries, metric)
+    ranking = rank(entries, target, metric=metric, window=window)
+    ranked_by = ranking[0].metric
     order = {id(entry): place for place, entry in enumerate(entries)}
-    targets = target_ladder(entries, target)
+    targets = target_ladder(ranking, target)
     ladder = f'<div class="scroll">{ladder_table(ranking, targets)}</div>' if targets else ""
     partitions, populations = partitions_of([ranked.entry for ranked in ranking])
     drawn = [partition] if partition is not None else partitions
     parts = {
-        "notices": notice_list([*problems, *comparability_warnings(entries)]),
+        "notices": notice_list([*problems, *comparability_warnings(entries, ranked_by)]),
         "tiles": "".join(tiles(ranking, target)),
-        "ranked_by": escape(describe_order(ranking, ranking_metric(ranking))),
+        "ranked_by": escape(describe_order(ranking)),
         "table": ranking_html(ranking, target, [order[id(ranked.entry)] for ranked in ranking]),
         "published": "".join(str(table.to_section()) for table in published),
-        "targets": str(PageSection("Rounds to target accuracy", ladder, "and bits sent up until then", "reach")),
+        "targets": str(
+            PageSection(
+                "Rounds to target",
+                ladder,
+                f"of {column_of(ranked_by).label}; below them the bits sent until then, over all links",
+                "reach",
+            )
+        ),
         "sections": "".join(map(str, sections)),
-        "graphs": str(graphs_section(ranking, populations)),
-        "partition": str(partition_section(drawn)) + clients_section(method_clients(ranking)),
+        "graphs": timeline_section(ranking) + str(graphs_section(ranking, populations)),
+        "partition": str(partition_section(drawn)) + clients_section(method_clients(ranking), ranked_by),
         "configs": str(configs_section(ranking)),
         "environment": str(environment_section(entries)),
     }
@@ -193,11 +203,28 @@ def chart_content(
     colours = {id(ranked.entry): ranked.colour for ranked in ranking}
     most = max_points(entries)
     longest = max((min(map(len, entry.histories)) for entry in entries), default=0)
+    main = ranking[0].metric if ranking else None
+    names = dict.fromkeys(n for entry in entries for h in entry.histories for n in column_names(h))
     return {
         "target": target,
+        "metric": main,
+        "window": ranking[0].window if ranking else WINDOW,
         "stride": max(1, math.ceil(longest / most)),
-        "columns": CHART_COLUMNS,
+        "columns": {name: _chart_column(name) for name in sorted(charted_columns(names), key=lambda n: n != main)},
         "runs": [_method_curves(entry, colours[id(entry)], most) for entry in entries],
+    }
+
+
+def _chart_column(name: str) -> dict[str, Any]:
+    """What the page's script needs to know of a column."""
+    column = column_of(name)
+    detail = "detail" in column.charts
+    return {
+        "label": column.label,
+        "unit": column.unit,
+        "axis": column.axis,
+        "detail": detail,
+        "hide_zero": column.hide_zero,
     }
 
 
@@ -206,7 +233,7 @@ def max_points(entries: Sequence[ReportEntry]) -> int:
 
     def measured_columns(history: Sequence[Mapping[str, Any]]) -> int:  # evenly rising columns take no space
         names = history.names if isinstance(history, HistoryColumns) else history[-1] if history else ()
-        return 2 + len(set(CHARTED) & set(names))
+        return 2 + len(set(charted_columns(names)) & set(names))
 
     curves = sum(len(entry.runs) for entry in entries) or 1
     columns = max((measured_columns(history) for entry in entries for history in entry.histories), default=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -12,10 +13,21 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 from rich.text import Text
 
+from hansa.runs.columns import ACCURACY, column_of
+from hansa.runs.metric_facts import main_metric
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
@@ -23,37 +35,60 @@ if TYPE_CHECKING:
 
 RunCallback: TypeAlias = "Callable[[Run, dict[str, Any]], bool | None]"
 
+LOSSES = ("test_loss", "global_loss", "loss", "train_loss")
 MAX_LINES = 20
 """How many plain lines are printed for a run at most."""
 
 
 class LatestMetrics:
-    """The newest numbers of a run: the last measured accuracy and loss; bits and dropped clients so far."""
+    """The newest numbers of a run: the main metric and the loss as last measured; bits and dropped clients so far."""
 
     def __init__(self) -> None:
-        self.accuracy: float | None = None
+        self.metric, self.value = ACCURACY, math.nan
         self.loss: float | None = None
+        self.sites: dict[str, float] = {}  # accuracy by site of a federation
         self.bits = self.peer_bits = 0
         self.dropped = 0
 
-    def update(self, record: Mapping[str, Any]) -> None:
-        """Add the record of a round."""
-        self.accuracy = record.get("test_accuracy", self.accuracy)
+    def update(self, record: Mapping[str, Any], metric: str = ACCURACY) -> None:
+        """Add the record of a round, in which ``metric`` is the main one."""
+        if metric in record and (metric not in LOSSES or self.metric in LOSSES or self.value != self.value):
+            self.metric, self.value = metric, float(record[metric])
         self.loss = record.get("test_loss", record.get("loss", record.get("train_loss", self.loss)))
+        if "sites_test_accuracy_worst" in record:
+            sites = record.get("sites") or {}
+            by_site = {site: record.get(f"{site}/test_accuracy") for site in sites}
+            self.sites = {site: float(value) for site, value in by_site.items() if value is not None}
         self.bits += 8 * (int(record.get("up_bytes") or 0) + int(record.get("down_bytes") or 0))
         self.peer_bits += 8 * int(record.get("peer_bytes") or 0)
         self.dropped += int(record.get("lost") or 0)
 
     def texts(self) -> list[str]:
         """Return the numbers as text."""
-        accuracy = [] if self.accuracy is None else [f"accuracy {formats.format_percent(self.accuracy)}"]
+        shown = self.metric not in LOSSES and self.value == self.value
+        main = [f"{column_of(self.metric).label} {formats.formatter_of(self.metric)(self.value)}"] if shown else []
+        if self.sites:
+            worst = min(self.sites, key=lambda site: self.sites[site])
+            main.append(f"worst site {worst} {formats.formatter_of('test_accuracy')(self.sites[worst])}")
         peers = f" + {formats.format_bits(self.peer_bits)} to peers" if self.peer_bits else ""
         sent = f"sent {formats.format_bits(self.bits)}{peers}"
-        return [*accuracy, f"loss {formats.format_number(self.loss)}", sent, f"dropped {self.dropped}"]
+        return [*main, f"loss {formats.format_number(self.loss)}", sent, f"dropped {self.dropped}"]
 
 
 class ProgressDisplay:
     """Shows the progress of runs. This one shows nothing; `ProgressBars` and `ProgressLines` do."""
+
+    console: Console | None = None
+    _noted: str = ""
+
+    def _note_weights(self, run: Run) -> None:
+        """Say once that FedAvg counts clients of different sizes equally."""
+        from hansa.runs.weighting import unweighted_note
+
+        note = unweighted_note(run.algorithm, run.task.population)
+        if note and note != self._noted and self.console is not None:
+            self._noted = note
+            self.console.print(note, style="dim", soft_wrap=True, markup=False)
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -65,11 +100,58 @@ class ProgressDisplay:
         """Return a callback that shows the progress of one run."""
         return lambda run, record: None
 
+    def expect(self, rounds: int) -> None:
+        """Announce the rounds of all runs of a study, so that the time left for all of them is shown."""
+
+    def skip(self, rounds: int) -> None:
+        """Announce that some of these rounds need not be run."""
+
+    def print_once(self, text: str) -> None:
+        """Print a line above the progress, once however many runs have the same to say."""
+        printed: set[str] = self.__dict__.setdefault("_printed", set())
+        if text not in printed:
+            printed.add(text)
+            if self.console is not None:
+                self.console.print(text, style="dim", soft_wrap=True, markup=False)
+
+
+class StudyClock:
+    """The time left for all runs of a study, by the mean time of its rounds so far.
+
+    >>> clock = StudyClock()
+    >>> clock.expect(10)
+    >>> clock.skip(4)
+    >>> clock.add(2)
+    >>> clock.seconds_left(now=clock.began + 6.0)
+    12.0
+    """
+
+    def __init__(self) -> None:
+        self.began, self.total, self.done = time.monotonic(), 0, 0
+
+    def expect(self, rounds: int) -> None:
+        """Add rounds that are to be run."""
+        self.total += rounds
+
+    def skip(self, rounds: int) -> None:
+        """Remove rounds that are not."""
+        self.total -= rounds
+
+    def add(self, rounds: int = 1) -> None:
+        """Count rounds that were run."""
+        self.done += rounds
+
+    def seconds_left(self, now: float | None = None) -> float | None:
+        """Return the expected seconds until all rounds are done; None before the first."""
+        now = time.monotonic() if now is None else now
+        return (now - self.began) / self.done * max(0, self.total - self.done) if self.done else None
+
 
 class ProgressBars(ProgressDisplay):
     """Live bars, one for each run."""
 
     def __init__(self, console: Console) -> None:
+        self.console = console
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=24),
@@ -78,6 +160,16 @@ class ProgressBars(ProgressDisplay):
             TimeRemainingColumn(compact=True),
             console=console,
         )
+        self._all: TaskID | None = None
+
+    def expect(self, rounds: int) -> None:
+        if self._all is None:
+            self._all = self._progress.add_task("all runs", total=0, metrics=None)
+        self._progress.update(self._all, total=(self._progress.tasks[self._all].total or 0) + rounds)
+
+    def skip(self, rounds: int) -> None:
+        if self._all is not None:
+            self.expect(-rounds)
 
     def __enter__(self) -> ProgressDisplay:
         self._progress.start()
@@ -89,10 +181,14 @@ class ProgressBars(ProgressDisplay):
     def follow(self, title: str, rounds: int, done: int = 0) -> RunCallback:
         metrics = LatestMetrics()
         bar = self._progress.add_task(title, total=rounds, completed=done, metrics=metrics)
+        self.skip(done)
 
         def show(run: Run, record: Mapping[str, Any]) -> None:
-            metrics.update(record)
+            metrics.update(record, main_metric(record, run.history.facts))
+            self._note_weights(run)
             self._progress.update(bar, completed=record["round"])
+            if self._all is not None:
+                self._progress.advance(self._all)
 
         return show
 
@@ -101,25 +197,39 @@ class ProgressLines(ProgressDisplay):
     """Plain lines for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = self._lines = console
+        self._clock = StudyClock()
+
+    def expect(self, rounds: int) -> None:
+        self._clock.expect(rounds)
+
+    def skip(self, rounds: int) -> None:
+        self._clock.skip(rounds)
 
     def follow(self, title: str, rounds: int, done: int = 0) -> RunCallback:
+        self._clock.skip(done)
+        console = self._lines
         metrics, began, every = LatestMetrics(), time.monotonic(), max(1, rounds // MAX_LINES)
 
         def show(run: Run, record: Mapping[str, Any]) -> None:
-            metrics.update(record)
+            metrics.update(record, main_metric(record, run.history.facts))
+            self._clock.add()
             now = int(record["round"])
+            self._note_weights(run)
             if now % every == 0 or now == rounds:
                 left = (time.monotonic() - began) / (now - done) * (rounds - now)
                 parts = [f"{title}: round {now}/{rounds}", *metrics.texts(), f"{formats.format_duration(left)} left"]
-                self._console.print("  ".join(parts), soft_wrap=True, markup=False)
+                if self._clock.total > rounds:
+                    parts.append(f"all runs: {formats.format_duration(self._clock.seconds_left())} left")
+                console.print("  ".join(parts), soft_wrap=True, markup=False)
 
         return show
 
 
 class _MetricsColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text("  ".join(task.fields["metrics"].texts()), style="cyan")
+        metrics: LatestMetrics | None = task.fields["metrics"]
+        return Text("" if metrics is None else "  ".join(metrics.texts()), style="cyan")
 
 
 def progress_display(console: Console | None = None, quiet: bool = False) -> ProgressDisplay:

@@ -9,53 +9,73 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from hansa.runs import metrics
-from hansa.runs.columns import ACCURACY, AXES, column_of
+from hansa.runs.columns import ACCURACY, AXES, COLUMNS, column_of, evaluated_metrics, plain_name
 from hansa.runs.metrics_log import HistoryColumns
 from hansa.runs.seed_statistics import seed_statistics
 from hansa.study.report import formats
-from hansa.study.report.entries import COST_COLUMNS, RankedEntry, ReportEntry, has_column, ranking_metric
+from hansa.study.report.entries import COST_COLUMNS, RankedEntry, ReportEntry, chance_level, has_column
 
-BY_ACCURACY = (
-    "last5_test_accuracy", "best_test_accuracy", "rounds_to_target", "last5_test_loss", "last5_global_loss",
-    "last5_client_accuracy", "last5_client_accuracy_worst", "last5_personal_accuracy",
-)  # fmt: skip
-BY_LOSS = (
-    "last5_test_loss", "last5_global_loss", "last5_loss", "last5_train_loss", "last5_client_loss",
-    "last5_client_loss_worst", "last5_personal_loss",
-)  # fmt: skip
+TO_TARGET = ("rounds_to_target", "bits_to_target")
+LOSSES = ("test_loss", "global_loss", "loss", "train_loss")
 COSTS = ("up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost")
-
-SPREAD_SHOWN = ("accuracy", "loss", "rounds_to_target")
-"""Suffixes of the numbers whose deviation over seeds is shown."""
 
 
 class RankingColumn(NamedTuple):
-    """A column of the ranking table: its heading, the number it shows, how, and which values are best."""
+    """A column of the ranking table: heading, statistic, key of the number, format, and which values are best."""
 
     heading: str
+    statistic: str
     key: str
     write: formats.Formatter
-    lower_is_better: bool
+    lower_is_better: bool | None
     hide_zero: bool
+
+    @property
+    def title(self) -> str:
+        """The heading with the statistic on a second line."""
+        return f"{self.heading}\n{self.statistic}" if self.statistic else self.heading
 
 
 def ranking_columns(ranking: Sequence[RankedEntry], target: float | None) -> list[RankingColumn]:
-    """Return the columns of the ranking table that some entry has a value for."""
-    by_accuracy = ranking_metric(ranking) == ACCURACY
+    """Return the columns of the ranking table that some entry has a value for: the metric that ranks, first."""
     columns = []
-    for key in (*(BY_ACCURACY if by_accuracy else BY_LOSS), *COSTS):
+    first = ranking[0]
+    for key in (*_metric_keys(ranking), *COSTS):
         values = [ranked.numbers.get(key) for ranked in ranking]
-        column = column_of(key)
+        column = column_of(key, first.better)
         if all(value is None for value in values) or (column.hide_zero and not any(values)):
             continue
-        if key == "rounds_to_target":
-            heading = f"rounds to {format_target(target)}" if target is not None else ""
-            columns.append(RankingColumn(heading, key, formats.format_count, True, False))
+        if key in TO_TARGET:
+            heading = f"{key.partition('_')[0]} to {format_target(target, first.metric)}" if target is not None else ""
+            to_text = formats.format_count if key == "rounds_to_target" else formats.format_bits
+            columns.append(RankingColumn(heading, "", key, to_text, True, False))
         else:
-            heading = "best" if key.startswith("best_") else column.label
-            lower = column.better == "lower"
-            columns.append(RankingColumn(heading, key, formats.formatter_of(key), lower, column.hide_zero))
+            better = None if not column.better else column.better == "lower"
+            write = formats.formatter_of(key)
+            statistic = "" if key in COSTS else metrics.describe_score(key)
+            columns.append(RankingColumn(column.label, statistic, key, write, better, column.hide_zero))
     return columns
+
+
+def _metric_keys(ranking: Sequence[RankedEntry]) -> list[str]:
+    """The numbers of the ranking table before the costs: the score, the best, those of the target, further metrics."""
+    metric, window = ranking[0].metric, ranking[0].window
+    numbers = [ranked.numbers for ranked in ranking]
+    base = metric.rpartition("/")[2].removeprefix("test_")
+    measured = evaluated_metrics({plain_name(name) for each in numbers for name in each})
+    own = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
+    sets = [name for name in measured if name.endswith(f"/test_{base}")]
+    losses = LOSSES if metric in LOSSES else LOSSES[:2]
+    clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
+    names = (f"test_{base}", *sets, ACCURACY, *own, *losses, *clients)
+    others = dict.fromkeys(name for name in names if name != metric)
+    scores = [metrics.score_key(numbers, name, window) for name in others]
+    return [ranking[0].score, f"best_{metric}", *TO_TARGET, *scores]
+
+
+def shows_spread(key: str) -> bool:
+    """Return whether the deviation over seeds of a number is shown: of metrics, not of costs."""
+    return key not in COSTS and key != "rounds"
 
 
 def best_values(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]) -> dict[str, Any]:
@@ -63,7 +83,7 @@ def best_values(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]
     best: dict[str, Any] = {}
     for column in columns:
         values = [r.numbers[column.key] for r in ranking if r.numbers.get(column.key) is not None]
-        if len(set(values)) > 1 and not column.hide_zero:
+        if len(set(values)) > 1 and not column.hide_zero and column.lower_is_better is not None:
             best[column.key] = min(values) if column.lower_is_better else max(values)
     return best
 
@@ -71,11 +91,11 @@ def best_values(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]
 def format_cell(ranked: RankedEntry, key: str, write: formats.Formatter) -> str:
     """Return one number of an entry as text: with several seeds mean and deviation; – if there is none."""
     value, runs = ranked.numbers.get(key), len(ranked.entry.runs)
-    if key == "rounds_to_target" and value is None and runs > 1 and ranked.numbers.get("reached"):
-        return f"{ranked.numbers['reached']} of {runs} runs"
-    if value is None and key != "rounds_to_target":
+    if key in TO_TARGET and value is None:
+        return f"{ranked.numbers['reached']} of {runs} runs" if runs > 1 and ranked.numbers.get("reached") else "never"
+    if value is None:
         return "–"
-    over_seeds = ranked.spreads.get(key) if key.endswith(SPREAD_SHOWN) else None
+    over_seeds = ranked.spreads.get(key) if shows_spread(key) else None
     return formats.format_mean_std(write, value, None if over_seeds is None else over_seeds.std)
 
 
@@ -83,7 +103,7 @@ def ranking_html(ranking: Sequence[RankedEntry], target: float | None, places: S
     """Return the ranking as an HTML table; ``places`` are the entries' places among the curves of the page."""
     columns = ranking_columns(ranking, target)
     best = best_values(ranking, columns)
-    head = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
+    head = "".join(f'<th scope="col">{_heading_html(column)}</th>' for column in columns)
     rows = []
     for position, (ranked, place) in enumerate(zip(ranking, places or range(len(ranking)), strict=True), start=1):
         cells = []
@@ -98,6 +118,11 @@ def ranking_html(ranking: Sequence[RankedEntry], target: float | None, places: S
         f'<table id="ranking"><thead><tr><th></th><th scope="col" class="left">method</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def _heading_html(column: RankingColumn) -> str:
+    statistic = f'<span class="sub">{escape(column.statistic)}</span>' if column.statistic else ""
+    return f"{escape(column.heading)}{statistic}"
 
 
 def method_label(ranked: RankedEntry) -> str:
@@ -121,11 +146,20 @@ class CostToTarget(NamedTuple):
     runs: int
 
 
-def costs_to_targets(entry: ReportEntry, targets: Sequence[float]) -> list[CostToTarget]:
-    """Return what a method had spent by the end of the round in which it first reached each target accuracy."""
+def costs_to_targets(
+    entry: ReportEntry, targets: Sequence[float], metric: str = ACCURACY, falls: bool = False
+) -> list[CostToTarget]:
+    """Return what a method had spent by the end of the round in which its metric first reached each target.
+
+    Args:
+        entry: The method.
+        targets: The targets.
+        metric: The column that is to reach them.
+        falls: Whether it reaches a target from above.
+    """
     first_records: list[list[Mapping[str, Any]]] = [[] for _ in targets]
     for history in entry.histories:
-        for place, record in _first_reaching(history, targets).items():
+        for place, record in _first_reaching(history, targets, metric, falls).items():
             first_records[place].append(record)
     return [
         CostToTarget(
@@ -137,16 +171,18 @@ def costs_to_targets(entry: ReportEntry, targets: Sequence[float]) -> list[CostT
     ]
 
 
-def _first_reaching(history: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> dict[int, dict[str, Any]]:
+def _first_reaching(
+    history: Sequence[Mapping[str, Any]], targets: Sequence[float], metric: str, falls: bool
+) -> dict[int, dict[str, Any]]:
     """By target, the record with running totals of the first round that reached it."""
     if isinstance(history, HistoryColumns):
-        history = history.select({"round", ACCURACY, *COST_COLUMNS})
+        history = history.select({"round", metric, *COST_COLUMNS})
     left = dict(enumerate(targets))
     reached: dict[int, dict[str, Any]] = {}
     for record in metrics.running_totals(history) if left else ():
-        value = record.get(ACCURACY)
+        value = record.get(metric)
         if isinstance(value, (int, float)) and math.isfinite(value):
-            for place in [place for place, target in left.items() if value >= target]:
+            for place in [place for place, target in left.items() if (value <= target if falls else value >= target)]:
                 reached[place] = record
                 del left[place]
         if not left:
@@ -158,25 +194,36 @@ def _mean(values: Sequence[float]) -> float:
     return values[0] if len(set(values)) == 1 else fmean(values)
 
 
-def target_ladder(entries: Sequence[ReportEntry], target: float | None) -> list[float]:
-    """Return targets around the given one, each reached by some entry.
+def target_ladder(ranking: Sequence[RankedEntry], target: float | None) -> list[float]:
+    """Return targets around the given one, each reached by some entry and none below chance; for metrics other than an
+    accuracy the given one only.
 
+    >>> from hansa.study.report import rank
     >>> entry = ReportEntry("a", [{"round": 1, "test_accuracy": 0.3}, {"round": 2, "test_accuracy": 0.62}])
-    >>> target_ladder([entry], 0.5)
+    >>> target_ladder(rank([entry]), 0.5)
     [0.4, 0.45, 0.5, 0.55, 0.6]
     """
     if target is None:
         return []
-    histories = [h for entry in entries for h in entry.histories if has_column(h, ACCURACY)]
-    most = max((metrics.best(history) or 0.0 for history in histories), default=0.0)
+    metric, falls = ranking[0].metric, ranking[0].falls
+    histories = [h for ranked in ranking for h in ranked.entry.histories if has_column(h, metric)]
+    reached = [metrics.best(history, f"{metric}:{'lower' if falls else 'higher'}") for history in histories]
+    values = [value for value in reached if value is not None]
+    if not values:
+        return []
+    most, least = max(values) + 1e-12, min(values) - 1e-12
+    if falls or column_of(metric).unit != "fraction":
+        return [target] if (least <= target if falls else target <= most) else []
     steps = [round(target + 0.05 * step, 4) for step in range(-2, 3)]
-    return [step for step in steps if 0 < step <= most + 1e-12]
+    chance = chance_level([ranked.entry for ranked in ranking])
+    return [step for step in steps if step <= most and (step > chance or step == target) and step > 0]
 
 
 def ladder_table(ranking: Sequence[RankedEntry], targets: Sequence[float]) -> str:
-    """Return the rounds and the bits sent up to each target as an HTML table."""
-    head = "".join(f'<th scope="col">{format_target(target)}</th>' for target in targets)
-    costs = [costs_to_targets(ranked.entry, targets) for ranked in ranking]
+    """Return the rounds, and the bits over all links, to each target as an HTML table."""
+    metric, falls = ranking[0].metric, ranking[0].falls
+    head = "".join(f'<th scope="col">{escape(format_target(target, metric))}</th>' for target in targets)
+    costs = [costs_to_targets(ranked.entry, targets, metric, falls) for ranked in ranking]
     fewest = [
         min((cost.spent["round"] for cost in column if cost.runs), default=math.inf)
         for column in zip(*costs, strict=True)
@@ -198,7 +245,7 @@ def _ladder_cell(cost: CostToTarget, runs: int, fewest: float) -> str:
     rounds = cost.spent["round"]
     text = formats.format_mean_std(formats.format_count, rounds, cost.std if cost.runs > 1 else None)
     some = f" in {cost.runs} of {runs}" if cost.runs < runs else ""
-    sent = f'<span class="sub">{escape(formats.format_bits(cost.spent["up_bits"]))} up{some}</span>'
+    sent = f'<span class="sub">{escape(formats.format_bits(cost.spent["bits"]))}{some}</span>'
     mark = ' class="best"' if rounds == fewest and not some else ""
     return f"<td><span{mark}>{escape(text)}</span>{sent}</td>"
 
@@ -212,38 +259,44 @@ def tiles(ranking: Sequence[RankedEntry], target: float | None) -> list[str]:
             f'<div class="value">{escape(value)}</div><div class="who">{escape(ranked.entry.name)}</div></div>'
         )
 
-    metric = ranking_metric(ranking)
-    key = f"last5_{metric}"
-    best = format_cell(ranking[0], key, formats.formatter_of(key))
-    parts = [] if ranking[0].numbers.get(key) is None else [tile(ranking[0], f"best {metric.replace('_', ' ')}", best)]
-    if target is None or metric != ACCURACY:
+    first = ranking[0]
+    metric, key = first.metric, first.score
+    what = f"{'lowest' if first.falls else 'highest'} {column_of(metric).label}, {metrics.describe_score(key)}"
+    best = format_cell(first, key, formats.formatter_of(key))
+    parts = [] if first.numbers.get(key) is None else [tile(first, what, best)]
+    if target is None:
         return parts
-    costs = [(ranked, costs_to_targets(ranked.entry, [target])[0]) for ranked in ranking]
+    costs = [(ranked, costs_to_targets(ranked.entry, [target], metric, first.falls)[0]) for ranked in ranking]
     reached = [(ranked, cost) for ranked, cost in costs if cost.runs == len(ranked.entry.runs)]
     kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
-        ("fewest bits to and from the server", "server_bits", formats.format_bits),
+        ("fewest bits, peers included,", "bits", formats.format_bits),
         ("least simulated time", "simulated_total_seconds", formats.format_duration),
     )
     for title, axis, write in kinds:
         spent = [(ranked, cost.spent[axis]) for ranked, cost in reached if axis in cost.spent]
         if spent:
             ranked, least = min(spent, key=lambda pair: pair[1])
-            parts.append(tile(ranked, f"{title} to {format_target(target)}", write(least)))
+            parts.append(tile(ranked, f"{title} to {format_target(target, metric)}", write(least)))
     return parts
 
 
-def describe_order(ranking: Sequence[RankedEntry], metric: str) -> str:
+def describe_order(ranking: Sequence[RankedEntry]) -> str:
     """Return a sentence on how the entries are ranked."""
-    text = f"by the mean of the last five measurements of {metric.replace('_', ' ')}"
+    first = ranking[0]
+    text = f"by {column_of(first.metric).label}, {metrics.describe_score(first.score)}"
+    text += ", " + ("the lowest first" if first.falls else "the highest first")
     if any(ranked.entry.members for ranked in ranking):
         text += "; with several seeds, mean ± one standard deviation"
     return text
 
 
-def format_target(target: float) -> str:
+def format_target(target: float, metric: str = ACCURACY) -> str:
     """
-    >>> format_target(0.8), format_target(0.825)
-    ('80%', '82.5%')
+    >>> format_target(0.8), format_target(0.825), format_target(3.5, "test_rmse")
+    ('80%', '82.5%', '3.5 test rmse')
     """
-    return formats.format_percent(target).replace(".0%", "%")
+    column = column_of(metric)
+    if column.unit == "fraction":
+        return formats.format_percent(target).replace(".0%", "%")
+    return f"{formats.formatter_of(metric)(target)} {column.label}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 from hansa.core.citations import bibtex
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics
-from hansa.runs.columns import ACCURACY
+from hansa.runs.columns import COLUMNS, WINDOW, column_of, evaluated_metrics, plain_name
 from hansa.runs.driver import Run
 from hansa.runs.folder import environment
+from hansa.runs.metric_facts import main_metric
+from hansa.runs.provenance import data_digests
 from hansa.runs.seed_statistics import (
     SeedStatistics,
     aligned_rounds,
@@ -22,8 +25,9 @@ from hansa.runs.seed_statistics import (
 )
 from hansa.study.report import figure, formats
 from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, rank
+from hansa.study.report.latex import latex_table
 from hansa.study.report.page import write_page
-from hansa.study.report.ranking import format_cell, ranking_columns, ranking_html
+from hansa.study.report.ranking import describe_order, format_cell, ranking_columns, ranking_html
 
 if TYPE_CHECKING:
     import pandas
@@ -38,6 +42,7 @@ def entry_from_run(run: Run, name: str) -> ReportEntry:
     clients = run.clients().by_client()
     data: Any = getattr(run.task, "data", None)
     labelled = getattr(data, "classes", None) is not None and getattr(data.targets, "ndim", 0) == 1
+    names: Sequence[str] = getattr(data, "client_names", ())
     return ReportEntry(
         name,
         run.history,
@@ -46,6 +51,8 @@ def entry_from_run(run: Run, name: str) -> ReportEntry:
         composition=repr(run.algorithm),
         clients=clients if clients.rows else None,
         label_counts=data.label_counts().tolist() if labelled and data.population <= MAX_LABELLED_CLIENTS else (),
+        client_names=names,
+        jobs=None if run.clock is None else run.clients(),
     )
 
 
@@ -95,29 +102,61 @@ class Runs(Sequence[Run]):
         """All seeds as one entry of a report."""
         return ReportEntry.from_seeds(self.name, [entry_from_run(run, self.name) for run in self._runs])
 
-    def curve(self, metric: str = ACCURACY) -> list[tuple[int, SeedStatistics]]:
-        """Return (round, spread over seeds) of a metric for the rounds in which all seeds measured it."""
+    @property
+    def metric(self) -> str:
+        """The main metric: the column that methods are ranked by unless another one is named."""
+        history = self._runs[0].history
+        return main_metric(metrics.column_names(history), history.facts)
+
+    def curve(self, metric: str | None = None) -> list[tuple[int, SeedStatistics]]:
+        """Return (round, spread over seeds) of a metric, by default the main one, where all seeds measured it."""
+        metric = self.metric if metric is None else metric
         points = metric_over_seeds(self.histories, metric)
         if not points:
             self._refuse_metric(metric)
         return points
 
-    def last(self, metric: str = ACCURACY, count: int = 5) -> SeedStatistics:
+    def final(self, metric: str | None = None) -> SeedStatistics:
+        """Return the spread over seeds of the final measurement."""
+        return self.last(metric, 1)
+
+    def last(self, metric: str | None = None, count: int = WINDOW) -> SeedStatistics:
         """Return the spread over seeds of the mean of the last ``count`` measurements."""
         return self._spread(metric, [metrics.last(history, metric, count) for history in self.histories])
 
-    def best(self, metric: str = ACCURACY) -> SeedStatistics:
+    def best(self, metric: str | None = None) -> SeedStatistics:
         """Return the spread over seeds of the best measurement."""
         return self._spread(metric, [metrics.best(history, metric) for history in self.histories])
 
-    def rounds_to(self, target: float, metric: str = ACCURACY) -> SeedStatistics | None:
+    def rounds_to(self, target: float, metric: str | None = None) -> SeedStatistics | None:
         """Return the spread over seeds of the first round that reached the target; None unless all seeds did."""
-        rounds = [metrics.rounds_to(history, target, metric) for history in self.histories]
-        return None if None in rounds else seed_statistics([float(each) for each in rounds if each is not None])
+        return self.cost_to(target, "round", metric)
 
-    def summary(self, target: float | None = None) -> dict[str, Any]:
-        """Return the numbers of `hansa.runs.metrics.summarize`, averaged over seeds."""
-        return summarize_seeds(self.histories, target)[0]
+    def bits_to(self, target: float, metric: str | None = None) -> SeedStatistics | None:
+        """Return the spread over seeds of the bits sent, over all links, until the target was reached; None unless all
+        seeds reached it."""
+        return self.cost_to(target, "bits", metric)
+
+    def cost_to(self, target: float, cost: str, metric: str | None = None) -> SeedStatistics | None:
+        """Return the spread over seeds of a running total in the round that reached the target; None unless all did.
+
+        Args:
+            target: The value for the metric to reach.
+            cost: A running total, such as bits, up_bits, wall_seconds or simulated_total_seconds.
+            metric: The metric, by default the main one.
+        """
+        spent = [metrics.cost_to(history, target, metric) for history in self.histories]
+        reached = [record for record in spent if record is not None]
+        for record in reached:
+            if cost not in record:
+                raise HansaError(f"cost_to(cost={cost!r}): no such total. {suggestion(cost, record)}")
+        return seed_statistics([float(record[cost]) for record in reached]) if len(reached) == len(spent) else None
+
+    def summary(
+        self, target: float | None = None, *, metric: str | None = None, window: int = WINDOW
+    ) -> dict[str, Any]:
+        """Return the numbers of `hansa.runs.metrics.summarize`, averaged over seeds; the arguments are its own."""
+        return summarize_seeds(self.histories, target, metric=metric, window=window)[0]
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas frame with one row for each round and seed, running totals included."""
@@ -148,9 +187,9 @@ class Runs(Sequence[Run]):
         citations = bibtex([self._runs[0].algorithm])
         return write_page(path, [self.entry], title=self.name if title is None else title, citations=citations)
 
-    def _spread(self, metric: str, values: Sequence[float | None]) -> SeedStatistics:
+    def _spread(self, metric: str | None, values: Sequence[float | None]) -> SeedStatistics:
         if None in values:
-            self._refuse_metric(metric)
+            self._refuse_metric(self.metric if metric is None else metric)
         return seed_statistics([value for value in values if value is not None])
 
     def _refuse_metric(self, metric: str) -> NoReturn:
@@ -159,15 +198,13 @@ class Runs(Sequence[Run]):
 
     def __repr__(self) -> str:
         means, spreads = summarize_seeds(self.histories)
-        score = ""
-        for metric in (ACCURACY, "test_loss"):
-            key = f"last5_{metric}"
-            if means.get(key) is not None:
-                deviation = spreads[key].std if key in spreads else None
-                score = formats.format_mean_std(formats.formatter_of(metric), means[key], deviation)
-                score = f", {metric} {score}"
-                break
-        return f"Runs({self.name!r}, seeds {self.seeds}{score})"
+        key = metrics.score_key([means], self.metric)
+        text = ""
+        if means.get(key) is not None:
+            deviation = spreads[key].std if key in spreads else None
+            value = formats.format_mean_std(formats.formatter_of(key), means[key], deviation)
+            text = f", {self.metric} {value} ({metrics.describe_score(key)})"
+        return f"Runs({self.name!r}, seeds {self.seeds}{text})"
 
     def _repr_html_(self) -> str:
         return ranking_html(rank([self.entry]), None)
@@ -207,16 +244,34 @@ class Comparison(Mapping[str, Runs]):
     @property
     def entries(self) -> list[ReportEntry]:
         """The methods as entries of a report."""
-        return [runs.entry for runs in self._methods.values()]
+        entries = [runs.entry for runs in self._methods.values()]
+        data = [getattr(runs[0].task, "data", None) for runs in self._methods.values()]
+        if all(each is data[0] for each in data):
+            return entries
+        return [  # of different tasks: digests tell whether their data is the same
+            replace(entry, members=tuple(_with_data(run, each) for run, each in zip(entry.runs, runs, strict=True)))
+            if entry.members
+            else _with_data(entry, runs[0])
+            for entry, runs in zip(entries, self._methods.values(), strict=True)
+        ]
 
     @property
     def best(self) -> str:
         """The method that ranks first by its mean over seeds."""
         return self.ranking()[0].entry.name
 
-    def ranking(self, target: float | None = None) -> list[RankedEntry]:
-        """Return the methods from best to worst, with their numbers."""
-        return rank(self.entries, target)
+    def ranking(
+        self, target: float | None = None, *, metric: str | None = None, window: int = WINDOW
+    ) -> list[RankedEntry]:
+        """Return the methods from best to worst, with their numbers.
+
+        Args:
+            target: A value for the metric to reach.
+            metric: Any column of the histories, or COLUMN:lower where its direction is not known; by default the main
+                metric of the task.
+            window: How many of the last measurements a score averages; 1 ranks by the final value.
+        """
+        return rank(self.entries, target, metric=metric, window=window)
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas frame with one row for each method, round and seed, running totals included."""
@@ -224,55 +279,118 @@ class Comparison(Mapping[str, Runs]):
         joined = _pandas().concat(frames, ignore_index=True)
         return joined[["method", *(name for name in joined.columns if name != "method")]]
 
-    def table(self, target: float | None = None) -> pandas.DataFrame:
-        """Return a pandas frame of the ranking with one row for each method: means and NAME_std over seeds."""
+    def table(
+        self, target: float | None = None, *, metric: str | None = None, window: int = WINDOW
+    ) -> pandas.DataFrame:
+        """Return a pandas frame of the ranking with one row for each method: means and NAME_std over seeds.
+
+        ``final_NAME``, ``best_NAME`` and ``last5_NAME`` are the final, the best and the mean of the last five
+        measurements of a metric; ``attrs["ranked_by"]`` is the column of the ranking. The arguments are those of
+        `ranking`.
+        """
         rows = []
-        for ranked in self.ranking(target):
-            deviations = {f"{name}_std": over.std for name, over in ranked.spreads.items()}
-            first = {"method": ranked.entry.name, "seeds": len(ranked.entry.runs)}
-            rows.append({**first, **ranked.numbers, **deviations})
-        return _pandas().DataFrame(rows)
+        ranking = self.ranking(target, metric=metric, window=window)
+        for ranked in ranking:
+            deviations = {f"{_with_statistic(name)}_std": over.std for name, over in ranked.spreads.items()}
+            numbers = {_with_statistic(name): value for name, value in ranked.numbers.items()}
+            rows.append({"method": ranked.entry.name, "seeds": len(ranked.entry.runs), **numbers, **deviations})
+        frame = _pandas().DataFrame(rows)
+        frame.attrs["ranked_by"] = _with_statistic(ranking[0].score)
+        return frame
+
+    def latex(
+        self,
+        target: float | None = None,
+        *,
+        metric: str | None = None,
+        window: int = WINDOW,
+        confidence: float = 0.95,
+    ) -> str:
+        """Return the ranking as a LaTeX table for booktabs: mean and deviation, rounds and bits to the target, and the
+        paired differences from the best method with their intervals; the best of each column in bold.
+
+        Args:
+            target: A value for the metric to reach.
+            metric: As in `ranking`.
+            window: As in `ranking`.
+            confidence: The level of the intervals, which need three seeds or more.
+        """
+        return latex_table(self.ranking(target, metric=metric, window=window), target, confidence=confidence)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw mean curves with bands of one standard deviation as a matplotlib figure. Needs ``hansa[plot]``.
 
         Args:
             path: Where to write the figure, if given; the suffix chooses the format.
-            metric: The column to draw; by default the accuracy, or else the loss.
+            metric: Any column of the histories; by default the main metric of the task.
             x: The x axis: round, up_bits, server_bits, bits, wall_seconds or simulated_total_seconds.
         """
         return figure.draw_curves(self.entries, path, metric, x)
 
-    def report(self, path: Path | str, title: str = "Federated methods compared") -> Path:
-        """Write a self-contained HTML page of curves, numbers and citations."""
+    def report(
+        self,
+        path: Path | str,
+        title: str = "Federated methods compared",
+        *,
+        target: float | None = None,
+        metric: str | None = None,
+        window: int = WINDOW,
+    ) -> Path:
+        """Write a self-contained HTML page of curves, numbers and citations.
+
+        Args:
+            path: The HTML file.
+            title: The heading of the page.
+            target: A value for the metric to reach; by default an accuracy that about half of the methods reach.
+            metric: As in `ranking`.
+            window: As in `ranking`.
+        """
         citations = bibtex(runs[0].algorithm for runs in self._methods.values())
-        return write_page(path, self.entries, title=title, citations=citations)
+        options = {"target": target, "metric": metric, "window": window}
+        return write_page(path, self.entries, title=title, citations=citations, **options)
 
     def __repr__(self) -> str:
         target = common_target(self.entries)
         ranking = self.ranking(target)
         columns = ranking_columns(ranking, target)[:4]
-        rows = [["method", *(column.heading for column in columns)]]
+        rows = [["method", *(" ".join(filter(None, column[:2])) for column in columns)]]
         rows += [[r.entry.name, *(format_cell(r, column.key, column.write) for column in columns)] for r in ranking]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
         seeds = sorted({len(runs) for runs in self._methods.values()})
-        return "\n".join([f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each", *lines])
+        title = f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each, ranked "
+        return "\n".join([title + describe_order(ranking), *lines])
 
     def _repr_html_(self) -> str:
         target = common_target(self.entries)
         return ranking_html(self.ranking(target), target)
 
 
+def _with_data(entry: ReportEntry, run: Run) -> ReportEntry:
+    """Return an entry with the digests of its run's data."""
+    digests = {name: value for name, value in data_digests(run.task).items() if name in ("data", "partition")}
+    return replace(entry, data={"name": str(getattr(getattr(run.task, "data", None), "name", "")), **digests})
+
+
 def run_html(run: Run) -> str:
     """Return the numbers of a run as a small HTML table, for notebooks."""
     summary = metrics.summarize(run.history)
     rows = [("rounds", str(run.state.round)), ("seed", str(run.key.seed)), ("parameters", f"{run.params.numel():,}")]
-    for key in (ACCURACY, "test_loss", "train_loss", "up_bits", "down_bits", "peer_bits", "wall_seconds"):
+    main = main_metric(metrics.column_names(run.history), run.history.facts)
+    own = [name for name in evaluated_metrics(summary) if name.startswith("test_") and name not in COLUMNS]
+    measured = dict.fromkeys([main, "test_accuracy", *own, "test_loss", "train_loss"])
+    for key in (*measured, "up_bits", "down_bits", "peer_bits", "wall_seconds"):
         if summary.get(key):
-            rows.append((key.replace("_", " "), formats.formatter_of(key)(summary[key])))
+            label = f"{column_of(key).label}, final" if key in measured else column_of(key).label
+            rows.append((label, formats.formatter_of(key)(summary[key])))
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
     return f"<table><caption>{escape(run.algorithm.name)} on {escape(run.task.name)}</caption>{cells}</table>"
+
+
+def _with_statistic(name: str) -> str:
+    """Return the name of a summary's number with its statistic: the final value of a metric has none."""
+    measured = bool(evaluated_metrics([name])) or "outcome" in column_of(name).charts
+    return f"final_{name}" if name == plain_name(name) and measured else name
 
 
 def _pandas() -> Any:

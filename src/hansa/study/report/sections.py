@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hansa.runs.columns import ACCURACY, OUTCOMES
+from hansa.runs.columns import ACCURACY, OUTCOMES, TOTALS, evaluated_metrics
+from hansa.runs.metrics import column_names
 from hansa.study.report.entries import RankedEntry, ReportEntry, has_column
 from hansa.study.report.partition import LabelCounts
 from hansa.study.report.ranking import method_label
@@ -190,8 +191,57 @@ def citations_section(text: str) -> PageSection:
     return PageSection("Citations", body, "of the components in use")
 
 
-def comparability_warnings(entries: Sequence[ReportEntry]) -> list[str]:
+def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
+    """Return warnings about different data, or different clients of the same data.
+
+    Digests of runs with the same seed decide, as far as they were recorded; otherwise the name of the data does.
+    """
+    rows, partitions = (_by_digest(entries, kind) for kind in ("data", "partition"))
+    if rows is None:
+        groups = {name: members for name, members in _by_name(entries).items() if name}
+        listed = "; ".join(f"{name}: {', '.join(members)}" for name, members in groups.items())
+    else:
+        groups = rows
+        names = {member: name for name, members in _by_name(entries).items() for member in members}
+        listed = "; ".join(f"{names[members[0]] or 'data'}: {', '.join(members)}" for members in rows.values())
+    if len(groups) > 1:
+        return [f"These runs use different data ({listed}): accuracies and losses are not comparable."]
+    if partitions is not None and len(partitions) > 1:
+        listed = "; ".join(", ".join(members) for members in partitions.values())
+        return [f"These runs divide the data differently over clients ({listed})."]
+    return []
+
+
+def _by_digest(entries: Sequence[ReportEntry], kind: str) -> dict[str, list[str]] | None:
+    """Entries by a digest, at the first seed that all of them ran; None if there is none, or no digest."""
+    tables = [{run.seed: run.data[kind] for run in entry.runs if kind in run.data} for entry in entries]
+    common = [seed for seed in tables[0] if all(seed in table for table in tables)]
+    if not common:
+        return None
+    groups: dict[str, list[str]] = {}
+    for entry, table in zip(entries, tables, strict=True):
+        groups.setdefault(table[common[0]], []).append(entry.name)
+    return groups
+
+
+def _by_name(entries: Sequence[ReportEntry]) -> dict[str, list[str]]:
+    """Entries by the name of their data, "" if it is not known."""
+    groups: dict[str, list[str]] = {}
+    for entry in entries:
+        section = _config_data(entry.config).get("data") if entry.config else None
+        in_file = str(section.get("factory") or section.get("name") or "") if isinstance(section, Mapping) else ""
+        recorded = entry.runs[0].data.get("name", "")
+        name = in_file or recorded or ("fashion-mini" if isinstance(section, Mapping) else "")
+        groups.setdefault(name, []).append(entry.name)
+    return groups
+
+
+def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURACY) -> list[str]:
     """Return why some entries cannot be compared directly.
+
+    Args:
+        entries: The methods to compare.
+        metric: The column that they are ranked by.
 
     >>> one, other = (
     ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
@@ -200,21 +250,14 @@ def comparability_warnings(entries: Sequence[ReportEntry]) -> list[str]:
     >>> comparability_warnings([one, other])
     ['b measured no test accuracy: it is ranked after those that did.']
     """
-    warnings = []
-    datasets: dict[str, list[str]] = {}
-    for entry in entries:
-        section = _config_data(entry.config).get("data") if entry.config else None
-        if isinstance(section, Mapping):
-            name = str(section.get("factory") or section.get("name") or "fashion-mini")
-            datasets.setdefault(name, []).append(entry.name)
-    if len(datasets) > 1:
-        listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in datasets.items())
-        warnings.append(f"These runs use different data ({listed}): accuracies and losses are not comparable.")
-    without = [entry.name for entry in entries if not any(has_column(h, ACCURACY) for h in entry.histories)]
-    if without and len(without) < len(entries):
+    warnings = _data_warnings(entries)
+    without = [entry.name for entry in entries if not any(has_column(h, metric) for h in entry.histories)]
+    if metric not in TOTALS and without and len(without) < len(entries):
         they_are = "they are" if len(without) > 1 else "it is"
-        warnings.append(f"{', '.join(without)} measured no test accuracy: {they_are} ranked after those that did.")
+        what = metric.replace("_", " ")
+        warnings.append(f"{', '.join(without)} measured no {what}: {they_are} ranked after those that did.")
     for entry in entries:
-        if len({frozenset(name for name in OUTCOMES if has_column(h, name)) for h in entry.histories}) > 1:
+        columns = [{*OUTCOMES, *evaluated_metrics(column_names(h))} & {*column_names(h)} for h in entry.histories]
+        if len(set(map(frozenset, columns))) > 1:
             warnings.append(f"{entry.name}: its seeds measured different metrics; only common ones are averaged.")
     return warnings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -16,11 +18,22 @@ IDENTITY_REQUEST = b"hansa: who is there?"
 @app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     """Relay one record to the agent and its answer back."""
-    request = records.unwrap(message.content)
-    if request == IDENTITY_REQUEST:
-        answer = str(context.node_config["site"]).encode()
-    else:
-        with sockets.connect(str(context.node_config["agent"])) as agent:
-            sockets.send(agent, {"op": "frame"}, request)
-            _, answer = sockets.receive(agent, int(context.node_config["limit"]))
+    try:
+        answer = _answer(records.unwrap(message.content), context)
+    except Exception as error:  # Flower sends the text of an exception to the server
+        print(f"no answer from the agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise NoAnswer from None
     return Message(records.wrap(answer), reply_to=message)
+
+
+class NoAnswer(Exception):
+    """The agent did not answer; nothing else is said of it."""
+
+
+def _answer(request: bytes, context: Context) -> bytes:
+    if request == IDENTITY_REQUEST:
+        return str(context.node_config["site"]).encode()
+    with sockets.connect(str(context.node_config["agent"])) as agent:
+        sockets.send(agent, {"op": "frame"}, request)
+        answer: bytes = sockets.receive(agent, int(context.node_config["limit"]))[1]
+        return answer

@@ -37,7 +37,7 @@ class Relay:
             while True:
                 head, body = sockets.receive(self.connection, MAX_BYTES)
                 threading.Thread(target=self._relay, args=(head, body), daemon=True).start()
-        except sockets.Closed:
+        except sockets.ConnectionClosed:
             self.stopped.set()
 
     def _relay(self, head: dict[str, Any], body: bytes) -> None:
@@ -65,24 +65,21 @@ class Relay:
             self._send({**answer, "error": f"{type(error).__name__}: {error}"})
 
     def _report_nodes(self) -> None:
-        """Send the list of nodes whenever it changes."""
-        last: Any = None
+        """Send the list of nodes every second: it is also the sign that SuperLink and app are alive."""
         while not self.stopped.wait(NODES_SECONDS):
             try:
                 nodes = [
-                    [str(node.node_id), node.name, node.status, bytes(node.public_key).hex()]
+                    [str(node.node_id), node.name, node.status, bytes(node.public_key).hex(), node.last_activated_at]
                     for node in self.grid.get_nodes()
                 ]
             except Exception as error:
                 self._send({"op": "trouble", "error": f"{type(error).__name__}: {error}"})
                 continue
-            if sorted(nodes) != last:
-                last = sorted(nodes)
-                self._send({"op": "nodes", "nodes": last})
+            self._send({"op": "nodes", "nodes": sorted(nodes)})
 
     def _send(self, head: dict[str, Any], body: bytes = b"") -> None:
         with self.lock:
             try:
                 sockets.send(self.connection, head, body)
-            except sockets.Closed:
+            except sockets.ConnectionClosed:
                 self.stopped.set()

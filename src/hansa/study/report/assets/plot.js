@@ -127,7 +127,7 @@ const plots = (() => {
     if (state.log && y0 <= 0) y0 = y1 / 1000;
     const f = state.log ? Math.log10 : (v) => v, pad = 0.05 * (f(y1) - f(y0));
     let low = f(y0) - pad, high = f(y1) + pad;
-    if (metric === "test_accuracy" && !state.log) { low = Math.max(0, low); high = Math.min(1, high); }
+    if (state.data.columns[metric].unit === "fraction" && !state.log) { low = Math.max(0, low); high = Math.min(1, high); }
     const right = width - m.right, bottom = height - m.bottom;
     const X = (v) => m.left + ((v - x0) / (x1 - x0 || 1)) * (right - m.left);
     const Y = (v) => bottom - ((f(v) - low) / (high - low)) * (bottom - m.top);
@@ -145,9 +145,9 @@ const plots = (() => {
     const clip = `clip-${plot.dataset.name}`;
     add(add(svg, "clipPath", { id: clip }), "rect", { x: m.left, y: m.top - 8, width: right - m.left + 2, height: bottom - m.top + 10 });
     const inside = add(svg, "g", { "clip-path": `url(#${clip})` }), target = state.data.target;
-    if (target && metric === "test_accuracy" && f(target) < high && f(target) > low) {
+    if (target && metric === state.data.metric && f(target) < high && f(target) > low) {
       add(inside, "line", { class: "goal", x1: m.left, x2: right, y1: Y(target), y2: Y(target) });
-      add(svg, "text", { x: m.left + 6, y: Y(target) - 5 }, "target " + short(target));
+      add(svg, "text", { x: m.left + 6, y: Y(target) - 5 }, "target " + (yText === percent ? short : yText)(target));
     }
     for (const c of drawn) if (c.band) add(inside, "path", { class: "band", fill: c.run.colour, d: area(c.points, X, Y) });
     if (state.window > 1 && tall) for (const c of drawn) if (!c.band) add(inside, "path", { class: "raw", stroke: c.run.colour, d: path(c.raw, X, Y) });

@@ -8,7 +8,7 @@
   function begin(data) {
     plots.load(data);
     const known = Object.keys(METRICS).filter((name) => plots.measured(name) && !(data.columns[name].hide_zero && constantZero(name))), longest = Math.max(0, ...data.runs.map((run) => plots.parts(run)[0].series.round.length));
-    if (!known.includes(state.metric)) { state.metric = known[0] || null; state.window = longest > 15 ? 5 : 1; state.patterns = data.runs.length > 10; }
+    if (!known.includes(state.metric)) { state.metric = known.includes(data.metric) ? data.metric : known[0] || null; state.window = longest > 3 * data.window ? data.window : 1; state.patterns = data.runs.length > 10; }
     if (!plots.measured(state.axis)) state.axis = "round";
     const drawable = state.metric !== null;
     get("curves").hidden = !drawable;
@@ -16,7 +16,7 @@
     if (!drawable) return;
     segments("metric", known.map((name) => [name, METRICS[name][0]]), "metric");
     segments("axis", Object.keys(AXES).filter(plots.measured).map((name) => [name, AXES[name][0]]), "axis");
-    segments("smooth", [[1, "raw"], [5, "mean of 5"], [15, "of 15"]], "window");
+    segments("smooth", [[1, "raw"], ...(data.window > 1 ? [[data.window, `mean of ${data.window}`], [3 * data.window, `of ${3 * data.window}`]] : [])], "window");
     legend();
     const time = plots.measured("simulated_total_seconds") ? "simulated_total_seconds" : "wall_seconds";
     const small = known.filter((name) => data.columns[name].detail && !constantZero(name));
@@ -59,7 +59,20 @@
     plot.parentElement.append(box);
   }
 
+  // tables that are wider than the screen say so
+  function markWide() {
+    document.querySelectorAll(".scroll").forEach((box) => {
+      const mark = () => {
+        box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+        box.classList.toggle("end", box.scrollLeft + box.clientWidth >= box.scrollWidth - 2);
+      };
+      box.onscroll = mark;
+      mark();
+    });
+  }
+
   function redraw() {
+    markWide();
     for (const { plot, view } of figures) plots.draw(plot, view());
     const stride = state.data.stride > 1 ? `The charts show every ${state.data.stride}th round; the tables use all rounds. ` : "";
     get("hint").textContent = stride +
@@ -70,6 +83,7 @@
     [...get("legend").children].forEach((button, i) => { if (i < state.data.runs.length) button.setAttribute("aria-pressed", !state.hidden.has(i)); });
   }
   document.addEventListener("redraw", redraw);
+  document.addEventListener("toggle", markWide, true);
 
   function segments(id, options, key) {
     const box = get(id);

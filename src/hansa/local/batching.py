@@ -1,0 +1,211 @@
+"""Batches: how the rows of a client are divided into the batches of its local steps."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
+
+import numpy as np
+
+from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.core.keys import Key
+from hansa.core.protocols import check_component
+
+Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+LastBatch: TypeAlias = Literal["fill", "short", "drop"]
+BatchWord: TypeAlias = Literal["full", "short", "drop", "continued"]
+
+
+class Place(NamedTuple):
+    """Where a client is in its passes.
+
+    Args:
+        number: The pass, counted from 0.
+        used: The rows of this pass that are in earlier batches.
+
+    >>> Place().number
+    0
+    """
+
+    number: int = 0
+    used: int = 0
+
+
+START = Place()
+
+
+@runtime_checkable
+class PassOrder(Protocol):
+    """The order in which a client's rows are used in a pass."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def permutation(self, client: int, samples: int, number: int, key: Key) -> Sequence[int]:
+        """Return the positions 0..samples-1 in the order of pass ``number``; ``key`` is the address of the pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class in_order(PassOrder):
+    """Rows in the order in which the data has them, in every pass: no shuffling.
+
+    >>> in_order().permutation(client=0, samples=3, number=7, key=Key(0))
+    range(0, 3)
+    """
+
+    def permutation(self, client: int, samples: int, number: int, key: Key) -> Sequence[int]:
+        return range(samples)
+
+
+@dataclass(frozen=True, slots=True)
+class batching:
+    """The division of a client's rows into batches. A pass is one shuffled walk over all rows.
+
+    The words "full", "short", "drop" and "continued" stand for ``batching()``, ``batching("short")``,
+    ``batching("drop")`` and ``batching("short", continued=True)``.
+
+    Args:
+        last: What becomes of the n mod B rows at the end of a pass: "fill" completes their batch from the next pass,
+            "short" makes a smaller batch of them, "drop" leaves them out.
+        continued: Whether a round continues the pass that the client's last round began, instead of a new one.
+        order: The order of the rows in a pass; None shuffles them anew in every pass.
+
+    >>> [len(batch) for batch in batching("short").draw(0, 10, 4, 5, Key(0), Key(0))]
+    [4, 4, 2, 4, 4]
+    >>> as_batching("continued")
+    batching(last='short', continued=True, order=None)
+    """
+
+    last: LastBatch = "fill"
+    continued: bool = False
+    order: PassOrder | None = None
+
+    def __post_init__(self) -> None:
+        if self.last not in get_args(LastBatch):
+            raise invalid_argument("batching", "last", self.last, " or ".join(map(repr, get_args(LastBatch))))
+        if not isinstance(self.continued, bool):
+            raise invalid_argument("batching", "continued", self.continued, "True or False")
+        if self.order is not None:
+            check_component("batching", "order", self.order, PassOrder, "an order of passes", example="in_order().")
+
+    @property
+    def is_default(self) -> bool:
+        """Whether these are the full batches of new passes that trainers draw themselves."""
+        return self.last == "fill" and not self.continued and self.order is None
+
+    def epoch_steps(self, epochs: float, samples: int, batch_size: int) -> int:
+        """Return the steps of E passes, at least 1: floor(E n / B), floor(E ceil(n / B)) with short last batches, or
+        floor(E floor(n / B)) without the last ones. The small slack absorbs the rounding of E such as 0.1.
+
+        >>> [batching(last).epoch_steps(2, 10, 4) for last in ("fill", "short", "drop")]
+        [5, 6, 4]
+        """
+        if self.last == "fill":
+            return max(1, math.floor(epochs * samples / batch_size + 1e-9))
+        per_pass = -(-samples // batch_size) if self.last == "short" else samples // batch_size
+        return max(1, math.floor(epochs * per_pass + 1e-9))
+
+    def draw(
+        self,
+        client: int,
+        samples: int,
+        batch_size: int,
+        steps: int,
+        round_key: Key,
+        run_key: Key,
+        place: Place = START,
+    ) -> list[Positions]:
+        """Return the positions of each batch among the client's rows.
+
+        Args:
+            client: The client.
+            samples: The number of its rows.
+            batch_size: Rows per batch, at most ``samples``.
+            steps: The number of batches.
+            round_key: The address of the client's batches in the round; new passes are shuffled with it.
+            run_key: The address of the run; continued passes are shuffled with it, by client and pass.
+            place: Where the client is in its passes, if they are continued.
+        """
+        passes = self._passes(client, samples, round_key, run_key)
+        orders: dict[int, Positions] = {}
+        batches = []
+        for pieces in self._spans(samples, batch_size, steps, place):
+            for number, _, _ in pieces:
+                if number not in orders:
+                    orders[number] = passes(number)
+            cut = [orders[number][start:stop] for number, start, stop in pieces]
+            batches.append(cut[0] if len(cut) == 1 else np.concatenate(cut))
+        return batches
+
+    def place_after(self, samples: int, batch_size: int, steps: int, place: Place) -> Place:
+        """Return where a client is in its passes after some steps.
+
+        >>> batching("short", continued=True).place_after(10, 4, 4, Place())
+        Place(number=1, used=4)
+        """
+        for pieces in self._spans(samples, batch_size, steps, place):
+            number, _, used = pieces[-1]
+            place = Place(number, used)
+        return place
+
+    def _passes(self, client: int, samples: int, round_key: Key, run_key: Key) -> Callable[[int], Positions]:
+        """Return the function from the number of a pass to its order; new passes come from one generator, in turn."""
+        order = self.order
+        if order is not None:
+            key = run_key.child("pass", client) if self.continued else round_key
+            return lambda number: self._checked(order, client, samples, number, key.child(number))
+        if self.continued:
+            return lambda number: run_key.child("pass", client, number).numpy().permutation(samples)
+        generator = round_key.numpy()
+        return lambda number: generator.permutation(samples)
+
+    @staticmethod
+    def _checked(order: PassOrder, client: int, samples: int, number: int, key: Key) -> Positions:
+        positions = np.asarray(order.permutation(client, samples, number, key), dtype=np.int64)
+        if positions.shape != (samples,) or not np.array_equal(np.sort(positions), np.arange(samples)):
+            raise HansaError(
+                f"{order!r}: pass {number} of client {client} is no permutation of its {samples} rows: expected each "
+                f"of 0..{samples - 1} once."
+            )
+        return positions
+
+    def _spans(self, samples: int, batch_size: int, steps: int, place: Place) -> Iterator[list[tuple[int, int, int]]]:
+        """Yield for each batch its pieces: the number of a pass, and a range of it."""
+        number, used = place
+        for _ in range(steps):
+            pieces, wanted = [], batch_size
+            while wanted:
+                left = samples - used
+                if left <= 0 or (self.last == "drop" and left < batch_size):
+                    number, used, left = number + 1, 0, samples
+                size = min(wanted, left)
+                pieces.append((number, used, used + size))
+                used += size
+                wanted = wanted - size if self.last == "fill" else 0
+            yield pieces
+
+
+Batches: TypeAlias = batching | BatchWord
+WORDS: dict[str, batching] = {
+    "full": batching(),
+    "short": batching("short"),
+    "drop": batching("drop"),
+    "continued": batching("short", continued=True),
+}
+
+
+def as_batching(value: object, owner: str = "LocalPhase") -> batching:
+    """Return a division into batches, from a component or a word.
+
+    >>> as_batching("short")
+    batching(last='short', continued=False, order=None)
+    """
+    if isinstance(value, batching):
+        return value
+    if isinstance(value, str) and value in WORDS:
+        return WORDS[value]
+    hint = suggestion(value, WORDS) if isinstance(value, str) else "batching(last='drop', continued=True) is one."
+    raise invalid_argument(owner, "batches", value, f"{', '.join(map(repr, WORDS))} or batching(...)", hint)

@@ -1,0 +1,239 @@
+"""The event queue of asynchronous rounds: jobs in flight, ordered by their arrival on the virtual clock.
+
+The queue is a plain tree, part of the server's state. `collect_arrivals` is a pure function of it: it takes the next
+arrivals and starts jobs in the slots that become free. Only the jobs in flight are stored, never the idle clients.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable, Iterator
+from typing import NamedTuple
+
+from hansa.core.errors import HansaError
+from hansa.core.types import State
+from hansa.pace.profiles import Device
+
+_MIN_TRIES = 64
+"""Candidates that are tried at least for a free slot before it stays empty until the next event."""
+
+
+_MAX_OLDEST = 64
+"""Server steps for which the oldest version in flight is kept; a site keeps the memory that older ones need."""
+
+
+class TimedJob(NamedTuple):
+    """A client's job on the virtual clock. Jobs sort by arrival, and at the same instant by client."""
+
+    arrival: float
+    client: int
+    version: int
+    start: float
+    download: float
+    compute: float
+    upload: float
+    steps: int = 0
+    batch_size: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the client spends on it."""
+        return self.arrival - self.start
+
+
+class Arrivals(NamedTuple):
+    """What happened until a server step: the jobs that it uses, those refused, and the queue afterwards.
+
+    ``occupied`` is the integral of the number of jobs in flight over the time of the step.
+    """
+
+    jobs: tuple[TimedJob, ...]
+    refused: tuple[TimedJob, ...]
+    started: tuple[TimedJob, ...]
+    begin: float
+    end: float
+    occupied: float
+    queue: State
+
+
+StartJob = Callable[[int, float], TimedJob]
+"""Returns the job of a client that starts at a time with the newest version."""
+Select = Callable[[int], list[int]]
+"""Returns the candidates of a wave, in the order in which they get slots."""
+FindDevice = Callable[[int], Device]
+Wait = Callable[[], tuple[int, float]]
+"""Waits for the next arrival of jobs on real machines, and returns its client and time."""
+FindGroup = Callable[[int], Hashable]
+"""Returns the group of a client; a group has one job at a time."""
+
+
+def empty_queue(concurrency: int) -> State:
+    """Return the queue before the first step: all slots are free."""
+    return {"now": 0.0, "vacant": concurrency, "wave": 0, "candidates": [], "jobs": [], "oldest": []}
+
+
+def collect_arrivals(
+    queue: State,
+    version: int,
+    *,
+    size: int,
+    max_staleness: int | None,
+    population: int,
+    select: Select,
+    device: FindDevice,
+    start: StartJob,
+    wait: Wait | None = None,
+    group: FindGroup | None = None,
+) -> Arrivals:
+    """Return the next ``size`` arrivals, after starting jobs in the slots that became free before them.
+
+    Slots that become free at an instant are filled after all arrivals of that instant: a server step at that instant
+    comes first, so that the new jobs start from its version. A client is idle if it has no job in flight and none that
+    arrived since the last server step.
+
+    Args:
+        queue: The queue after the last step.
+        version: The newest version, the number of server steps so far.
+        size: Arrivals to collect.
+        max_staleness: Jobs of older versions are refused.
+        population: Number of clients.
+        select: The sampler, by wave.
+        device: The device of a client.
+        start: Makes the job of a client.
+        wait: Waits for arrivals of real machines, whose times are not known before.
+        group: Clients of a group, such as a site, train one after the other.
+    """
+    heap: list[list[float | int]] = list(queue["jobs"])
+    slots = _Slots(queue, heap, population, select, device, group)
+    jobs: list[TimedJob] = []
+    refused: list[TimedJob] = []
+    started: list[TimedJob] = []
+    now = begin = float(queue["now"])
+    occupied = 0.0
+    while len(jobs) < size:
+        if slots.vacant and (not heap or heap[0][0] > now):
+            for client, at in slots.fill(now):
+                job = start(client, at)
+                started.append(job)
+                heapq.heappush(heap, list(job))
+            if heap and heap[0][0] <= now:  # a job that takes no time
+                continue
+        if not heap:
+            raise HansaError(
+                f"buffered(size={size}): the clock stands still at {now:g} s: {len(jobs)} of {size} updates have "
+                f"arrived, no client is at work, and the sampler selects no idle client. Use a smaller size, or a "
+                "sampler that selects more clients.",
+                component="buffered", argument="size", value=size,
+            )  # fmt: skip
+        job = _timed(heapq.heappop(heap)) if wait is None else _arrived(heap, now, *wait())
+        slots.release(job.client)
+        occupied += (len(heap) + 1) * (job.arrival - now)
+        now = job.arrival
+        slots.vacant += 1
+        stale = max_staleness is not None and version - job.version > max_staleness
+        (refused if stale else jobs).append(job)
+    at_start = min((int(entry[2]) for entry in queue["jobs"]), default=version)
+    after = {
+        "now": now, "vacant": slots.vacant, "wave": slots.wave, "candidates": slots.candidates, "jobs": heap,
+        "oldest": [*queue["oldest"], [version, at_start]][-_MAX_OLDEST:],
+    }  # fmt: skip
+    return Arrivals(tuple(jobs), tuple(refused), tuple(started), begin, now, occupied, after)
+
+
+def _arrived(heap: list[list[float | int]], now: float, client: int, at: float) -> TimedJob:
+    """Take the job of a real machine off the queue; arrivals are at different times."""
+    place = next(place for place, entry in enumerate(heap) if entry[1] == client)
+    job = _timed(heap.pop(place))
+    heapq.heapify(heap)
+    arrival = max(at, math.nextafter(now, math.inf))
+    return job._replace(arrival=arrival, compute=arrival - job.start)
+
+
+def _timed(entry: list[float | int]) -> TimedJob:
+    return TimedJob._make(entry)
+
+
+def oldest_version(queue: State, step: int) -> int:
+    """Return the oldest version from which a job may have started that arrived in this server step or later.
+
+    Sites keep the memory of clients from this version on, so that the server can resume from the step.
+
+    >>> oldest_version({"oldest": [[3, 1], [4, 3]]}, 4), oldest_version({"oldest": [[3, 1], [4, 3]]}, 2)
+    (3, 0)
+    >>> oldest_version({}, 4)
+    4
+    """
+    if "oldest" not in queue:
+        return step
+    return max((int(version) for at, version in queue["oldest"] if at <= step), default=0)
+
+
+def versions_in_flight(queue: State) -> set[int]:
+    """Return the versions that jobs in flight started from."""
+    return {int(entry[2]) for entry in queue["jobs"]}
+
+
+class _Slots:
+    """The free slots and the candidates for them. The population is never walked."""
+
+    def __init__(
+        self,
+        queue: State,
+        heap: list[list[float | int]],
+        population: int,
+        select: Select,
+        device: FindDevice,
+        group: FindGroup | None,
+    ) -> None:
+        self.vacant, self.wave = int(queue["vacant"]), int(queue["wave"])
+        self.candidates = list(queue["candidates"])
+        self._busy = {int(entry[1]) for entry in heap}  # also those that arrived since the last step
+        self._population, self._select, self._device, self._group = population, select, device, group
+        self._busy_groups = set() if group is None else {group(client) for client in self._busy}
+
+    def fill(self, now: float) -> Iterator[tuple[int, float]]:
+        """Yield clients for the free slots, and the time at which each starts."""
+        while self.vacant:
+            chosen = self._next_idle(now)
+            if chosen is None:
+                return
+            self._busy.add(chosen[0])
+            if self._group is not None:
+                self._busy_groups.add(self._group(chosen[0]))
+            self.vacant -= 1
+            yield chosen
+
+    def release(self, client: int) -> None:
+        """Free the group of a client whose job has arrived; the client itself rests until the server has stepped."""
+        if self._group is not None:
+            self._busy_groups.discard(self._group(client))
+
+    def _next_idle(self, now: float) -> tuple[int, float] | None:
+        """Return the next idle candidate that is available; of many that are not, the one that is available first."""
+        idle = self._population - len(self._busy)
+        if idle <= 0:
+            return None
+        tries = max(_MIN_TRIES, 8 * (self._population // idle))
+        later: tuple[float, int, int] | None = None
+        waiting = 0
+        while tries and waiting < _MIN_TRIES:
+            if not self.candidates:
+                self.candidates = self._select(self.wave)
+                self.candidates.reverse()
+                self.wave += 1
+                if not self.candidates:
+                    break
+            client = self.candidates.pop()
+            if client in self._busy or (self._group is not None and self._group(client) in self._busy_groups):
+                tries -= 1
+                continue
+            opens = self._device(client).next_start(now)
+            if opens <= now:
+                return client, now
+            waiting += 1
+            if later is None or opens < later[0]:
+                later = opens, waiting, client
+        if later is None or not math.isfinite(later[0]):
+            return None
+        return later[2], later[0]

@@ -1,0 +1,379 @@
+"""FLamby's two benchmarks of tables: Fed-Heart-Disease (four hospitals) and Fed-TCGA-BRCA (six regions).
+
+Data, models, losses and metrics as FLamby defines them (du Terrail et al. 2022), written from its descriptions. The
+heart disease tables are embedded. Those of TCGA-BRCA are files of FLamby, verified by their SHA-256.
+
+FLamby's numbers depend on the order in which PyTorch's DataLoader shuffles. `flamby_order` draws the same orders, so
+that a run has FLamby's batches and gives its published numbers (examples/flamby.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from hansa.core.component import component
+from hansa.core.keys import Key
+from hansa.data import FederatedData, data_folder, from_arrays
+from hansa.data.files import DataError, MissingFileError, invalid_file
+from hansa.data.hospital_tables import HOSPITALS, read_hospital_tables
+from hansa.local.batching import PassOrder
+
+REGIONS = tuple(f"region {number}" for number in range(6))
+_NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
+_CATEGORIES = {"cp": (2, 3, 4), "restecg": (1, 2)}
+_TEST_ROWS = {
+    "cleveland": "040480a020b3c59dc48a03b505c0481087c001ac9430180a847015a598491260f8e2001cebe4",
+    "hungarian": "1100847cb841d42c88700d510093869198d144134848122f693a0411802910ba30",
+    "switzerland": "07863a8c80c0",
+    "va": "464800245b65020eb85b04886003a74580",
+}
+"""FLamby's test rows of each hospital, a bit for each complete row: a third, by label, drawn with seed 43."""
+TCGA_FILES = {
+    "brca.csv": "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020",
+    "train_test_split.csv": "1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",
+}
+"""The files of Fed-TCGA-BRCA and their SHA-256."""
+_TCGA_REMEDY = (
+    "Put brca.csv and train_test_split.csv of github.com/owkin/FLamby (flamby/datasets/fed_tcga_brca and its "
+    "dataset_creation_scripts) into the folder flamby of the data folder, which HANSA_DATA names."
+)
+
+
+class SiteRows(NamedTuple):
+    """The rows of one client: inputs and targets to train and to test on."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    test_inputs: torch.Tensor
+    test_targets: torch.Tensor
+
+
+class Benchmark(NamedTuple):
+    """The clients of a benchmark by name, and the pooled test set."""
+
+    sites: dict[str, SiteRows]
+    test_inputs: torch.Tensor
+    test_targets: torch.Tensor
+
+    def federated(self, name: str) -> FederatedData:
+        """Return the data of the clients with the pooled test set."""
+        owners = [place for place, rows in enumerate(self.sites.values()) for _ in range(len(rows.targets))]
+        data = from_arrays(
+            torch.cat([rows.inputs for rows in self.sites.values()]),
+            torch.cat([rows.targets for rows in self.sites.values()]),
+            clients=owners,
+            test=(self.test_inputs, self.test_targets),
+            name=name,
+        )
+        return replace(data, client_names=tuple(self.sites))
+
+
+def read_heart_disease() -> Benchmark:
+    """Return Fed-Heart-Disease: 13 inputs, standardised by each hospital's own training rows.
+
+    Rows with a missing value in the ten columns used are left out. The pooled test rows are standardised by the
+    training rows of all hospitals, as in FLamby.
+
+    >>> [len(rows.targets) for rows in read_heart_disease().sites.values()]
+    [199, 172, 30, 85]
+    """
+    tables, _ = read_hospital_tables()
+    raw: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+    for name, table in zip(HOSPITALS, tables, strict=True):
+        columns = [table.columns[column] for column in (*_NUMBERS, *_CATEGORIES, "disease")]
+        rows = [[float(cell) for cell in row] for row in zip(*columns, strict=True) if "?" not in row]
+        cells = np.array(rows)
+        indicators = [
+            cells[:, len(_NUMBERS) + place] == value
+            for place, values in enumerate(_CATEGORIES.values())
+            for value in values
+        ]
+        inputs = np.column_stack([cells[:, : len(_NUMBERS)], *indicators]).astype(np.float32)
+        packed = np.frombuffer(bytes.fromhex(_TEST_ROWS[name]), dtype=np.uint8)
+        test = torch.from_numpy(np.unpackbits(packed)[: len(cells)].astype(bool))
+        raw[name] = (torch.from_numpy(inputs), torch.from_numpy(cells[:, -1:].astype(np.float32)), test)
+
+    def standardised(rows: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
+        return (rows - train.mean(dim=0)) / (train.std(dim=0) + 1e-9)
+
+    sites = {}
+    for name, (features, labels, test) in raw.items():
+        scaled = standardised(features, features[~test])
+        sites[name] = SiteRows(scaled[~test], labels[~test], scaled[test], labels[test])
+    train = torch.cat([features[~test] for features, _, test in raw.values()])
+    pooled = torch.cat([features[test] for features, _, test in raw.values()])
+    return Benchmark(
+        sites, standardised(pooled, train), torch.cat([targets[test] for _, targets, test in raw.values()])
+    )
+
+
+def read_tcga_brca(folder: Path | str | None = None) -> Benchmark:
+    """Return Fed-TCGA-BRCA: 39 inputs, targets (event, time).
+
+    Args:
+        folder: The data folder; its folder ``flamby`` has the two files.
+    """
+    texts = {name: _read_verified(data_folder(folder) / "flamby" / name, digest) for name, digest in TCGA_FILES.items()}
+    patients, folds = (list(csv.reader(io.StringIO(text)))[1:] for text in texts.values())
+    fold_of = {patient: (fold, region) for patient, fold, region in folds}
+    cells = {row[0]: [float(cell) for cell in row[1:]] for row in patients if row[0] in fold_of}
+    values = torch.tensor(list(cells.values()), dtype=torch.float64).float()
+    inputs, targets = values[:, :-2], values[:, -2:]
+
+    def rows(column: int, key: str) -> torch.Tensor:
+        return torch.tensor([place for place, patient in enumerate(cells) if fold_of[patient][column] == key])
+
+    sites = {}
+    for place, name in enumerate(REGIONS):
+        train, test = rows(1, f"train_{place}"), rows(1, f"test_{place}")
+        sites[name] = SiteRows(inputs[train], targets[train], inputs[test], targets[test])
+    pooled = rows(0, "test")
+    return Benchmark(sites, inputs[pooled], targets[pooled])
+
+
+def _read_verified(path: Path, digest: str) -> str:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: missing. {_TCGA_REMEDY}") from None
+    except OSError as error:
+        raise DataError(f"{path}: {error}.") from error
+    found_digest = hashlib.sha256(content).hexdigest()
+    if found_digest != digest:
+        raise invalid_file(path, f"contents of SHA-256 {digest}", found_digest, _TCGA_REMEDY)
+    return content.decode()
+
+
+@component
+def heart_disease() -> FederatedData:
+    """Return Fed-Heart-Disease for a configuration.
+
+    >>> heart_disease().population
+    4
+    """
+    return read_heart_disease().federated("fed-heart-disease")
+
+
+@component
+def tcga_brca(folder: str | None = None) -> FederatedData:
+    """Return Fed-TCGA-BRCA for a configuration."""
+    return read_tcga_brca(folder).federated("fed-tcga-brca")
+
+
+@component
+def sample_survival() -> FederatedData:
+    """Return a small made-up data set in the form of Fed-TCGA-BRCA: times shorter at a higher first input.
+
+    >>> sample_survival().population
+    6
+    """
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    sites = {}
+    for place, name in enumerate(REGIONS):
+        inputs = torch.randn(20 + 3 * place, 39, generator=generator)
+        times = torch.exp(-inputs[:, 0]) * (0.5 + torch.rand(len(inputs), generator=generator))
+        events = (torch.rand(len(inputs), generator=generator) < 0.7).float()
+        targets = torch.stack([events, times], dim=1)
+        sites[name] = SiteRows(inputs[4:], targets[4:], inputs[:4], targets[:4])
+    tests = [(rows.test_inputs, rows.test_targets) for rows in sites.values()]
+    pooled_inputs, pooled_targets = (torch.cat(part) for part in zip(*tests, strict=True))
+    return Benchmark(sites, pooled_inputs, pooled_targets).federated("sample-survival")
+
+
+class LinearModel(nn.Module):
+    """A linear layer with one output: a logit, or a log-risk."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.linear(x)
+        return output
+
+
+class LogisticModel(LinearModel):
+    """FLamby's model of Fed-Heart-Disease: the probability of disease."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(super().forward(x))
+
+
+@component
+def binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the mean of -y log p - (1 - y) log(1 - p) of probabilities p."""
+    return nn.functional.binary_cross_entropy(output, target)
+
+
+@component
+def correct_rows(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return for each row whether the probability is on the side of its label, 0 or 1.
+
+    >>> correct_rows(torch.tensor([[0.9], [0.6]]), torch.tensor([[1.0], [0.0]])).tolist()
+    [1.0, 0.0]
+    """
+    return ((output > 0.5) == (target > 0.5)).float().reshape(-1)
+
+
+@component
+def cox_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the negative partial log-likelihood of Cox's model, divided by the number of rows.
+
+    Those at risk at a row's time are the rows with a later time, and of equal times the rows before it.
+
+    >>> round(cox_loss(torch.zeros(2, 1), torch.tensor([[1.0, 5.0], [1.0, 3.0]])).item(), 4)  # log(2) / 2
+    0.3466
+    """
+    order = torch.argsort(-target[:, 1], stable=True)
+    scores, events = output.reshape(-1)[order], target[order, 0]
+    return ((torch.logcumsumexp(scores, 0) - scores) * events).mean()
+
+
+@component
+def concordance(output: torch.Tensor, target: torch.Tensor) -> float:
+    """Return Harrell's C-index: the share of comparable pairs in which the higher risk has the event first.
+
+    A pair is comparable if the earlier time is an event, or both times are equal and one of them is an event. Equal
+    risks count one half; so do pairs of two events at the same time, unless their risks are equal, which counts one.
+
+    >>> concordance(torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([[1.0, 1.0], [1.0, 2.0], [0.0, 3.0]]))
+    1.0
+    """
+    risk, event, time = output.reshape(-1).double(), target[:, 0] > 0, target[:, 1]
+    before = (time[:, None] < time[None, :]) | ((time[:, None] == time[None, :]) & ~event[None, :])
+    pairs = event[:, None] & before & ~torch.eye(len(time), dtype=torch.bool)
+    above, level = risk[:, None] > risk[None, :], risk[:, None] == risk[None, :]
+    together = event[:, None] & event[None, :] & (time[:, None] == time[None, :])
+    together &= torch.ones_like(together).triu(1)
+    halves = (
+        2 * (pairs & above).sum() + (pairs & level).sum() + (together & ~level).sum() + 2 * (together & level).sum()
+    )
+    count = int(pairs.sum() + together.sum())
+    return int(halves) / (2 * count) if count else 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class flamby_order(PassOrder):
+    """The passes that FLamby's DataLoaders draw in one run of its benchmark.
+
+    A DataLoader draws two numbers from PyTorch's global generator for each pass, the second of which seeds the
+    permutation. Without worker processes the second is drawn at the first batch of the pass, with them when the pass
+    begins, and then the first pass of a strategy begins before the benchmark sets the seed again: its order continues
+    the draws of the strategy before it in the same process.
+
+    Args:
+        sizes: The training rows of each client.
+        batch_size: Rows per batch.
+        steps: Local steps per round.
+        rounds: The number of rounds.
+        seed: The benchmark's seed.
+        workers: Whether the loaders had worker processes.
+        inputs: The model's inputs, whose initial weights are drawn before the first strategy of a process.
+        before: The strategy before it in the same process: "all" if all clients took part in every round, "cycle" for
+            FLamby's Cyclic, None for none.
+
+    >>> order = flamby_order((5, 3), batch_size=2, steps=2, rounds=2, seed=42)
+    >>> sorted(order.permutation(client=0, samples=5, number=1, key=Key(0)))
+    [0, 1, 2, 3, 4]
+    """
+
+    sizes: tuple[int, ...]
+    batch_size: int
+    steps: int
+    rounds: int
+    seed: int
+    workers: bool = False
+    inputs: int = 1
+    before: str | None = None
+
+    def permutation(self, client: int, samples: int, number: int, key: Key) -> Sequence[int]:
+        """Return FLamby's order of the rows in a pass of a client."""
+        return _draw_passes(self)[client][number]
+
+
+class _Loader:
+    """The draws of a DataLoader that shuffles, and the permutations of its passes."""
+
+    def __init__(self, rows: int, batch_size: int, workers: bool) -> None:
+        self.rows, self.batches, self.workers = rows, math.ceil(rows / batch_size), workers
+        self.passes: list[tuple[int, ...]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        _draw()
+        self.left = 0 if self.workers else None
+        if self.workers:
+            self._shuffle()
+
+    def _shuffle(self) -> None:
+        generator = torch.Generator()
+        generator.manual_seed(_draw())
+        self.passes.append(tuple(torch.randperm(self.rows, generator=generator).tolist()))
+        self.left = self.batches
+
+    def batch(self) -> None:
+        if self.left is None:
+            self._shuffle()
+        elif self.left == 0:
+            self.begin()
+            if self.left is None:
+                self._shuffle()
+        assert self.left is not None
+        self.left -= 1
+
+
+def _draw() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+@lru_cache(maxsize=64)
+def _draw_passes(order: flamby_order) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return the permutations by client and pass. PyTorch's global generator is left as it was."""
+    state = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(order.seed)
+        nn.Linear(order.inputs, 1)
+        if order.before is not None:
+            _run_loaders(order, _visits(order))
+            for _ in range(len(order.sizes) + 1):  # every evaluation of a test set draws once
+                _draw()
+        return tuple(
+            tuple(loader.passes) for loader in _run_loaders(order, [list(range(len(order.sizes)))] * order.rounds)
+        )
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def _run_loaders(order: flamby_order, visits: Sequence[Sequence[int]]) -> list[_Loader]:
+    loaders = [_Loader(size, order.batch_size, order.workers) for size in order.sizes]
+    torch.manual_seed(order.seed)
+    for clients in visits:
+        for client in clients:
+            for _ in range(order.steps):
+                loaders[client].batch()
+    return loaders
+
+
+def _visits(order: flamby_order) -> list[list[int]]:
+    """Return the clients of each round of the strategy before."""
+    clients = len(order.sizes)
+    if order.before == "all":
+        return [list(range(clients))] * order.rounds
+    cycle: list[Any] = []
+    generator = np.random.default_rng(order.seed)
+    while len(cycle) < order.rounds:
+        cycle += generator.permutation(clients).tolist()
+    return [[client] for client in cycle[: order.rounds]]

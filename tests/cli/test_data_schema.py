@@ -1,0 +1,63 @@
+"""`hansa data schema`: a schema of files, and whether files fit one."""
+
+from __future__ import annotations
+
+from hansa.data import Schema
+
+
+def test_a_schema_is_inferred_written_and_checked(cli, folder):
+    (folder / "sites").mkdir()
+    (folder / "sites" / "north.csv").write_text(
+        "age,ward,who,fold,y\n40,icu,a,train,1\n50,icu,b,train,0\n?,icu,c,test,0\n"
+    )
+    (folder / "sites" / "south.csv").write_text("age,ward,who,fold,y\n60,surgery,d,train,1\n")
+    words = ["data", "schema", "sites", "--target", "y", "--id", "who", "--split", "fold"]
+    shown = cli(*words)
+    assert shown.exit_code == 0, shown.output
+    assert "categories: [icu, surgery]" in shown.stdout
+    written = cli(*words, "-o", "schema.yaml")
+    assert written.exit_code == 0, written.output
+    schema = Schema.load(folder / "schema.yaml")
+    assert (schema["age"].mean, schema["age"].missing, schema["who"].kind) == (50.0, "indicator", "id")
+    assert schema.sha256 in written.stdout
+    assert cli("data", "schema", "sites", "--check", "schema.yaml").exit_code == 0
+    (folder / "sites" / "south.csv").write_text("age,ward,who,fold,y\n60,garden,d,train,1\n")
+    wrong = cli("data", "schema", "sites", "--check", "schema.yaml")
+    assert wrong.exit_code == 1
+    assert "south.csv, line 2: 'ward' is 'garden'" in wrong.stdout
+    assert "fits" in wrong.stdout
+    assert cli("data", "schema", "sites").exit_code == 2
+    assert cli("data", "schema", "sites", "--target", "y", "-o", "schema.txt").exit_code == 2
+
+
+def test_predictions_have_the_names_of_classes(cli, folder):
+    (folder / "sites").mkdir()
+    rows = "".join(f"{place},{'ill' if place > 9 else 'well'}\n" for place in range(20))
+    (folder / "sites" / "a.csv").write_text("age,state\n" + rows)
+    data = "data={name: csv-folder, folder: sites, options: {target: state, standardize: true}}"
+    words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--set", "local.lr=1.0"]
+    assert cli(*words, "--rounds", "5", "--out", "x", "-q").exit_code == 0
+    (folder / "new.csv").write_text("age\n0\n19\n")
+    assert cli("predict", "x", "new.csv").exit_code == 0
+    lines = (folder / "predictions.csv").read_text().split()
+    assert lines == ["row,prediction,class", "0,1,well", "1,0,ill"]
+
+
+def test_a_run_predicts_new_patients_from_the_command_line(cli, folder):
+    assert cli("data", "get", "heart-disease", "--folder", ".").exit_code == 0
+    options = "{schema: heart-disease/schema.yaml, test: 0.25}"
+    data = f"data={{name: csv-folder, folder: heart-disease, options: {options}}}"
+    words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--rounds", "3", "--out", "x", "-q"]
+    run = cli(*words)
+    assert run.exit_code == 0, run.output
+    (folder / "new.csv").write_bytes((folder / "heart-disease" / "va.csv").read_bytes())
+    for path in (folder / "heart-disease").iterdir():
+        path.unlink()
+    found = cli("predict", "x", "new.csv")
+    assert found.exit_code == 0, found.output
+    assert "of 200 rows" in found.stdout
+    exported = cli("export", "x", "-o", "model.safetensors")
+    assert "preprocessing: model.safetensors.preprocessing.json (schema " in exported.stdout.replace("\n", "")
+    again = cli("predict", "model.safetensors", "new.csv", "-o", "again.csv")
+    assert again.exit_code == 0, again.output
+    assert (folder / "again.csv").read_bytes() == (folder / "predictions.csv").read_bytes()

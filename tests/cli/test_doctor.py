@@ -1,0 +1,137 @@
+"""``hansa doctor`` and ``hansa models``, and the line with which a run says which kernels it uses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.cli import doctor
+from hansa.core import native
+from hansa.training.execution_mode import describe_kernels
+from hansa.training.models import MODELS, build, parameter_count
+
+
+def findings(cli):
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    return {
+        (section, each["name"]): (each["value"], each["remedy"])
+        for section, lines in json.loads(result.stdout).items()
+        for each in lines
+    }
+
+
+def test_the_doctor_describes_machine_versions_kernels_devices_extras_and_folders(cli):
+    found = findings(cli)
+    sections = {section for section, _ in found}
+    assert sections == {"machine", "versions", "kernels", "devices", "extras", "folders"}
+    assert found["versions", "hansa"][0].startswith(hansa.__version__)
+    assert found["versions", "torch"][0] == torch.__version__
+    assert found["kernels", "in use"][0] == native.describe()
+    assert found["devices", "cpu"] == ("CPU", None)
+    text = cli("doctor").output
+    assert "kernels" in text
+    assert "Traceback" not in text
+
+
+def gone(name):
+    raise doctor.PackageNotFoundError(name)
+
+
+def test_what_is_missing_has_a_remedy(cli, monkeypatch, tmp_path):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    monkeypatch.setenv("HANSA_DATA", str(blocked / "data"))
+    monkeypatch.setattr(doctor, "requires", lambda name: ["pandas>=2.2; extra == 'report'", "torch>=2.6"])
+    monkeypatch.setattr(doctor, "version", gone)
+    found = findings(cli)
+    assert found["kernels", "in use"] == ("none: HANSA_NATIVE=off hides the native kernels", "Unset HANSA_NATIVE.")
+    assert found["extras", "report"] == ("pandas missing", "pip install 'hansa[report]'")
+    assert "HANSA_DATA" in found["folders", "data"][1]
+    assert found["versions", "torch"] == ("not installed as a package", "pip install torch")
+
+
+def test_the_doctor_creates_nothing(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("HANSA_DATA", str(tmp_path / "new" / "data"))
+    monkeypatch.setenv("HANSA_KEY", str(tmp_path / "new" / "key"))
+    found = findings(cli)
+    assert found["folders", "data"] == (f"{tmp_path}/new/data, not created yet", None)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_models_are_listed_with_the_sizes_that_they_have(cli):
+    listed = json.loads(cli("models", "--json").stdout)
+    assert {row["name"] for row in listed} == set(MODELS)
+    for row in listed:
+        made = build(row["name"], classes=row["classes"], shape=row["shape"])
+        assert row["parameters"] == parameter_count(made)
+        assert row["megabytes"] == pytest.approx(sum(p.nbytes for p in made.parameters()) / 1e6)
+    other = {row["name"]: row for row in json.loads(cli("models", "--shape", "20", "--classes", "3", "--json").stdout)}
+    assert other["logistic"]["parameters"] == 63
+    assert "images" in other["resnet18"]["error"]
+    assert "28,938" in cli("models").output
+    assert "such as 3,32,32" in cli("models", "--shape", "3,x").output
+
+
+def test_a_command_says_once_which_kernels_its_runs_use(cli, folder):
+    said = cli("compare", "fedavg", "fedprox", "-c", "small.yaml", "-o", "out", "--report", "page.html").output
+    assert said.count("kernels: ") == 1, said
+    assert f"kernels: {native.describe()}" in said
+    assert "kernels:" not in cli("run", "small.yaml", "-o", "quiet", "-q").output
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x) * torch.sigmoid(x.sum(1, keepdim=True))
+
+
+def test_the_line_says_who_trains_the_model_and_why(monkeypatch):
+    rows = hansa.data.from_arrays(torch.rand(40, 3), torch.arange(40) % 2, clients=4)
+    own, plain = (hansa.Task(make, nn.functional.cross_entropy, rows) for make in (Own, lambda: nn.Linear(3, 2)))
+    if native.available() and native.instruction_set() != "base":
+        assert describe_kernels(plain) == f"kernels: {native.describe()}, for training, the server and compression"
+        assert "PyTorch trains the model: " in describe_kernels(own)
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    assert (
+        describe_kernels(own) == "kernels: none: HANSA_NATIVE=off hides the native kernels. PyTorch does all the work."
+    )
+
+
+MINE = """\
+import hansa, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x){more}
+
+@hansa.component
+def task():
+    draw = torch.Generator().manual_seed(0)
+    test = (torch.rand(9, 3, generator=draw), torch.arange(9) % 2)
+    rows = hansa.data.from_arrays(torch.rand(40, 3, generator=draw), torch.arange(40) % 2, clients=4, test=test)
+    return hansa.Task(Net, torch.nn.functional.cross_entropy, rows)
+"""
+
+
+def test_a_task_is_checked_against_the_slow_reference(cli, folder):
+    """The second model mixes the rows of a batch: its numbers depend on the batch, and the doctor says so."""
+    for name, more, code in (("right", "", 0), ("wrong", " * x.mean()", 1)):
+        (folder / f"{name}_task.py").write_text(MINE.replace("{more}", more))
+        result = cli("doctor", "--check", f"{name}_task:task")
+        assert result.exit_code == code, result.output
+        assert ("DIFFERS" in result.output) == (code == 1)
+    assert cli("doctor", "--check", "small.yaml").exit_code == 0
+    assert "expected a hansa.Task" in cli("doctor", "--check", "right_task:Net").output

@@ -1,0 +1,360 @@
+"""Schemas of tables: their forms and hash, exact moments, encodings computed by hand, and errors that name the cell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hansa
+from data.tables import TRIALS, Tables, tables
+from hansa.data import Schema, SchemaMisfitError, SplitColumn, TableColumn, TableEncoding, from_csv_folder, infer_schema
+from hansa.data.schema.agreement import (
+    SharingRules,
+    TableSummary,
+    complete,
+    name_hash,
+    shared_hashes,
+    summarize,
+)
+from hansa.data.schema.encoding import MISFIT_CODES, encode, encode_for_training
+from hansa.data.schema.moments import Moments
+from hansa.data.schema.tables import Table, as_table, read_csv
+from hansa.runs.preprocessing import Preprocessing
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def table(name="north", **columns):
+    cells = {column: [str(value) for value in values] for column, values in columns.items()}
+    return Table(name, f"{name}.csv", cells, range(2, 2 + len(next(iter(cells.values())))))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(finite, min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_moments_are_exact_in_any_order_and_any_division(values, draw):
+    whole = Moments.of(np.array(values))
+    assert whole.total == sum(map(Fraction, values))
+    assert whole.squares == sum(Fraction(value) ** 2 for value in values)
+    shuffled = values[:]
+    draw.shuffle(shuffled)
+    cut = draw.randint(0, len(values))
+    parts = [Moments.of(np.array(part)) for part in (shuffled[:cut], shuffled[cut:]) if part]
+    merged = parts[0] if len(parts) == 1 else parts[1].merge(parts[0])
+    assert merged == whole
+    assert Moments.from_json(json.loads(json.dumps(merged.to_json()))) == whole
+
+
+def test_moments_of_many_rows_equal_fractions():
+    values = np.random.default_rng(0).normal(size=3000) * 10.0 ** np.random.default_rng(1).integers(-9, 9, 3000)
+    mean, std = Moments.of(values).mean_and_std()
+    assert mean == float(sum(map(Fraction, values.tolist())) / 3000)
+    assert std == pytest.approx(values.std(), rel=1e-12)
+    assert Moments.of(np.array([1e200, -1e200, 1.0])).total == 1
+    with pytest.raises(hansa.HansaError, match="rescale"):
+        Moments.of(np.array([1e200, -1e200])).mean_and_std()
+    assert Moments.of(np.array([7.0, 7.0])).mean_and_std() == (7.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "content", [[0, "0/0", "0/0"], [2, "4/0", "1/0"], [1, "zz/0", "0/0"], [1, "1/9999", "1/0"], ["1", "0/0", "0/0"], 3]
+)
+def test_impossible_moments_are_refused(content):
+    with pytest.raises(hansa.HansaError, match="moments"):
+        Moments.from_json(content)
+
+
+SCHEMA = Schema(
+    (
+        TableColumn("age", "number", missing="indicator", scale="pooled", mean=50.0, std=10.0),
+        TableColumn("ward", "category", ("surgery", "icu"), missing="indicator"),
+        TableColumn("stage", "ordinal", ("low", "middle", "high"), missing="constant", fill=-1),
+        TableColumn("admitted", "date", format="%d.%m.%Y"),
+        TableColumn("note", "text_length"),
+        TableColumn("weight", "number", missing="mean", mean=70.0),
+        TableColumn("patient", "id"),
+        TableColumn("ill", "target", ("no", "yes")),
+    ),
+    SplitColumn("fold", ("test",), ("train",)),
+)
+ROWS = table(
+    age=[60, "", "45.0"], ward=["icu", "surgery", "NA"], stage=["high", "?", "low"], weight=["", 80, 75.5],
+    admitted=["02.01.1970", "01.01.1970", "31.12.1969"], note=["ab", "abc", "a"], patient=["x", "y", "z"],
+    ill=["yes", "no", "yes"], fold=["train", "test", "train"],
+)  # fmt: skip
+
+
+def test_an_encoding_by_hand():
+    encoded = encode_for_training(SCHEMA, ROWS)
+    assert SCHEMA.inputs == (
+        "age", "age is missing", "ward=surgery", "ward=icu", "ward is missing", "stage", "admitted", "note", "weight",
+    )  # fmt: skip
+    assert encoded.inputs.tolist() == [
+        [1, 0, 0, 1, 0, 2, 1, 2, 70],
+        [0, 1, 1, 0, 0, -1, 0, 3, 80],
+        [-0.5, 0, 0, 0, 1, 0, -1, 1, 75.5],
+    ]
+    assert encoded.targets.tolist() == [1, 0, 1]
+    assert encoded.is_test.tolist() == [False, True, False]
+
+
+def test_forms_and_the_hash(tmp_path):
+    for name in ("schema.json", "schema.yaml"):
+        assert Schema.load(SCHEMA.save(tmp_path / name)) == SCHEMA
+    again = Schema.from_json(SCHEMA.to_json())
+    assert again.sha256 == SCHEMA.sha256
+    assert hash(again) == hash(SCHEMA)
+    renamed = Schema(SCHEMA.columns, SCHEMA.split, name="other")
+    assert renamed.sha256 == SCHEMA.sha256, "the name is for messages"
+    turned = Schema((SCHEMA.columns[1], SCHEMA.columns[0], *SCHEMA.columns[2:]), SCHEMA.split)
+    other = SCHEMA.replace_columns(TableColumn("ward", "category", ("icu", "surgery"), missing="indicator"))
+    assert len({SCHEMA.sha256, turned.sha256, other.sha256}) == 3
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"kind": "numbr"}, "kind='numbr': expected one of number.*Did you mean number"),
+        ({"kind": "category", "categories": [True, False]}, "Quote it"),
+        ({"kind": "category", "categories": ["a", "a"]}, "every value once"),
+        ({"kind": "number", "categories": ["a"]}, "none for the kind number"),
+        ({"kind": "ordinal"}, "in increasing order"),
+        ({"kind": "category", "missing": "mean"}, "refuse, indicator or constant"),
+        ({"kind": "number", "missing": "constant"}, "fill=None"),
+        ({"kind": "number", "fill": 3}, "none with missing: refuse"),
+        ({"kind": "category", "categories": ["a"], "missing": "constant", "fill": "b"}, "one of the categories"),
+        ({"kind": "category", "scale": "pooled"}, "scale='pooled': expected none"),
+        ({"kind": "number", "mean": 3}, "neither scaled pooled"),
+        ({"kind": "number", "scale": "pooled", "mean": 3, "std": 0}, "above 0"),
+        ({"kind": "number", "scale": "pooled", "mean": math.inf}, "finite"),
+        ({"kind": "target", "missing": "mean"}, "refuse for the kind target"),
+        ({"kind": "number", "target": "class"}, "target='class'"),
+        ({"kind": "number", "scales": "pooled"}, "unknown key 'scales'. Did you mean scale"),
+    ],
+)
+def test_a_wrong_column_is_named(column, message):
+    content = {"hansa_schema": 1, "columns": [{"name": "c", **column}, {"name": "x", "kind": "number"}]}
+    with pytest.raises(hansa.HansaError, match=message):
+        Schema.from_dict(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "hansa_schema: 1"),
+        ({"hansa_schema": 1, "columns": []}, "one mapping per column"),
+        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}] * 2}, "'x' is listed twice"),
+        ({"hansa_schema": 1, "columns": [{"name": "y", "kind": "target"}]}, "no column of inputs"),
+        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "split": "x"}, "List it once"),
+        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "colums": 1}, "Did you mean columns"),
+    ],
+)
+def test_a_wrong_schema_is_named(content, message):
+    with pytest.raises(hansa.HansaError, match=message):
+        Schema.from_dict(content, "file.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "column"),
+    [
+        ({"age": None}, "column-missing", "age"),
+        ({"age": ["old", 1, 1]}, "not-a-number", "age"),
+        ({"age": ["inf", 1, 1]}, "not-finite", "age"),
+        ({"weight": [1, 1, "1e300"]}, "not-finite", "weight"),
+        ({"ward": ["garden", "icu", "icu"]}, "unknown-category", "ward"),
+        ({"stage": ["highest", "low", "low"]}, "unknown-category", "stage"),
+        ({"admitted": ["1970-01-01"] * 3}, "not-a-date", "admitted"),
+        ({"note": ["", "a", "a"]}, "value-missing", "note"),
+        ({"ill": ["maybe", "no", "no"]}, "unknown-category", "ill"),
+        ({"ill": ["", "no", "no"]}, "value-missing", "ill"),
+        ({"fold": ["dev", "test", "train"]}, "split-value", "fold"),
+        ({"fold": ["test"] * 3}, "no-training-rows", "fold"),
+    ],
+)
+def test_a_misfit_has_a_code_and_a_schema_column_and_its_message_the_place(change, code, column):
+    columns = {**ROWS.columns, **change}
+    wrong = table(**{name: cells for name, cells in columns.items() if cells is not None})
+    with pytest.raises(SchemaMisfitError) as caught:
+        encode_for_training(SCHEMA, wrong)
+    assert (caught.value.code, caught.value.column) == (code, column)
+    assert code in MISFIT_CODES
+    assert "north.csv" in str(caught.value)
+
+
+def test_an_open_schema_encodes_nothing():
+    with pytest.raises(SchemaMisfitError, match="'ward' is not agreed yet"):
+        encode(Schema((TableColumn("ward", "category"),)), table(ward=["icu"]))
+
+
+def test_frames_of_all_kinds_are_one_table():
+    pandas = pytest.importorskip("pandas")
+    expected = TableEncoding(SCHEMA).inputs(ROWS)
+    columns = {name: list(cells) for name, cells in ROWS.columns.items()}
+    numeric = {**columns, "age": [60, None, 45.0], "ward": ["icu", "surgery", None], "weight": [float("nan"), 80, 75.5]}
+    frames = [columns, numeric, pandas.DataFrame(columns), pandas.DataFrame(numeric),
+              [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]]  # fmt: skip
+    for frame in frames:
+        assert torch.equal(TableEncoding(SCHEMA).inputs(frame), expected)
+    assert TableEncoding(SCHEMA).targets({"age": [1]}) is None
+    with pytest.raises(hansa.HansaError, match="expected the path of a CSV file"):
+        as_table(3)
+
+
+def test_integers_with_and_without_a_point_are_one_category():
+    draft = Schema((TableColumn("cp", "category"),))
+    both = [table("a", cp=["1.0", "2.0"]), table("b", cp=["1", "4"])]
+    schema = complete(draft, [summarize(draft, each) for each in both])
+    assert schema["cp"].categories == ("1", "2", "4")
+
+
+def test_statistics_of_a_site_scale_only_its_own_rows():
+    schema = Schema((TableColumn("age", "number", scale="site"), TableColumn("y", "target", target="number")))
+    ages = {"north": [40, 50, 60], "south": [1, 3]}
+    encoded = {name: encode_for_training(schema, table(name, age=each, y=each)) for name, each in ages.items()}
+    assert encoded["south"].inputs.ravel().tolist() == [-1, 1]
+    encoding = TableEncoding(schema, {name: each.statistics for name, each in encoded.items()})
+    assert encoding.inputs({"age": [5]}, "south").tolist() == [[3.0]]
+    with pytest.raises(SchemaMisfitError, match=r"'age' is scaled by site: expected the client.*Known: north, south"):
+        encoding.inputs({"age": [5]})
+
+
+def test_sites_send_what_their_rules_allow():
+    draft = Schema((TableColumn("ward", "category", unknown="zero"), TableColumn("age", "number", scale="pooled")))
+    rules = SharingRules("shared", {"ward": ("icu",)}, sites=2, moments=True, rows=2)
+    sites = [table("a", ward=["icu", "rare"], age=[1, 2]), table("b", ward=["cardio", "icu"], age=[3, 4]),
+             table("c", ward=["cardio", "own"], age=[5, 6])]  # fmt: skip
+    first = [summarize(draft, each, rules, salt=b"s") for each in sites]
+    assert [each.names["ward"] for each in first] == [("icu",), ("icu",), ()]
+    shared = shared_hashes(first)
+    assert shared == {"ward": (name_hash(b"s", "ward", "cardio"),)}
+    second = [summarize(draft, each, rules, salt=b"s", reveal=shared) for each in sites]
+    sent = json.dumps([each.to_json() for each in first + second])
+    assert "rare" not in sent
+    assert "own" not in sent
+    schema = complete(draft, [TableSummary.from_json(each.to_json()) for each in second])
+    assert schema["ward"].categories == ("cardio", "icu")
+    assert (schema["ward"].unknown, schema["age"].mean) == ("zero", 3.5)
+    with pytest.raises(SchemaMisfitError, match="keeps 2 of 2 category names"):
+        summarize(Schema((TableColumn("ward", "category"),)), sites[0], SharingRules())
+    with pytest.raises(SchemaMisfitError, match="no moments of fewer than 3 rows") as few:
+        summarize(draft, sites[0], SharingRules("shared", moments=True, rows=3))
+    assert few.value.code == "too-few-rows"
+
+
+@settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables(), st.randoms(use_true_random=False))
+def test_the_schema_does_not_depend_on_the_order_of_sites_rows_and_columns(tmp_path_factory, each: Tables, draw):
+    folder = each.write(tmp_path_factory.mktemp("tables"))
+    files = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
+    summaries = [summarize(each.draft, file) for file in files]
+    draw.shuffle(summaries)
+    schema = complete(each.draft, summaries)
+    if each.draft.split is None:
+        return  # the choice of test rows follows the order of rows
+    for file in files:
+        order = list(range(file.rows))
+        draw.shuffle(order)
+        names = list(file.columns)
+        draw.shuffle(names)
+        turned = Table(file.name, file.source, {n: [file.columns[n][row] for row in order] for n in names}, order)
+        first, second = encode_for_training(schema, file), encode_for_training(schema, turned)
+        assert np.array_equal(first.inputs[order], second.inputs)
+        assert np.array_equal(first.targets[order], second.targets)
+
+
+@settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables())
+def test_a_raw_file_predicts_what_was_trained_and_evaluated(tmp_path_factory, each: Tables):
+    folder = each.write(tmp_path_factory.mktemp("tables"))
+    test = {} if each.draft.split is not None else {"test": 0.3}
+    data = from_csv_folder(folder, schema=each.draft, **test)
+    assert data.client_names == tuple(sorted(each.files))
+    for client, name in enumerate(data.client_names):
+        rows = data.encoding.inputs(folder / f"{name}.csv", name)
+        targets = data.encoding.targets(folder / f"{name}.csv")
+        used = [data.inputs[data.rows(client)]]
+        labels = [data.targets[data.rows(client)]]
+        if data.test_inputs is not None:
+            used.append(data.test_inputs[data.test_owners == client])
+            labels.append(data.test_targets[data.test_owners == client])
+        pairs = zip(torch.cat(used).tolist(), torch.cat(labels).tolist(), strict=True)
+        assert sorted(pairs) == sorted(zip(rows.tolist(), targets.tolist(), strict=True))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["columns", "name", "kind", "categories", "split", "mean", "names", "hashes", "moments", "sites", "shape",
+         "age", "dtype", "classes", "schema", "pixels", "normalize"]), inner, max_size=5),
+    max_leaves=15,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(json_values)
+def test_any_plain_data_is_read_or_refused_with_one_error(content):
+    marked = {**content, "hansa_schema": 1, "hansa_preprocessing": 1} if isinstance(content, dict) else content
+    for read in (Schema.from_dict, TableSummary.from_json, Preprocessing.from_dict):
+        for each in (content, marked):
+            with contextlib.suppress(hansa.HansaError):
+                read(each)
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.csv").write_text(text)
+    return folder
+
+
+def test_a_folder_by_split_column_missing_values_and_scales(tmp_path):
+    write(tmp_path, north="age,ward,fold,y\n30,a,train,1\n,b,train,0\n50,a,test,1\n",
+          south="ward,y,age,fold\n?,0,10,train\nc,1,20,test\n")  # fmt: skip
+    data = from_csv_folder(tmp_path, "y", split="fold", missing="indicator", standardize="pooled")
+    assert (data.client_names, data.sizes.tolist()) == (("north", "south"), [2, 1])
+    assert data.test_owners.tolist() == [0, 1]
+    assert data.schema.inputs == ("age", "age is missing", "ward=a", "ward=b", "ward=c", "ward is missing")
+    assert (data.schema["age"].mean, data.schema["age"].std) == (20.0, 10.0)  # of training rows: 30 and 10
+    assert data.inputs.tolist() == [[1, 0, 1, 0, 0, 0], [0, 1, 0, 1, 0, 0], [-1, 0, 0, 0, 0, 1]]
+    again = from_csv_folder(tmp_path, schema=data.schema)
+    assert torch.equal(again.inputs, data.inputs)
+    assert torch.equal(again.test_inputs, data.test_inputs)
+    site = from_csv_folder(
+        tmp_path, "y", split={"column": "fold", "test": ["test"]}, missing="mean", standardize="site"
+    )
+    assert site.inputs[:, 0].tolist() == [0, 0, 0]
+    assert site.test_inputs[:, 0].tolist() == [20, 10]  # (50 - 30) / 1, (20 - 10) / 1
+    for arguments, message in [
+        ({"split": "fold", "test": 0.5}, "'fold' divides the rows"),
+        ({"split": "ward"}, "'ward' is 'a': expected one of train, test"),
+        ({"schema": data.schema, "drop": ["age"]}, "none with a schema"),
+        ({"standardize": "all"}, "'pooled' or 'site'"),
+    ]:
+        target = {} if "schema" in arguments else {"target": "y", "missing": "indicator"}
+        with pytest.raises(hansa.HansaError, match=message):
+            from_csv_folder(tmp_path, **target, **arguments)
+
+
+def test_a_fraction_of_test_rows_is_that_of_its_decimal_form(tmp_path):
+    write(tmp_path, a="x,y\n" + "1,0\n" * 100)
+    assert len(from_csv_folder(tmp_path, "y", test=0.29).test_targets) == 29
+
+
+def test_an_inferred_schema_gives_the_data_of_the_folder(tmp_path):
+    draw = random.Random(1)
+    for site in ("a", "b"):
+        rows = "".join(f"{draw.gauss(0, 9)!r},{draw.choice('xyz')},{draw.randint(0, 1)}\n" for _ in range(20))
+        write(tmp_path, **{site: "v,kind,y\n" + rows})
+    schema = infer_schema(tmp_path, "y", scale="pooled", missing="refuse")
+    first = from_csv_folder(tmp_path, "y", standardize=True)
+    assert first.schema == schema
+    second = from_csv_folder(tmp_path, schema=schema.save(tmp_path / "schema.yaml"))
+    assert torch.equal(first.inputs, second.inputs)
+    assert infer_schema(tmp_path, "y", ids=["kind"]).inputs == ("v",)

@@ -1,0 +1,176 @@
+"""The methods on mini-batches of unequal clients: a recording model tells the batches, the references take the same.
+
+Full gradients hide errors of batches: which rows, how many, in whose step. The model is written as users write theirs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from exactness.laboratory import CLIENTS, DIM, LOCAL_LR, ROWS, STEPS, assert_agree, problem
+from hansa import presets
+from hansa.gossip import ring
+from oracle import aware, compression, gossip, local, server
+from oracle.quadratic import Quadratics
+
+ROUNDS, BATCH = 12, 4
+ADAM = {"b1": 0.8, "b2": 0.95, "eps": 0.02}
+GROUPS = [[6, 0, 3, 1], [2, 5, 4]]
+
+
+class RecordedLeastSquares(nn.Module):
+    """Linear regression that records the rows of every batch it is trained on; the first input is a row's number."""
+
+    log: ClassVar[list[list[int]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(DIM, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            type(self).log.append(x[:, 0].long().tolist())
+        return x[:, 1:] @ self.weight
+
+
+def half_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((output - target) ** 2).mean() / 2
+
+
+class Replayed(Quadratics):
+    """The problem with the recorded batches: the n-th gradient of a client is that of its n-th batch."""
+
+    def __init__(self, reference: Quadratics, batches: list[list[int]]) -> None:
+        super().__init__(reference.A, reference.b)
+        first = np.cumsum([0, *self.samples])
+        self.queues: list[deque[list[int]]] = [deque() for _ in self.A]
+        for rows in batches:
+            (owner,) = {int(np.searchsorted(first, row, side="right")) - 1 for row in rows}
+            self.queues[owner].append([row - first[owner] for row in rows])
+
+    def grad(self, i: int, x: np.ndarray) -> np.ndarray:
+        rows = self.queues[i].popleft()
+        assert len(rows) == min(BATCH, self.samples[i])
+        A, b = self.A[i][rows], self.b[i][rows]
+        return A.T @ (A @ x - b) / len(rows)
+
+
+def recorded(algorithm: hansa.Algorithm, steps: int | None = None) -> tuple[hansa.Run, Replayed]:
+    """A run of so many local steps in all, and the problem with its batches; earlier batches probe the model."""
+    reference = problem()
+    A, b = np.concatenate(reference.A), np.concatenate(reference.b)
+    owners = np.repeat(np.arange(CLIENTS), ROWS)
+    data = hansa.data.from_arrays(
+        np.column_stack([np.arange(len(A)), A]), b, clients=owners, test=(A[:1, [0, *range(DIM)]], b[:1]),
+        dtype=torch.float64,
+    )  # fmt: skip
+    task = hansa.Task(RecordedLeastSquares, half_squares, data, metric=None)
+    RecordedLeastSquares.log = []
+    run = hansa.run(algorithm, task, rounds=ROUNDS, dtype=torch.float64, keep_params=True, workers=1)
+    if steps is None:
+        steps = sum(STEPS[client] for clients in chosen() for client in clients)
+    return run, Replayed(reference, RecordedLeastSquares.log[-steps:])
+
+
+def chosen(count: int = 3) -> list[list[int]]:
+    draw = np.random.default_rng(8)
+    return [draw.permutation(CLIENTS)[: count + (t % 2)].tolist() for t in range(ROUNDS)]
+
+
+def words(**more: object) -> dict[str, object]:
+    sampler = hansa.sample.replay(chosen())
+    return {"local_lr": LOCAL_LR, "steps": hansa.local.fixed(STEPS), "batch_size": BATCH, "sampler": sampler, **more}
+
+
+def finish(run: hansa.Run, replayed: Replayed, expected: np.ndarray) -> None:
+    """Every round agrees, and the reference used every batch."""
+    assert_agree(run, expected)
+    assert not any(replayed.queues)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(
+    ("preset", "reference", "mine", "theirs"),
+    [
+        (presets.fedavg, server.fedavg, {"server_lr": 0.7}, {"eta": 0.7}),
+        (presets.fedprox, local.fedprox, {"mu": 0.7, "server_lr": 0.9}, {"mu": 0.7, "eta": 0.9}),
+        (presets.fednova, local.fednova, {"server_lr": 0.8}, {"eta": 0.8}),
+        (presets.fedams, server.fedams, {"server_lr": 0.3, **ADAM}, {"eta": 0.3, **ADAM}),
+        (presets.fedyogi, server.fedyogi, {"server_lr": 0.3, **ADAM}, {"eta": 0.3, **ADAM}),
+    ],
+    ids=["fedavg", "fedprox", "fednova", "fedams", "fedyogi"],
+)
+def test_averaging_and_adaptive_methods(preset, reference, mine, theirs, weights):
+    run, replayed = recorded(preset(**words(weights=weights, **mine)))
+    expected, _ = reference(replayed, np.zeros(DIM), chosen(), STEPS, LOCAL_LR, weights=weights, **theirs)
+    finish(run, replayed, expected)
+
+
+@pytest.mark.parametrize(
+    ("preset", "reference", "mine"),
+    [(presets.scaffold, local.scaffold, {}), (presets.feddyn, local.feddyn, {"alpha": 0.3})],
+    ids=["scaffold", "feddyn"],
+)
+def test_corrected_methods(preset, reference, mine):
+    run, replayed = recorded(preset(**words(**mine)))
+    expected, _ = reference(replayed, np.zeros(DIM), chosen(), STEPS, LOCAL_LR, **mine)
+    finish(run, replayed, expected)
+
+
+def test_fedcams():
+    run, replayed = recorded(presets.fedcams(**words(server_lr=0.3, compressor=hansa.compress.sign(), **ADAM)))
+    C = compression.compressor("sign")
+    expected, _ = compression.fedcams(replayed, np.zeros(DIM), chosen(), STEPS, LOCAL_LR, C=C, eta=0.3, **ADAM)
+    finish(run, replayed, expected)
+
+
+def test_fedaware():
+    run, replayed = recorded(presets.fedaware(**words(server_lr=0.9, alpha=0.4)))
+    expected, _ = aware.fedaware(replayed, np.zeros(DIM), chosen(), STEPS, LOCAL_LR, eta=0.9, alpha=0.4)
+    finish(run, replayed, expected)
+
+
+@pytest.mark.parametrize("name", ["ha_fed", "cafga"])
+def test_gossip_in_unequal_clusters(name):
+    draw = np.random.default_rng(3)
+
+    def pick() -> list[int]:
+        return [int(client) for group in GROUPS for client in draw.permutation(group)[:2]]
+
+    reporters = [pick() for _ in range(ROUNDS)]
+    steps = 5
+    numbers = {"b1": 0.8, "b2": 0.95, "eps": 1e-4}
+    common = {"local_lr": LOCAL_LR, "steps": steps, "batch_size": BATCH, "clusters": GROUPS, "topology": ring()}
+    theirs = {"eta": 0.05, **numbers}
+    W = [gossip.ring(len(group)) for group in GROUPS]
+    replay = hansa.sample.replay(reporters)
+    if name == "ha_fed":
+        run, replayed = recorded(
+            presets.ha_fed(**common, reporters=replay, server_lr=0.05, **numbers), ROUNDS * steps * CLIENTS
+        )
+        expected, _ = gossip.ha_fed(replayed, np.zeros(DIM), GROUPS, W, reporters, steps, LOCAL_LR, **theirs)
+    else:
+        active = [[pick() for _ in range(steps)] for _ in range(ROUNDS)]
+        activity = hansa.gossip.replay(active)
+        run, replayed = recorded(
+            presets.cafga(**common, reporters=replay, active=activity, server_lr=0.05, **numbers), ROUNDS * steps * 4
+        )
+        expected, _ = gossip.cafga(replayed, np.zeros(DIM), GROUPS, W, reporters, active, steps, LOCAL_LR, **theirs)
+    finish(run, replayed, expected)
+
+
+def test_a_wrong_batch_is_seen():
+    """The comparison can fail: two batches of one client exchanged."""
+    run, replayed = recorded(presets.fedavg(**words()))
+    queue = replayed.queues[6]
+    queue[0], queue[1] = queue[1], queue[0]
+    expected, _ = server.fedavg(replayed, np.zeros(DIM), chosen(), STEPS, LOCAL_LR)
+    with pytest.raises(AssertionError):
+        assert_agree(run, expected)

@@ -1,0 +1,347 @@
+"""The recipes against a table typed from the papers: published numbers, rates and settings, cell by cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from hansa.config import Config, from_yaml
+from hansa.study.recipes import SCALES, library
+from hansa.study.recipes.verdict import compare_with_paper
+
+RECIPES = sorted(library())
+
+EIGHT = ("FedAvg", "FedAdam", "FedAMSGrad", "SCAFFOLD", "FedProx", "FedDyn", "AFGA", "CAFGA")
+"""The order of the rows of AFGA's tables."""
+
+AFGA_1 = """
+75.57 1.10 313  | 76.85 1.69 180
+77.07 0.05 425  | 78.46 0.19 157
+77.53 0.60 388  | 79.59 0.76 154
+76.94 1.17 273  | 76.46 3.95 146
+75.63 1.24 500+ | 76.91 1.39 180
+77.68 0.06 297  | 78.55 0.36 160
+78.45 0.58 302  | 80.02 2.00 152
+79.18 1.02 233  | 82.10 0.67 112
+"""
+AFGA_2 = """
+49.88 0.33 600+ | 51.21 0.23 600+
+50.40 0.53 600+ | 51.99 0.81 375
+50.58 0.99 600+ | 52.15 0.58 278
+51.71 0.21 396  | 55.12 1.01 235
+49.75 0.13 600+ | 51.28 0.10 600+
+49.93 0.22 396  | 51.93 0.52 600+
+52.08 0.17 436  | 53.87 0.68 369
+53.08 0.72 380  | 54.41 0.24 230
+"""
+AFGA_3 = """
+48.66 0.01 500+ | 49.59 0.56 500+
+52.35 0.10 391  | 52.23 0.08 189
+52.09 0.23 239  | 51.96 0.06 220
+51.39 0.02 500+ | 52.76 0.06 166
+48.55 0.01 252  | 49.33 0.48 229
+51.87 0.03 500+ | 50.81 0.08 500+
+53.08 0.08 121  | 53.13 0.04 108
+53.20 0.05 152  | 53.57 0.02 91
+"""
+AWARE_1 = """
+FedAvg   52.40 0.47 | 50.47 0.20 | 46.10 0.19
+FedAvgM  61.22 0.23 | 58.13 0.97 | 56.83 0.73
+FedProx  52.38 0.51 | 50.58 0.58 | 47.11 0.38
+SCAFFOLD 49.57 0.08 | 50.61 0.34 | 31.36 2.80
+FedNova  52.39 0.52 | 45.39 0.32 | 40.98 1.50
+FedYogi  61.07 1.51 | 59.10 0.52 | 57.64 1.14
+FedDyn   58.88 0.41 | 56.85 0.28 | 56.13 0.41
+FedAWARE 64.54 0.38 | 61.41 0.20 | 61.28 0.39
+"""
+
+Published = dict[tuple[str, str, str, str], tuple[float, float | None, bool]]
+
+
+def number(text: str, spread: str | None = None) -> tuple[float, float | None, bool]:
+    return float(text.rstrip("+")), None if spread is None else float(spread), text.endswith("+")
+
+
+def typed() -> Published:
+    """(recipe, row, column, measure): (number, ±, only a lower bound), from the papers."""
+    table: Published = {}
+    for name, lines in (("afga-table-1", AFGA_1), ("afga-table-2", AFGA_2), ("afga-table-3", AFGA_3)):
+        for row, line in zip(EIGHT, lines.split("\n")[1:-1], strict=True):
+            for place, cell in enumerate(line.split("|"), start=1):
+                accuracy, spread, rounds = cell.split()
+                table[name, row, f"Setting {place}", "accuracy"] = number(accuracy, spread)
+                table[name, row, f"Setting {place}", "rounds"] = number(rounds)
+    for line in AWARE_1.split("\n")[1:-1]:
+        row, rest = line.split(maxsplit=1)
+        for column, cell in zip(("statistical", "hybrid", "hybrid+"), rest.split("|"), strict=True):
+            table["aware-table-1", row, column, "accuracy"] = number(*cell.split())
+    hafed = {
+        "CIFAR-10, ResNet-18": ("79.72 3.31", "84.38 0.33"),
+        "CIFAR-10, ConvMixer": ("73.96 3.02", "76.60 2.35"),
+        "CIFAR-100, ResNet-18": ("56.34 0.79", "57.12 0.47"),
+        "CIFAR-100, ConvMixer": ("61.97 0.35", "62.40 0.22"),
+        "Fashion-MNIST, CNN": ("88.79 0.16", "89.25 0.22"),
+        "Fashion-MNIST, ConvMixer": ("83.54 3.36", "84.49 1.57"),
+    }
+    for column, pair in hafed.items():
+        for row, text in zip(("FedAMSGrad", "HA-Fed"), pair, strict=True):
+            table["hafed-table-1", row, column, "accuracy"] = number(*text.split())
+    for row, value in {"FedAvg": "70", "FedYogi": "70", "FedAdam": "70", "HA-Fed": "76"}.items():
+        table["hafed-figure-7", row, "", "accuracy"] = number(value)
+    for row in ("p_c = 1, q = 1", "p_c = 1/2, q = 4", "p_c = 1/4, q = 8"):
+        table["hafed-figure-9", row, "", "accuracy"] = number("78")
+    components = {"FedAMSGrad": "79.59 0.76", "+ gossip": "77.39 0.01", "+ re-sampling (AFGA)": "80.02 2.00"}
+    components["+ clusters (CAFGA)"] = "82.10 0.67"
+    for row, value in components.items():
+        table["afga-table-4", row, "", "accuracy"] = number(*value.split())
+    adapted = {
+        ("AFGA", "Setting 1"): "78.80 302",
+        ("AFGA", "Setting 2"): "82.61 152",
+        ("AFGA (a)", "Setting 1"): "76.59 419",
+        ("AFGA (a)", "Setting 2"): "81.51 239",
+        ("CAFGA", "Setting 3"): "81.56 142",
+        ("CAFGA", "Setting 4"): "83.15 69",
+        ("CAFGA (a)", "Setting 3"): "81.15 194",
+        ("CAFGA (a)", "Setting 4"): "82.99 136",
+    }
+    for (row, column), text in adapted.items():
+        accuracy, rounds = text.split()
+        table["afga-table-5", row, column, "accuracy"] = number(accuracy)
+        table["afga-table-5", row, column, "rounds"] = number(rounds)
+    resnet = "70.32 0.44, 73.80 0.58, 75.59 0.73, 74.60 0.67, 70.26 0.45, 74.15 2.23, 74.72 0.32, 75.96 0.67"
+    for row, value in zip(EIGHT, resnet.split(", "), strict=True):
+        table["afga-table-6", row, "", "accuracy"] = number(*value.split())
+    hours = {"FedAMSGrad": "76.0 128.0 194.0 281.0", "AFGA": "91.76 130.98 223.48 250.86"}
+    hours["CAFGA"] = "76.22 102.86 172.42 179.82"
+    for row, values in hours.items():
+        for target, value in zip(("70%", "75%", "78%", "80%"), values.split(), strict=True):
+            table["afga-table-7", row, "", target] = number(value)
+    serverless = {
+        "DSGD": "80.23 50",
+        "DAdam": "70.37 227",
+        "PGA": "80.93 210",
+        "AFGA": "82.16 152",
+        "CAFGA": "83.03 112",
+    }
+    for row, text in serverless.items():
+        accuracy, rounds = text.split()
+        table["afga-table-8", row, "", "accuracy"] = number(accuracy)
+        table["afga-table-8", row, "", "rounds"] = number(rounds)
+    epsilons = {"1e-1": "90.45", "1e-2": "90.51", "1e-3": "90.94", "1e-4": "90.72", "1e-6": "90.49", "1e-8": "90.30"}
+    for eps, value in epsilons.items():
+        table["cams-table-3", f"eps = {eps}", "", "accuracy"] = number(value)
+    bits = {
+        "uncompressed": "3.58e11 3.58e11",
+        "sign": "1.84e11 1.12e10",
+        "top-k 1/64": "1.84e11 1.12e10",
+        "top-k 1/128": "1.82e11 5.59e9",
+        "top-k 1/256": "1.80e11 2.79e9",
+    }
+    for row, values in bits.items():
+        for column, value in zip(("one way", "two ways"), values.split(), strict=True):
+            table["cams-table-2", row, column, "bits"] = number(value)
+    return table
+
+
+def test_every_published_number_and_spread_is_that_of_the_paper() -> None:
+    published = {
+        (name, cell.row, cell.column, measure): (value.value, value.spread, value.exceeded)
+        for name, recipe in library().items()
+        if name.startswith(("cams-", "hafed-", "afga-", "aware-"))
+        for cell in recipe.cells("paper")
+        for measure, value in cell.published.items()
+    }
+    assert published == typed()
+
+
+def configs(name: str, scale: str = "paper") -> dict[tuple[str, str], Config]:
+    cells = library()[name].cells(scale)
+    return {(cell.row, cell.column): from_yaml(yaml.safe_dump(cell.document)) for cell in cells}
+
+
+def part(value: Any) -> dict[str, Any]:
+    """A component of a configuration as its kind and options."""
+    return {"kind": value} if isinstance(value, str) else dict(value)
+
+
+def rates(config: Config) -> tuple[float, float | None, float | None]:
+    """Local rate, server rate, eps."""
+    plain = config.model_dump()
+    server: dict[str, Any] = plain["server"] or {}
+    return plain["local"]["lr"], server.get("lr"), server.get("eps")
+
+
+CAMS = {
+    "ResNet-18": {
+        "FedAvg": (0.01, 1.0, None),
+        "FedAdam": (0.01, 0.1, 0.1),
+        "FedYogi": (0.01, 1.0, 0.1),
+        "FedAMSGrad": (0.01, 0.1, 0.1),
+        "FedAMS": (0.01, 1.0, 1e-3),
+    },
+    "ConvMixer": {
+        "FedAvg": (0.01, 1.0, None),
+        "FedAdam": (0.01, 1.0, 0.1),
+        "FedYogi": (0.01, 1.0, 0.1),
+        "FedAMSGrad": (0.01, 1.0, 0.1),
+        "FedAMS": (0.01, 1.0, 1e-3),
+    },
+}
+HAFED = {
+    "CIFAR-10, ResNet-18": ((0.1, 0.0005, 1e-8), (0.1, 0.001, 1e-8)),
+    "CIFAR-10, ConvMixer": ((0.1, 0.001, 1e-8), (0.1, 0.01, 1e-8)),
+    "CIFAR-100, ResNet-18": ((0.1, 0.001, 1e-8), (0.1, 0.001, 1e-8)),
+    "CIFAR-100, ConvMixer": ((1.0, 0.01, 1e-8), (1.0, 0.01, 1e-8)),
+    "Fashion-MNIST, CNN": ((0.1, 0.01, 1e-8), (0.1, 0.01, 1e-8)),
+    "Fashion-MNIST, ConvMixer": ((0.1, 0.0005, 1e-8), (0.1, 0.001, 1e-8)),
+}
+SERVER_OF_AFGA = {"FedAdam": 0.01, "FedAMSGrad": 0.01, "AFGA": 0.01, "CAFGA": 0.01, "FedDyn": None}
+
+
+def test_rates_of_cams() -> None:
+    for name in ("cams-figure-1", "cams-figure-8"):
+        expected = {(row, column): each for column, rows in CAMS.items() for row, each in rows.items()}
+        assert {cell: rates(config) for cell, config in configs(name).items()} == expected, name
+    expected = {(row, ""): each for row, each in CAMS["ConvMixer"].items()}
+    assert {cell: rates(config) for cell, config in configs("cams-figure-1-convmixer").items()} == expected
+    for name in ("cams-figure-4", "cams-figure-5", "cams-figure-6", "cams-figure-7"):
+        assert {rates(config) for config in configs(name).values()} == {(0.01, 1.0, 1e-3)}, name
+
+
+def test_setting_of_cams() -> None:
+    for name in [name for name in RECIPES if name.startswith("cams-figure")]:
+        for (row, _), config in configs(name).items():
+            assert (config.data.clients, part(config.data.partition)["kind"], config.rounds) == (100, "iid", 500), name
+            assert config.local.batch_size == 20
+            if "figure-3" not in name:
+                assert config.local.epochs == 3, (name, row)
+
+
+def test_rates_of_hafed() -> None:
+    expected = {
+        (row, column): each
+        for column, pair in HAFED.items()
+        for row, each in zip(("FedAMSGrad", "HA-Fed"), pair, strict=True)
+    }
+    assert {cell: rates(config) for cell, config in configs("hafed-table-1").items()} == expected
+    seven = {row: rates(config) for (row, _), config in configs("hafed-figure-7").items()}
+    assert seven == {
+        "FedAvg": (0.01, 1.0, None),
+        "FedYogi": (0.1, 0.01, 1e-8),
+        "FedAdam": (0.1, 0.01, 1e-8),
+        "FedAMSGrad": (0.1, 0.001, 1e-8),
+        "HA-Fed": (0.1, 0.01, 1e-8),
+    }
+    eight = {row: rates(config) for (row, _), config in configs("hafed-figure-8").items()}
+    assert eight["FedAMSGrad"] == (0.1, 0.001, 1e-8)
+    assert eight["HA-Fed"] == (0.1, 0.01, 1e-8)
+    assert (eight["D-AMSGrad"][0], eight["D-AMSGrad"][2]) == (0.001, 1e-8)
+    for name in ("hafed-figure-2a", "hafed-figure-2b", "hafed-figure-3"):
+        assert {rates(config) for config in configs(name).values()} == {(1.0, 0.01, 1e-8)}, name
+
+
+def test_setting_of_hafed() -> None:
+    for name in [name for name in RECIPES if name.startswith("hafed-") and name != "hafed-figure-4"]:
+        for (row, column), config in configs(name).items():
+            assert (config.data.clients, config.rounds, config.local.batch_size) == (32, 500, 50), (name, row)
+            if name != "hafed-figure-3":
+                assert config.local.steps == 48, (name, row)
+            shards = part(config.data.partition)
+            assert (shards["shards"], shards["per_client"]) == (
+                (2000, 60) if "100" in config.data.name else (200, 6)
+            ), (name, column)
+            if config.algorithm.preset == "ha_fed":
+                assert config.gossip is not None
+                assert config.gossip.clusters == 4
+    assert all(library()[name].at("paper").seeds == 3 for name in RECIPES if name == "hafed-table-1")
+
+
+@pytest.mark.parametrize(("name", "doubled"), [("afga-table-1", 2.0), ("afga-table-2", 1.0), ("afga-table-3", 10.0)])
+def test_rates_and_setting_of_afga(name: str, doubled: float) -> None:
+    shakespeare = name == "afga-table-3"
+    local = {
+        "FedAvg": 1.0 if shakespeare else 0.1,
+        "FedAdam": 1.0,
+        "FedAMSGrad": 1.0,
+        "AFGA": doubled,
+        "CAFGA": doubled,
+    }
+    for (row, column), config in configs(name).items():
+        expected = local.get(row, 0.1), SERVER_OF_AFGA.get(row, 1.0)
+        assert rates(config)[:2] == expected, (row, column)
+        clients = 100 if column == "Setting 1" else 50
+        assert config.data.clients == clients
+        assert config.rounds == (600 if name == "afga-table-2" else 500)
+        assert (config.local.steps, config.local.batch_size) == (100 if shakespeare else 24, 50)
+        if row == "CAFGA":
+            assert config.gossip is not None
+            assert config.gossip.clusters == 5
+
+
+def test_the_diversity_figure_is_fedavg_alone_in_the_hybrid_setting() -> None:
+    cells = configs("aware-figure-2")
+    alphas = {}
+    for (row, _), config in cells.items():
+        assert config.algorithm.preset == "fedavg"
+        assert (config.data.name, config.data.clients, config.local.epochs, config.local.batch_size) == (
+            "cifar10",
+            100,
+            3,
+            64,
+        )
+        assert part(config.data.partition)["kind"] == "dirichlet"
+        alphas[row] = part(config.data.partition)["alpha"]
+    assert alphas == {f"Dirichlet({alpha})": alpha for alpha in (0.1, 0.3, 0.5, 0.7)}
+    measures = {measure.metric for measure in library()["aware-figure-2"].measures.values()}
+    assert measures == {"test_accuracy", "diversity", "aggregate_norm"}
+
+
+def test_setting_of_aware() -> None:
+    for name in [name for name in RECIPES if name.startswith("aware-")]:
+        for (row, column), config in configs(name).items():
+            assert (config.data.clients, config.local.lr, config.rounds) == (100, 0.01, 500), (name, row, column)
+            assert config.sample is not None
+            assert part(config.sample)["participation"] == 0.1
+
+
+def test_training_loss_of_hafed_is_the_papers_global_one() -> None:
+    for name in [name for name in RECIPES if name.startswith("hafed-")]:
+        losses = {measure.metric for measure in library()[name].measures.values() if "loss" in measure.metric}
+        assert losses == {"local_mean_loss"}, name
+        for scale in SCALES:
+            assert all(config.evaluate.local_mean for config in configs(name, scale).values()), (name, scale)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_no_pipeline_normalises_twice_or_never(scale: str) -> None:
+    for name in RECIPES:
+        for cell, config in configs(name, scale).items():
+            normalised = [step for step in config.data.augment or () if part(step)["kind"] == "normalize"]
+            by_loader = config.data.options.get("normalize", True)
+            assert len(normalised) + by_loader == 1, (name, cell)
+
+
+def test_numbers_of_other_data_have_no_difference_and_no_target_of_the_paper() -> None:
+    history = [{"round": r, "test_accuracy": 0.5 + r / 100, "simulated_seconds": 60.0} for r in range(1, 41)]
+    checked = 0
+    for name, recipe in library().items():
+        measures = recipe.measured("cpu")
+        if recipe.same_data("cpu"):
+            assert measures == recipe.measures, name
+            continue
+        for measure in measures.values():
+            if measure.target is not None:
+                assert measure.target in recipe.at("cpu").targets.values(), name
+        if not {measure.metric for measure in measures.values()} <= {"test_accuracy"}:
+            continue
+        cells = [(cell.row, cell.column) for cell in recipe.cells("cpu")]
+        comparisons, _ = compare_with_paper(recipe, "cpu", dict.fromkeys(cells, [history] * 3))
+        assert comparisons
+        assert {one.difference for one in comparisons} == {None}, name
+        checked += 1
+    assert checked >= 5
+    assert library()["afga-table-3"].same_data("cpu")  # Shakespeare, with a smaller network
+    assert not library()["afga-table-1"].same_data("cpu")
+    assert library()["cams-table-2"].measures["bits"].counted  # the same on any data

@@ -1,0 +1,493 @@
+"""Reported numbers are those of all test rows, for any loss: each case was wrong once."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+from torch.nn import functional as F
+
+import hansa
+from hansa import HansaError, config, losses, presets
+from hansa.core import native
+from hansa.core.keys import Key
+from hansa.core.types import MODEL
+from hansa.data import from_arrays, from_items
+from hansa.rounds.measures import heterogeneity
+from hansa.testing import ContractError, check_task
+from hansa.training.losses import WeightedTargets
+from hansa.training.row_weights import with_row_weights
+from training.evaluation_tasks import Focal, Net, check, check_heterogeneity, cox, problems
+
+DRAW = torch.Generator().manual_seed(3)
+X = torch.randn(2400, 3, generator=DRAW)
+Y = torch.randint(0, 3, (2400,), generator=DRAW).sort().values
+OWNERS = torch.arange(2400).remainder(3)
+WEIGHT = torch.tensor([0.1, 1.0, 7.0])
+CPU = torch.device("cpu")
+
+
+def evaluated(task, vectors=None):
+    """The reported numbers at the initial model, and the model's outputs for all test rows."""
+    vectors = task.start(Key(0), torch.float32) if vectors is None else vectors
+    with torch.no_grad():
+        output = task.module(vectors).eval()(task.data.test_inputs)
+    return task.evaluate(task.trainer(torch.float32, CPU), vectors), output
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(problems())
+def test_any_task_agrees_with_a_plain_loop_in_float64(problem):
+    """``make fuzz`` tries thousands."""
+    check(problem)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(problems(kinds=("class", "regression", "sequence", "coupled")))
+def test_heterogeneity_is_that_of_all_rows_of_a_client(problem):
+    check_heterogeneity(problem)
+
+
+def test_a_loss_that_couples_rows_is_given_all_of_them():
+    """The mean over blocks of 500 rows is another number."""
+    draw = torch.Generator().manual_seed(4)
+    targets = {"time": torch.rand(2400, generator=draw), "event": (torch.rand(2400, generator=draw) < 0.3).float()}
+    task = hansa.Task(lambda: Net(1), cox, from_arrays(X, targets, clients=OWNERS, test=(X, targets)))
+    found, output = evaluated(task)
+    assert found["test_loss"] == pytest.approx(float(cox(output, targets)), rel=1e-5)
+    blocks = [slice(first, first + 500) for first in range(0, 2400, 500)]
+    parts = [(len(X[s]), float(cox(output[s], {name: each[s] for name, each in targets.items()}))) for s in blocks]
+    assert abs(sum(n * value for n, value in parts) / 2400 - found["test_loss"]) > 0.1
+
+
+def test_workers_send_outputs_for_a_loss_of_all_rows():
+    def spread(output, target):
+        return output.std() + F.cross_entropy(output, target)
+
+    task = hansa.Task(lambda: Net(3), spread, from_arrays(X, Y, clients=OWNERS, test=(X, Y)))
+    run = hansa.run(presets.fedavg(local_lr=0.01, steps=1, batch_size=9), task, rounds=1, workers=2)
+    with torch.no_grad():
+        expected = float(spread(run.model.eval()(X), Y))
+    assert run.history[-1]["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+TARGETS = (torch.rand(12, 2, generator=DRAW) > 0.5).float()
+CLASSES = torch.tensor([0, 1, 2] * 4)
+ROWS = torch.rand(12, generator=DRAW) * 3
+
+
+def by_hand(loss, output, target, weights):
+    """sum r l / sum r w from the user's own object."""
+    return float((loss(output, target) * weights.view(-1, *(1,) * (loss(output, target).ndim - 1))).sum())
+
+
+def test_row_weights_go_through_the_users_own_object():
+    logits, scores = torch.randn(12, 2, generator=DRAW), torch.randn(12, 3, generator=DRAW)
+    positive = torch.tensor([5.0, 0.5])
+
+    own = with_row_weights(nn.BCEWithLogitsLoss(pos_weight=positive))
+    expected = by_hand(nn.BCEWithLogitsLoss(pos_weight=positive, reduction="none"), logits, TARGETS, ROWS)
+    assert float(own(logits, WeightedTargets(TARGETS, ROWS))) == pytest.approx(expected / float(2 * ROWS.sum()))
+
+    total = with_row_weights(nn.MSELoss(reduction="sum"))
+    expected = by_hand(nn.MSELoss(reduction="none"), logits, TARGETS, ROWS)
+    assert float(total(logits, WeightedTargets(TARGETS, ROWS))) == pytest.approx(expected)
+
+    focal = with_row_weights(Focal(2.0))
+    expected = by_hand(Focal(2.0, "none"), scores, CLASSES, ROWS)
+    assert float(focal(scores, WeightedTargets(CLASSES, ROWS))) == pytest.approx(expected / float(ROWS.sum()))
+
+    ones = torch.ones(12)
+    for options in ({}, {"ignore_index": 1}):
+        smooth = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.2, **options)
+        for mine in (with_row_weights(smooth), losses.cross_entropy(WEIGHT.tolist(), label_smoothing=0.2, **options)):
+            expected = float(smooth(scores, CLASSES))
+            assert float(mine(scores, WeightedTargets(CLASSES, ones))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_loss_that_does_not_obey_its_reduction_is_refused_with_row_weights():
+    data = from_arrays(X[:60], Y[::40], clients=3, weights=torch.rand(60), test=(X[:60], Y[::40]))
+    with pytest.raises(HansaError, match=r"Focal returned shape \[\] for 12 weighted rows: expected one value per row"):
+        hansa.Task(lambda: Net(3), Focal(obeys=False), data)
+
+    class Halved(nn.CrossEntropyLoss):
+        def forward(self, output, target):
+            value = super().forward(output, target)
+            return value if self.reduction == "none" else value / 2
+
+    with pytest.raises(HansaError, match=r"Task\(loss=Halved\): its value is .*row weights cannot be applied"):
+        hansa.Task(lambda: Net(3), Halved(), data)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Focal(2.0),
+        Focal(2.0, obeys=False),
+        nn.CrossEntropyLoss(ignore_index=0),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(weight=WEIGHT),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        partial(F.cross_entropy, ignore_index=1),
+        losses.cross_entropy(class_weights=[1.0, 1.0, 1.0]),
+    ],
+    ids=["focal", "focal mean", "ignore", "sum", "weight", "smooth", "partial", "ours"],
+)
+def test_native_code_takes_no_other_loss_for_plain_cross_entropy(loss):
+    assert hansa.Task(lambda: Net(3), loss, from_arrays(X[:90], Y[:90], clients=3)).network is None
+    if native.available() and native.instruction_set() != "base":
+        plain = hansa.Task(lambda: Net(3), nn.CrossEntropyLoss(), from_arrays(X[:90], Y[:90], clients=3))
+        assert plain.network is not None
+
+
+@pytest.mark.parametrize("choice", [None, False], ids=["native", "eager"])
+def test_heterogeneity_is_without_dropout_in_native_models_too(choice):
+    data = from_arrays(X[:300], Y[::8], clients=2)
+    found = heterogeneity(hansa.Task(lambda: Net(3, dropout=0.6), F.cross_entropy, data, native=choice))
+    without = heterogeneity(hansa.Task(lambda: Net(3), F.cross_entropy, data, native=False))
+    assert found.gradient_norm == pytest.approx(without.gradient_norm, rel=1e-5)
+    assert found.sigma_l == pytest.approx(without.sigma_l, rel=1e-5)
+
+
+def test_heterogeneity_of_class_weights_is_that_of_the_weighted_mean():
+    """Client 0 has more rows than fit into one piece, sorted by class."""
+    data = from_arrays(X, Y, clients=[list(range(2000)), list(range(2000, 2400))])
+    task = hansa.Task(lambda: Net(3), nn.CrossEntropyLoss(weight=WEIGHT), data)
+    module, total = task.module(task.start(Key(0), torch.float32)), 0
+    for rows in (slice(0, 2000), slice(2000, 2400)):
+        module.zero_grad()
+        F.cross_entropy(module(X[rows]), Y[rows], weight=WEIGHT).backward()
+        total = total + torch.cat([each.grad.reshape(-1) for each in module.parameters()])
+    found = heterogeneity(task, batch_size=8, samples=4)
+    assert found.gradient_norm == pytest.approx(float(torch.as_tensor(total / 2).norm()), rel=1e-4)
+    assert found.sigma_l > 0
+
+
+def test_labels_that_the_loss_ignores_do_not_count_in_the_accuracy():
+    counted = Y != 0
+    data = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
+    for loss in (
+        nn.CrossEntropyLoss(ignore_index=0),
+        partial(F.cross_entropy, ignore_index=0),
+        losses.cross_entropy(ignore_index=0),
+        lambda output, target: F.cross_entropy(output, target, ignore_index=0),
+    ):
+        found, output = evaluated(hansa.Task(lambda: Net(3), loss, data))
+        truth = float((output.argmax(1) == Y)[counted].double().mean())
+        assert found["test_accuracy"] == pytest.approx(truth)
+        assert found["test_loss"] == pytest.approx(float(loss(output, Y)), rel=1e-5)
+
+
+def test_one_output_that_is_a_probability_has_the_threshold_one_half_for_any_loss():
+    labels = (X[:, 0] > 0.4).long()
+    data = from_arrays(X, labels, clients=OWNERS, test=(X, labels))
+
+    def asymmetric(output, target):
+        p = output[:, 0].clamp(1e-6, 1 - 1e-6)
+        return -(4 * target * p.log() + (1 - target) * (1 - p).log()).mean()
+
+    task = hansa.Task(lambda: Net(1, last=torch.sigmoid), asymmetric, data)
+    found, output = evaluated(task)
+    assert found["test_accuracy"] == pytest.approx(float(((output[:, 0] > 0.5) == (labels > 0)).double().mean()))
+
+
+VOCABULARY = 7
+
+
+class Reader(nn.Module):
+    """A model of token numbers as users write theirs."""
+
+    def __init__(self, shifts=False):
+        super().__init__()
+        self.embed, self.head, self.shifts = nn.Embedding(VOCABULARY, 5), nn.Linear(5, VOCABULARY), shifts
+
+    def forward(self, input_ids, labels=None):
+        logits = self.head(torch.tanh(self.embed(input_ids)))
+        if not self.shifts:
+            return logits
+        own = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"loss": own, "logits": logits}
+
+
+class Reply:
+    def __init__(self, loss, logits):
+        self.loss, self.logits = loss, logits
+
+
+class OwnLoss(Reader):
+    """A model that shifts labels itself and returns its loss, as those of transformer libraries do."""
+
+    def __init__(self):
+        super().__init__(shifts=True)
+
+    def forward(self, input_ids, labels):
+        found = super().forward(input_ids, labels)
+        return Reply(found["loss"], found["logits"])
+
+
+def pad(items):
+    ids = nn.utils.rnn.pad_sequence([torch.as_tensor(item) for item in items], batch_first=True)
+    labels = nn.utils.rnn.pad_sequence([torch.as_tensor(item) for item in items], True, -100)
+    return {"input_ids": ids}, labels
+
+
+# more than one batch of 500, the last of them with short items
+ITEMS = [
+    np.random.default_rng(i).integers(0, VOCABULARY, 2 + (i * i) % 9 if i < 500 else 2).tolist() for i in range(620)
+]
+SPEAKERS = [i % 2 for i in range(620)]
+
+
+def correct_of(module, items, shift=0):
+    hits = labels = 0
+    loss = []
+    for item in items:
+        ids = torch.tensor(item)
+        scores = module(ids[None])[0]
+        truth = ids[shift:]
+        scores = scores[: len(truth)]
+        hits, labels = hits + int((scores.argmax(-1) == truth).sum()), labels + len(truth)
+        loss += F.cross_entropy(scores, truth, reduction="none").tolist()
+    return hits / labels, math.fsum(loss) / len(loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [F.cross_entropy, lambda o, y: F.cross_entropy(o, y), losses.cross_entropy(class_axis="second")],
+    ids=["torch", "own", "ours"],
+)
+@torch.no_grad()
+def test_padded_sequences_count_by_label_not_by_batch(loss):
+    """Batches are padded to different lengths; the last ones are short."""
+
+    class Second(Reader):
+        def forward(self, input_ids):
+            return super().forward(input_ids).movedim(-1, 1)
+
+    data = from_items(ITEMS, pad, clients=SPEAKERS, test=ITEMS)
+    task = hansa.Task(Second, loss, data)
+    vectors = task.start(Key(0), torch.float32)
+    found = task.evaluate(task.trainer(torch.float32, CPU), vectors)
+    module = task.module(vectors).eval()
+    accuracy, value = correct_of(lambda ids: module(ids).movedim(1, -1), ITEMS)
+    assert found["test_loss"] == pytest.approx(value, rel=1e-5)
+    assert found["test_accuracy"] == pytest.approx(accuracy)
+
+
+@torch.no_grad()
+def test_collated_data_has_metrics_and_clients():
+    data = from_items(ITEMS, pad, clients=SPEAKERS, test=ITEMS, test_clients=SPEAKERS)
+
+    def share_of_zeros(output, target):
+        assert output.shape[:2] == target.shape
+        return ((output.argmax(-1) == 0) & (target >= 0)).double().sum() / (target >= 0).sum()
+
+    task = hansa.Task(
+        Reader, losses.cross_entropy(class_axis="last"), data, metrics={"zeros": hansa.higher(share_of_zeros)}
+    )
+    run = hansa.run(presets.fedavg(local_lr=0.1, steps=1, batch_size=5), task, rounds=1, workers=1)
+    record, module = run.history[-1], run.model.eval()
+
+    def zeros_of(items):
+        picks = [int(pick) for item in items for pick in module(torch.tensor(item)[None])[0].argmax(-1)]
+        return sum(pick == 0 for pick in picks) / len(picks)
+
+    assert record["test_zeros"] == pytest.approx(zeros_of(ITEMS))
+    own = [[item for item, speaker in zip(ITEMS, SPEAKERS, strict=True) if speaker == client] for client in (0, 1)]
+    assert record["client_zeros"] == pytest.approx(sum(map(zeros_of, own)) / 2)
+    assert record["client_accuracy"] == pytest.approx(sum(correct_of(module, items)[0] for items in own) / 2)
+    with pytest.raises(HansaError, match="test_clients has client 2, but there are 2"):
+        from_items(ITEMS, pad, clients=SPEAKERS, test=ITEMS[:3], test_clients=[0, 1, 2])
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["loss shifts", "model shifts"])
+@torch.no_grad()
+def test_accuracy_follows_a_loss_that_shifts_labels(own):
+    ids = torch.randint(0, VOCABULARY, (60, 6), generator=DRAW)
+    labels = ids.clone()
+    labels[::3, 4:] = -100
+    inputs = {"input_ids": ids, "labels": labels} if own else {"input_ids": ids}
+    data = from_arrays(inputs, labels, clients=3, test=(inputs, labels))
+
+    def shifted(output, target):
+        return F.cross_entropy(output[:, :-1].flatten(0, 1), target[:, 1:].flatten())
+
+    loss = (lambda output, target: output.loss) if own else shifted
+    task = hansa.Task(OwnLoss if own else Reader, loss, data, evaluation_batch_size=7)
+    vectors = task.start(Key(0), torch.float32)
+    found = task.evaluate(task.trainer(torch.float32, CPU), vectors)
+    module = task.module(vectors).eval()
+    logits = module(**inputs).logits if own else module(ids)
+    counted = labels[:, 1:] >= 0
+    truth = (logits[:, :-1].argmax(-1) == labels[:, 1:])[counted].double().mean()
+    assert found["test_accuracy"] == pytest.approx(float(truth))
+    assert found["test_loss"] == pytest.approx(float(shifted(logits, labels)), rel=1e-5)
+
+
+def test_a_loss_of_all_rows_without_outputs_of_all_rows_is_refused_before_training():
+    ids = torch.randint(0, VOCABULARY, (30, 6), generator=DRAW)
+    inputs = {"input_ids": ids, "labels": ids}
+    data = from_arrays(inputs, ids, clients=3, test=(inputs, ids))
+    with pytest.raises(HansaError, match=r"Task\(loss\): is neither a mean nor a sum over rows or.*Return a tensor"):
+        hansa.Task(OwnLoss, lambda output, target: output.loss + output.logits.std(), data)
+
+
+def test_the_evaluation_batch_follows_the_size_of_the_outputs():
+    zeros = torch.zeros(6, 32, dtype=torch.int64)
+    data = from_arrays(X[:6], zeros, clients=2, test=(X[:6], zeros))
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 32)
+
+        def forward(self, x):
+            return self.layer(x)[:, :, None].expand(-1, 32, 8192)
+
+    task = hansa.Task(Wide, losses.cross_entropy(class_axis="last"), data)
+    assert 1 <= task.evaluation_batch_size <= 256  # of 4 MB and more a row, not 500
+    narrow = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
+    assert hansa.Task(lambda: Net(3), F.cross_entropy, narrow).evaluation_batch_size == 500
+    task = hansa.Task(lambda: nn.Linear(3, 3), F.cross_entropy, narrow, evaluation_batch_size=64, native=False)
+    found, output = evaluated(task)
+    assert found["test_loss"] == pytest.approx(float(F.cross_entropy(output, Y)), rel=1e-5)
+    with pytest.raises(HansaError, match=r"Task\(evaluation_batch_size=0\)"):
+        hansa.Task(lambda: Net(3), F.cross_entropy, narrow, evaluation_batch_size=0)
+
+
+def test_a_file_sets_the_evaluation_batch():
+    text = "data: {name: synthetic, clients: 4, options: {largest: 60}}\nmodel: {evaluation_batch_size: %s}"
+    asked = config.from_yaml(text % 32)
+    task = config.build.build_task(asked, config.build.load_data(asked))
+    assert task.evaluation_batch_size == 32
+    with pytest.raises(HansaError, match=r"model\.evaluation_batch_size"):
+        config.from_yaml(text % 0)
+
+
+def rows_with_ignored_labels(some):
+    return torch.stack([X[i] for i in some]), torch.tensor(
+        [-100 if i > 120 and i % 3 == 0 else int(Y[i]) for i in some]
+    )
+
+
+def test_ignored_labels_that_only_some_batches_have_train_natively_as_in_torch():
+    """The probed rows, of the first client, have none."""
+    items = [*range(30), *range(2000, 2090)]
+    data = from_items(
+        items, rows_with_ignored_labels, clients=[min(place // 30, 2) for place in range(120)], test=items
+    )
+    runs = []
+    for choice in (None, False):
+        task = hansa.Task(lambda: Net(3), F.cross_entropy, data, native=choice)
+        algorithm = presets.fedavg(local_lr=0.1, local_momentum=0.5, steps=4, batch_size=7, participation=1.0)
+        runs.append(hansa.run(algorithm, task, rounds=2, workers=1))
+    assert torch.allclose(runs[0].params, runs[1].params, atol=1e-6)
+    assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-5)
+    assert runs[0].history[-1]["participants"] == 3
+
+
+class Own:
+    """Data of a user's own class."""
+
+    def __init__(self, data):
+        self.inputs, self.targets, self.population = data.inputs, data.targets, data.population
+        self.test_inputs, self.test_targets = data.test_inputs, data.test_targets
+        self.rows, self.samples = data.rows, data.samples
+
+
+def test_ignored_labels_of_test_rows_alone_do_not_count():
+    data = Own(from_arrays(X, Y, clients=OWNERS, test=(X, Y)))
+    data.test_targets = torch.where(torch.arange(2400) % 5 == 0, -100, Y)
+    found, output = evaluated(hansa.Task(lambda: Net(3), F.cross_entropy, data))
+    counted = data.test_targets >= 0
+    assert found["test_loss"] == pytest.approx(float(F.cross_entropy(output, data.test_targets)), rel=1e-5)
+    assert found["test_accuracy"] == pytest.approx(float((output.argmax(1) == Y)[counted].double().mean()))
+
+
+def test_a_metric_may_be_a_column_and_a_wrong_shape_is_refused_before_training():
+    data = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
+
+    def column(output, target):
+        return (output.argmax(1) == target).float()[:, None]
+
+    found, output = evaluated(hansa.Task(lambda: Net(3), F.cross_entropy, data, metric=column))
+    assert found["test_accuracy"] == pytest.approx(float((output.argmax(1) == Y).double().mean()))
+    with pytest.raises(HansaError, match=r"acc returned float32 \[12, 1\]: expected one number for all rows") as error:
+        hansa.Task(lambda: Net(3), F.cross_entropy, data, metrics={"acc": column})
+    assert len(str(error.value)) < 200
+    with pytest.raises(HansaError, match=r"returned float32 \[12, 3\]: expected the number of correct rows"):
+        hansa.Task(lambda: Net(3), F.cross_entropy, data, metric=lambda output, target: output)
+
+
+def test_named_test_sets_are_reported_under_their_names():
+    pooled, local = (X[:700], Y[:700]), (X[700:], Y[700:])
+    data = from_arrays(X, Y, clients=OWNERS)
+    task = hansa.Task(lambda: Net(3), F.cross_entropy, data, test={"pooled": pooled, "local": local})
+    run = hansa.run(presets.fedavg(local_lr=0.1, steps=1, batch_size=9), task, rounds=2, workers=2)
+    record, module = run.history[-1], run.model.eval()
+    for name, (x, y) in (("pooled", pooled), ("local", local)):
+        with torch.no_grad():
+            output = module(x)
+        assert record[f"{name}/test_loss"] == pytest.approx(float(F.cross_entropy(output, y)), rel=1e-5)
+        assert record[f"{name}/test_accuracy"] == pytest.approx(float((output.argmax(1) == y).double().mean()))
+    assert record["test_loss"] == record["pooled/test_loss"]  # the data has no test set: the first one counts
+
+    own = from_arrays(X, Y, clients=OWNERS, test=local)
+    both = hansa.Task(lambda: Net(3), F.cross_entropy, own, test={"pooled": from_arrays(X, Y, clients=3, test=pooled)})
+    found = both.evaluate(both.trainer(torch.float32, CPU), {MODEL: run.params})
+    assert found["test_loss"] == pytest.approx(record["local/test_loss"], rel=1e-6)
+    assert found["pooled/test_loss"] == pytest.approx(record["pooled/test_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ({"a b": (X, Y)}, "expected an identifier as the name of a test set"),
+        ({"pooled": X}, "pooled is Tensor: expected a pair"),
+        ({"pooled": (X[:, :2], Y)}, r"the inputs of pooled are float32 \[2400, 2\], those of the training data"),
+        ({"pooled": (X, Y.float())}, "the targets of pooled are float32"),
+        ({"pooled": (X[:5], Y)}, "not as many inputs as targets"),
+        ((X, Y), r"Task\(test=tuple\): expected a dict of test sets by name"),
+    ],
+)
+def test_test_sets_unlike_the_data_are_refused(test, message):
+    with pytest.raises(HansaError, match=message):
+        hansa.Task(lambda: Net(3), F.cross_entropy, from_arrays(X, Y, clients=OWNERS), test=test)
+
+
+def test_check_task_finds_a_number_that_is_wrong(monkeypatch):
+    rows = torch.arange(0, 2400, 27)[:87]
+    pair = X[rows], Y[rows]
+    data = from_arrays(*pair, clients=[0, 1, 2] * 29, test=pair, test_clients=[0, 1, 2] * 29)
+    task = hansa.Task(lambda: Net(3), nn.CrossEntropyLoss(weight=WEIGHT), data, metrics={"auc": lambda o, y: o.mean()})
+    good = check_task(task)
+    names = {number.name for number in good.numbers}
+    assert {"test_loss", "test_accuracy", "test_auc", "client 1 test_loss", "client 0 gradient error"} <= names
+    assert "all numbers agree" in str(good)
+    monkeypatch.setattr(task, "loss_sums", lambda output, target: (float(task.loss(output, target)), 1.0 + len(output)))
+    with pytest.raises(ContractError, match=r"(?s)some numbers differ.*test_loss .*DIFFERS"):
+        check_task(task)
+
+
+def test_the_loop_notices_a_loss_that_is_averaged_over_batches():
+    caught = 0
+
+    @settings(max_examples=8, deadline=None, derandomize=True)
+    @given(problems(kinds=("coupled",)))
+    def compare(problem):
+        nonlocal caught
+        task, problem.pieces = problem.task, []
+        task.evaluation_batch_size = 2
+        task.loss_sums = lambda output, target: (float(task.loss(output, target)) * len(output), len(output))
+        try:
+            check(problem)
+        except AssertionError:
+            caught += 1
+
+    compare()
+    assert caught >= 6
