@@ -40,6 +40,12 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(named) == sorted(written | made)
 
 
+def test_the_page_of_reproduced_results_is_made_of_the_results() -> None:
+    script = ROOT / "benchmarks" / "studies" / "reproduced.py"
+    run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_every_room_of_the_reference_is_in_the_navigation() -> None:
     listed = {line.split()[0] for line in told("names").splitlines()} | {"cli", "config", "api"}
     assert {page for page in navigation() if page.startswith("reference/")} == {f"reference/{one}.md" for one in listed}
