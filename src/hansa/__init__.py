@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hansa.runs.search import search_range
     from hansa.study import compare, resume, run, search
     from hansa.study.report.results import Comparison, Runs
+    from hansa.study.theory.report import theory
     from hansa.training import Task, augment, losses, models
     from hansa.training.metric_direction import higher, lower
 
@@ -69,6 +70,7 @@ __all__ = [
     "search_range",
     "server",
     "store",
+    "theory",
     "training",
     "workers",
 ]

@@ -20,6 +20,7 @@ from hansa.cli import (
     run,
     show,
     sweep,
+    theory,
 )
 from hansa.cli.console import PluginCommand
 
@@ -51,6 +52,7 @@ app.command("models", rich_help_panel=CONFIGURE)(inspect.models)
 app.add_typer(inspect.config, name="config", rich_help_panel=CONFIGURE)
 app.add_typer(data.app, name="data", rich_help_panel=CONFIGURE)
 app.command("topology", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.topology)
+app.command("theory", cls=PluginCommand, rich_help_panel=CONFIGURE)(theory.theory)
 app.command("advise", rich_help_panel=CONFIGURE)(advise.advise)
 app.command("cite", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.cite)
 app.command("doctor", rich_help_panel=CONFIGURE)(doctor.doctor)

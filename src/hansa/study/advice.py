@@ -26,6 +26,7 @@ from hansa.gossip.spectral import messages
 from hansa.gossip.theory import afga_theorem, corollary
 from hansa.gossip.topology import Topology
 from hansa.rounds.ledger import LinkModel
+from hansa.study.theory.setting import compression_q
 
 MAX_ENCODED = 1_000_000
 """Packets are encoded for at most this many parameters; those of larger models are extrapolated."""
@@ -179,7 +180,7 @@ def compression_order(compressor: sign | top_k | None, parameters: int) -> tuple
     """
     if compressor is None:
         return 0.0, 1.0
-    q = math.sqrt(1 - 2 / math.pi) if isinstance(compressor, sign) else compressor.contraction(parameters)
+    q = compression_q(compressor, parameters)
     return q, 1 / (1 - q)
 
 

@@ -6,11 +6,13 @@ from hansa.rounds.measures.base import Measure, Probe, take_measures, wants_mean
 from hansa.rounds.measures.compression import compression, gamma, q
 from hansa.rounds.measures.heterogeneity import Heterogeneity, heterogeneity, track_heterogeneity
 from hansa.rounds.measures.local_mean import local_mean_loss
+from hansa.rounds.measures.smoothness import Smoothness, smoothness
 
 __all__ = [
     "Heterogeneity",
     "Measure",
     "Probe",
+    "Smoothness",
     "chi_square",
     "compression",
     "diversity",
@@ -18,6 +20,7 @@ __all__ = [
     "heterogeneity",
     "local_mean_loss",
     "q",
+    "smoothness",
     "surrogate_diversity",
     "take_measures",
     "track_heterogeneity",

@@ -1,0 +1,165 @@
+"""``hansa theory``: what the papers prove about a configuration, a preset or a run."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hansa.cli import options as opt
+from hansa.cli.console import note, out, report_errors, say_json
+from hansa.core.errors import HansaError
+
+if TYPE_CHECKING:
+    from hansa.config import Config
+    from hansa.runs.folder import RunFolder
+
+SETTING, CONSTANTS = "Setting", "Constants"
+
+
+@report_errors
+def theory(
+    item: Annotated[
+        Path | None, typer.Argument(help="Configuration file, preset, or run folder.", show_default=False)
+    ] = None,
+    preset: Annotated[str | None, opt.option(SETTING, "--preset", help="Preset, instead of a file.")] = None,
+    sets: opt.Sets = None,
+    rounds: opt.Rounds = None,
+    clients: Annotated[
+        int | None, opt.option(SETTING, help="Number of clients, where the file does not say it.", min=1)
+    ] = None,
+    steps: Annotated[
+        int | None, opt.option(SETTING, help="Local steps, where they follow from the clients' data.", min=1)
+    ] = None,
+    parameters: Annotated[float | None, opt.option(SETTING, help="Parameters of the model, such as 11e6.")] = None,
+    constants: Annotated[
+        list[str] | None,
+        opt.option(CONSTANTS, "--constant", metavar="NAME=VALUE", help="A constant, such as L=10. Repeatable."),
+    ] = None,
+    estimate: Annotated[
+        bool,
+        opt.option(
+            CONSTANTS,
+            "--estimate",
+            help="Estimate the constants at the first model. Loads the data and the model, and the code that the file "
+            "names.",
+        ),
+    ] = False,
+    trust: opt.Trust = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what the papers prove about a method, with its own numbers.
+
+    Conditions, limits on the local rate, orders of the rates and, where the constants are known, the terms of the
+    bounds: FedAMS, FedAMSGrad and FedCAMS (q, gamma), HA-Fed (rho), AFGA and CAFGA, FedAWARE (chi^2, Phi_Hetero). A run
+    folder adds what the run measured. Orders have no constants: only their ratios mean something.
+    """
+    from hansa.config import build_algorithm, code_names
+    from hansa.config.registry.import_path import NOT_LOADED, allow_code
+    from hansa.study.theory import theory as report_on
+
+    with allow_code(trust=trust) if estimate else nullcontext():
+        folder, config = _read(item, preset, opt.changes(sets, rounds=rounds))
+        if not estimate and (code := code_names(_method_only(config))):
+            raise HansaError(
+                f"{item or preset}: {NOT_LOADED}: {', '.join(code)}. Only --estimate imports code that a file names."
+            )
+        measured = {} if folder is None else _measured(folder)
+        task = _build_task(config) if estimate else None
+        report = report_on(
+            build_algorithm(config),
+            task,
+            clients=None if estimate else _clients(config, folder, clients),
+            rounds=config.rounds,
+            steps=steps,
+            parameters=None if parameters is None else int(parameters),
+            constants=_parse_constants(constants or []),
+            estimate=estimate,
+            measured=measured,
+            seed=config.seed,
+        )
+    if as_json:
+        say_json(report.record())
+        return
+    out().print(report)
+    if not report.problem.known():
+        note("\nBounds need constants: --constant L=10 gives one, --estimate measures them.", "dim")
+
+
+def _read(item: Path | None, preset: str | None, overrides: list[str]) -> tuple[RunFolder | None, Config]:
+    from hansa.runs.folder import RunFolder
+    from hansa.runs.seed_group import SeedGroupFolder
+
+    if item is not None and item.exists():
+        folder, group = RunFolder.containing(item), SeedGroupFolder(item)
+        if group.exists and group.runs:
+            folder = group.runs[0]
+        if folder.exists:
+            config = opt.read_config(folder / "config.yaml", None, overrides)
+            if config.python is not None:
+                raise HansaError(
+                    f"{folder}: started in Python: no file holds its algorithm. Use hansa.theory(algorithm, ...) there."
+                )
+            return folder, config
+    return None, opt.read_config(item, preset, overrides)
+
+
+def _method_only(config: Config) -> Config:
+    """Return the configuration without data and model: code that they name is not needed."""
+    return config.model_copy(update={name: type(config).model_fields[name].default for name in ("data", "model")})
+
+
+def _measured(folder: RunFolder) -> dict[str, float]:
+    """Return what the run recorded: the largest q and gamma, and FedAWARE's measures of the last round."""
+    from hansa.study.theory.report import MEASURED
+
+    columns: dict[str, list[float]] = {name: [] for name in MEASURED}
+    for record in folder.history:
+        for name, values in columns.items():
+            value = record.get(name)
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                values.append(float(value))
+    return {name: max(values) if name in ("q", "gamma") else values[-1] for name, values in columns.items() if values}
+
+
+def _clients(config: Config, folder: RunFolder | None, clients: int | None) -> int:
+    """Return the number of clients, without loading data."""
+    from hansa import data
+    from hansa.config.build import CLIENTS
+    from hansa.runs.folder_lock import PARTITION
+
+    if clients is not None:
+        return clients
+    if folder is not None and (folder / PARTITION).is_file():
+        return int(data.load_split(folder / PARTITION, None).population)
+    if config.data.clients is not None:
+        return config.data.clients
+    partitioned = config.data.factory is None and config.data.name in data.DATASETS
+    if partitioned and data.DATASETS[config.data.name].layout in ("embedded", "idx", "cifar"):
+        return CLIENTS
+    raise HansaError(
+        f"{config.data.factory or config.data.name}: the number of clients follows from the data. Give it, --clients "
+        "100, or load the data with --estimate."
+    )
+
+
+def _build_task(config: Config) -> Any:
+    from hansa.config import build
+
+    return build.build_task(config, build.load_data(config))
+
+
+def _parse_constants(texts: list[str]) -> dict[str, float]:
+    constants = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            constants[name] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise HansaError(f"--constant {text}: expected NAME=VALUE, such as L=10.")
+    return constants

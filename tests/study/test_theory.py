@@ -1,0 +1,356 @@
+"""`hansa.theory` against the oracle's typed theorems, its estimates on quadratics, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hansa
+from hansa.core.errors import HansaError
+from hansa.gossip import by_cluster, complete, ring
+from hansa.study.theory import (
+    AdaptiveBound,
+    AwareBound,
+    ClusteredBound,
+    ProblemConstants,
+    ResampledBound,
+    adaptive_orders,
+    estimate_constants,
+)
+from oracle import theory as oracle
+
+positive = st.floats(0.01, 10.0)
+rhos = st.just(0.0) | st.floats(0.01, 1.0)
+
+
+@st.composite
+def problems(draw: Any) -> ProblemConstants:
+    names = ("L", "G", "sigma_l", "sigma_g", "sigma_within", "sigma_between", "gap")
+    return ProblemConstants(d=float(draw(st.integers(1, 100))), **{name: draw(positive) for name in names})
+
+
+RATES = st.fixed_dictionaries(
+    {
+        "eta": positive,
+        "eta_l": st.floats(1e-4, 1.0),
+        "b1": st.floats(0.0, 0.95),
+        "b2": st.floats(0.0, 0.999),
+        "eps": st.floats(1e-6, 1.0),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), RATES, st.integers(2, 20), st.data(), st.floats(0.0, 0.99), st.floats(0.0, 2.0), st.booleans())
+def test_fedams_and_fedcams_are_the_papers(
+    p: ProblemConstants, rates: Any, m: int, data: Any, q: float, gamma: float, compressed: bool
+) -> None:
+    n = data.draw(st.integers(1, m))
+    common = {**rates, "L": p.L, "G": p.G, "sl": p.sigma_l, "sg": p.sigma_g, "gap": p.gap, "d": p.d}
+    if compressed:
+        want = (
+            oracle.cams_compressed(5, m, 100, q=q, gamma=gamma, **common)
+            if n == m
+            else oracle.cams_compressed_partial(5, m, n, 100, q=q, **common)
+        )
+    else:
+        want = oracle.cams_full(5, m, 100, **common) if n == m else oracle.cams_partial(5, m, n, 100, **common)
+    found = AdaptiveBound(
+        clients=m, participants=n, steps=5, rounds=100, server_lr=rates["eta"], local_lr=rates["eta_l"], b1=rates["b1"],
+        b2=rates["b2"], eps=rates["eps"], problem=p, compressed=compressed, q=q, gamma=gamma,
+    )  # fmt: skip
+    assert (found.local_lr_limit, found.psi, found.phi, found.bound) == pytest.approx(want, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), RATES, st.integers(1, 6), st.integers(2, 9), st.integers(1, 50), rhos, st.data())
+def test_ha_fed_is_the_papers(p: ProblemConstants, rates: Any, K: int, n: int, tau: int, rho: float, data: Any) -> None:
+    m = data.draw(st.integers(1, n))
+    limits, psi, phis, bound = oracle.hafed(
+        K, n, m, rho, tau, 100, **rates, L=p.L, G=p.G, s=p.sigma_l, within=p.sigma_within, between=p.sigma_between,
+        gap=p.gap, d=p.d,
+    )  # fmt: skip
+    found = ClusteredBound(
+        clusters=K, size=n, reporters=m, rho=rho, steps=tau, rounds=100, server_lr=rates["eta"],
+        local_lr=rates["eta_l"], b1=rates["b1"], b2=rates["b2"], eps=rates["eps"], problem=p,
+    )  # fmt: skip
+    assert list(found.local_lr_limits(rates["eta_l"]).values()) == pytest.approx(limits, rel=1e-9)
+    assert (found.psi, found.phi_1, found.phi_2, found.phi_3, found.phi_4, found.bound) == pytest.approx(
+        (psi, *phis, bound), rel=1e-9
+    )
+    largest = found.local_lr_limit
+    assert largest <= min(found.local_lr_limits(largest).values())
+    assert largest * 1.001 > min(found.local_lr_limits(largest * 1.001).values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.integers(1, 6), st.integers(1, 9), st.integers(1, 50), rhos)
+def test_afga_is_the_papers(p: ProblemConstants, K: int, m: int, I: int, rho: float) -> None:  # noqa: E741
+    found = ResampledBound(clusters=K, reporters=m, rho=rho, steps=I, rounds=100, problem=p)
+    if K > 1:
+        variances = p.sigma_within, p.sigma_between
+    else:
+        variances = p.sigma_g, 0.0
+    leading, second = oracle.afga(K, m, rho, I, 100, p.L, p.G, p.sigma_l, *variances, p.gap)
+    assert found.second == pytest.approx(second)
+    if K == 1:  # equation (3) counts the noise once, (36) twice: the same order
+        leading -= p.L * p.sigma_l**2 / math.sqrt(100 * I * m)
+    assert found.leading == pytest.approx(leading)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.lists(st.integers(1, 9), min_size=2, max_size=6), st.data(), st.floats(1e-4, 0.1))
+def test_aware_is_the_papers(p: ProblemConstants, steps: list[int], data: Any, lr: float) -> None:
+    n = len(steps)
+    zeta = tuple(data.draw(st.lists(positive, min_size=n, max_size=n)))
+    raw = np.array(data.draw(st.lists(positive, min_size=n, max_size=n)))
+    found = (raw / raw.sum()).tolist()
+    p = ProblemConstants(**p.known(), zeta=zeta, gradient_norm=0.7, gradient_scale=1.3)
+    chi2 = math.fsum((f * n) ** 2 for f in found)
+    bound = AwareBound(
+        steps=steps, weights=[1 / n] * n, local_lr=lr, alpha=0.5, participation=0.2, problem=p, chi_square=chi2,
+        chi=float(n), diversity=1.7,
+    )  # fmt: skip
+    hetero, drift, gap, rho, stationary, factors = oracle.aware(
+        steps, [1 / n] * n, found, lr, 0.5, 0.2, p.L, p.sigma_l, p.sigma_g, zeta, 0.7, 1.3, 1.7
+    )
+    assert (bound.phi_hetero, bound.drift, bound.momentum_gap) == pytest.approx((hetero, drift, gap))
+    assert bound.rho_t == pytest.approx(rho, rel=1e-6, abs=1e-6)
+    if rho > 1e-3:
+        assert bound.stationary_bound == pytest.approx(stationary, rel=1e-4)
+    elif rho < 0:
+        assert math.isinf(bound.stationary_bound)
+    assert bound.surrogate_bound(2.0) == pytest.approx(factors[0] * p.sigma_g**2 + factors[1] * 2.0, abs=1e-6)
+
+
+def test_orders_of_the_corollaries() -> None:
+    name, orders = adaptive_orders(10, 10, 4, 400)  # type: ignore[misc]
+    assert (name, orders.least_rounds, orders.enough(400)) == ("Corollary 4.6", 40, True)
+    assert (orders.server_scale, orders.local_scale) == pytest.approx((math.sqrt(40), 1 / 80))
+    assert orders.rate_scale == pytest.approx(1 / math.sqrt(16000))
+    _, sent = adaptive_orders(10, 10, 4, 400, q=0.75, compressed=True)  # type: ignore[misc]
+    assert sent.rate_scale == pytest.approx(4 * orders.rate_scale)
+    name, some = adaptive_orders(100, 10, 4, 400)  # type: ignore[misc]
+    assert (name, some.rate_scale) == ("Corollary 4.11", pytest.approx(math.sqrt(4 / 4000)))
+    assert adaptive_orders(100, 10, 4, 400, q=0.5, compressed=True) is None
+
+
+def draw_least_squares(sizes: tuple[int, ...]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    draw = np.random.default_rng(0)
+    return (
+        tuple(torch.from_numpy(draw.standard_normal((rows, 3))) for rows in sizes),
+        tuple(torch.from_numpy(draw.standard_normal(rows)) for rows in sizes),
+    )
+
+
+class TestEstimates:
+    """On least squares f_i = ||A_i x - b_i||^2/(2 rows_i): the Hessian is A'A/rows, a row's gradient a (a x - b)."""
+
+    sizes = (3, 5, 8, 4)
+    A, b = draw_least_squares(sizes)
+    x = torch.tensor([0.5, -1.0, 0.3], dtype=torch.float64)
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        return torch.stack([a.T @ (a @ self.x - b) / len(b) for a, b in zip(self.A, self.b, strict=True)])
+
+    def test_smoothness_is_the_largest_eigenvalue_over_clients(self) -> None:
+        task = hansa.training.quadratic(self.A, self.b, x0=self.x)
+        found = hansa.measures.smoothness(task, clients=None, iterations=200)
+        largest = max(float(torch.linalg.eigvalsh(a.T @ a / len(a)).max()) for a in self.A)
+        assert pytest.approx(largest, rel=1e-6) == found.L
+        assert pytest.approx(float(self.gradients.norm(dim=1).max()), rel=1e-6) == found.G
+        losses = [float(((a @ self.x - b) ** 2).mean() / 2) for a, b in zip(self.A, self.b, strict=True)]
+        assert found.loss == pytest.approx(np.mean(losses))
+        assert found.clients == (0, 1, 2, 3)
+
+    def test_clients_are_drawn_and_the_task_is_left_as_it_was(self) -> None:
+        task = hansa.training.quadratic(self.A, self.b, x0=self.x)
+        some = hansa.measures.smoothness(task, clients=2, seed=3)
+        assert len(some.clients) == 2
+        assert some.L <= hansa.measures.smoothness(task, clients=None).L + 1e-9
+        assert torch.equal(task.x0, self.x)
+
+    def test_stochastic_gradients_of_an_own_model_with_unequal_clients(self) -> None:
+        class Line(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.w = nn.Parameter(torch.tensor([0.5, -1.0, 0.3]))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x @ self.w
+
+        inputs, targets = torch.cat(self.A).float(), torch.cat(self.b).float()
+        ends = np.cumsum(self.sizes)
+        clients = [range(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        data = hansa.data.from_arrays(inputs, targets, clients=[list(rows) for rows in clients])
+        task = hansa.Task(Line, lambda out, y: ((out - y) ** 2).mean() / 2, data)
+        found = hansa.measures.smoothness(task, clients=None, iterations=100, batch_size=1, batches=8)
+        rows = [a * (a @ self.x - b)[:, None] for a, b in zip(self.A, self.b, strict=True)]
+        assert pytest.approx(max(float(r.norm(dim=1).max()) for r in rows), rel=1e-4) == found.G
+        largest = max(float(torch.linalg.eigvalsh(a.T @ a / len(a)).max()) for a in self.A)
+        assert pytest.approx(largest, rel=1e-4) == found.L
+
+    def test_constants_of_a_clustered_method_are_those_of_its_clusters(self) -> None:
+        task = hansa.training.quadratic(self.A, self.b, x0=self.x)
+        method = hansa.presets.ha_fed(clusters=[[0, 2], [1, 3]], reporters=1, steps=2)
+        found, g = estimate_constants(method, task), self.gradients
+        means = torch.stack([g[[0, 2]].mean(dim=0), g[[1, 3]].mean(dim=0)])
+        within = ((g[[0, 2]] - means[0]).square().sum() + (g[[1, 3]] - means[1]).square().sum()) / 4
+        assert found.sigma_within == pytest.approx(math.sqrt(within))
+        assert found.sigma_between == pytest.approx(math.sqrt((means - g.mean(dim=0)).square().sum() / 2))
+        assert found.sigma_g == pytest.approx(math.sqrt((g - g.mean(dim=0)).square().sum() / 4))
+        assert found.zeta == pytest.approx((g - g.mean(dim=0)).square().sum(dim=1).tolist())
+        assert found.sigma_l == 0.0
+        assert found.gradient_scale == pytest.approx(math.sqrt(g.square().sum() / 4))
+        assert found.d == 3
+
+
+def test_a_report_of_each_family_with_estimated_constants_knows_every_value() -> None:
+    task = hansa.training.quadratic(torch.eye(3).expand(8, 3, 3), torch.arange(24.0).view(8, 3) / 24)
+    adaptive = hansa.theory(hansa.presets.fedams(steps=4, participation=0.5), task, rounds=50, estimate=True)
+    assert [each.name for each in adaptive.results] == ["[CAMS] Corollary 4.11", "[CAMS] Theorem 4.9"]
+    sent = hansa.theory(hansa.presets.fedcams(steps=4, participation=1.0), task, rounds=50, estimate=True)
+    assert [each.name for each in sent.results] == ["[CAMS] Corollary 4.20", "[CAMS] Theorem 4.18"]
+    ha_fed = hansa.presets.ha_fed(clusters=2, reporters=2, steps=4, topology=[ring(), complete()])
+    clustered = hansa.theory(ha_fed, task, rounds=50, estimate=True)
+    assert clustered.setting.cluster_rho == pytest.approx((1 / 3, 0.0))
+    assert clustered.setting.rho_max == pytest.approx(1 / 3)
+    assert clustered["Corollary 5.11"].conditions["K = 2 < n = 4"] is True
+    resampled = hansa.theory(hansa.presets.afga(participation=0.25, steps=4), task, rounds=50, estimate=True)
+    assert resampled["Theorem 4.6"].orders is not None
+    measured = {"chi_square": 9.0, "surrogate_diversity": 3.0}
+    aware = hansa.theory(hansa.presets.fedaware(steps=4), task, rounds=50, estimate=True, measured=measured)
+    assert aware["Theorem 4.2"].values["factor of sigma_g^2"] == pytest.approx(2 * (9 - 8))
+    for report in (adaptive, sent, clustered, resampled, aware):
+        assert report.estimated
+        for result in report.results:
+            assert result.needs == ()
+            assert not any(math.isnan(value) for value in result.values.values())
+        json.dumps(report.record(), allow_nan=False)
+
+
+def test_unequal_steps_come_from_the_clients_data() -> None:
+    data = hansa.data.from_arrays(torch.randn(12, 2), torch.zeros(12), clients=[list(range(8)), list(range(8, 12))])
+    task = hansa.Task(lambda: nn.Linear(2, 1), lambda out, y: ((out[:, 0] - y) ** 2).mean(), data)
+    report = hansa.theory(hansa.presets.fedaware(epochs=2, batch_size=2, local_lr=0.1), task)
+    assert report.setting.steps == (8, 4)
+    values = report["Corollary 3.2"].values
+    assert (values["K~"], values["K_min"]) == (6.0, 4)
+    assert report["Corollary 3.2"].conditions == {"eta_l = 0.1 <= 1/max K_i = 0.125": True}
+
+
+def test_what_the_theorems_do_not_cover_is_said() -> None:
+    method = hansa.presets.ha_fed(steps=3, local_momentum=0.9, gossip_every=2, active=0.5)
+    said = " ".join(hansa.theory(method, clients=32).setting.deviations)
+    for word in ("momentum", "gossip_every=2", "bernoulli"):
+        assert word in said
+    assert hansa.theory(hansa.presets.ha_fed(steps=3), clients=32).setting.deviations == ()
+    assert hansa.theory(hansa.presets.fedams(steps=3), clients=32).setting.deviations == ()
+    two_way = hansa.presets.fedcams(steps=3, two_way=True)
+    assert "uncompressed broadcast" in " ".join(hansa.theory(two_way, clients=32).setting.deviations)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"algorithm": hansa.presets.fedavg(steps=2), "clients": 4}, "none of the theorems covers it"),
+        ({"algorithm": hansa.presets.fedams(steps=2)}, "expected one of the two"),
+        ({"algorithm": hansa.presets.fedams(steps=2), "clients": 4, "estimate": True}, "from a task"),
+        ({"algorithm": hansa.presets.fedams(steps=2), "clients": 4, "constants": {"sigma": 1.0}}, "not a constant"),
+        ({"algorithm": hansa.presets.fedams(steps=2), "clients": 4, "constants": {"L": -1.0}}, "at least 0"),
+        ({"algorithm": hansa.presets.fedams(steps=2), "clients": 0}, "clients"),
+    ],
+)
+def test_bad_input_is_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(HansaError, match=words):
+        hansa.theory(**arguments)
+
+
+def test_unknown_constants_make_values_unknown_and_are_named() -> None:
+    result = hansa.theory(hansa.presets.fedams(steps=2), clients=4, rounds=9, constants={"L": 2.0, "G": 1.0})[
+        "Theorem 4.4"
+    ]
+    assert not math.isnan(result.values["largest eta_l"])
+    assert math.isnan(result.values["bound"])
+    assert result.needs == ("sigma_l", "sigma_g", "gap", "d")
+
+
+def called(*arguments: str) -> Any:
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    from typer.testing import CliRunner
+
+    return CliRunner(env={"COLUMNS": "160", "TERM": "dumb"}).invoke(app, ["theory", *arguments])
+
+
+SMALL = """\
+rounds: 3
+workers: 1
+data: {name: synthetic, clients: 6, options: {largest: 60}}
+model: logistic
+algorithm: fedcams
+local: {lr: 0.05, steps: 2, batch_size: 10}
+"""
+
+
+def test_the_command_reads_files_presets_and_runs_and_estimates(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL)
+    plain = called(str(tmp_path / "run.yaml"))
+    assert plain.exit_code == 0, plain.output
+    assert "[CAMS] Corollary 4.20" in plain.output
+    assert "T >= K m = 12: does not hold" in plain.output
+    estimated = json.loads(called(str(tmp_path / "run.yaml"), "--estimate", "--json").output)
+    assert estimated["estimated"] is True
+    assert estimated["setting"]["clients"] == 6
+    assert estimated["constants"]["d"] == 610
+    assert estimated["theorems"][1]["values"]["bound"] > 0
+    given = called("--preset", "fedams", "--set", "local.steps=5", "--constant", "L=10", "--constant", "G=2", "--json")
+    assert json.loads(given.output)["theorems"][1]["values"]["largest eta_l"] > 0
+    own = called("ha_fed", "--clients", "30", "--set", "gossip.clusters=3", "--set", "gossip.topology=complete")
+    assert "rho_max = 0.000 <= 1/(2 sqrt(n - m)) = 0.177: holds" in own.output
+
+
+def test_a_run_adds_what_it_measured(tmp_path: Path) -> None:
+    task = hansa.training.quadratic(torch.eye(3).expand(4, 3, 3), torch.arange(12.0).view(4, 3))
+    from hansa.cli.theory import _measured
+    from hansa.runs.folder import RunFolder
+
+    method = hansa.presets.fedcams(steps=2)
+    hansa.run(method, task, rounds=3, out=tmp_path / "run", measures=[hansa.measures.compression], workers=1)
+    measured = _measured(RunFolder(tmp_path / "run"))
+    history = RunFolder(tmp_path / "run").history
+    assert measured["q"] == max(record["q"] for record in history)
+    assert measured["gamma"] == max(record["gamma"] for record in history)
+    refused = called(str(tmp_path / "run"))
+    assert refused.exit_code == 2
+    assert "started in Python" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fedams", "--constant", "L"], "expected NAME=VALUE"),
+        (["fedams", "--constant", "L=x"], "expected NAME=VALUE"),
+        (["fedams", "--set", "data.name=femnist"], "--clients"),
+        (["fedavg"], "none of the theorems"),
+        ([], "expected a configuration file"),
+    ],
+)
+def test_bad_commands_end_with_a_remedy(arguments: list[str], words: str) -> None:
+    result = called(*arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+
+
+def test_a_topology_per_cluster_reaches_the_report() -> None:
+    method = hansa.presets.ha_fed(clusters=2, reporters=1, steps=2, topology=by_cluster([ring(), complete()]))
+    assert hansa.theory(method, clients=16).setting.cluster_rho == pytest.approx((0.805, 0.0), abs=1e-3)
