@@ -1,4 +1,4 @@
-"""Packets are the same to the byte with native code, on every instruction set, and without it."""
+"""Packets and decoded vectors are the same to the bit with native code, on every instruction set, and without it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from core.native.sets import each_set
-from hansa.compress import Coder, Packet, cast, decode, grid, identity, quantize, sign, top_k
+from hansa.compress import Coder, Packet, accumulate, cast, decode, grid, identity, quantize, sign, top_k
 from hansa.compress import entropy_coding as plane_code
+from hansa.compress.bits import pack_codes
 from hansa.compress.packet import empty_buffer
 from hansa.core import native
 from hansa.core.errors import HansaError
@@ -61,6 +62,75 @@ def test_packets_do_not_depend_on_native_code(monkeypatch, coder, isa) -> None:
 
 
 @pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("coder", [coder for coder in CODERS if not isinstance(coder, top_k)], ids=repr)
+def test_decoded_vectors_do_not_depend_on_native_code(monkeypatch, coder, isa) -> None:
+    for size in (1, 65, 1027, plane_code.BLOCK + 5):
+        for name, values in vectors(size).items():
+            x = torch.from_numpy(values)
+            packet = bytes(coder.encode(x, Key(size)).bytes)
+            found = []
+            for chosen in (isa, "off"):
+                monkeypatch.setenv("HANSA_NATIVE", chosen)
+                decoded, added = decode(packet), accumulate(packet, 0.5 * x.flip(0), -0.3)
+                found.append((decoded.numpy().tobytes(), added.numpy().tobytes()))
+            assert found[0] == found[1], (size, name)
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_every_level_is_the_rounded_quotient(isa) -> None:
+    norms = np.float32([0.7]).view(np.uint8)
+    for levels in range(1, 128):
+        codes = np.arange(2 * levels + 1).repeat(3)
+        packed = np.frombuffer(pack_codes(codes, (2 * levels).bit_length()), np.uint8).copy()
+        out = np.empty(codes.size, np.float32)
+        assert kernels.levels_within(packed, codes.size, levels, isa)
+        kernels.quantize_unpack(packed, norms, 1024, levels, out, isa=isa)
+        wanted = ((codes - levels) / levels).astype(np.float32) * np.float32(0.7)
+        assert out.tobytes() == wanted.tobytes(), levels
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("brain", [False, True])
+def test_every_half_below_one_is_its_value(isa, brain) -> None:
+    one = 0x3F80 if brain else 0x3C00
+    codes = np.arange(one, dtype=np.uint16)
+    codes = np.concatenate([codes, codes | 0x8000])
+    half = torch.bfloat16 if brain else torch.float16
+    units = torch.from_numpy(codes.view(np.int16)).view(half).to(torch.float32).numpy()
+    for exponent in (-149, -140, -127, -126, -3, 0, 126, 127, 128):
+        out = np.empty(codes.size, np.float32)
+        kernels.half_unpack(codes.view(np.uint8), exponent, out, brain=brain, isa=isa)
+        assert out.tobytes() == np.ldexp(units, exponent).tobytes(), exponent
+    assert kernels.halves_below_one(codes.view(np.uint8), brain, isa)
+    for place in (0, 17, codes.size - 1):
+        for bad in (one, one | 0x8000, 0x7F80, 0x7FFF, 0xFFFF):
+            wrong = codes.copy()
+            wrong[place] = bad
+            assert not kernels.halves_below_one(wrong.view(np.uint8), brain, isa), (place, bad)
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_truncated_and_padded_codes_are_refused(isa) -> None:
+    draw = np.random.default_rng(5)
+    numbers = np.rint(draw.standard_normal(400) * np.exp(draw.standard_normal(400))).astype(np.int64) * 5
+    data = plane_code.encode_integers(numbers)
+    for size in (*range(len(data)), len(data) + 1):  # each in memory of its own: reading beyond it is noticed
+        cut = np.frombuffer((data + b"\0")[:size], np.uint8).copy()
+        assert kernels.bit_planes_unpack(cut, numbers.size, isa) is None, size
+    whole = kernels.bit_planes_unpack(np.frombuffer(data, np.uint8).copy(), numbers.size, isa)
+    assert whole is not None
+    assert np.array_equal(whole, numbers)
+    packed = np.frombuffer(pack_codes(np.full(13, 6), 3), np.uint8).copy()
+    assert kernels.levels_within(packed, 13, 3, isa)
+    packed[-1] |= 0x80  # after the last code
+    assert not kernels.levels_within(packed, 13, 3, isa)
+    for place in (0, 12, 40):
+        codes = np.full(41, 6)
+        codes[place] = 7
+        assert not kernels.levels_within(np.frombuffer(pack_codes(codes, 3), np.uint8).copy(), 41, 3, isa)
+
+
+@pytest.mark.parametrize("isa", each_set())
 def test_whole_numbers_up_to_the_widest_are_coded_alike(isa) -> None:
     draw = np.random.default_rng(3)
     for bits in (1, 3, 9, 17, 24):
@@ -70,6 +140,10 @@ def test_whole_numbers_up_to_the_widest_are_coded_alike(isa) -> None:
         assert kernels.bit_planes_pack(numbers, room, isa=isa).tobytes() == plane_code.encode_integers(
             numbers.astype(np.int64)
         )
+        data = np.frombuffer(plane_code.encode_integers(numbers), np.uint8)
+        decoded = kernels.bit_planes_unpack(data, numbers.size, isa)
+        assert decoded is not None
+        assert np.array_equal(decoded, numbers)
 
 
 @pytest.mark.parametrize("isa", each_set())

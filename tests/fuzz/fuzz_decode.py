@@ -4,7 +4,8 @@
 
 With atheris installed its coverage-guided engine chooses the inputs; without it a seeded mutation fuzzer does, from
 real packets of every kind. Half of the inputs get a right length and checksum after the damage, so that the checks
-behind those are reached.
+behind those are reached. Native decoders and those without native code must agree about every input, to the bit and to
+the words of a refusal; the instruction sets take turns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import random
 import struct
 import sys
@@ -31,6 +33,7 @@ if guided := __name__ == "__main__" and importlib.util.find_spec("atheris") is n
 
 from hansa.compress import PacketError, accumulate, cast, decode, grid, identity, quantize, random_k, sign, top_k
 from hansa.compress.packet import HEADER
+from hansa.core import native
 from hansa.core.keys import Key
 
 DIM = 259
@@ -126,8 +129,27 @@ def mutate(data: bytes, other: bytes, draw: random.Random) -> bytes:
     return bytes(damaged)
 
 
+def outcome(data: bytes, isa: str) -> str | tuple[bytes, bytes]:
+    """The refusal's words, or the bits of the decoded vector and of ones with it added, by one set of decoders."""
+    before = os.environ.get("HANSA_NATIVE")
+    os.environ["HANSA_NATIVE"] = isa
+    try:
+        vector = decode(data, dim=DIM)
+        return vector.numpy().tobytes(), accumulate(data, torch.ones_like(vector), 0.3).numpy().tobytes()
+    except PacketError as error:
+        return str(error)
+    finally:
+        if before is None:
+            del os.environ["HANSA_NATIVE"]
+        else:
+            os.environ["HANSA_NATIVE"] = before
+
+
 def check(data: bytes, *, genuine: bool, watched: bool = False) -> str:
     """Decode and see that it is either refused for a reason or a proper vector; what became of it, in a word."""
+    sets = native.instruction_sets()
+    isa = sets[zlib.crc32(data) % len(sets)] if sets else "off"
+    assert outcome(data, isa) == outcome(data, "off"), f"{isa} decodes it differently"
     dtype = torch.float64 if len(data) > 3 and data[3] & 0x80 else torch.float32
     out = torch.ones(DIM, dtype=dtype)
     if watched:

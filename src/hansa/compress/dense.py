@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +21,7 @@ from hansa.compress.packet import (
     native_array,
     nonfinite_error,
 )
+from hansa.core import native
 from hansa.core.errors import invalid_argument
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
@@ -91,16 +93,7 @@ class cast(Coder):
         return 3 + 2 * dim
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
-        check_size(payload, 3 + 2 * dim, "cast")
-        exponent = int.from_bytes(payload[1:3], "little", signed=True)
-        info = np.finfo(dtype)
-        if payload[0] >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
-            raise PacketError(f"packet: no 16-bit format {payload[0]} with exponent {exponent}.")
-        codes = torch.from_numpy(np.frombuffer(payload[3:], "<i2").astype(np.int16))
-        unit = codes.view(getattr(torch, HALVES[payload[0]])).to(torch.float32).numpy()
-        if not (np.abs(unit) < 1).all():
-            raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
-        return DenseValues(np.ldexp(unit.astype(dtype), exponent))
+        return Halves.parse(payload, dim, dtype)
 
     def contraction(self, dim: int) -> float:
         info = torch.finfo(getattr(torch, self.to))
@@ -108,6 +101,53 @@ class cast(Coder):
 
 
 HALVES = ("float16", "bfloat16")
+#: The bits of 1 in each; magnitudes are ordered like their bits, with infinity and NaN on top.
+ONES = (0x3C00, 0x3F80)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A payload of 16-bit floats below 1 in magnitude, times 2^exponent."""
+
+    which: int
+    exponent: int
+    codes: Array
+    """Their bytes."""
+
+    @classmethod
+    def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Halves:
+        check_size(view, 3 + 2 * dim, "cast")
+        which, exponent = view[0], int.from_bytes(view[1:3], "little", signed=True)
+        info = np.finfo(dtype)
+        if which >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
+            raise PacketError(f"packet: no 16-bit format {which} with exponent {exponent}.")
+        codes = np.frombuffer(view[3:], np.uint8)
+        if sys.byteorder == "little" and native.available():
+            valid = kernels.halves_below_one(codes, bool(which))
+        else:
+            valid = int((codes.view("<u2") & 0x7FFF).max(initial=0)) < ONES[which]
+        if not valid:
+            raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
+        return cls(which, exponent, codes)
+
+    def values(self, dtype: np.dtype[Any]) -> Array:
+        """Return the decoded vector."""
+        codes = torch.from_numpy(self.codes.view("<i2").astype(np.int16))
+        unit = codes.view(getattr(torch, HALVES[self.which])).to(torch.float32).numpy()
+        scaled: Array = np.ldexp(unit.astype(dtype), self.exponent)
+        return scaled
+
+    def write(self, out: Array) -> None:
+        if native_array(out):
+            kernels.half_unpack(self.codes, self.exponent, out, brain=bool(self.which))
+        else:
+            out[:] = self.values(out.dtype)
+
+    def add(self, out: Array, alpha: float) -> None:
+        if native_array(out):
+            kernels.half_unpack(self.codes, self.exponent, out, alpha, brain=bool(self.which))
+        else:
+            DenseValues(self.values(out.dtype)).add(out, alpha)
 
 
 @dataclass(frozen=True, slots=True)

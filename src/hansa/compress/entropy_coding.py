@@ -10,17 +10,19 @@ import struct
 import sys
 
 import numpy as np
+import torch
 
 from hansa.compress import index_coding as index_code
 from hansa.compress.bits import decode_varints, encode_varints, pack_codes, packed_size, unpack_codes
 from hansa.compress.index_coding import EncodedIndices
 from hansa.compress.packet import Array, PacketError
 from hansa.core import native
-from hansa.core.vectors import kernels
+from hansa.core.vectors import allocator, kernels
 
 BLOCK = 1 << 14
 PLANES = 24
 FEW_SET_BITS = 12
+NATIVE_BITS = 24  # of numbers that native code reads and writes
 START = struct.Struct("<BB")
 PLANE = struct.Struct("<HHB")
 REST = struct.Struct("<H")
@@ -33,7 +35,7 @@ def encode_integers(numbers: Array) -> bytes:
     '000101000100000401000001'
     """
     if numbers.dtype == np.int32 and numbers.flags.c_contiguous and sys.byteorder == "little" and native.available():
-        return kernels.bit_planes_pack(numbers, max_nbytes(numbers.size, 24)).tobytes()
+        return kernels.bit_planes_pack(numbers, max_nbytes(numbers.size, NATIVE_BITS)).tobytes()
     return b"".join(_block(numbers[start : start + BLOCK]) for start in range(0, numbers.size, BLOCK))
 
 
@@ -92,7 +94,13 @@ def decode_integers(view: memoryview, count: int, bits: int) -> Array:
     least = -(-count // BLOCK) * (START.size + PLANE.size)
     if len(view) < least:
         raise PacketError(f"packet: truncated: {count} numbers take {least} bytes at least, {len(view)} arrived.")
-    numbers = np.empty(count, np.int32 if bits < 31 else np.int64)
+    if count and bits == NATIVE_BITS and sys.byteorder == "little" and native.available():
+        decoded = kernels.bit_planes_unpack(np.frombuffer(view, np.uint8), count)
+        if decoded is not None:
+            return decoded  # otherwise the code below names the reason, in the same memory
+    narrow = bits < 31
+    numbers = allocator.empty(count, torch.float32 if narrow else torch.float64).numpy()
+    numbers = numbers.view(np.int32 if narrow else np.int64)
     for start in range(0, count, BLOCK):
         piece = numbers[start : start + BLOCK]
         piece[:] = _read_block(reader, piece.size, bits)

@@ -157,7 +157,7 @@ class Lattice:
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Lattice:
         exponent, finest = exponents(view, dtype)
         codes = entropy_coding.decode_integers(view[HEAD.size :], dim, BITS[dtype.itemsize])
-        highest = max(int(codes.max()), -int(codes.min()))
+        highest = max(int(codes.max()), -int(codes.min())) if exponent > 0 else 0
         if exponent > 0 and highest > math.ldexp(float(np.finfo(dtype).max), -exponent):
             raise PacketError(f"packet: {highest} times 2^{exponent} is beyond {dtype}.")
         return cls(exponent, finest, codes)
@@ -189,10 +189,16 @@ class Lattice:
         )
 
     def write(self, out: Array) -> None:
+        if native_array(out) and self.codes.dtype == np.int32:
+            kernels.multiples_write(self.codes, self.exponent, out)
+            return
         for start in range(0, out.size, CHUNK):
             out[start : start + CHUNK] = np.ldexp(self.codes[start : start + CHUNK].astype(out.dtype), self.exponent)
 
     def add(self, out: Array, alpha: float) -> None:
+        if native_array(out) and self.codes.dtype == np.int32:
+            kernels.multiples_write(self.codes, self.exponent, out, alpha)
+            return
         for start in range(0, out.size, CHUNK):
             piece = np.ldexp(self.codes[start : start + CHUNK].astype(out.dtype), self.exponent)
             out[start : start + CHUNK] += piece * out.dtype.type(alpha)

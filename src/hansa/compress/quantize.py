@@ -138,12 +138,13 @@ class quantize(Coder):
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """A payload of one norm per bucket and one code per entry."""
+    """A payload of one norm per bucket and one code per entry, packed; or unpacked, if native code does not read it."""
 
     levels: int
     bucket: int
     norms: Array
-    codes: Array
+    packed: Array
+    unpacked: Array | None
 
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Levels:
@@ -158,26 +159,40 @@ class Levels:
         norms = np.frombuffer(view[HEAD.size :], dtype, count)
         if not (np.isfinite(norms) & (norms >= 0)).all():
             raise PacketError("packet: the norm of a bucket is negative, NaN or infinite.")
-        codes = unpack_codes(view[HEAD.size + norms.nbytes :], like.width, dim)
+        packed = np.frombuffer(view[HEAD.size + norms.nbytes :], np.uint8)
+        if native_array(norms) and kernels.levels_within(packed, dim, levels):
+            return cls(levels, bucket, norms, packed, None)
+        codes = unpack_codes(packed.data, like.width, dim)
         if codes.max(initial=0) > 2 * levels:
             raise PacketError(f"packet: code {codes.max()} is beyond the {levels} levels.")
-        return cls(levels, bucket, norms, codes)
+        return cls(levels, bucket, norms, packed, codes)
 
-    def pieces(self, dtype: np.dtype[Any]) -> Iterator[tuple[slice, Array]]:
+    def pieces(self, size: int, dtype: np.dtype[Any]) -> Iterator[tuple[slice, Array]]:
         """Yield the decoded vector in chunks, each with its slice."""
+        width = quantize(self.levels).width
+        codes = unpack_codes(self.packed.data, width, size) if self.unpacked is None else self.unpacked
         table = (np.arange(-self.levels, self.levels + 1) / self.levels).astype(dtype)
         rows = max(1, CHUNK // self.bucket)
         for first in range(0, self.norms.size, rows):
-            where = slice(first * self.bucket, min((first + rows) * self.bucket, self.codes.size))
-            units = np.take(table, self.codes[where], mode="clip")
+            where = slice(first * self.bucket, min((first + rows) * self.bucket, size))
+            units = np.take(table, codes[where], mode="clip")
             units *= np.repeat(self.norms[first : first + rows], self.bucket)[: units.size]
             yield where, units
 
     def write(self, out: Array) -> None:
-        for where, piece in self.pieces(out.dtype):
+        if native_array(out):
+            self._natively(out, None)
+            return
+        for where, piece in self.pieces(out.size, out.dtype):
             out[where] = piece
 
     def add(self, out: Array, alpha: float) -> None:
-        for where, piece in self.pieces(out.dtype):
+        if native_array(out):
+            self._natively(out, alpha)
+            return
+        for where, piece in self.pieces(out.size, out.dtype):
             piece *= out.dtype.type(alpha)
             out[where] += piece
+
+    def _natively(self, out: Array, alpha: float | None) -> None:
+        kernels.quantize_unpack(self.packed, self.norms.view(np.uint8), self.bucket, self.levels, out, alpha)

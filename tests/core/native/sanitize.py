@@ -30,6 +30,7 @@ TESTS = [
     "tests/core/vectors/test_fingerprint.py",
     "tests/compress/test_chunked.py",
     "tests/compress/test_same_bytes.py",
+    "tests/fuzz/test_fuzz_decode.py",
 ]
 PLAIN = ["-O1", "-g", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-fPIC", "-shared"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]

@@ -3,6 +3,7 @@
 #include "digest.h"
 #include "gram.h"
 #include "bit_planes.h"
+#include "bit_planes_read.h"
 #include "rows.h"
 #include "spread.h"
 #include "network.h"
@@ -47,4 +48,10 @@ const hansa_kernels HANSA_KERNELS = {
     .half_pack = half_pack,
     .levels_pack = levels_pack,
     .planes_pack = planes_pack,
+    .half_check = half_check,
+    .half_unpack = half_unpack,
+    .levels_check = levels_check,
+    .levels_unpack = levels_unpack,
+    .planes_unpack = planes_unpack,
+    .numbers_write = numbers_write,
 };

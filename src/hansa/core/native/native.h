@@ -11,7 +11,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 12
+#define HANSA_ABI 13
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -189,6 +189,14 @@ typedef struct {
                            const uint64_t *key, float *norms, uint8_t *out);
     int64_t (*planes_pack)(const float *x, const int32_t *numbers, int64_t n, const float *scale, int64_t most,
                            uint8_t *out);
+    int64_t (*half_check)(const uint8_t *codes, int64_t n, int64_t brain);
+    void (*half_unpack)(const uint8_t *codes, int64_t n, const float *scale, int64_t brain, int64_t adds, float alpha,
+                        float *out);
+    int64_t (*levels_check)(const uint8_t *codes, int64_t n, int64_t levels, int64_t width);
+    void (*levels_unpack)(const uint8_t *codes, int64_t n, int64_t bucket, int64_t levels, int64_t width,
+                          const uint8_t *norms, int64_t adds, float alpha, float *out);
+    int64_t (*planes_unpack)(const uint8_t *data, int64_t size, int64_t n, int32_t *out);
+    void (*numbers_write)(const int32_t *numbers, int64_t n, const float *scale, int64_t adds, float alpha, float *out);
 } hansa_kernels;
 
 extern const hansa_kernels hansa_avx512, hansa_avx2, hansa_base;

@@ -279,6 +279,66 @@ def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 <<
     return out[:length]
 
 
+def halves_below_one(codes: Bytes, brain: bool = False, isa: str = "") -> bool:
+    """Return whether all 16-bit floats of ``half_pack`` are below 1 in magnitude, so that none is NaN or infinite."""
+    pointer = address_of("halves_below_one", "codes", codes, torch.uint8)
+    return bool(native.load(isa).half_check(pointer, codes.size // 2, int(brain)))
+
+
+def half_unpack(
+    codes: Bytes, exponent: int, out: Array, alpha: float | None = None, brain: bool = False, isa: str = ""
+) -> None:
+    """Set out = 2^exponent v for the codes of v, or add alpha times that; codes must pass ``halves_below_one``."""
+    target, size = address_of("half_unpack", "out", out, torch.float32), _length(out)
+    pointer = address_of("half_unpack", "codes", codes, torch.uint8, 2 * size)
+    native.load(isa).half_unpack(pointer, size, _power_of_two(-exponent), int(brain), *_adding(alpha), target)
+
+
+def levels_within(codes: Bytes, count: int, levels: int, isa: str = "") -> bool:
+    """Return whether ``count`` packed codes of ``quantize_pack`` are at most 2 levels, with zeros after the last."""
+    width = (2 * levels).bit_length()
+    pointer = address_of("levels_within", "codes", codes, torch.uint8, -(-count * width // 8))
+    return bool(native.load(isa).levels_check(pointer, count, levels, width))
+
+
+def quantize_unpack(
+    codes: Bytes, norms: Bytes, bucket: int, levels: int, out: Array, alpha: float | None = None, isa: str = ""
+) -> None:
+    """Set out = ((code - levels) / levels) norm, or add alpha times that.
+
+    ``codes`` must pass ``levels_within``; ``norms`` are the bytes of one float32 per bucket.
+    """
+    target, size = address_of("quantize_unpack", "out", out, torch.float32), _length(out)
+    if not 1 <= levels <= 127 or bucket % 8 or bucket < 8:
+        raise HansaError(f"quantize_unpack: {levels} levels in buckets of {bucket}.")
+    width = (2 * levels).bit_length()
+    pointer = address_of("quantize_unpack", "codes", codes, torch.uint8, -(-size * width // 8))
+    scales = address_of("quantize_unpack", "norms", norms, torch.uint8, -(-size // bucket) * 4)
+    native.load(isa).levels_unpack(pointer, size, bucket, levels, width, scales, *_adding(alpha), target)
+
+
+def bit_planes_unpack(data: Bytes, count: int, isa: str = "") -> np.ndarray[Any, np.dtype[np.int32]] | None:
+    """Decode ``bit_planes_pack``, or return None for bytes that `hansa.compress.entropy_coding` refuses."""
+    pointer = address_of("bit_planes_unpack", "data", data, torch.uint8)
+    out = allocator.empty(count, torch.float32).numpy().view(np.int32)
+    state = native.load(isa).planes_unpack(pointer, data.size, count, out.ctypes.data)
+    if state == abi.NO_MEMORY:
+        raise MemoryError("bit_planes_unpack: no memory for a block")
+    return out if state == abi.OK else None
+
+
+def multiples_write(numbers: Array, exponent: int, out: Array, alpha: float | None = None, isa: str = "") -> None:
+    """Set out = 2^exponent numbers, of int32 up to 2^24 in magnitude, or add alpha times that."""
+    target, size = address_of("multiples_write", "out", out, torch.float32), _length(out)
+    pointer = address_of("multiples_write", "numbers", numbers, torch.int32, size)
+    native.load(isa).numbers_write(pointer, size, _power_of_two(-exponent), *_adding(alpha), target)
+
+
+def _adding(alpha: float | None) -> tuple[int, float]:
+    """Return whether a vector is added to the output, and its factor."""
+    return (0, 1.0) if alpha is None else (1, alpha)
+
+
 def _power_of_two(exponent: int) -> Any:
     """Return 2^-exponent as two float32 factors, so that a product with both is rounded once."""
     parts = (exponent, 0) if abs(exponent) <= 126 else (exponent // 2, exponent - exponent // 2)
