@@ -8,7 +8,7 @@ N ?= 60
 SEED ?= 0
 JOBS ?= 2
 
-.PHONY: defaults audit sbom docs dist test-plain test-fast test-environments demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: defaults audit sbom docs dist test-plain test-fast test-environments test-neon test-mingw demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make e2e    federations with killed and stopped processes (N=60 SEED=0 JOBS=2), tests over Ray and Flower"
 	@echo "make docs   build the site in build/site    make dist  build wheel and sdist, test them in a fresh environment"
 	@echo "make sanitize  test native kernels with address and undefined-behaviour sanitizers"
+	@echo "make test-neon  kernels of 64-bit Arm under qemu    make test-mingw  kernels of Windows under wine"
 	@echo "make audit  check pinned versions for known vulnerabilities    make sbom  write build/sbom.cdx.json (bill of materials)"
 
 # torch first, so that no other dependency selects its build
@@ -100,6 +101,13 @@ torture: $(VENV)/.ready
 
 sanitize: $(VENV)/.ready
 	$(BIN)/python tests/core/native/sanitize.py
+
+# cross-compiled and run by an emulator, against the plain kernels of this machine; says SKIPPED where a tool is missing
+test-neon: $(VENV)/.ready
+	$(BIN)/python tests/core/native/machines.py neon
+
+test-mingw: $(VENV)/.ready
+	$(BIN)/python tests/core/native/machines.py windows
 
 # peer environments, logs and results are stored in .bench/
 bench: $(VENV)/.ready

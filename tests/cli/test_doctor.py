@@ -101,9 +101,33 @@ def test_the_line_says_who_trains_the_model_and_why(monkeypatch):
         assert describe_kernels(plain) == f"kernels: {native.describe()}, for training, the server and compression"
         assert "PyTorch trains the model: " in describe_kernels(own)
     monkeypatch.setenv("HANSA_NATIVE", "off")
-    assert (
-        describe_kernels(own) == "kernels: none: HANSA_NATIVE=off hides the native kernels. PyTorch does all the work."
+    assert describe_kernels(own).startswith(
+        "kernels: none: HANSA_NATIVE=off hides the native kernels. PyTorch does all"
     )
+
+
+def test_an_installation_without_kernels_says_so_with_the_remedy(cli, folder, monkeypatch, caplog):
+    """As a wheel that was built without a compiler: in the line at start, in the log of a script, and in the doctor."""
+    (folder / "package").mkdir()
+    monkeypatch.delenv("HANSA_NATIVE", raising=False)
+    monkeypatch.setattr(native, "__file__", str(folder / "package" / "__init__.py"))
+    native.warn_if_missing.cache_clear()
+    said = cli("run", "small.yaml", "-o", "out").output
+    assert "kernels: none: they were not built. PyTorch does all the work, several times slower" in said
+    assert "Install a wheel (pip install --only-binary hansa hansa), or gcc or clang and install again." in said
+    for _ in range(2):
+        hansa.Task(
+            Own, nn.functional.cross_entropy, hansa.data.from_arrays(torch.rand(8, 3), torch.arange(8) % 2, clients=2)
+        )
+    (warning,) = [one for one in caplog.records if "native kernels" in one.message and one.levelname == "WARNING"]
+    assert "none: they were not built" in warning.message
+    assert findings(cli)["kernels", "in use"] == ("none: they were not built", native.remedy())
+    assert "Install a wheel" in native.remedy()
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    native.warn_if_missing.cache_clear()
+    caplog.clear()
+    native.warn_if_missing()
+    assert not caplog.records
 
 
 MINE = """\

@@ -122,15 +122,7 @@ def _version(package: str) -> str | None:
 def _kernels() -> Iterator[Finding]:
     from hansa.core import native
 
-    remedies = {
-        "off": "Unset HANSA_NATIVE.",
-        "not built": "Install a wheel (pip install --only-binary hansa hansa), or gcc or clang and install again.",
-        "does not load": "Install Hansa again.",
-        "HANSA_NATIVE=": "Unset HANSA_NATIVE, or choose one that this machine runs.",
-    }
-    reason = native.unavailable_reason() or ""
-    remedy = next((text for words, text in remedies.items() if words in reason), "Install Hansa again.")
-    yield Finding("kernels", "in use", native.describe(), remedy if reason else "")
+    yield Finding("kernels", "in use", native.describe(), native.remedy())
     if sets := native.instruction_sets():
         yield Finding("kernels", "available", ", ".join(native.TITLES[name] for name in sets))
 

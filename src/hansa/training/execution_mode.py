@@ -81,7 +81,7 @@ def describe_kernels(task: object) -> str:
     """
     used, reason = native.describe(), getattr(task, "eager_reason", None)
     if native.unavailable_reason() is not None:
-        return f"kernels: {used}. PyTorch does all the work."
+        return f"kernels: {used}. PyTorch does all the work, several times slower for small models. {native.remedy()}"
     if getattr(task, "network", None) is not None:
         return f"kernels: {used}, for training, the server and compression"
     why = "" if reason is None else f": {reason}"

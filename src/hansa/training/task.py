@@ -273,6 +273,7 @@ class Task:
         if requested is False:
             self.eager_reason = "native=False"
             return None
+        native.warn_if_missing()
         if requested is None and native.instruction_set() == "base":  # without vector instructions eager is faster
             self.eager_reason = "without vector instructions PyTorch is faster"
             return None

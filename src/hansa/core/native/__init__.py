@@ -2,13 +2,16 @@
 
 A plain install builds them if there is a C compiler. They are loaded through ctypes, so calls release the GIL. Each
 call runs on one thread in a fixed order of operations: equal inputs give equal bits on one instruction set.
-``HANSA_NATIVE=off`` disables them; ``HANSA_NATIVE=avx2`` (or ``avx512``, ``base``) selects the instruction set.
+``HANSA_NATIVE=off`` disables them; ``HANSA_NATIVE=avx2`` (or ``avx512``, ``neon``, ``base``) selects the instruction
+set.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import platform
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -17,10 +20,17 @@ from typing import Any
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
 
-__all__ = ["available", "describe", "instruction_set", "instruction_sets", "load", "unavailable_reason"]
+__all__ = [
+    "available", "describe", "instruction_set", "instruction_sets", "load", "remedy", "unavailable_reason",
+    "warn_if_missing",
+]  # fmt: skip
 
-NAMES = ("avx512", "avx2", "base")
-TITLES = {"avx512": "AVX-512", "avx2": "AVX2", "base": "base (no vector instructions)"}
+log = logging.getLogger("hansa")
+
+_ARM = platform.machine().lower() in ("aarch64", "arm64")
+NAMES = ("neon", "base") if _ARM else ("avx512", "avx2", "base")
+"""The instruction sets of this kind of processor, best first."""
+TITLES = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "base": "base (plain C)"}
 
 
 def available() -> bool:
@@ -45,13 +55,37 @@ def instruction_set() -> str | None:
 
 
 def describe() -> str:
-    """Return the kernels in use as text: AVX-512, AVX2, base, or none and why.
+    """Return the kernels in use as text: AVX-512, AVX2, NEON, base, or none and why.
 
-    >>> describe().split()[0] in ("AVX-512", "AVX2", "base", "none:")
+    >>> describe().split()[0] in ("AVX-512", "AVX2", "NEON", "base", "none:")
     True
     """
     used = instruction_set()
     return f"none: {unavailable_reason()}" if used is None else TITLES.get(used, used)
+
+
+def remedy() -> str:
+    """Return what to do if the native kernels cannot be used here, or an empty string."""
+    reason = unavailable_reason()
+    if reason is None:
+        return ""
+    if _requested_set() == "off":
+        return "Unset HANSA_NATIVE."
+    if reason.startswith("HANSA_NATIVE="):
+        return "Unset HANSA_NATIVE, or choose one that this machine runs."
+    if reason.startswith("they were not built"):
+        compilers = "LLVM (clang-cl)" if os.name == "nt" else "gcc or clang"
+        return f"Install a wheel (pip install --only-binary hansa hansa), or {compilers} and install again."
+    return "Install Hansa again."
+
+
+@cache
+def warn_if_missing() -> None:
+    """Log a warning, once per process, if this installation has no native kernels though nobody disabled them."""
+    if unavailable_reason() is not None and not _requested_set():
+        log.warning(
+            "native kernels: %s. Small models train several times slower without them. %s", describe(), remedy()
+        )
 
 
 def load(isa: str = "") -> Any:
@@ -107,7 +141,7 @@ def _load_library(file: str) -> Any:
     built = [Path(file).parent / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:
-        return "they were not built: install again with a C compiler (gcc or clang) on the path"
+        return "they were not built"
     try:
         library = ctypes.CDLL(str(path))
         library.hansa_abi.restype = ctypes.c_int64

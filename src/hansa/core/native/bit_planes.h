@@ -68,6 +68,9 @@ static int64_t reach(const int32_t *x, int64_t n, int32_t least, uint64_t *bits)
             word |= (uint64_t)(uint32_t)_mm256_movemask_ps(
                         _mm256_castsi256_ps(_mm256_cmpgt_epi32(load_int(x + i + k), splat_int(least - 1))))
                     << k;
+#elif defined(HANSA_NEON)
+        UNROLL for (int k = 0; k < 64; k += 4)
+            word |= (uint64_t)mask_bits(vcgeq_s32(load_int(x + i + k), splat_int(least))) << k;
 #else
         for (int k = 0; k < 64; k++) word |= (uint64_t)(x[i + k] >= least) << k;
 #endif
@@ -211,6 +214,8 @@ static void round_numbers(const float *x, int64_t n, const float *scale, float m
     for (; i + 16 <= n; i += 16) store_int(out + i, _mm512_cvtps_epi32(within(load(x + i) * splat(a) * splat(b), most)));
 #elif VL == 8
     for (; i + 8 <= n; i += 8) store_int(out + i, _mm256_cvtps_epi32(within(load(x + i) * splat(a) * splat(b), most)));
+#elif defined(HANSA_NEON)
+    for (; i + 4 <= n; i += 4) store_int(out + i, vcvtnq_s32_f32(within(load(x + i) * splat(a) * splat(b), most)));
 #endif
     for (; i < n; i++) {
         float unit = x[i] * a * b;

@@ -63,6 +63,15 @@ INLINE vh bfloat16_of(vf x) {
 }
 INLINE vf within(vf x, float most) { return _mm256_max_ps(_mm256_min_ps(x, splat(most)), splat(-most)); }
 INLINE void store_half(uint16_t *p, vh x) { _mm_storeu_si128((__m128i *)p, x); }
+#elif defined(HANSA_NEON)
+typedef uint16x4_t vh;
+INLINE vh float16_of(vf x) { return vreinterpret_u16_f16(vcvt_f16_f32(x)); }
+INLINE vh bfloat16_of(vf x) {
+    uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    return vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd), 16);
+}
+INLINE vf within(vf x, float most) { return vmaxnmq_f32(vminnmq_f32(x, splat(most)), splat(-most)); }
+INLINE void store_half(uint16_t *p, vh x) { vst1_u16(p, x); }
 #endif
 
 /* x scale[0] scale[1], clamped to magnitude `most` (`most` below 1), rounded to nearest even: float16, or bfloat16 if
@@ -70,7 +79,7 @@ INLINE void store_half(uint16_t *p, vh x) { _mm_storeu_si128((__m128i *)p, x); }
 static void half_pack(const float *x, int64_t n, const float *scale, float most, int64_t brain, uint16_t *out) {
     const float a = scale[0], b = scale[1];
     int64_t i = 0;
-#if VL >= 8
+#if VL >= 8 || defined(HANSA_NEON)
     for (; i + VL <= n; i += VL) {
         vf unit = within(load(x + i) * splat(a) * splat(b), most);
         store_half(out + i, brain ? bfloat16_of(unit) : float16_of(unit));

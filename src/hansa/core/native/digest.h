@@ -47,6 +47,17 @@ static void digest_block(const uint32_t *words, int64_t count, const uint32_t *k
     one = parts[0] + parts[1] + parts[2] + parts[3];
     memcpy(parts, &other, sizeof parts);
     two = parts[0] + parts[1] + parts[2] + parts[3];
+#elif defined(HANSA_NEON)
+    uint64x2_t sum = vdupq_n_u64(0), other = sum;
+    for (; i + 4 <= count; i += 4) {
+        uint32x4_t w = vld1q_u32(words + i);
+        uint64x2_t a = vreinterpretq_u64_u32(vaddq_u32(w, vld1q_u32(keys + i)));
+        uint64x2_t b = vreinterpretq_u64_u32(vaddq_u32(w, vld1q_u32(keys + i + DIGEST_SHIFT)));
+        sum = vmlal_u32(sum, vmovn_u64(a), vshrn_n_u64(a, 32));
+        other = vmlal_u32(other, vmovn_u64(b), vshrn_n_u64(b, 32));
+    }
+    one = vaddvq_u64(sum);
+    two = vaddvq_u64(other);
 #endif
     for (; i < count; i += 2) {
         uint32_t last[2] = {words[i], i + 1 < count ? words[i + 1] : 0};

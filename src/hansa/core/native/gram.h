@@ -13,6 +13,8 @@ enum { GRAM_LANES = 8 };
 enum { GRAM_ROWS = 4, GRAM_VECTORS = 5, GRAM_SPAN = 1024 };
 #elif VL == 8 /* a tile fits in the L1 cache; 1024 takes half as long again */
 enum { GRAM_ROWS = 3, GRAM_VECTORS = 4, GRAM_SPAN = 512 };
+#elif defined(HANSA_NEON)
+enum { GRAM_ROWS = 4, GRAM_VECTORS = 4, GRAM_SPAN = 512 };
 #else
 enum { GRAM_ROWS = 2, GRAM_VECTORS = 2, GRAM_SPAN = 512 };
 #endif

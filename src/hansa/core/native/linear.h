@@ -74,6 +74,9 @@ INLINE void sum_tile(const vf *sum, float *totals) {
         vf quad = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
         _mm_storeu_ps(totals + i, _mm_add_ps(_mm256_castps256_ps128(quad), _mm256_extractf128_ps(quad, 1)));
     }
+#elif defined(HANSA_NEON)
+    UNROLL for (int i = 0; i < DOT_ROWS * DOT_FILTERS; i += 4)
+        store(totals + i, vpaddq_f32(vpaddq_f32(sum[i], sum[i + 1]), vpaddq_f32(sum[i + 2], sum[i + 3])));
 #else
     for (int i = 0; i < DOT_ROWS * DOT_FILTERS; i++) totals[i] = sum_lanes(sum[i]);
 #endif
@@ -109,6 +112,14 @@ INLINE void dot_tile(const float *x, ptrdiff_t x_row, ptrdiff_t rows, const floa
         UNROLL for (int b = 0; b < DOT_ROWS; b++) {
             float *to = y + b * y_row;
             _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), _mm_loadu_ps(totals + b * DOT_FILTERS)));
+        }
+        return;
+    }
+#elif defined(HANSA_NEON)
+    if (rows >= DOT_ROWS && filters >= DOT_FILTERS) {
+        UNROLL for (int b = 0; b < DOT_ROWS; b++) {
+            float *to = y + b * y_row;
+            store(to, load(to) + load(totals + b * DOT_FILTERS));
         }
         return;
     }

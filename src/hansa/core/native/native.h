@@ -1,4 +1,4 @@
-/* The interface between Python and the kernels of the three instruction sets. abi.py parses structures and constants
+/* The interface between Python and the kernels of the instruction sets. abi.py parses structures and constants
  * from this file: keep to plain declarations. */
 #ifndef HANSA_NATIVE_H
 #define HANSA_NATIVE_H
@@ -199,6 +199,6 @@ typedef struct {
     void (*numbers_write)(const int32_t *numbers, int64_t n, const float *scale, int64_t adds, float alpha, float *out);
 } hansa_kernels;
 
-extern const hansa_kernels hansa_avx512, hansa_avx2, hansa_base;
+extern const hansa_kernels hansa_avx512, hansa_avx2, hansa_neon, hansa_base; /* those of this processor, and the last */
 
 #endif

@@ -3,9 +3,9 @@
 #define HANSA_NETWORK_H
 
 #include <math.h>
-#include <time.h>
 
 #include "draw.h"
+#include "platform.h"
 #include "server.h"
 #include "workspace.h"
 
@@ -214,12 +214,6 @@ static float backward(const hansa_network *network, const float *y, const hansa_
 }
 
 /* Entry points ----------------------------------------------------------------------------------------------------- */
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 /* One step on one batch, in place; returns the loss before the step. */
 static float step_once(const hansa_network *network, const hansa_data *data, const int64_t *index, ptrdiff_t size,

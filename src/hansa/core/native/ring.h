@@ -44,6 +44,8 @@ INLINE vf signed_scale(const uint8_t *bits, ptrdiff_t i, float scale) {
     const vi lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     vi set = _mm256_cmpeq_epi32(_mm256_and_si256(splat_int(bits[i / 8]), lane), lane);
     return _mm256_blendv_ps(splat(-scale), splat(scale), _mm256_castsi256_ps(set));
+#elif defined(HANSA_NEON)
+    return vbslq_f32(bits_mask((uint32_t)bits[i / 8] >> i % 8), splat(scale), splat(-scale));
 #else
     float values[VL];
     for (int k = 0; k < VL; k++) values[k] = bits[(i + k) / 8] >> (i + k) % 8 & 1 ? scale : -scale;

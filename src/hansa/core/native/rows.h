@@ -5,7 +5,7 @@
 #include "crc.h"
 #include "gram.h"
 
-#if VL >= 8 && !defined(_WIN32)
+#if (VL >= 8 || defined(HANSA_NEON)) && !defined(_WIN32)
 #include <errno.h>
 #include <unistd.h>
 

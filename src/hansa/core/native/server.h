@@ -35,6 +35,9 @@ INLINE wide_t widened(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x
 #elif VL == 8
 typedef __m256d wide_t;
 INLINE wide_t widened(const float *x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
+#elif defined(HANSA_NEON)
+typedef double wide_t __attribute__((vector_size(16)));
+INLINE wide_t widened(const float *x) { return (wide_t)vcvt_f64_f32(vld1_f32(x)); }
 #else
 typedef double wide_t __attribute__((vector_size(16)));
 INLINE wide_t widened(const float *x) { return (wide_t){x[0], x[1]}; }

@@ -78,6 +78,13 @@ INLINE uint32_t sizes_and_signs(const float *a, const float *b, wide_t *lanes) {
         lanes[2 * k] += _mm256_cvtps_pd(_mm256_castps256_ps128(size));
         lanes[2 * k + 1] += _mm256_cvtps_pd(_mm256_extractf128_ps(size, 1));
     }
+#elif defined(HANSA_NEON)
+    UNROLL for (int k = 0; k < 8; k++) {
+        vf apart = load(a + 4 * k) - load(b + 4 * k), size = vabsq_f32(apart);
+        word |= mask_bits(vcgezq_f32(apart)) << 4 * k;
+        lanes[2 * k] += (wide_t)vcvt_f64_f32(vget_low_f32(size));
+        lanes[2 * k + 1] += (wide_t)vcvt_high_f64_f32(size);
+    }
 #else
     float apart[32], size[32];
     UNROLL for (int k = 0; k < 32; k += VL) store(apart + k, load(a + k) - load(b + k));

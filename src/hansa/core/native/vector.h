@@ -1,4 +1,4 @@
-/* Vector operations for three instruction sets.
+/* Vector operations for four instruction sets.
  *
  * Each isa_*.c sets HANSA_LANES and includes the kernel headers, so that every kernel is compiled once per instruction
  * set; dispatch.c selects one at run time. No kernel depends on the alignment of its pointers, so results depend on the
@@ -104,6 +104,55 @@ INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
     *which = _mm256_blendv_epi8(*which, splat_int(index), _mm256_castps_si256(wins));
 }
 
+#elif defined(HANSA_NEON) /* Arm with 128-bit vectors ----------------------------------------------------------------- */
+#include <arm_neon.h>
+#define WIDE_REGISTERS 1
+typedef float32x4_t vf;
+typedef int32x4_t vi;
+INLINE vf load(const float *p) { return vld1q_f32(p); }
+INLINE void store(float *p, vf v) { vst1q_f32(p, v); }
+INLINE vf splat(float s) { return vdupq_n_f32(s); }
+INLINE vf zero(void) { return vdupq_n_f32(0); }
+INLINE vf madd(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+INLINE vf load_part(const float *p, ptrdiff_t n) {
+    if (n >= VL) return load(p);
+    vf v = zero();
+    if (n > 0) v = vld1q_lane_f32(p, v, 0);
+    if (n > 1) v = vld1q_lane_f32(p + 1, v, 1);
+    if (n > 2) v = vld1q_lane_f32(p + 2, v, 2);
+    return v;
+}
+INLINE void store_part(float *p, vf v, ptrdiff_t n) {
+    if (n >= VL) {
+        store(p, v);
+        return;
+    }
+    if (n > 0) vst1q_lane_f32(p, v, 0);
+    if (n > 1) vst1q_lane_f32(p + 1, v, 1);
+    if (n > 2) vst1q_lane_f32(p + 2, v, 2);
+}
+INLINE vi load_int(const int32_t *p) { return vld1q_s32(p); }
+INLINE void store_int(int32_t *p, vi v) { vst1q_s32(p, v); }
+INLINE vi splat_int(int32_t s) { return vdupq_n_s32(s); }
+INLINE vi add_int(vi a, vi b) { return vaddq_s32(a, b); }
+INLINE vf where_mask(uint32x4_t mask, vf v) { return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(v))); }
+INLINE vi where_bit(vi test, int32_t bit, vi v) {
+    return vandq_s32(vreinterpretq_s32_u32(vtstq_s32(test, splat_int(bit))), v);
+}
+INLINE vf where_equal(vi a, vi b, vf v) { return where_mask(vceqq_s32(a, b), v); }
+INLINE vf where_positive(vf test, vf v) { return where_mask(vmvnq_u32(vcleq_f32(test, zero())), v); }
+INLINE vf larger(vf a, vf b) { return vmaxq_f32(a, b); }
+INLINE vf smaller(vf a, vf b) { return vminq_f32(a, b); }
+INLINE int any_within(vf a, vf reach) { return vminvq_u32(vcgtq_f32(a, reach)) == 0; }
+INLINE void challenge(vf *best, vi *which, vf rival, int32_t index) {
+    uint32x4_t wins = vorrq_u32(vcgtq_f32(rival, *best), vmvnq_u32(vceqq_f32(rival, rival)));
+    *best = vbslq_f32(wins, rival, *best);
+    *which = vbslq_s32(wins, splat_int(index), *which);
+}
+/* One bit per lane of a mask, the first lane lowest; and the mask of four bits. */
+INLINE uint32_t mask_bits(uint32x4_t mask) { return vaddvq_u32(vandq_u32(mask, (uint32x4_t){1, 2, 4, 8})); }
+INLINE uint32x4_t bits_mask(uint32_t bits) { return vtstq_u32(vdupq_n_u32(bits), (uint32x4_t){1, 2, 4, 8}); }
+
 #else /* any machine, by the compiler's vector types ---------------------------------------------------------------- */
 #define WIDE_REGISTERS 0
 typedef float vf __attribute__((vector_size(4 * VL)));
@@ -168,6 +217,16 @@ INLINE float sum_lanes(vf v) {
 #define LANES_16(m) LANES_4(m), LANES_4((m) + 4), LANES_4((m) + 8), LANES_4((m) + 12)
 #define LANES_64(m) LANES_16(m), LANES_16((m) + 16), LANES_16((m) + 32), LANES_16((m) + 48)
 static const uint64_t lanes_of[256] = {LANES_64(0), LANES_64(64), LANES_64(128), LANES_64(192)};
+#elif defined(HANSA_NEON)
+/* The same in bytes of 32-bit lanes: entry m has the four bytes of each set bit's lane. */
+#define PLACED(m, i) ((m) >> (i) & 1 ? 0x03020100u + 0x04040404u * (i) : 0)
+#define PLACES(m, k)                                                                                                \
+    ((__builtin_popcount((m) & 0) == (k) ? PLACED(m, 0) : 0) | (__builtin_popcount((m) & 1) == (k) ? PLACED(m, 1) : 0) | \
+     (__builtin_popcount((m) & 3) == (k) ? PLACED(m, 2) : 0) | (__builtin_popcount((m) & 7) == (k) ? PLACED(m, 3) : 0))
+#define LANES(m) {PLACES(m, 0), PLACES(m, 1), PLACES(m, 2), PLACES(m, 3)}
+static const uint32_t lanes_of[16][4] = {LANES(0),  LANES(1),  LANES(2),  LANES(3), LANES(4),  LANES(5),
+                                         LANES(6),  LANES(7),  LANES(8),  LANES(9), LANES(10), LANES(11),
+                                         LANES(12), LANES(13), LANES(14), LANES(15)};
 #endif
 
 /* Appends the nonzero entries of `value` with their places. Writes up to VL beyond the new end. */
@@ -183,6 +242,12 @@ INLINE ptrdiff_t append(float *values, int32_t *places, ptrdiff_t end, vf value,
     store(values + end, _mm256_permutevar8x32_ps(value, lanes));
     store_int(places + end, _mm256_permutevar8x32_epi32(place, lanes));
     return end + __builtin_popcount((unsigned)keep);
+#elif defined(HANSA_NEON)
+    uint32_t keep = mask_bits(vmvnq_u32(vceqzq_f32(value)));
+    uint8x16_t lanes = vreinterpretq_u8_u32(vld1q_u32(lanes_of[keep]));
+    store(values + end, vreinterpretq_f32_u8(vqtbl1q_u8(vreinterpretq_u8_f32(value), lanes)));
+    store_int(places + end, vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(place), lanes)));
+    return end + __builtin_popcount(keep);
 #else
     float v[VL];
     int32_t p[VL];
@@ -239,6 +304,15 @@ INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, pt
             store(to + (4 * h + 2 * j) * to_row, _mm256_shuffle_ps(b[j], b[2 + j], 0x44));
             store(to + (4 * h + 2 * j + 1) * to_row, _mm256_shuffle_ps(b[j], b[2 + j], 0xee));
         }
+    }
+}
+#elif defined(HANSA_NEON)
+INLINE void transpose_block(const float *from, ptrdiff_t from_row, float *to, ptrdiff_t to_row) {
+    float32x4x2_t upper = vtrnq_f32(load(from), load(from + from_row));
+    float32x4x2_t lower = vtrnq_f32(load(from + 2 * from_row), load(from + 3 * from_row));
+    UNROLL for (int c = 0; c < 2; c++) {
+        store(to + c * to_row, vcombine_f32(vget_low_f32(upper.val[c]), vget_low_f32(lower.val[c])));
+        store(to + (c + 2) * to_row, vcombine_f32(vget_high_f32(upper.val[c]), vget_high_f32(lower.val[c])));
     }
 }
 #else

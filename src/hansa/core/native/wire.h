@@ -13,6 +13,8 @@ INLINE uint32_t sign_bits(const float *x) {
     return _mm512_cmp_ps_mask(load(x), zero(), _CMP_GE_OQ);
 #elif VL == 8
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(load(x), zero(), _CMP_GE_OQ));
+#elif defined(HANSA_NEON)
+    return mask_bits(vcgezq_f32(load(x)));
 #else
     uint32_t bits = 0;
     for (int i = 0; i < VL; i++) bits |= (uint32_t)(x[i] >= 0) << i;
@@ -77,6 +79,19 @@ static void sign_add(const uint8_t *const *bits, const float *scales, int64_t pa
         }
         store(out + i, sum);
     }
+#elif defined(HANSA_NEON)
+    for (; i + 8 <= n; i += 8) {
+        vf sum[2];
+        UNROLL for (int k = 0; k < 2; k++) sum[k] = fresh ? zero() : load(out + i + 4 * k);
+        for (int64_t p = 0; p < packets; p++) {
+            vf up = splat(scales[p]), down = splat(-scales[p]);
+            UNROLL for (int k = 0; k < 2; k++) {
+                vf value = vbslq_f32(bits_mask((uint32_t)bits[p][i / 8] >> 4 * k), up, down);
+                sum[k] = fresh && p == 0 ? value : (vf)(sum[k] + value);
+            }
+        }
+        UNROLL for (int k = 0; k < 2; k++) store(out + i + 4 * k, sum[k]);
+    }
 #endif
     for (; i < n; i++) {
         float sum = fresh ? 0 : out[i];
@@ -92,12 +107,14 @@ static void sign_add(const uint8_t *const *bits, const float *scales, int64_t pa
  * as fit. */
 static int64_t reaching(const float *x, int64_t n, float threshold, int64_t room, int64_t *index, float *value) {
     int64_t found = 0, i = 0;
-#if VL >= 8
+#if VL >= 8 || defined(HANSA_NEON)
     for (; i + 32 <= n; i += 32) {
         uint32_t hits = 0;
         UNROLL for (int k = 0; k < 32; k += VL) {
 #if VL == 16
             hits |= (uint32_t)_mm512_cmp_ps_mask(_mm512_abs_ps(load(x + i + k)), splat(threshold), _CMP_NLT_UQ) << k;
+#elif defined(HANSA_NEON)
+            hits |= mask_bits(vmvnq_u32(vcltq_f32(vabsq_f32(load(x + i + k)), splat(threshold)))) << k;
 #else
             vf magnitude = _mm256_andnot_ps(splat(-0.0f), load(x + i + k));
             hits |= (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(magnitude, splat(threshold), _CMP_NLT_UQ)) << k;

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "platform.h"
 #include "stage.h"
 
 struct hansa_network {
@@ -24,10 +25,10 @@ struct hansa_network {
 /* Zeroed, aligned, and with a vector of slack. */
 static void *take(hansa_network *network, ptrdiff_t count) {
     size_t bytes = (size_t)round_up(4 * count, 64) + 128;
-    void *block = NULL;
     void **blocks = realloc(network->blocks, sizeof(void *) * (size_t)(network->block_count + 1));
     if (blocks) network->blocks = blocks;
-    if (!blocks || posix_memalign(&block, 64, bytes)) {
+    void *block = blocks ? take_aligned(bytes) : NULL;
+    if (!block) {
         network->failed = 1;
         return NULL;
     }
@@ -37,7 +38,7 @@ static void *take(hansa_network *network, ptrdiff_t count) {
 
 static void network_free(hansa_network *network) {
     if (!network) return;
-    for (ptrdiff_t i = 0; i < network->block_count; i++) free(network->blocks[i]);
+    for (ptrdiff_t i = 0; i < network->block_count; i++) free_aligned(network->blocks[i]);
     free(network->blocks);
     free(network->drawn);
     free(network->stage);

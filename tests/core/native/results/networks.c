@@ -1,0 +1,205 @@
+/* The kernels over networks of random shapes: gradients, predictions, local training, gossip. */
+#include "results.h"
+
+enum { MOST_STAGES = 5, ROWS = 23, BATCH = 7, STEPS = 3, CLIENTS = 4 };
+
+typedef struct {
+    hansa_stage stage[MOST_STAGES];
+    int64_t stages, parameters, features, classes, keeps;
+} net;
+
+static int64_t parameters_at(net *made, int64_t count) {
+    int64_t at = made->parameters;
+    made->parameters += count;
+    return at;
+}
+
+/* One or two convolutions, or none; then one or two linear layers. */
+static net random_net(int64_t number) {
+    net made = {0};
+    int64_t channels = number % 3 == 0 ? 3 : 1 + below(4), height = 7 + below(7), width = 7 + below(7);
+    int64_t convolutions = number % 4 ? 1 + below(2) : 0;
+    made.features = channels * height * width;
+    for (int64_t i = 0; i < convolutions; i++) {
+        hansa_stage *s = made.stage + made.stages++;
+        int64_t kernel = 1 + 2 * below(3), most = height < width ? height : width;
+        if (kernel > most) kernel = 1;
+        *s = (hansa_stage){.kind = HANSA_CONV, .channels = channels, .height = height, .width = width,
+                           .out = 1 + below(i ? 19 : 37), .kernel = kernel, .stride = number % 5 ? 1 : 1 + below(3),
+                           .padding = below(kernel / 2 + 1), .planar = below(2), .weight = -1, .bias = -1};
+        s->weight = parameters_at(&made, s->out * kernel * kernel * channels);
+        if (below(4)) s->bias = parameters_at(&made, s->out);
+        height = (height + 2 * s->padding - kernel) / s->stride + 1;
+        width = (width + 2 * s->padding - kernel) / s->stride + 1;
+        s->relu = below(3) > 0;
+        int64_t pool = below(4);
+        if (pool && height >= 3 && width >= 3) {
+            s->pool = pool == 3 ? HANSA_MEAN : HANSA_MAX;
+            s->pool_h = s->pool_w = s->step_h = s->step_w = 2;
+            if (pool == 2) s->pool_h = 3, s->step_w = 1;
+            if (pool == 3 && s->relu) s->relu = 1 + below(2);
+            height = (height - s->pool_h) / s->step_h + 1;
+            width = (width - s->pool_w) / s->step_w + 1;
+        }
+        s->drop = below(3) ? 0 : below(2) ? HANSA_DROP_CHANNELS : i + 1 < convolutions ? HANSA_DROP : HANSA_DROP_FLAT;
+        if (s->drop) made.keeps += s->out * (s->drop == HANSA_DROP_CHANNELS ? 1 : height * width);
+        channels = s->out;
+    }
+    for (int64_t i = 0, linear = 1 + below(2); i < linear; i++) {
+        hansa_stage *s = made.stage + made.stages++;
+        *s = (hansa_stage){.kind = HANSA_LINEAR, .channels = channels, .height = height, .width = width,
+                           .out = i + 1 < linear ? 1 + below(41) : 2 + below(11), .relu = i + 1 < linear, .bias = -1};
+        s->weight = parameters_at(&made, s->out * channels * height * width);
+        if (below(4)) s->bias = parameters_at(&made, s->out);
+        if (i + 1 < linear && below(2)) s->drop = HANSA_DROP, made.keeps += s->out;
+        channels = made.classes = s->out;
+        height = width = 1;
+    }
+    return made;
+}
+
+static float *random_model(const net *made) {
+    float *y = floats(made->parameters, 1);
+    for (int64_t i = 0; i < made->stages; i++) {
+        const hansa_stage *s = made->stage + i;
+        int64_t fan = s->channels * (s->kind == HANSA_CONV ? s->kernel * s->kernel : s->height * s->width);
+        for (int64_t j = 0; j < s->out * fan; j++) y[s->weight + j] *= sqrtf(3.0f / (float)fan);
+    }
+    return y;
+}
+
+static hansa_data random_data(const net *made, int64_t number) {
+    hansa_data data = {.labels = numbers(ROWS, made->classes), .rows = ROWS, .planar = below(2)};
+    if (number % 3) {
+        data.values = floats(ROWS * made->features, 1);
+    } else {
+        uint8_t *bytes = room(ROWS * made->features);
+        for (int64_t i = 0; i < ROWS * made->features; i++) bytes[i] = (uint8_t)below(256);
+        data.values = bytes;
+        data.table = floats(256 * made->stage->channels, 1);
+    }
+    return data;
+}
+
+static void refuse(int64_t code) {
+    if (code) exit(7);
+}
+
+static void train(const hansa_kernels *k, hansa_network *network, const net *made, const hansa_data *data, int64_t number) {
+    float *y = random_model(made), losses[STEPS];
+    int64_t sizes[STEPS] = {BATCH, 1 + below(BATCH), BATCH}, done = 0;
+    float *keep = floats(STEPS * BATCH * made->keeps, 1);
+    for (int64_t i = 0; i < STEPS * BATCH * made->keeps; i++) keep[i] = below(3) ? 1.5f : 0;
+    hansa_batches batches = {numbers(STEPS * BATCH, ROWS), sizes, STEPS, BATCH, made->keeps ? keep : NULL};
+    hansa_update update = {.lr = 0.05, .max_grad_norm = number % 2 ? 0.5 : (double)INFINITY, .weight_decay = 0.01};
+    if (number % 2) update.velocity = floats(made->parameters, 0), update.momentum = 0.9;
+    if (number % 3 == 0) update.anchor = floats(made->parameters, 1), update.prox_weight = 0.1;
+    if (number % 3 == 1) update.shift = floats(made->parameters, 0.1f);
+    refuse(k->train(network, y, data, &batches, &update, losses, &done, 1e9));
+    give_floats("train losses", TRAINED, losses, STEPS);
+    give_floats("train", TRAINED, y, made->parameters);
+}
+
+static void clients(const hansa_kernels *k, hansa_network *network, const net *made, const hansa_data *data) {
+    hansa_update update = {.lr = 0.05, .max_grad_norm = (double)INFINITY};
+    hansa_client all[2] = {{0}};
+    float *x = random_model(made);
+    int64_t at = 0;
+    for (int64_t c = 0; c < 2; c++)
+        all[c] = (hansa_client){.x = x, .y = floats(made->parameters, 0), .delta = floats(made->parameters, 0),
+                                .own = numbers(9 + c, ROWS), .samples = 9 + c, .steps = 3, .batch = 4, .key = {5, 6},
+                                .losses = floats(3, 0), .keep_model = c};
+    refuse(k->train_clients(network, data, &update, all, 2, &at, 1e9));
+    for (int64_t c = 0; c < 2; c++) {
+        give_floats("train_clients", TRAINED, all[c].delta, made->parameters);
+        give_floats("train_clients losses", TRAINED, all[c].losses, 3);
+    }
+    give_floats("train_clients model", TRAINED, all[1].y, made->parameters);
+}
+
+/* Steps of all rows and an operation on all of them, on a ring and on a graph that is not one. */
+static void cohort(const hansa_kernels *k, hansa_network *network, const net *made, const hansa_data *data, int64_t operation) {
+    enum { COUNT = CLIENTS + 1 };
+    int64_t d = made->parameters, starts[CLIENTS + 1] = {0}, *links = numbers(CLIENTS * CLIENTS, 1), made_links = 0;
+    int64_t ring = below(2), *stepped = numbers(CLIENTS, 1), *begun = numbers(CLIENTS, 1);
+    double *weights = doubles(CLIENTS * CLIENTS, 0), *reach = doubles(CLIENTS, 0);
+    for (int64_t row = 0; row < CLIENTS; row++) {
+        for (int64_t other = 0; other < CLIENTS; other++) {
+            int near = other == row || (other + 1) % CLIENTS == row || (row + 1) % CLIENTS == other;
+            if (ring && !near) continue;
+            links[made_links] = other;
+            weights[made_links++] = ring ? 1.0 / 3 : 1.0 / CLIENTS;
+        }
+        starts[row + 1] = made_links;
+        reach[row] = -1;
+    }
+    hansa_turn turns[COUNT];
+    for (int64_t t = 0; t < CLIENTS; t++) turns[t] = (hansa_turn){t, BATCH, numbers(BATCH, ROWS)};
+    turns[CLIENTS] = (hansa_turn){operation, 0, NULL};
+    hansa_update update = {.lr = 0.05, .max_grad_norm = (double)INFINITY};
+    int64_t bits = (d + 511) / 512 * 64;
+    hansa_cohort c = {.x = floats(CLIENTS * d, 0), .stepped = stepped, .rows = CLIENTS, .turns = turns, .count = COUNT,
+                      .dropped = -1, .losses = floats(COUNT, 0), .starts = starts, .links = links, .weights = weights,
+                      .reach = reach, .scratch = floats(CLIENTS * HANSA_CUT + CLIENTS + CLIENTS * bits / 4, 0),
+                      .rate = 0.5, .seconds = 1e9, .start = random_model(made), .begun = begun};
+    if (operation == HANSA_SETTLE) c.later = floats(CLIENTS * d, 0);
+    if (operation == HANSA_PULL || operation == HANSA_SIGNS) c.public_copies = floats(CLIENTS * d, 0);
+    refuse(k->run_cohort(network, data, &update, &c));
+    if (c.done != COUNT || c.dropped != -1) exit(7);
+    give_floats("run_cohort losses", TRAINED, c.losses, CLIENTS);
+    /* the sign of a change near 0 depends on rounding, and each flips a whole scale: compared by its sums */
+    if (operation == HANSA_SIGNS) {
+        double sums[CLIENTS] = {0};
+        for (int64_t i = 0; i < CLIENTS * d; i++) sums[i / d] += (double)c.x[i] * (double)c.x[i];
+        give_doubles("run_cohort signs", TRAINED, sums, CLIENTS);
+    } else {
+        give_floats("run_cohort", TRAINED, c.x, CLIENTS * d);
+    }
+}
+
+static void lazy_cohort(const hansa_kernels *k, hansa_network *network, const net *made, const hansa_data *data) {
+    enum { COUNT = 6 };
+    int64_t d = made->parameters, *places = numbers(8, 2), starts[COUNT + 1] = {0, 0, 0, 0, 0, 3, 5};
+    float *models = floats(2 * d, 0), *changes = floats(6 * d, 0), *weights = floats(8, 0.5f);
+    hansa_turn turns[COUNT] = {{HANSA_GATHER, 2, NULL}, {0, BATCH, numbers(BATCH, ROWS)}, {1, 3, numbers(3, ROWS)},
+                               {HANSA_GATHER, 2, NULL}, {2, BATCH, numbers(BATCH, ROWS)}, {0, BATCH, numbers(BATCH, ROWS)}};
+    hansa_update update = {.lr = 0.05, .max_grad_norm = (double)INFINITY};
+    hansa_lazy_cohort lazy = {.start = random_model(made), .models = models, .changes = changes, .room = 6,
+                              .turns = turns, .starts = starts, .places = places, .weights = weights, .count = COUNT,
+                              .dropped = -1, .losses = floats(COUNT, 0), .seconds = 1e9};
+    refuse(k->run_lazy_cohort(network, data, &update, &lazy));
+    if (lazy.made != 4 || lazy.dropped != -1) exit(7);
+    give_floats("run_lazy_cohort", TRAINED, changes, 4 * d);
+}
+
+void network_results(const hansa_kernels *k) {
+    for (int64_t number = 0; number < 60; number++, free_all()) {
+        seed(1000 + (uint64_t)number);
+        net made = random_net(number);
+        hansa_network *network = k->network_new(made.stage, made.stages, BATCH);
+        hansa_data data = random_data(&made, number);
+        hansa_batches batches = {numbers(2 * BATCH, ROWS), NULL, 2, BATCH, NULL};
+        float *y = random_model(&made), *g = floats(made.parameters, 0), *out = floats(2 * BATCH * made.classes, 0), loss;
+        hansa_score score;
+        if (!network) exit(4);
+        refuse(k->logits(network, y, &data, &batches, out));
+        give_floats("logits", CLOSE, out, 2 * BATCH * made.classes);
+        batches.steps = 1;
+        refuse(k->gradient(network, y, &data, &batches, g, &loss));
+        give_floats("gradient loss", CLOSE, &loss, 1);
+        give_floats("gradient", TRAINED, g, made.parameters);
+        refuse(k->evaluate(network, y, &data, 2, ROWS, &score));
+        give_doubles("evaluate", CLOSE, (double[]){score.loss, (double)score.correct}, 2);
+        train(k, network, &made, &data, number);
+        if (!made.keeps) {
+            clients(k, network, &made, &data);
+            for (int64_t operation = HANSA_SIGNS; operation <= HANSA_MIX; operation++)
+                cohort(k, network, &made, &data, operation);
+            lazy_cohort(k, network, &made, &data);
+        }
+        batches.index = (const int64_t[]){ROWS};
+        batches.batch = 1;
+        if (k->gradient(network, y, &data, &batches, g, &loss) != HANSA_BAD_ROW) exit(7);
+        k->network_free(network);
+    }
+}
