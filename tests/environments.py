@@ -23,6 +23,12 @@ NOBODY = 65534
 LEFT_OUT = {".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache", "build", "runs"}
 READING = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 """For a user that cannot reach Python's folder: it may read everything, and write only what is its own."""
+TRIAL = """
+import subprocess, sys, torch
+assert sys.base_prefix == sys.argv[1], f"{sys.executable} fell back to {sys.base_prefix}"
+subprocess.run([sys.executable, "-c", "import torch"], check=True)
+"""
+"""What the user must be able to do: run this Python, not another of the machine, and start it again as workers do."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,10 @@ def launcher(environment: Environment) -> list[str] | str:
         return "there is no setpriv"
     command = ["setpriv", f"--reuid={environment.user}", f"--regid={environment.user}", "--clear-groups"]
     for more in ([], READING):
-        trial = [*command, *more, sys.executable, "-c", "import torch"]
+        trial = [*command, *more, sys.executable, "-c", TRIAL, sys.base_prefix]
         if subprocess.run(trial, cwd="/", capture_output=True, check=False).returncode == 0:
             return [*command, *more]
-    return f"user {environment.user} cannot run {sys.executable}"
+    return f"user {environment.user} cannot run {sys.executable} and start it again: its folder is closed to that user"
 
 
 def main() -> int:
