@@ -216,6 +216,11 @@ INLINE void write_signed(const int32_t *codes, uint64_t negative, int64_t n, int
         vi set = _mm256_cmpeq_epi32(_mm256_and_si256(splat_int((int32_t)(negative >> k & 255)), lane), lane);
         store_int(out + k, _mm256_sub_epi32(_mm256_xor_si256(load_int(codes + k), set), set));
     }
+#elif defined(HANSA_NEON)
+    for (; k + 4 <= n; k += 4) {
+        vi code = load_int(codes + k), set = vreinterpretq_s32_u32(bits_mask((uint32_t)(negative >> k)));
+        store_int(out + k, vsubq_s32(veorq_s32(code, set), set));
+    }
 #endif
     for (; k < n; k++) out[k] = negative >> k & 1 ? -codes[k] : codes[k];
 }

@@ -56,11 +56,17 @@ INLINE vf half_values(const uint8_t *from, int brain) {
     if (!brain) return _mm256_cvtph_ps(codes);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
 }
+#elif defined(HANSA_NEON)
+INLINE vf half_values(const uint8_t *from, int brain) {
+    uint16x4_t codes = vreinterpret_u16_u8(vld1_u8(from));
+    if (!brain) return vcvt_f32_f16(vreinterpret_f16_u16(codes));
+    return vreinterpretq_f32_u32(vshll_n_u16(codes, 16));
+}
 #endif
 
 INLINE void half_values_of(const uint8_t *codes, int64_t n, float a, float b, int brain, float *out) {
     int64_t i = 0;
-#if VL >= 8
+#if VL >= 8 || defined(HANSA_NEON)
     for (; i + VL <= n; i += VL) store(out + i, half_values(codes + 2 * i, brain) * splat(a) * splat(b));
 #endif
     for (; i < n; i++) out[i] = half_value(short_at(codes, i), brain) * a * b;

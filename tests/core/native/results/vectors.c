@@ -180,6 +180,16 @@ static void wires(const hansa_kernels *k, int64_t n) {
         uint16_t *out = room(2 * n);
         k->half_pack(x, n, scale, 0.99f, brain, out);
         give_bytes(brain ? "half_pack bfloat16" : "half_pack float16", out, 2 * n);
+        const uint8_t *codes = (const uint8_t *)out;
+        for (int64_t adds = 0; adds < 2; adds++) {
+            float *back = floats(n, 1);
+            k->half_unpack(codes, n, scale, brain, adds, -0.3f, back);
+            give_bytes("half_unpack", back, 4 * n);
+        }
+        int64_t fine[2] = {k->half_check(codes, n, brain), 0};
+        out[below(n)] = brain ? 0xbf80 : 0xbc00; /* -1 */
+        fine[1] = k->half_check(codes, n, brain);
+        if (fine[0] != 1 || fine[1] != 0) exit(6);
     }
     for (int64_t width = 2; width <= 8; width++) {
         uint64_t key[2] = {(uint64_t)n, (uint64_t)width};
@@ -190,6 +200,15 @@ static void wires(const hansa_kernels *k, int64_t n) {
         if (k->levels_pack(x, n, bucket, levels, width, width % 3 ? key : NULL, norms, out) != 1) exit(5);
         give_bytes("levels_pack", out, size);
         give_bytes("levels_pack norms", norms, 4 * ((n + bucket - 1) / bucket));
+        uint8_t *codes = memcpy(room(size), out, (size_t)size);
+        for (int64_t adds = 0; adds < 2; adds++) {
+            float *back = floats(n, 1);
+            k->levels_unpack(codes, n, bucket, levels, width, (const uint8_t *)norms, adds, -0.3f, back);
+            give_bytes("levels_unpack", back, 4 * n);
+        }
+        if (k->levels_check(codes, n, levels, width) != 1) exit(6);
+        codes[0] = 0xff; /* above 2 levels */
+        if (k->levels_check(codes, n, levels, width) != 0) exit(6);
     }
     for (int64_t most = 1; most < 1 << 23; most = most * 9 + 2) {
         float scale[2] = {(float)most, 0.7f};
@@ -200,6 +219,15 @@ static void wires(const hansa_kernels *k, int64_t n) {
         give_bytes("planes_pack", out, size);
         size = k->planes_pack(NULL, given, n, NULL, most, out);
         give_bytes("planes_pack numbers", out, size);
+        uint8_t *code = memcpy(room(size), out, (size_t)size);
+        int32_t *back = room(4 * n);
+        if (k->planes_unpack(code, size, n, back) || memcmp(back, given, 4 * (size_t)n)) exit(6);
+        if (!k->planes_unpack(code, size - 1, n, back)) exit(6); /* its last byte is missing */
+        for (int64_t adds = 0; adds < 2; adds++) {
+            float *written = floats(n, 1);
+            k->numbers_write(given, n, scale, adds, -0.3f, written);
+            give_bytes("numbers_write", written, 4 * n);
+        }
     }
 }
 
