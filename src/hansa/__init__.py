@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hansa.study import compare, resume, run, search
     from hansa.study.report.results import Comparison, Runs
     from hansa.study.theory.report import theory
-    from hansa.training import Task, augment, losses, models
+    from hansa.training import Task, augment, losses, metrics, models
     from hansa.training.metric_direction import higher, lower
 
 __version__ = "0.3.0.dev0"
@@ -58,6 +58,7 @@ __all__ = [
     "losses",
     "lower",
     "measures",
+    "metrics",
     "models",
     "pace",
     "predict",

@@ -36,18 +36,21 @@ PARTS = ("Canary", "canary", "Qzjx")  # no part is hexadecimal: digests are
 TEXT = """
 name: trial
 rounds: 2
-data: {name: csv-folder, options: {schema: SCHEMA}}
-model: {factory: "federation.test_canaries:Model"}
+data: {name: csv-folder, options: {schema: SCHEMA, test: 0.4}}
+model:
+  factory: "MODULE:Model"
+  metrics: {auc: roc_auc, own_accuracy: "MODULE:own_score"}
 algorithm: scaffold
 local: {steps: 2, batch_size: 3}
 checkpoint: {every: 1}
+evaluate: {where: sites}
 engine: {kind: flower, sites: {north: 1, south: 1}, deadline: 60}
 """
 SCHEMA = Schema((
     TableColumn("age", "number"), TableColumn("ward", "category", categories=("icu", "surgery")),
     TableColumn("since", "date"), TableColumn("y", "target", categories=("no", "yes")),
 ))  # fmt: skip
-FACTORIES = ("federation.test_canaries:Model",)
+FACTORIES = (f"{__name__}:Model", f"{__name__}:own_score")  # of this module, as it is loaded here
 faults: dict[str, str] = {}
 """What goes wrong in the model of the site: the place, and the kind of exception."""
 
@@ -89,6 +92,13 @@ class Model(nn.Module):
         return self.layer(x)
 
 
+@hansa.component
+def own_score(output: torch.Tensor, target: torch.Tensor) -> float:
+    """A metric of the site's own, which fails where a trial says so."""
+    fail("metric")
+    return float((output.argmax(1) == target).double().mean())
+
+
 class TableSites(LocalSites):
     """Sites with a CSV file each, in folders with the canary's name; only the server's log is captured."""
 
@@ -116,7 +126,7 @@ class TableSites(LocalSites):
             faults.clear()
 
 
-def rows(draw: random.Random, count: int = 9) -> list[list[str]]:
+def rows(draw: random.Random, count: int = 20) -> list[list[str]]:
     return [
         [f"{draw.uniform(20, 90):.1f}", draw.choice(("icu", "surgery")), f"2024-0{draw.randint(1, 9)}-11",
          draw.choice(("no", "yes"))]
@@ -194,6 +204,9 @@ POLICIES = [
 ]
 
 
+PLACES = ("train", "init", "metric", "forward", "decode")
+
+
 def searched(data: bytes) -> str:
     """Everything in a frame as text: the frame itself, and what it unpacks to, to any depth."""
     text = data.decode("latin-1")
@@ -222,16 +235,17 @@ def trial(number: int, folder: Path, monkeypatch, caplog) -> tuple[str, set[str]
     """Run one federation whose site north has some error; return its kind, and the codes that left the site."""
     draw = random.Random(f"canary {number}")
     kind = ("table", "model", "disk", "memory", "policy", "table")[number % 6]
-    policy = POLICIES[number // 6 % len(POLICIES)] if kind == "policy" else Policy(factories=FACTORIES)
+    sent = Policy(factories=FACTORIES, metrics=draw.choice(["none", "value", "sketch"]), test_rows=draw.randint(1, 3))
+    policy = POLICIES[number // 6 % len(POLICIES)] if kind == "policy" else sent
     sites = TableSites(folder, policy)
     for site in ("north", "south"):
         write(sites.files / f"{site}.csv", HEADER, rows(draw))
-    text = TEXT.replace("SCHEMA", str(SCHEMA.save(folder / "schema.yaml")))
+    text = TEXT.replace("SCHEMA", str(SCHEMA.save(folder / "schema.yaml"))).replace("MODULE", __name__)
     callbacks, said = [], ""
     if kind == "table":
         bad_table(draw, sites.files / "north.csv")
     elif kind == "model":
-        fault = {draw.choice(["init", "forward", "train", "decode"]): draw.choice(sorted(ERRORS))}
+        fault = {PLACES[number // 6 % len(PLACES)]: draw.choice(sorted(ERRORS))}
         sites.faults = fault if "init" in fault else {}
         callbacks = [lambda run, record: sites.faults.update(fault)]
     elif kind == "disk":

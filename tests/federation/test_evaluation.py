@@ -17,7 +17,7 @@ from hansa.compress import sign
 from hansa.core.errors import HansaError
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.federation import Federation, RamMemoryStore, Site, SiteEvaluationReply, SiteEvaluationRequest
-from hansa.federation.server import metrics_by_site
+from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
@@ -143,7 +143,7 @@ def test_a_site_without_test_rows_adds_nothing_and_a_silent_one_is_told_of(caplo
     assert found.history[-1]["sites_test_rows"] == ROWS["north"]
     none, _, _ = run(METHOD, "sites", tasks={**TASKS, "south": task(), "north": task()})
     assert "sites_test_rows" not in none.history[-1]
-    assert "no site has test rows" in caplog.text
+    assert "no site reports test rows" in caplog.text
 
     class Deaf(FaultyTransport):
         def send(self, site, data):
@@ -250,7 +250,7 @@ def test_sums_over_few_test_rows_stay_at_the_site():
         site = Site(Run(METHOD, TASKS["server"]).algorithm, TASKS["north"], SITES["north"], test_rows=fewest)
         reply = SiteEvaluationReply.from_bytes(site.handle(request.to_bytes()))
         assert (reply.rows, reply.hits is None, reply.loss == 0) == (rows, not rows, not rows)
-    assert metrics_by_site({"north": reply}) == {}
+    assert combine_replies({"north": reply}).metrics == {}
 
 
 def test_where_is_one_of_three():

@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from hansa.cli import options as opt
-from hansa.cli.console import FAILED, err, note, out, report_errors
-from hansa.cli.show import show_group, summary_table
+from hansa.cli.console import FAILED, err, note, report_errors
+from hansa.cli.show import print_summary, show_group
 from hansa.core.errors import HansaError
 from hansa.runs.metric_facts import main_metric
 
@@ -174,7 +174,7 @@ def run_and_summarize(experiment: Experiment, quiet: bool, track: Sequence[str] 
         summary = run_experiment(experiment, display, interrupt, track)
     history = experiment.run.history
     main = main_metric({name for record in history for name in record}, history.facts)
-    out().print(summary_table(str(experiment.folder), summary, main=main))
+    print_summary(str(experiment.folder), summary, history, main)
     if interrupt.exit_code:
         note(f"interrupted and saved. To resume: hansa resume {experiment.folder}")
         raise typer.Exit(interrupt.exit_code)

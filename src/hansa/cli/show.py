@@ -18,9 +18,11 @@ from hansa.core.errors import HansaError
 from hansa.runs.columns import (
     OUTCOMES,
     WINDOW,
+    base_metric,
     column_of,
     evaluated_metrics,
     lower_is_better,
+    plain_name,
     split_metric,
 )
 from hansa.runs.metric_facts import NO_FACTS, main_metric, read_facts
@@ -76,14 +78,14 @@ def show(
         return
     console = out()
     main = main_metric(history.names, history.facts or NO_FACTS) if metric is None else metric.partition(":")[0]
-    console.print(summary_table(str(run), summary, main=main, window=window))
+    print_summary(str(run), summary, history, main, window)
     if (run / MODEL).is_file():
         run.read_model()  # verifies its hash
     if main in history.names:
         curve = sparkline(list(filter(math.isfinite, history.floats(main))), 60, console.options.ascii_only)
         label = main.replace("_", " ")
         console.print(f"\n{escape(label)} [cyan]{curve}[/]")
-    base = main.rpartition("/")[2].removeprefix("test_")
+    base = base_metric(main)
     of_clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
     names = dict.fromkeys(["round", main, f"test_{base}", "test_loss", *of_clients, *LAST_ROUNDS])
     shown = [name for name in names if name in history.names]
@@ -95,13 +97,39 @@ def show(
         console.print(table)
 
 
+def print_summary(
+    title: str, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], main: str, window: int = WINDOW
+) -> None:
+    """Print the summary of a run, and for a federation its sites, the worst first."""
+    from hansa.runs.metric_facts import facts_of
+    from hansa.runs.site_record import describe_seconds, round_seconds, site_names
+    from hansa.study.report.site_view import site_table
+
+    sites = tuple(f"{site}/" for site in site_names(history))
+    console = out()
+    of_run = {name: value for name, value in summary.items() if not plain_name(name).startswith(sites)}
+    console.print(summary_table(title, of_run if sites else summary, main=main, window=window))
+    table = site_table(history, summary, main, facts_of(history).better)
+    if table is None:
+        if parts := round_seconds(history):
+            say(f"a round takes {describe_seconds(parts)} (median)")
+        return
+    shown = plain_table(*table.headings, left=("site",))
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    console.print()
+    console.print(shown)
+    for each in table.notes:
+        say(each)
+
+
 def metric_order(names: Iterable[str], main: str) -> list[str]:
     """Return the metrics among some names in the order of tables: the main one first, then test metrics, then others.
 
     >>> metric_order(["train_loss", "client_auc", "client_loss", "test_auc", "test_loss", "round"], "test_auc")
     ['test_auc', 'test_loss', 'client_auc', 'train_loss']
     """
-    known, base = set(names), main.rpartition("/")[2].removeprefix("test_")
+    known, base = set(names), base_metric(main)
     test = [name for name in evaluated_metrics(known) if name.startswith(("test_", "sites_test_"))]
     sets = [name for name in evaluated_metrics(known) if name.endswith(f"/test_{base}")]
     clients = (f"client_{base}", f"client_{base}_worst", f"client_{base}_std", f"personal_{base}")

@@ -19,6 +19,7 @@ from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.training import Task, models, personalise
 from hansa.training.losses import strip_weights
 from hansa.training.metric_direction import higher, lower
+from hansa.training.metrics import METRICS
 
 CLIENTS = 50
 ALPHA = 0.3
@@ -146,9 +147,19 @@ def model_factory(config: Config, federated: data.FederatedData) -> Callable[[],
 def _import_metric(name: str, metric: str | MetricSection) -> Callable[..., Any]:
     """Import a metric, with the direction that the configuration states."""
     if isinstance(metric, str):
-        return import_function(f"model.metrics.{name}", metric)
-    function = import_function(f"model.metrics.{name}.function", metric.function)
+        return _find_metric(f"model.metrics.{name}", metric)
+    function = _find_metric(f"model.metrics.{name}.function", metric.function)
     return lower(function) if metric.better == "lower" else higher(function)
+
+
+def _find_metric(key: str, name: str) -> Callable[..., Any]:
+    """Return one of Hansa's metrics, or import MODULE:FUNCTION."""
+    if import_path.is_import_path(name):
+        return import_function(key, name)
+    if name not in METRICS:
+        known = suggestion(name, METRICS)
+        raise HansaError(f"{key}: no metric {short_repr(name)}. {known} Or MODULE:FUNCTION of yours.")
+    return METRICS[name]
 
 
 def default_model(federated: data.FederatedData) -> str:

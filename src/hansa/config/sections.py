@@ -83,7 +83,7 @@ class MetricSection(ConfigSection):
     """A metric and its direction."""
 
     function: str
-    """Your MODULE:FUNCTION of all test outputs and targets."""
+    """Your MODULE:FUNCTION of all test outputs and targets, or one of Hansa's metrics."""
     better: Literal["lower", "higher"]
     """Whether a smaller or a larger value is better."""
 
@@ -107,8 +107,9 @@ class ModelSection(ConfigSection):
     metric: str | None = None
     """Your MODULE:FUNCTION of (output, target) that returns hits, reported as test_accuracy."""
     metrics: dict[str, str | MetricSection] = {}
-    """Metrics by name, each a MODULE:FUNCTION of all test outputs and targets, reported as test_NAME. A name that does
-    not say whether a larger value is better, as rmse and auc do, needs {function: MODULE:FUNCTION, better: lower}."""
+    """Metrics by name, each roc_auc, c_index, or your MODULE:FUNCTION of all test outputs and targets, reported as
+    test_NAME. A name that does not say whether a larger value is better, as rmse and auc do, needs {function:
+    MODULE:FUNCTION, better: lower}."""
     main_metric: str | None = None
     """The metric that runs are ranked by: accuracy, loss, or one of metrics; by default accuracy if there is one, else
     the first of metrics, else the loss."""

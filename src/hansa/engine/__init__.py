@@ -4,7 +4,15 @@ from hansa.engine.auto import ENGINES, EngineFactory, EngineOptions, auto_engine
 from hansa.engine.pool import Pool
 from hansa.engine.processes import ProcessGroup, reuse_workers, workers
 from hansa.engine.ray_pool import RayPool
-from hansa.engine.serial import ClientEvaluationEngine, Engine, Loopback, MeteredEngine, RemoteEngine, Serial
+from hansa.engine.serial import (
+    ClientEvaluationEngine,
+    Engine,
+    Loopback,
+    MeteredEngine,
+    ObservedEngine,
+    RemoteEngine,
+    Serial,
+)
 
 __all__ = [
     "ENGINES",
@@ -14,6 +22,7 @@ __all__ = [
     "EngineOptions",
     "Loopback",
     "MeteredEngine",
+    "ObservedEngine",
     "Pool",
     "ProcessGroup",
     "RayPool",

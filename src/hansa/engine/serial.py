@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -61,6 +61,15 @@ class MeteredEngine(Protocol):
 
     def site_bytes(self) -> dict[str, dict[str, int]]:
         """Return the counts since the last call."""
+        ...
+
+
+@runtime_checkable
+class ObservedEngine(MeteredEngine, Protocol):
+    """An engine that also measures where the seconds of a round go."""
+
+    def site_columns(self) -> dict[str, Any]:
+        """Return further columns of a round's record since the last call; ``sites`` has numbers of each site."""
         ...
 
 

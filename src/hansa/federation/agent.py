@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
 from hansa.core.keys import Key
@@ -215,8 +216,8 @@ class Agent:
             raise misfit(error, request.schema) from None
         except Exception as error:
             raise ProtocolError(stage, f"{type(error).__name__}: {error}") from error
-        rules = {"limit": self.policy.message, "rounds": self.policy.rounds, "steps": self.policy.steps}
-        rules["test_rows"] = self.policy.test_rows
+        rules: dict[str, Any] = {"limit": self.policy.message, "rounds": self.policy.rounds, "steps": self.policy.steps}
+        rules |= {"test_rows": self.policy.test_rows, "metrics": self.policy.metrics}
         return Site(algorithm, task, request.clients, memory_store=memory, run=request.run, dtype=dtype, **rules), reply
 
     def _check(self, request: EnrollmentRequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import reprlib
 from collections import Counter
@@ -17,6 +18,7 @@ from hansa.core.types import Vector
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, Report, Upload, WorkOrder, read_broadcasts, write_broadcasts
 from hansa.rounds.wire_format import Blobs, Frame, FrameError
+from hansa.training.metrics import Sketch
 
 PROTOCOL = 2
 """Incremented when the meaning of a message changes. Messages of another version are refused."""
@@ -201,7 +203,8 @@ class SiteEvaluationRequest(Message):
 @dataclass(frozen=True, slots=True)
 class SiteEvaluationReply(Message):
     """A site's sums over its test rows: the loss and its divisor, the hits among the labels if the task counts any, and
-    the number of rows. No row and no output leaves the site."""
+    the number of rows; further metrics of the task, and sketches of them, as its policy permits. No row and no output
+    leaves the site."""
 
     kind = EVALUATION_REPLY
     run: str
@@ -212,9 +215,13 @@ class SiteEvaluationReply(Message):
     weight: float = 0.0
     hits: float | None = None
     labels: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sketches: Mapping[str, Sketch] = field(default_factory=dict)
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
+        more = {"metrics": dict(self.metrics), "sketches": {name: dict(each) for name, each in self.sketches.items()}}
         return {
+            **{name: value for name, value in more.items() if value},
             "run": self.run,
             "round": self.round,
             "digest": self.digest.hex(),
@@ -236,7 +243,22 @@ class SiteEvaluationReply(Message):
             float(wire_format.as_number(head["weight"]) or 0.0),
             wire_format.as_number(head["hits"]),
             wire_format.as_number(head["labels"]),
+            {wire_format.name(name): _finite(value) for name, value in head.get("metrics", {}).items()},
+            {wire_format.name(name): _read_sketch(sketch) for name, sketch in head.get("sketches", {}).items()},
         )
+
+
+def _finite(value: Any) -> float:
+    number = None if isinstance(value, str) else wire_format.as_number(value)
+    if number is None or not math.isfinite(number):
+        raise FrameError(f"frame: {reprlib.repr(value)} is not a finite number.")
+    return int(value) if isinstance(value, int) else number
+
+
+def _read_sketch(sketch: Any) -> Sketch:
+    if not isinstance(sketch, dict) or not all(isinstance(rows, list) for rows in sketch.values()):
+        raise FrameError("frame: a sketch that is not lists of rows by name.")
+    return {wire_format.name(name): [[_finite(each) for each in row] for row in rows] for name, rows in sketch.items()}
 
 
 def check_protocol(head: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 
@@ -12,6 +12,8 @@ from hansa.config.sections import ConfigSection, Positive
 from hansa.config.yaml_text import ConfigError, parse_document, read_document
 from hansa.data.schema.agreement import SharingRules
 from hansa.federation.messages import ProtocolError
+
+MetricDisclosure: TypeAlias = Literal["none", "value", "sketch"]
 
 
 class TablePolicy(ConfigSection):
@@ -48,7 +50,12 @@ class Policy(ConfigSection):
     message: Annotated[int, Field(ge=1000)] = 1_000_000_000
     """The size of the largest accepted frame, in bytes."""
     test_rows: Positive = 10
-    """The fewest test rows whose loss and accuracy may leave the site; with fewer, nothing is said of them."""
+    """The fewest test rows whose loss, accuracy and metrics may leave the site; with fewer, nothing is said of them.
+    Also the fewest rows of each class for an AUC, the fewest events for a C-index, and the smallest count in a
+    sketch."""
+    metrics: MetricDisclosure = "value"
+    """What may leave the site of metrics that are not sums over rows, such as an AUC: none, their value over its test
+    rows, or also a sketch: for the AUC, a histogram of the scores of each class."""
     label_counts: bool = False
     """Whether label counts may leave the site. The number of samples of each client always does."""
     table: TablePolicy = TablePolicy()

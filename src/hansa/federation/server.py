@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -31,11 +29,13 @@ from hansa.federation.messages import (
     SiteEvaluationRequest,
 )
 from hansa.federation.reasons import with_texts
+from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.federation.transport import Transport
 from hansa.pace.events import oldest_version
 from hansa.rounds import OpenedRound, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import sender_of
+from hansa.runs.site_record import PARTS
 from hansa.training import TaskLike
 
 log = logging.getLogger("hansa")
@@ -64,8 +64,9 @@ class Federation:
     The clients of a site that does not answer are dropped from the round. An unresponsive site still receives frames,
     but a round does not wait for it alone until it answers again. Evaluation at the sites returns sums:
     ``sites_test_loss``, ``sites_test_rows``, and ``sites_test_accuracy`` if the task counts hits. A loss that needs all
-    rows at once is computed at each site, and averaged by the sites' numbers of rows. The numbers of each site have its
-    name (``north/test_accuracy``), with the worst site and the deviation (``sites_test_accuracy_worst``, ``_std``).
+    rows at once is computed at each site, and averaged by the sites' numbers of rows. Further metrics are computed at
+    each site, and pooled or averaged (`hansa.federation.site_metrics`). The numbers of each site have its name
+    (``north/test_accuracy``), with the worst site and the deviation (``sites_test_accuracy_worst``, ``_std``).
 
     Args:
         algorithm: The algorithm of the run.
@@ -103,6 +104,7 @@ class Federation:
         self.enough = enough
         self.refusals = Refusals()
         self.unresponsive: set[str] = set()
+        self.combined_by: dict[str, str] = {}  # how each metric was last combined over the sites
         self.sites = {name: tuple(clients) for name, clients in sites.items()}
         self._bytes: dict[str, SiteBytes] = {}
         self._site_of = {client: name for name, clients in sites.items() for client in clients}
@@ -126,6 +128,19 @@ class Federation:
         """Return the bytes to, from and inside each site since the last call."""
         counts, self._bytes = self._bytes, {}
         return {name: asdict(counts[name]) for name in sorted(counts)}
+
+    def site_columns(self) -> dict[str, Any]:
+        """Return how metrics were combined over sites, and where the seconds of the last round went: for each site, and
+        for the one that the round waited for longest."""
+        columns: dict[str, Any] = {"combined_by": self.combined_by} if self.combined_by else {}
+        take = getattr(self.transport, "take_seconds", None)
+        spent = {} if take is None else take()
+        if spent:
+            columns["sites"] = {name: spent[name]._asdict() for name in sorted(spent)}
+            slowest = max(spent.values(), key=lambda each: each.seconds)
+            columns |= {name: getattr(slowest, name) for name in PARTS}
+        self.combined_by = {}
+        return columns
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield reports as sites answer; the reporters of silent sites are dropped.
@@ -295,7 +310,9 @@ class Federation:
         replies = dict(self._exchange(waiting, lambda site: data, handle))
         if waiting:
             log.warning("round %d: evaluated without site %s, which did not answer", order.round, ", ".join(waiting))
-        return {**_combine([replies[name] for name in sorted(replies)]), **metrics_by_site(replies)}
+        results = combine_replies(replies, self.task)
+        self.combined_by = results.combined_by
+        return results.metrics
 
     def _handle_evaluation(
         self, site: str, data: bytes, request: SiteEvaluationRequest, waiting: dict[str, None]
@@ -312,10 +329,7 @@ class Federation:
             reply = SiteEvaluationReply.from_bytes(data, limit=self.limit)
             if (reply.run, reply.round, reply.digest) != (request.run, request.round, request.digest):
                 raise ProtocolError("round", f"site {site} replies to another evaluation, of round {reply.round}")
-            if not reply.weight >= 0 or not -1e-9 <= (reply.hits or 0.0) <= (reply.labels or 0.0) * (1 + 1e-9):
-                raise ProtocolError(
-                    "marks", f"site {site}: {reply.hits} hits of {reply.labels} labels, weight {reply.weight}"
-                )
+            check_reply(site, reply, self.task)
         except HansaError as error:
             self.refusals.record_error(error)
             return None
@@ -369,56 +383,6 @@ def _check_report(site: str, report: Report, order: WorkOrder) -> None:
         raise ProtocolError(
             "report", f"site {site} reports {sum(report.peer_bytes.values())} bytes between its clients"
         )
-
-
-def _combine(replies: Sequence[SiteEvaluationReply]) -> dict[str, float]:
-    """Return loss and accuracy over all sites' rows."""
-    rows, weight = sum(reply.rows for reply in replies), math.fsum(reply.weight for reply in replies)
-    if not rows:
-        log.warning("no site has test rows, so nothing is evaluated at the sites")
-        return {}
-    metrics = {
-        "sites_test_loss": math.fsum(reply.loss for reply in replies) / weight if weight else math.nan,
-        "sites_test_rows": rows,
-    }
-    counted = [(reply.hits, reply.labels or 0.0) for reply in replies if reply.rows]
-    if all(hits is not None for hits, _ in counted):
-        labels = math.fsum(labels for _, labels in counted)
-        metrics["sites_test_accuracy"] = math.fsum(hits for hits, _ in counted if hits is not None) / max(1.0, labels)
-    return metrics
-
-
-def metrics_by_site(replies: Mapping[str, SiteEvaluationReply]) -> dict[str, float]:
-    """Return the numbers of each site as those of a test set with its name, the worst of them, and their deviation.
-
-    A site that has no test rows, or fewer than its policy permits to report, has no numbers.
-
-    >>> def reply(loss, hits): return SiteEvaluationReply("run", 0, b"", 10, loss, 10.0, hits, 10.0)
-    >>> metrics = metrics_by_site({"north": reply(5.0, 9.0), "south": reply(7.0, 5.0)})
-    >>> metrics["north/test_accuracy"], metrics["sites_test_accuracy_worst"], metrics["sites_test_accuracy_std"]
-    (0.9, 0.5, 0.2)
-    >>> metrics["sites_test_loss_worst"], metrics["south/test_rows"]
-    (0.7, 10)
-    """
-    metrics: dict[str, float] = {}
-    by_metric: dict[str, list[float]] = {"accuracy": [], "loss": []}
-    for site in sorted(replies):
-        reply = replies[site]
-        if not reply.rows:
-            continue
-        metrics[f"{site}/test_rows"] = reply.rows
-        if reply.weight:
-            by_metric["loss"].append(reply.loss / reply.weight)
-            metrics[f"{site}/test_loss"] = by_metric["loss"][-1]
-        if reply.hits is not None and reply.labels:
-            by_metric["accuracy"].append(reply.hits / reply.labels)
-            metrics[f"{site}/test_accuracy"] = by_metric["accuracy"][-1]
-    for name, worst in (("accuracy", min), ("loss", max)):
-        values = by_metric[name]
-        if len(values) > 1:
-            metrics[f"sites_test_{name}_worst"] = worst(values)
-            metrics[f"sites_test_{name}_std"] = statistics.pstdev(values)
-    return metrics
 
 
 _MAX_PEER_BYTES = 1 << 50  # of a cohort in a round; larger counts are not plausible

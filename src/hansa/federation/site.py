@@ -48,10 +48,12 @@ from hansa.federation.messages import (
     SiteEvaluationReply,
     SiteEvaluationRequest,
 )
+from hansa.federation.policy import MetricDisclosure
 from hansa.federation.reasons import without_details
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.training import TaskLike, random_state
+from hansa.training.scoring import compute_site_metrics, summed_hits
 
 
 class Site:
@@ -69,7 +71,9 @@ class Site:
         limit: The largest accepted frame in bytes.
         rounds: The most rounds.
         steps: The most local steps of an order.
-        test_rows: The fewest test rows whose sums are reported.
+        test_rows: The fewest test rows whose sums are reported, and the fewest rows of a class in a metric or sketch.
+        metrics: What is reported of metrics that are not sums: "none", their "value", or also a "sketch" that the
+            server can pool.
     """
 
     def __init__(
@@ -85,9 +89,10 @@ class Site:
         rounds: int | None = None,
         steps: int | None = None,
         test_rows: int = 1,
+        metrics: MetricDisclosure = "value",
     ) -> None:
         self.algorithm, self.task, self.clients = algorithm, task, frozenset(clients)
-        self.rounds, self.steps, self.test_rows = rounds, steps, test_rows
+        self.rounds, self.steps, self.test_rows, self.metrics = rounds, steps, test_rows, metrics
         self.run, self.limit, self.dtype = run, limit, dtype
         self.memory_store: MemoryStore = RamMemoryStore() if memory_store is None else memory_store
         self.refusals = Refusals()
@@ -268,13 +273,18 @@ class Site:
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
             score = task.sum_scores(scores)
+        hits = summed_hits(score, task.main_test_rows)
+        requested = {} if self.metrics == "none" else getattr(task, "metrics", {})
+        own = compute_site_metrics(score, requested, self.test_rows, sketch=self.metrics == "sketch")
         return replace(
             reply,
             rows=task.main_test_rows,
             loss=score.loss_sum,
             weight=score.weight,
-            hits=score.correct,
-            labels=None if score.correct is None else score.labels,
+            hits=None if hits is None else hits[0],
+            labels=None if hits is None else hits[1],
+            metrics=own.values,
+            sketches=own.sketches,
         )
 
 

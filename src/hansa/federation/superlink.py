@@ -293,7 +293,8 @@ class SuperLink:
                 if head["op"] == "nodes":
                     self._update_nodes(head["nodes"])
                 elif head["op"] == "reply":
-                    self._handle_reply(str(head["node"]), int(head["ticket"]), str(head["error"]), body)
+                    seconds = [float(head.get(name, 0.0)) for name in ("start_seconds", "work_seconds")]
+                    self._handle_reply(str(head["node"]), int(head["ticket"]), str(head["error"]), body, *seconds)
         except (sockets.ConnectionClosed, KeyError, ValueError) as error:
             log.debug("the relay app has ended: %s", error)
         if self._relay is relay:
@@ -314,7 +315,9 @@ class SuperLink:
             self._identifying[ticket] = node
             self._send("", ticket, node, IDENTITY_REQUEST, 60.0)
 
-    def _handle_reply(self, number: str, ticket: int, error: str, body: bytes) -> None:
+    def _handle_reply(
+        self, number: str, ticket: int, error: str, body: bytes, start: float = 0.0, work: float = 0.0
+    ) -> None:
         if ticket in self._identifying:
             identified = self._identifying.pop(ticket)
             site = body.decode("utf-8", "replace")
@@ -323,7 +326,7 @@ class SuperLink:
         elif not self._deliveries.probe_answered(ticket, time.monotonic(), failed=bool(error)):
             answered = self._deliveries.answered(ticket, number)
             if answered is not None:
-                self._replies.put(Reply(answered, ticket, body, error))
+                self._replies.put(Reply(answered, ticket, body, error, start, work))
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:

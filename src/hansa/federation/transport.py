@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,33 @@ class Reply(NamedTuple):
     ticket: int
     data: bytes
     error: str = ""
+    start_seconds: float = 0.0
+    """From the arrival of the message at the site until its agent was asked."""
+    work_seconds: float = 0.0
+    """The agent's work, as the site says."""
+
+
+class SiteSeconds(NamedTuple):
+    """Where the seconds of a site's exchanges went, all of them as the server saw them."""
+
+    seconds: float = 0.0
+    start_seconds: float = 0.0
+    work_seconds: float = 0.0
+
+    def add(self, seconds: float, start: float, work: float) -> SiteSeconds:
+        """Add an exchange; what a site says of its own seconds cannot be more than the exchange took.
+
+        >>> SiteSeconds().add(2.0, 0.5, 9.0)
+        SiteSeconds(seconds=2.0, start_seconds=0.0, work_seconds=2.0)
+        """
+        work = min(max(work, 0.0), seconds) if math.isfinite(work) else 0.0
+        start = min(max(start, 0.0), seconds - work) if math.isfinite(start) else 0.0
+        return SiteSeconds(self.seconds + seconds, self.start_seconds + start, self.work_seconds + work)
+
+    @property
+    def transport_seconds(self) -> float:
+        """What is neither work nor start of processes: polls, TLS and transfer."""
+        return max(0.0, self.seconds - self.start_seconds - self.work_seconds)
 
 
 class SiteConnections(Protocol):
@@ -71,6 +99,7 @@ class _PendingRequest:
     deadline: float
     sent: bool = False
     retry_at: float = 0.0
+    began: float = 0.0
 
 
 class EnrollingTransport:
@@ -100,6 +129,7 @@ class EnrollingTransport:
         self.deadline, self.clock = deadline, clock
         self.sent_bytes, self.received_bytes = dict.fromkeys(enrollments, 0), dict.fromkeys(enrollments, 0)
         self.rejected: dict[str, str] = {}  # what is wrong with the last reply of a site, in the server's words
+        self.seconds: dict[str, SiteSeconds] = {}  # of the exchanges with each site, until they are taken
         self._enrolled: set[str] = set()
         self._pending: dict[str, _PendingRequest] = {}
         self._tickets = 0
@@ -107,8 +137,14 @@ class EnrollingTransport:
     def send(self, site: str, data: bytes) -> None:
         """Send a frame, or with no data only the enrollment. It replaces an earlier frame that is still pending."""
         self._tickets += 1
-        self._pending[site] = _PendingRequest(data, self._tickets, self.clock() + self.deadline)
+        now = self.clock()
+        self._pending[site] = _PendingRequest(data, self._tickets, now + self.deadline, began=now)
         self._send_pending(self.clock())
+
+    def take_seconds(self) -> dict[str, SiteSeconds]:
+        """Return the seconds of the exchanges with each site since the last call."""
+        taken, self.seconds = self.seconds, {}
+        return taken
 
     @property
     def waiting(self) -> frozenset[str]:
@@ -169,6 +205,8 @@ class EnrollingTransport:
             frames = [Refusal("hello").to_bytes()]
         if request is not None:
             del self._pending[site]
+            spent = self.seconds.get(site, SiteSeconds())
+            self.seconds[site] = spent.add(self.clock() - request.began, reply.start_seconds, reply.work_seconds)
         return [(site, frame) for frame in frames]
 
     def _unpack(self, site: str, data: bytes) -> list[bytes]:

@@ -122,8 +122,13 @@ COLUMNS: dict[str, Column] = {
         Column("up_bytes", "bytes up", "bytes", "bytes from clients to the server in this round", "lower"),
         Column("down_bytes", "bytes down", "bytes", "bytes from the server to clients in this round", "lower"),
         Column("peer_bytes", "bytes to peers", "bytes", "bytes between clients in this round", "lower"),
-        Column("sites", "sites", "list", "bytes of each site of a federation"),
+        Column("sites", "sites", "list", "bytes and seconds of each site of a federation"),
+        Column("combined_by", "combined by", "list",
+               "how a metric over all sites was computed: pooled from sketches, or mean by test rows"),
         Column("seconds", "seconds", "seconds", "wall time of this round", "lower"),
+        Column("work_seconds", "work", "seconds", "work of the site that the round waited for longest", "lower"),
+        Column("start_seconds", "process start", "seconds", "start of Flower's processes at that site", "lower"),
+        Column("transport_seconds", "transport", "seconds", "polls, TLS and transfer to and from that site", "lower"),
         Column("staleness", "staleness", "number", "mean server steps since the versions that the updates started from",
                "lower", _DETAIL),
         Column("staleness_max", "oldest update", "count", "the largest staleness of an accepted update", "lower"),
@@ -281,10 +286,25 @@ def evaluated_prefix(name: str) -> str:
 def evaluated_metrics(names: Iterable[str]) -> list[str]:
     """Return the evaluated columns among some names, sorted.
 
-    >>> evaluated_metrics({"round", "test_auc", "sites_test_rows"})
+    >>> evaluated_metrics({"round", "test_auc", "sites_test_rows", "sites_test_auc_at_least"})
     ['test_auc']
     """
-    return sorted(name for name in names if evaluated_prefix(name) and not name.endswith("_rows"))
+    bounds = re.compile(r"sites_test_.*_at_(least|most)")
+    return sorted(n for n in names if evaluated_prefix(n) and not n.endswith("_rows") and not bounds.fullmatch(n))
+
+
+def base_metric(name: str) -> str:
+    """Return the metric of an evaluated column, without its test set or prefix.
+
+    >>> base_metric("north/test_auc"), base_metric("sites_test_auc"), base_metric("train_loss")
+    ('auc', 'auc', 'train_loss')
+    """
+    own = name.rpartition("/")[2]
+    return own.removeprefix("sites_").removeprefix("test_") if own.startswith(("test_", "sites_test_")) else own
+
+
+SITE_PREFIX = "sites_"
+"""The prefix of columns over all sites of a federation: ``sites_test_accuracy`` beside ``test_accuracy``."""
 
 
 def markdown_table(columns: Sequence[Column] | None = None) -> str:

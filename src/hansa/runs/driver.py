@@ -23,7 +23,7 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector
-from hansa.engine import Engine, MeteredEngine, RemoteEngine, Serial
+from hansa.engine import Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
 from hansa.pace import synchronous
 from hansa.pace.clock import VirtualClock
 from hansa.rounds import (
@@ -295,6 +295,11 @@ class Run:
         if isinstance(engine, MeteredEngine):
             record["sites"] = engine.site_bytes()
             self.ledger.record_sites(record["sites"])
+        if isinstance(engine, ObservedEngine):
+            columns = engine.site_columns()
+            for name, numbers in columns.pop("sites", {}).items():
+                record["sites"].setdefault(name, {}).update(numbers)
+            record.update(columns)
         record["seconds"] = time.perf_counter() - start
         self.history.append(record)
         return record

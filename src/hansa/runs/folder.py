@@ -60,6 +60,7 @@ from hansa.runs.folder_lock import (
 from hansa.runs.metric_facts import RunHistory, read_facts
 from hansa.runs.preprocessing import Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
+from hansa.runs.site_record import federation_summary
 from hansa.runs.store import DamagedFileError, io
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ class RunFolder:
             "status": status,
             **metrics.summarize(columns, target),
             "lost_by_reason": dict(sorted(columns.reasons.items())),
-            **({"lost_updates": _lost_updates(run)} if run.site_of else {}),
+            **(federation_summary(run, columns) if run.site_of else {}),
             "parameters": run.params.numel(),
             "clients": run.task.population.count,
             "model_sha256": io.sha256(model),
@@ -348,14 +349,6 @@ class RunFolder:
         if stored.get("model_sha256", io.sha256(content)) != io.sha256(content):
             raise DamagedFileError(f"{self / MODEL} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it.")
         return content
-
-
-def _lost_updates(run: Run) -> list[dict[str, Any]]:
-    """Return site, client, round and reason of every update of a federation that was asked for and is not in it."""
-    return [
-        {"site": run.site_of.get(dropped.client), "client": dropped.client, "round": round, "reason": dropped.reason}
-        for round, dropped in run.dropped_clients
-    ]
 
 
 def environment() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hansa.runs.columns import ACCURACY, COLUMNS, OUTCOMES, direction_of, evaluated_metrics
+from hansa.runs.columns import ACCURACY, COLUMNS, OUTCOMES, SITE_PREFIX, direction_of, evaluated_metrics
 from hansa.runs.folder_lock import COMPOSITION
 from hansa.runs.store import io
 from hansa.training.metric_direction import Direction
@@ -126,18 +126,25 @@ def label_share(task: Any) -> float | None:
 def main_metric(names: Iterable[str], facts: MetricFacts = NO_FACTS) -> str:
     """Return the column that a run with these columns is ranked by.
 
-    It is the one that its task states, else accuracy, else the first own metric of which a direction is known, else a
-    loss: of the test rows, of all training rows, or of the clients.
+    It is the one that its task states, of the server's test rows or else of the sites'; else accuracy, else the first
+    own metric of which a direction is known, else a loss: of the test rows, of all training rows, or of the clients.
 
     >>> main_metric(["test_c_index", "test_loss"]), main_metric(["train_loss"])
     ('test_c_index', 'train_loss')
+    >>> main_metric(["train_loss", "sites_test_loss"])
+    'sites_test_loss'
     """
     known = set(names)
-    if facts.main in known:
-        return facts.main
-    own = [name for name in evaluated_metrics(known) if name.startswith("test_") and name not in COLUMNS]
-    own = [name for name in own if direction_of(name, facts.better)]
-    for name in (ACCURACY, *own, "sites_test_accuracy", *OUTCOMES, "sites_test_loss"):
+    for name in (facts.main, SITE_PREFIX + facts.main):
+        if name in known:
+            return name
+    plain = {name for name in evaluated_metrics(known) if not name.endswith(("_worst", "_std"))}
+    own = [name for name in sorted(plain) if name.startswith("test_") and name not in COLUMNS]
+    at_sites = [name for name in sorted(plain) if name.startswith("sites_test_") and name != "sites_test_loss"]
+    directed = [name for name in own if direction_of(name, facts.better)]
+    directed_at_sites = [name for name in at_sites if direction_of(name, facts.better)]
+    losses = ("test_loss", "sites_test_loss", *OUTCOMES)
+    for name in (ACCURACY, *directed, "sites_test_accuracy", *directed_at_sites, *losses):
         if name in known:
             return name
     return ACCURACY

@@ -121,6 +121,10 @@ class HistoryColumns(Sequence[dict[str, Any]]):
     def __init__(self, records: Iterator[Mapping[str, Any]] | Sequence[Mapping[str, Any]] = ()) -> None:
         self.reasons: Counter[str] = Counter()
         self.seal = INITIAL_SEAL
+        self.sites: dict[str, Counter[str]] = {}
+        """The sums of what was counted at each site of a federation: bytes and seconds."""
+        self.combined_by: dict[str, str] = {}
+        """How each metric was last combined over sites."""
         self._columns: dict[str, array[float]] = {}
         self._kinds: dict[str, type] = {}
         self._length = 0
@@ -163,12 +167,17 @@ class HistoryColumns(Sequence[dict[str, Any]]):
         reasons = record.get("reasons")
         if reasons and isinstance(reasons, dict):
             self.reasons.update({str(name): int(count) for name, count in reasons.items()})
+        if isinstance(sites := record.get("sites"), dict):
+            for site, counts in sites.items():
+                self.sites.setdefault(str(site), Counter()).update(counts)
+        if isinstance(combined := record.get("combined_by"), dict):
+            self.combined_by = {str(name): str(how) for name, how in combined.items()}
 
     def select(self, names: Collection[str]) -> HistoryColumns:
         """Return the same history with these columns only: faster to iterate."""
         selected = HistoryColumns()
         selected.reasons, selected.seal, selected._length = self.reasons, self.seal, self._length
-        selected.facts = self.facts
+        selected.facts, selected.sites, selected.combined_by = self.facts, self.sites, self.combined_by
         selected._columns = {name: column for name, column in self._columns.items() if name in names}
         selected._kinds = self._kinds
         return selected

@@ -14,6 +14,7 @@ from torch.utils import _pytree as trees
 from hansa.core.errors import HansaError, short_repr
 from hansa.training.batch_sources import count_rows, describe_shapes
 from hansa.training.losses import LossFunction, strip_weights
+from hansa.training.metrics import GroupedMetric, MergeableMetric, Sketch
 from hansa.training.model_probe import ProbeResult, has_rows, select_output_rows
 
 log = logging.getLogger("hansa")
@@ -88,13 +89,9 @@ def compute_metrics(
     """
     score = total_score(scores, rows, loss)
     results = {"test_loss": score.loss_sum / score.weight if score.weight else math.nan}
-    user = score.user_metric
-    if score.correct is not None:
-        results["test_accuracy"] = score.correct / max(1.0, score.labels)
-    elif user is not None and user.is_sum:
-        results["test_accuracy"] = user.value_sum / rows
-    elif user is not None and user.is_mean:
-        results["test_accuracy"] = user.weighted_sum / rows
+    hits, user = summed_hits(score, rows), score.user_metric
+    if hits is not None:
+        results["test_accuracy"] = hits[0] / max(1.0, hits[1])
     elif user is not None:
         name = getattr(metric, "__name__", "metric")
         raise HansaError(
@@ -125,6 +122,52 @@ def compute_client_metrics(
         except ValueError:
             results[name] = math.nan
     return results
+
+
+class SiteMetrics(NamedTuple):
+    """What a site of a federation may send about its test rows: metrics by name, and sketches of some of them."""
+
+    values: dict[str, float]
+    sketches: dict[str, Sketch]
+
+
+def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], fewest: int, sketch: bool) -> SiteMetrics:
+    """Return the metrics of a site's test rows, each computed by the site.
+
+    A metric that says something about fewer than ``fewest`` rows, such as an AUC with a rare class, or that fails, is
+    left out; the log says why.
+    """
+    results = SiteMetrics({}, {})
+    if not metrics:
+        return results
+    output, target = _all_rows(score)
+    target = strip_weights(target)
+    for name, metric in metrics.items():
+        function = getattr(metric, "function", metric)  # of hansa.lower and hansa.higher
+        try:
+            group = function.smallest_group(target) if isinstance(function, GroupedMetric) else count_rows(target)
+            if group < fewest:
+                log.info("metric %s: %d rows in its smallest group, expected %d to send it", name, group, fewest)
+                continue
+            value = metric_number(name, metric(output, target))
+            if math.isfinite(value):
+                results.values[name] = value
+            part = function.sketch(output, target, fewest) if sketch and isinstance(function, MergeableMetric) else None
+            if part is not None:
+                results.sketches[name] = part
+        except Exception as error:
+            log.warning("metric %s is left out: %s: %s", name, type(error).__name__, error)
+    return results
+
+
+def summed_hits(score: PartialScore, rows: int) -> tuple[float, float] | None:
+    """Return the hits and their number of labels or rows, for accuracy; None if there is none that is a sum."""
+    user = score.user_metric
+    if score.correct is not None:
+        return score.correct, score.labels
+    if user is not None and (user.is_sum or user.is_mean):
+        return user.value_sum if user.is_sum else user.weighted_sum, float(rows)
+    return None
 
 
 def _compute_on_all_rows(score: PartialScore, metrics: Mapping[str, Metric]) -> dict[str, float]:

@@ -29,6 +29,7 @@ from hansa.data import FederatedData, data_folder, from_arrays
 from hansa.data.files import DataError, MissingFileError, invalid_file
 from hansa.data.hospital_tables import HOSPITALS, read_hospital_tables
 from hansa.local.batching import PassOrder
+from hansa.training.metrics import c_index
 
 REGIONS = tuple(f"region {number}" for number in range(6))
 _NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
@@ -244,25 +245,13 @@ def cox_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @component
 def concordance(output: torch.Tensor, target: torch.Tensor) -> float:
-    """Return Harrell's C-index: the share of comparable pairs in which the higher risk has the event first.
-
-    A pair is comparable if the earlier time is an event, or both times are equal and one of them is an event. Equal
-    risks count one half; so do pairs of two events at the same time, unless their risks are equal, which counts one.
+    """Return Harrell's C-index (`hansa.metrics.c_index`); 0.5 if no pair is comparable.
 
     >>> concordance(torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([[1.0, 1.0], [1.0, 2.0], [0.0, 3.0]]))
     1.0
     """
-    risk, event, time = output.reshape(-1).double(), target[:, 0] > 0, target[:, 1]
-    before = (time[:, None] < time[None, :]) | ((time[:, None] == time[None, :]) & ~event[None, :])
-    pairs = event[:, None] & before & ~torch.eye(len(time), dtype=torch.bool)
-    above, level = risk[:, None] > risk[None, :], risk[:, None] == risk[None, :]
-    together = event[:, None] & event[None, :] & (time[:, None] == time[None, :])
-    together &= torch.ones_like(together).triu(1)
-    halves = (
-        2 * (pairs & above).sum() + (pairs & level).sum() + (together & ~level).sum() + 2 * (together & level).sum()
-    )
-    count = int(pairs.sum() + together.sum())
-    return int(halves) / (2 * count) if count else 0.5
+    value = c_index(output, target)
+    return 0.5 if math.isnan(value) else value
 
 
 @dataclass(frozen=True, slots=True)

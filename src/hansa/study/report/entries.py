@@ -17,6 +17,7 @@ from hansa.runs.columns import (
     ACCURACY,
     BITS,
     CHARTED,
+    SITE_PREFIX,
     TOTALS,
     WINDOW,
     column_of,
@@ -264,7 +265,8 @@ def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> 
             raise HansaError(f"metric {name!r}: no run has it. {suggestion(name, known)}")
         lower_is_better(name, better)  # raises where its direction is not known
         return name, better
-    mains = [facts.main for facts in all_facts if facts.main in known]
+    stated = [name for facts in all_facts for name in (facts.main, SITE_PREFIX + facts.main)]
+    mains = [name for name in stated if name in known]
     shared = [main for main in mains if all(main in each for each in columns)]
     chosen = (shared or mains or [""])[0]
     return main_metric(known, MetricFacts(chosen, better)), better

@@ -38,6 +38,7 @@ from hansa.study.report.sections import (
     notice_list,
     partition_section,
 )
+from hansa.study.report.site_view import sites_section
 from hansa.study.report.timeline import timeline_section
 
 MARK = (
@@ -178,7 +179,7 @@ def render_parts(
         "tiles": "".join(tiles(ranking, target)),
         "ranked_by": escape(describe_order(ranking)),
         "table": ranking_html(ranking, target, [order[id(ranked.entry)] for ranked in ranking]),
-        "published": "".join(str(table.to_section()) for table in published),
+        "published": sites_section(ranking) + "".join(str(table.to_section()) for table in published),
         "targets": str(
             PageSection(
                 "Rounds to target",

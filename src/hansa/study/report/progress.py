@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from hansa.runs.columns import ACCURACY, column_of
+from hansa.runs.columns import ACCURACY, base_metric, column_of
 from hansa.runs.metric_facts import main_metric
 from hansa.study.report import formats
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RunCallback: TypeAlias = "Callable[[Run, dict[str, Any]], bool | None]"
 
-LOSSES = ("test_loss", "global_loss", "loss", "train_loss")
+LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
 MAX_LINES = 20
 """How many plain lines are printed for a run at most."""
 
@@ -46,7 +46,8 @@ class LatestMetrics:
     def __init__(self) -> None:
         self.metric, self.value = ACCURACY, math.nan
         self.loss: float | None = None
-        self.sites: dict[str, float] = {}  # accuracy by site of a federation
+        self.sites: dict[str, float] = {}  # the main metric by site of a federation
+        self.site_metric, self.worst = ACCURACY, math.nan
         self.bits = self.peer_bits = 0
         self.dropped = 0
 
@@ -54,10 +55,12 @@ class LatestMetrics:
         """Add the record of a round, in which ``metric`` is the main one."""
         if metric in record and (metric not in LOSSES or self.metric in LOSSES or self.value != self.value):
             self.metric, self.value = metric, float(record[metric])
-        self.loss = record.get("test_loss", record.get("loss", record.get("train_loss", self.loss)))
-        if "sites_test_accuracy_worst" in record:
-            sites = record.get("sites") or {}
-            by_site = {site: record.get(f"{site}/test_accuracy") for site in sites}
+        losses = ("test_loss", "sites_test_loss", "loss", "train_loss")
+        self.loss = next((record[name] for name in losses if name in record), self.loss)
+        base = base_metric(metric)
+        if f"sites_test_{base}_worst" in record:
+            self.site_metric, self.worst = f"test_{base}", float(record[f"sites_test_{base}_worst"])
+            by_site = {site: record.get(f"{site}/test_{base}") for site in record.get("sites") or {}}
             self.sites = {site: float(value) for site, value in by_site.items() if value is not None}
         self.bits += 8 * (int(record.get("up_bytes") or 0) + int(record.get("down_bytes") or 0))
         self.peer_bits += 8 * int(record.get("peer_bytes") or 0)
@@ -68,8 +71,8 @@ class LatestMetrics:
         shown = self.metric not in LOSSES and self.value == self.value
         main = [f"{column_of(self.metric).label} {formats.formatter_of(self.metric)(self.value)}"] if shown else []
         if self.sites:
-            worst = min(self.sites, key=lambda site: self.sites[site])
-            main.append(f"worst site {worst} {formats.formatter_of('test_accuracy')(self.sites[worst])}")
+            worst = min(self.sites, key=lambda site: abs(self.sites[site] - self.worst))
+            main.append(f"worst site {worst} {formats.formatter_of(self.site_metric)(self.sites[worst])}")
         peers = f" + {formats.format_bits(self.peer_bits)} to peers" if self.peer_bits else ""
         sent = f"sent {formats.format_bits(self.bits)}{peers}"
         return [*main, f"loss {formats.format_number(self.loss)}", sent, f"dropped {self.dropped}"]

@@ -9,14 +9,15 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from hansa.runs import metrics
-from hansa.runs.columns import ACCURACY, AXES, COLUMNS, column_of, evaluated_metrics, plain_name
+from hansa.runs.columns import ACCURACY, AXES, COLUMNS, base_metric, column_of, evaluated_metrics, plain_name
 from hansa.runs.metrics_log import HistoryColumns
 from hansa.runs.seed_statistics import seed_statistics
+from hansa.runs.site_record import site_names
 from hansa.study.report import formats
 from hansa.study.report.entries import COST_COLUMNS, RankedEntry, ReportEntry, chance_level, has_column
 
 TO_TARGET = ("rounds_to_target", "bits_to_target")
-LOSSES = ("test_loss", "global_loss", "loss", "train_loss")
+LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
 COSTS = ("up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost")
 
 
@@ -61,11 +62,13 @@ def _metric_keys(ranking: Sequence[RankedEntry]) -> list[str]:
     """The numbers of the ranking table before the costs: the score, the best, those of the target, further metrics."""
     metric, window = ranking[0].metric, ranking[0].window
     numbers = [ranked.numbers for ranked in ranking]
-    base = metric.rpartition("/")[2].removeprefix("test_")
+    base = base_metric(metric)
     measured = evaluated_metrics({plain_name(name) for each in numbers for name in each})
     own = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
-    sets = [name for name in measured if name.endswith(f"/test_{base}")]
-    losses = LOSSES if metric in LOSSES else LOSSES[:2]
+    sites = {site for ranked in ranking for history in ranked.entry.histories for site in site_names(history)}
+    sets = [name for name in measured if name.endswith(f"/test_{base}") and name.partition("/")[0] not in sites]
+    sets += [f"sites_test_{base}", f"sites_test_{base}_worst"]
+    losses = LOSSES if metric in LOSSES else LOSSES[:3]
     clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
     names = (f"test_{base}", *sets, ACCURACY, *own, *losses, *clients)
     others = dict.fromkeys(name for name in names if name != metric)

@@ -8,11 +8,21 @@ SMALL = 1 << 20
 TYPE = "train"
 
 
-def wrap(data: bytes) -> RecordDict:
-    """Return the content of a message for some bytes."""
+def wrap(data: bytes, seconds: dict[str, float] | None = None) -> RecordDict:
+    """Return the content of a message for some bytes, and for the seconds that they took."""
+    content = RecordDict() if seconds is None else RecordDict({"seconds": ConfigRecord(dict(seconds))})
     if len(data) <= SMALL:
-        return RecordDict({"frame": ConfigRecord({"bytes": data})})
-    return RecordDict({"frame": ArrayRecord({"bytes": Array("uint8", (len(data),), "raw", data)})})
+        content["frame"] = ConfigRecord({"bytes": data})
+    else:
+        content["frame"] = ArrayRecord({"bytes": Array("uint8", (len(data),), "raw", data)})
+    return content
+
+
+def seconds_of(content: RecordDict) -> dict[str, float]:
+    """Return the seconds that came with some bytes."""
+    record = content.get("seconds")
+    known = record.items() if isinstance(record, ConfigRecord) else ()
+    return {f"{name}_seconds": value for name, value in known if name in ("start", "work") and isinstance(value, float)}
 
 
 def unwrap(content: RecordDict) -> bytes:

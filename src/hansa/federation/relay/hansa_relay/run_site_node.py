@@ -9,33 +9,52 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 POLL_SECONDS = 0.5  # between requests for messages
+ACTIVE_POLL_SECONDS = 0.2  # the same for some time after a message: during a run
+ACTIVE_SECONDS = 30.0
+REPLY_SECONDS = 0.05  # between checks whether a task has answered, which is a look at the node's own memory
 HEARTBEAT_SECONDS = 10  # the shortest that a SuperLink accepts: a heartbeat every 4 s, offline after 20 s
 RETRY_SECONDS = 2.0  # the longest pause before another attempt to connect
 NODE_FILE = "HANSA_NODE_FILE"  # the file with the number of the node when it was last active
 WAITING_FILE = "HANSA_WAITING_FILE"  # exists while the node waits for the answer of a task
+PULL = "_pull_and_store_message"  # of flwr.supernode.start_client_internal
 
 
 class ShortSleeps:
     """Stands in for the module ``time`` in the loop of the node."""
 
-    def __init__(self, waiting: Path) -> None:
-        self.waiting = waiting
+    def __init__(self) -> None:
+        self.last_message = -ACTIVE_SECONDS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        if seconds >= 1.0:  # no message was there
-            self.waiting.unlink(missing_ok=True)
-        elif not self.waiting.exists():
-            self.waiting.touch()
-        time.sleep(min(seconds, POLL_SECONDS))
+        if seconds < 1.0:  # a task is at work
+            self.last_message = time.monotonic()
+            time.sleep(min(seconds, REPLY_SECONDS))
+        else:
+            active = time.monotonic() - self.last_message < ACTIVE_SECONDS
+            time.sleep(min(seconds, ACTIVE_POLL_SECONDS if active else POLL_SECONDS))
+
+
+def mark_arrivals(pull: Callable[..., Any], waiting: Path) -> Callable[..., Any]:
+    """Return the node's function that asks for a message; a file exists from the arrival of one until it asks again."""
+
+    def marked(*arguments: Any, **options: Any) -> Any:
+        waiting.unlink(missing_ok=True)
+        run = pull(*arguments, **options)
+        if run is not None:
+            waiting.touch()
+        return run
+
+    return marked
 
 
 def replace_constant(module: ModuleType, name: str, value: float) -> None:
@@ -55,10 +74,10 @@ def main() -> None:
     for module in (heartbeat, connection):
         replace_constant(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
     replace_constant(http_retry, "MAX_RETRY_DELAY", RETRY_SECONDS)
-    if hasattr(node, "time") and os.environ.get(WAITING_FILE):
-        waiting = Path(os.environ[WAITING_FILE])
-        waiting.unlink(missing_ok=True)
-        node.time = ShortSleeps(waiting)
+    if hasattr(node, "time"):
+        node.time = ShortSleeps()
+    if hasattr(node, PULL) and os.environ.get(WAITING_FILE):
+        setattr(node, PULL, mark_arrivals(getattr(node, PULL), Path(os.environ[WAITING_FILE])))
     if os.environ.get(NODE_FILE):
         connection.FleetHttpClient = _returning_client(connection.FleetHttpClient, Path(os.environ[NODE_FILE]))
     flower_supernode()

@@ -58,7 +58,9 @@ class Relay:
                     if reply.has_error():
                         self._send({**answer, "error": f"{reply.error.code}: {reply.error.reason}"})
                     else:
-                        self._send({**answer, "node": str(reply.metadata.src_node_id)}, records.unwrap(reply.content))
+                        seconds = records.seconds_of(reply.content)
+                        head = {**answer, **seconds, "node": str(reply.metadata.src_node_id)}
+                        self._send(head, records.unwrap(reply.content))
                     return
             self._send({**answer, "error": "time: no reply within its time to live" if number else "not accepted"})
         except Exception as error:

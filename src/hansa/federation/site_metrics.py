@@ -1,0 +1,153 @@
+"""Metrics over sites: those of each site by its name, those of all sites together, the worst site and the deviation.
+
+Sums (loss, hits) are added. Other metrics of a task are computed by each site on its own test rows. Over all sites they
+are pooled if every site that has a value sent a sketch of it (`hansa.training.metrics.MergeableMetric`), else averaged
+by the sites' numbers of test rows; `SiteResults.combined_by` says which.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hansa.federation.messages import ProtocolError, SiteEvaluationReply
+from hansa.training.labels import BUILT_IN_METRICS
+from hansa.training.metric_direction import Direction
+from hansa.training.metrics import MergeableMetric
+
+log = logging.getLogger("hansa")
+
+
+@dataclass(slots=True)
+class SiteResults:
+    """The columns of a record about an evaluation at the sites, and how each metric was combined over them."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    combined_by: dict[str, str] = field(default_factory=dict)
+
+
+def combine_replies(replies: Mapping[str, SiteEvaluationReply], task: Any = None) -> SiteResults:
+    """Return the metrics of all sites from their replies.
+
+    A site that has no test rows, or fewer than its policy permits to report, has no numbers.
+
+    Args:
+        replies: The reply of each site.
+        task: The task of the server, with its metrics and their directions.
+
+    >>> def reply(loss, hits): return SiteEvaluationReply("run", 0, b"", 10, loss, 10.0, hits, 10.0)
+    >>> metrics = combine_replies({"north": reply(5.0, 9.0), "south": reply(7.0, 5.0)}).metrics
+    >>> metrics["sites_test_accuracy"], metrics["north/test_accuracy"]
+    (0.7, 0.9)
+    >>> metrics["sites_test_accuracy_worst"], metrics["sites_test_accuracy_std"], metrics["sites_test_loss_worst"]
+    (0.5, 0.2, 0.7)
+    """
+    reported = {site: replies[site] for site in sorted(replies) if replies[site].rows}
+    if not reported:
+        log.warning("no site reports test rows, so nothing is evaluated at the sites")
+        return SiteResults()
+    results = SiteResults({"sites_test_rows": sum(reply.rows for reply in reported.values())})
+    results.metrics |= _sums(reported)
+    by_metric = {"loss": _by_site(reported, _loss), "accuracy": _by_site(reported, _accuracy)}
+    directions: dict[str, Direction] = {"loss": "lower", "accuracy": "higher", **getattr(task, "directions", {})}
+    for name, metric in getattr(task, "metrics", {}).items():
+        values = {site: reply.metrics[name] for site, reply in reported.items() if name in reply.metrics}
+        if values:
+            by_metric[name] = values
+            _combine_metric(results, name, metric, reported, values)
+    for site, reply in reported.items():
+        results.metrics[f"{site}/test_rows"] = reply.rows
+    for name, values in by_metric.items():
+        results.metrics |= {f"{site}/test_{name}": value for site, value in values.items()}
+        if len(values) > 1:
+            worst = max if directions.get(name) == "lower" else min
+            results.metrics[f"sites_test_{name}_worst"] = worst(values.values())
+            results.metrics[f"sites_test_{name}_std"] = statistics.pstdev(values.values())
+    return results
+
+
+def check_reply(site: str, reply: SiteEvaluationReply, task: Any) -> None:
+    """Raise for a reply that cannot be true, or has metrics that were not asked for.
+
+    Args:
+        site: The name of the site.
+        reply: Its reply.
+        task: The task of the server.
+    """
+    hits, labels = reply.hits or 0.0, reply.labels or 0.0
+    counted = getattr(task, "metric", None) in (None, *BUILT_IN_METRICS)  # hits; values of an own metric may be others
+    if not reply.weight >= 0 or (counted and not -1e-9 <= hits <= labels * (1 + 1e-9)) or not math.isfinite(hits):
+        raise ProtocolError("marks", f"site {site}: {reply.hits} hits of {reply.labels} labels, weight {reply.weight}")
+    metrics = getattr(task, "metrics", {})
+    unasked = sorted({*reply.metrics, *reply.sketches} - set(metrics))
+    if unasked or (reply.metrics and not reply.rows):
+        raise ProtocolError(
+            "marks", f"site {site} sends metrics {unasked or sorted(reply.metrics)}, which was not asked"
+        )
+    if not all(map(math.isfinite, reply.metrics.values())):
+        raise ProtocolError("marks", f"site {site} sends a metric that is not finite")
+    for name, sketch in reply.sketches.items():
+        mergeable = mergeable_metric(metrics[name])
+        try:
+            if mergeable is None or name not in reply.metrics:
+                raise ValueError("no sketch was asked for")
+            mergeable.combine([sketch])
+        except Exception as error:
+            raise ProtocolError("marks", f"site {site}: the sketch of {name} is impossible: {error}") from error
+
+
+def mergeable_metric(metric: Any) -> MergeableMetric | None:
+    """Return a metric that has sketches, also if it is wrapped by `hansa.lower` or `hansa.higher`; None for others."""
+    function = getattr(metric, "function", metric)
+    return function if isinstance(function, MergeableMetric) else None
+
+
+def _combine_metric(
+    results: SiteResults,
+    name: str,
+    metric: Any,
+    reported: Mapping[str, SiteEvaluationReply],
+    values: Mapping[str, float],
+) -> None:
+    """Add the value of a metric over all sites."""
+    missing = sorted(set(reported) - set(values))
+    left_out = f" (without {', '.join(missing)})" if missing else ""
+    count = f"{len(values)} site{'s' if len(values) > 1 else ''}"
+    column, mergeable = f"sites_test_{name}", mergeable_metric(metric)
+    if mergeable is not None and all(name in reported[site].sketches for site in values):
+        pooled = mergeable.combine([reported[site].sketches[name] for site in values])
+        results.metrics[column] = pooled.value
+        results.metrics |= {f"{column}_at_least": pooled.at_least, f"{column}_at_most": pooled.at_most}
+        results.combined_by[name] = f"pooled from sketches of {count}{left_out}"
+    else:
+        rows = {site: reported[site].rows for site in values}
+        results.metrics[column] = math.fsum(values[site] * rows[site] for site in values) / sum(rows.values())
+        results.combined_by[name] = f"mean of {count} by test rows{left_out}"
+
+
+def _sums(reported: Mapping[str, SiteEvaluationReply]) -> dict[str, float]:
+    """Return loss and accuracy over all rows."""
+    weight = math.fsum(reply.weight for reply in reported.values())
+    sums = {"sites_test_loss": math.fsum(reply.loss for reply in reported.values()) / weight if weight else math.nan}
+    hits = [reply.hits for reply in reported.values() if reply.hits is not None]
+    if len(hits) == len(reported):
+        labels = math.fsum(reply.labels or 0.0 for reply in reported.values())
+        sums["sites_test_accuracy"] = math.fsum(hits) / max(1.0, labels)
+    return sums
+
+
+def _by_site(reported: Mapping[str, SiteEvaluationReply], value: Any) -> dict[str, float]:
+    values = {site: value(reply) for site, reply in reported.items()}
+    return {site: each for site, each in values.items() if each is not None}
+
+
+def _loss(reply: SiteEvaluationReply) -> float | None:
+    return reply.loss / reply.weight if reply.weight else None
+
+
+def _accuracy(reply: SiteEvaluationReply) -> float | None:
+    return None if reply.hits is None or not reply.labels else reply.hits / reply.labels

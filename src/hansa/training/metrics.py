@@ -1,0 +1,241 @@
+"""Metrics of all test rows at once: the area under the ROC curve and the concordance index.
+
+A metric is a function of the outputs and targets of all rows. One that can also be computed from **sketches** of parts
+of the rows (`MergeableMetric`) is pooled over the sites of a federation without their outputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from hansa.core.errors import HansaError
+
+Sketch: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
+"""What a site sends in place of outputs: lists of rows of numbers, by name."""
+
+
+class Bounded(NamedTuple):
+    """A metric that was computed from sketches: its value, and the least and the largest that it can be."""
+
+    value: float
+    at_least: float
+    at_most: float
+
+
+@runtime_checkable
+class GroupedMetric(Protocol):
+    """A metric whose value says something about a group of rows, such as those of one class."""
+
+    def smallest_group(self, target: Any) -> int:
+        """Return the number of rows of the smallest group."""
+        ...
+
+
+@runtime_checkable
+class MergeableMetric(Protocol):
+    """A metric that can be computed from sketches."""
+
+    def sketch(self, output: Any, target: Any, fewest: int) -> Sketch | None:
+        """Return a sketch whose counts are all 0 or at least ``fewest``; None if there are too few rows for one."""
+        ...
+
+    def combine(self, sketches: Sequence[Sketch]) -> Bounded:
+        """Return the metric of all rows. The sketches come from other parties: raise ValueError for impossible ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RocAuc:
+    """The area under the ROC curve of two classes: the share of pairs of a positive and a negative row in which the
+    positive one has the higher score; equal scores count one half. NaN if there is only one class.
+
+    A sketch is a microaggregation of the scores (Domingo-Ferrer and Mateo-Sanz 2002): the logistic function maps them
+    to (0, 1), and for each class groups of at least ``fewest`` consecutive scores are replaced by their number and
+    mean. The area of all rows is computed as if the scores of a group were uniform between its neighbours. They lie
+    between the means of the groups before and after, which bounds the value.
+
+    >>> roc_auc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
+    0.75
+    """
+
+    higher_is_better = True
+    __name__ = "roc_auc"
+
+    def __call__(self, output: Any, target: torch.Tensor) -> float:
+        positive, negative = _scores_by_class(output, target)
+        if not len(positive) or not len(negative):
+            return math.nan
+        ordered = negative.sort().values
+        below = torch.searchsorted(ordered, positive)
+        level = torch.searchsorted(ordered, positive, right=True) - below
+        return int((2 * below + level).sum()) / (2 * len(positive) * len(negative))
+
+    def smallest_group(self, target: torch.Tensor) -> int:
+        """Return the number of rows of the smaller class."""
+        positive = int((target.reshape(-1) > 0).sum())
+        return min(positive, target.numel() - positive)
+
+    def sketch(self, output: Any, target: torch.Tensor, fewest: int) -> Sketch | None:
+        """Return rows and mean of the groups of each class; None if a class has fewer rows than ``fewest``.
+
+        >>> roc_auc.sketch(torch.tensor([-2.0, -1.0, 1.0, 2.0]), torch.tensor([0, 0, 1, 1]), fewest=2)
+        {'negative': [[2, 0.194072]], 'positive': [[2, 0.805928]]}
+        """
+        if self.smallest_group(target) < max(1, fewest):
+            return None
+        positive, negative = _scores_by_class(output, target)
+        return {"negative": _group_means(negative, fewest), "positive": _group_means(positive, fewest)}
+
+    def combine(self, sketches: Sequence[Sketch]) -> Bounded:
+        """Return the area of all rows from the sites' groups.
+
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> scores = [torch.tensor([-3.0, -2.0, 0.5, 1.0]), torch.tensor([-4.0, -1.0, 2.0, 3.0])]
+        >>> roc_auc.combine([roc_auc.sketch(each, labels, fewest=1) for each in scores])
+        Bounded(value=1.0, at_least=0.25, at_most=1.0)
+        """
+        positive, negative = ([_read_groups(sketch, name) for sketch in sketches] for name in ("positive", "negative"))
+        above, below = torch.cat([torch.empty(5, 0), *positive], 1), torch.cat([torch.empty(5, 0), *negative], 1)
+        pairs = float(above[0].sum() * below[0].sum())
+        if not pairs:
+            return Bounded(math.nan, math.nan, math.nan)
+        value = float(_area_below(above, below).sum()) / pairs
+        surely = float((above[0] * _rows_below(below, above)).sum()) / pairs
+        never = float((below[0] * _rows_below(above, below)).sum()) / pairs
+        return Bounded(min(max(value, surely), 1 - never), surely, 1 - never)
+
+
+@dataclass(frozen=True, slots=True)
+class ConcordanceIndex:
+    """Harrell's C-index: the share of comparable pairs in which the higher output (the risk) has the event first.
+
+    A target has two columns: 1 for an event and 0 for a censored row, and the time. A pair is comparable if the earlier
+    time is an event, or both times are equal and one of them is an event. Equal risks count one half; so do pairs of
+    two events at the same time, unless their risks are equal, which counts one. NaN if no pair is comparable. It has no
+    sketch: in a federation it is computed by site.
+
+    >>> c_index(torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([[1.0, 1.0], [1.0, 2.0], [0.0, 3.0]]))
+    1.0
+    """
+
+    higher_is_better = True
+    __name__ = "c_index"
+
+    def __call__(self, output: Any, target: torch.Tensor) -> float:
+        risk, (event, time) = _single_output("c_index", output), _events_and_times(target)
+        places = torch.arange(len(time))
+        halves = count = 0
+        for first in range(0, len(time), _BLOCK):
+            rows = slice(first, first + _BLOCK)
+            event_here, time_here, risk_here = event[rows, None], time[rows, None], risk[rows, None]
+            same = time_here == time
+            pairs = event_here & ((time_here < time) | (same & ~event)) & (places[rows, None] != places)
+            together = event_here & event & same & (places[rows, None] < places)
+            level = risk_here == risk
+            halves += int(2 * (pairs & (risk_here > risk)).sum() + (pairs & level).sum())
+            halves += int((together & ~level).sum() + 2 * (together & level).sum())
+            count += int(pairs.sum() + together.sum())
+        return halves / (2 * count) if count else math.nan
+
+    def smallest_group(self, target: torch.Tensor) -> int:
+        """Return the number of events."""
+        return int(_events_and_times(target)[0].sum())
+
+
+roc_auc = RocAuc()
+c_index = ConcordanceIndex()
+METRICS: dict[str, Callable[[Any, torch.Tensor], float]] = {"roc_auc": roc_auc, "c_index": c_index}
+"""The metrics that a configuration can name without a module."""
+
+_BLOCK = 512  # rows compared with all others at once
+_HALF = 1e-6  # the half width of the narrowest group: means are rounded
+_DIGITS = 6
+_MAX_GROUPS = 200  # of a class at a site
+_MAX_COUNT = 1 << 40
+
+
+def _single_output(name: str, output: Any) -> torch.Tensor:
+    scores: torch.Tensor = getattr(output, "logits", output)
+    if scores.ndim > 1 and scores.shape[1:].numel() != 1:
+        raise HansaError(f"{name}: outputs of shape {tuple(scores.shape)}, expected one per row.")
+    return scores.reshape(-1).double()
+
+
+def _scores_by_class(output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores of the positive and of the negative rows; of two outputs, the score is their difference."""
+    scores: torch.Tensor = getattr(output, "logits", output)
+    if scores.ndim == 2 and scores.shape[1] == 2:
+        scores = scores[:, 1].double() - scores[:, 0].double()
+    elif scores.ndim > 1 and scores.shape[1:].numel() != 1:
+        raise HansaError(f"roc_auc: outputs of shape {tuple(scores.shape)}, expected one or two per row: two classes.")
+    scores, labels = scores.reshape(-1).double(), target.reshape(-1)
+    if labels.numel() != scores.numel() or bool(((labels != 0) & (labels != 1)).any()):
+        raise HansaError(f"roc_auc: targets of shape {tuple(target.shape)}, expected 0 or 1 for each row.")
+    return scores[labels == 1], scores[labels == 0]
+
+
+def _events_and_times(target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if target.ndim != 2 or target.shape[1] != 2:
+        raise HansaError(f"c_index: targets of shape {tuple(target.shape)}, expected (rows, 2): event and time.")
+    return target[:, 0] > 0, target[:, 1]
+
+
+def _group_means(scores: torch.Tensor, fewest: int) -> list[list[float]]:
+    """Return [rows, mean] of groups of consecutive scores, each of at least ``fewest``.
+
+    >>> _group_means(torch.zeros(7, dtype=torch.float64), 3)
+    [[4, 0.5], [3, 0.5]]
+    """
+    ordered = torch.sigmoid(scores).sort().values
+    groups = torch.tensor_split(ordered, min(_MAX_GROUPS, max(1, len(scores) // max(1, fewest))))
+    return [[len(group), round(float(group.mean()), _DIGITS)] for group in groups]
+
+
+def _read_groups(sketch: Sketch, name: str) -> torch.Tensor:
+    """Return a column for each group of a class: rows; where its scores are taken to begin and end; and where they
+    surely do. Raise ValueError for what is not a list of groups."""
+    if set(sketch) != {"negative", "positive"}:
+        raise ValueError("a sketch without the two classes")
+    groups = sketch[name]
+    if not 0 < len(groups) <= _MAX_GROUPS or any(len(group) != 2 for group in groups):
+        raise ValueError(f"not a list of 1 to {_MAX_GROUPS} groups")
+    rows, means = [group[0] for group in groups], [float(group[1]) for group in groups]
+    if not all(isinstance(count, int) and 0 < count < _MAX_COUNT for count in rows):
+        raise ValueError("a group with an impossible number of rows")
+    if means != sorted(means) or not 0 <= means[0] <= means[-1] <= 1:
+        raise ValueError("means of groups that are not in order between 0 and 1")
+    edges = [(a + b) / 2 for a, b in itertools.pairwise(means)]
+    alone = min(means[0], 1 - means[0])  # of a single group only the mean is known
+    first = max(0.0, 2 * means[0] - edges[0]) if edges else means[0] - alone
+    last = min(1.0, 2 * means[-1] - edges[-1]) if edges else means[0] + alone
+    ends = [[first, *edges], [*edges, last], [0.0, *means[:-1]], [*means[1:], 1.0]]
+    return torch.tensor([rows, *ends], dtype=torch.float64)
+
+
+def _area_below(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    """Return for each group of ``above`` its rows times the expected rows of ``below`` with a lower score."""
+    start, stop = above[1] - _HALF, above[2] + _HALF
+    first, last = below[1] - _HALF, below[2] + _HALF
+
+    def integral(x: torch.Tensor) -> torch.Tensor:
+        """The integral up to x of the number of rows below."""
+        inside = x[:, None].clamp(first, last) - first
+        beyond = (x[:, None] - last).clamp(min=0)
+        return ((inside**2 / (2 * (last - first)) + beyond) * below[0]).sum(1)
+
+    parts = [slice(place, place + _BLOCK) for place in range(0, len(start), _BLOCK)]
+    means = [(integral(stop[part]) - integral(start[part])) / (stop[part] - start[part]) for part in parts]
+    return above[0] * torch.cat(means)
+
+
+def _rows_below(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Return for each group of ``high`` the rows of ``low`` whose scores are surely lower."""
+    order = low[4].argsort()
+    sums = torch.cat([torch.zeros(1, dtype=torch.float64), low[0][order].cumsum(0)])
+    return sums[torch.searchsorted(low[4][order] + 2 * _HALF, high[3])]
