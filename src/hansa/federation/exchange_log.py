@@ -21,7 +21,7 @@ SENT = {
     "hello": "numbers of samples, digest of the model",
     "summary": "summary of tables, as the policy allows",
     "reports": "updates of clients",
-    "marks": "sums over test rows",
+    "marks": "sums over test rows, metrics as the policy allows",
     "refused": "a refusal: one code",
     "over": "an acknowledgement",
 }

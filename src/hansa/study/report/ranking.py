@@ -67,8 +67,8 @@ def _metric_keys(ranking: Sequence[RankedEntry]) -> list[str]:
     own = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
     sites = {site for ranked in ranking for history in ranked.entry.histories for site in site_names(history)}
     sets = [name for name in measured if name.endswith(f"/test_{base}") and name.partition("/")[0] not in sites]
-    sets += [f"sites_test_{base}", f"sites_test_{base}_worst"]
-    losses = LOSSES if metric in LOSSES else LOSSES[:3]
+    sets += [f"sites_test_{base}_worst"]
+    losses = LOSSES if metric in LOSSES else ("test_loss", "global_loss")
     clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
     names = (f"test_{base}", *sets, ACCURACY, *own, *losses, *clients)
     others = dict.fromkeys(name for name in names if name != metric)

@@ -46,7 +46,6 @@ def site_table(
     measured = {name.partition("/")[2] for name in numbers if name.partition("/")[0] in sites}
     columns = [name for name in dict.fromkeys([first, *sorted(measured)]) if name in measured]
     counted = [name for name in ("up_bytes", "down_bytes") if any(name in totals.get(site, {}) for site in sites)]
-    rounds = max(1, len(history))
     timed = any("work_seconds" in totals.get(site, {}) for site in sites)
     rows = []
     for site in _worst_first(sites, numbers, columns[0] if columns else first, better):
@@ -57,11 +56,11 @@ def site_table(
         cells += [_cell(name, numbers.get(f"{site}/{name}")) for name in columns]
         cells += [formats.format_bytes(totals[site][name]) if site in totals else "–" for name in counted]
         if timed:
-            cells.append(f"{totals[site]['work_seconds'] / rounds:.2f} s" if site in totals else "–")
+            cells.append(formats.format_duration(totals[site]["work_seconds"]) if site in totals else "–")
         rows.append(cells)
     headings = ["site", "test rows", *(column_of(name, better).label for name in columns)]
     headings += [{"up_bytes": "sent", "down_bytes": "received"}[name] for name in counted]
-    return SiteTable([*headings, *(["work per round"] if timed else [])], rows, _notes(history, numbers, main))
+    return SiteTable([*headings, *(["work"] if timed else [])], rows, _notes(history, numbers, main))
 
 
 def _notes(history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str) -> list[str]:
@@ -79,7 +78,7 @@ def _notes(history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], mai
         column = f"sites_test_{name}"
         bounds = [last.get(f"{column}_at_{side}") for side in ("least", "most")]
         known = all(isinstance(value, float) for value in bounds)
-        within = f", between {bounds[0]:.3f} and {bounds[1]:.3f}" if known else ""
+        within = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if known else ""
         notes.append(f"{column_of(column).label}: {how}{within}")
     if parts := round_seconds(history):
         notes.append(f"a round takes {describe_seconds(parts)} (median)")
