@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa.data.arrays import dataset, from_arrays, from_dataset, from_hf
+    from hansa.data.arrays import dataset, from_arrays, from_dataset
     from hansa.data.client_tests import with_test_clients, with_validation
     from hansa.data.csv_folder import from_csv_folder, infer_schema
     from hansa.data.downloads import download
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hansa.data.files import DataError, MissingFileError, data_folder
     from hansa.data.heterogeneity_settings import HETEROGENEITY_SETTINGS, HeterogeneitySetting, heterogeneity_setting
     from hansa.data.hub import from_hub
+    from hansa.data.huggingface import from_hf
     from hansa.data.loading import FileStatus, check_files, dataset_names, federate, is_present, load
     from hansa.data.memory_mapped import MemmapArray, from_memmap
     from hansa.data.on_demand import CollatedData, GeneratedData, from_function, from_items

@@ -1,4 +1,4 @@
-"""Federated data from arrays, a torch Dataset or a Hugging Face dataset."""
+"""Federated data from arrays or a torch Dataset."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from hansa.core.errors import HansaError, suggestion
+from hansa.core.errors import HansaError
 from hansa.data.client_tests import assign_test_clients
 from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
 from hansa.data.owners import owner_column, parse_clients
-from hansa.data.partitions import Partition, iid, natural
+from hansa.data.partitions import Partition, iid
 from hansa.data.split import Split
 from hansa.training.losses import WeightedTargets
 
@@ -153,77 +153,6 @@ def from_dataset(
     )
 
 
-def from_hf(
-    data: Any,
-    input_column: str,
-    label_column: str,
-    *,
-    clients: Clients | None = None,
-    client_column: str | None = None,
-    partition: Partition | None = None,
-    seed: int | None = None,
-    test: Any = None,
-    classes: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    name: str = "hf",
-) -> FederatedData:
-    """Federated data from a Hugging Face dataset, or anything with named columns.
-
-    Args:
-        data: The dataset, or a dict of splits with ``train`` and optionally ``test``.
-        input_column: Column of inputs: numbers, arrays or images of one shape. Tokenize and pad text first.
-        label_column: Column of targets, numbers.
-        clients: As in `from_arrays`; not needed with ``client_column``.
-        client_column: Column whose values are the clients; they own the test rows with the same value.
-        partition: How rows are assigned to a number of clients; default iid.
-        seed: Seed of the partition; by default it follows the seed of the run.
-        test: The test set, a dataset; by default the split ``test``.
-        classes: Number of classes; by default from the features or the targets.
-        dtype: Floating-point type of inputs and targets.
-        name: Name for messages.
-
-    >>> columns = {"x": [[0.0], [1.0], [2.0]], "y": [0, 1, 1], "who": ["a", "b", "b"]}
-    >>> from_hf(columns, "x", "y", client_column="who").population
-    2
-    """
-    if hasattr(data, "keys") and "train" in data:
-        test = data["test"] if test is None and "test" in data else test
-        data = data["train"]
-    x, y = _hf_column(name, data, input_column), np.asarray(_hf_column(name, data, label_column))
-    if y.dtype.kind in "UO":
-        raise HansaError(
-            f"{name}: column {label_column!r} contains {str(y[0])!r}: expected numbers. Use class_encode_column first."
-        )
-    test_pair = None
-    if test is not None:
-        test_pair = (
-            _stack(name, _hf_column(name, test, input_column)),
-            np.asarray(_hf_column(name, test, label_column)),
-        )
-    features = getattr(data, "features", None) or {}
-    classes = classes if classes is not None else getattr(features.get(label_column), "num_classes", None)
-    groups = test_groups = None
-    if client_column is not None:
-        owners, groups = np.unique(np.asarray(_hf_column(name, data, client_column)), return_inverse=True)
-        partition = natural() if partition is None else partition
-        if test is not None and client_column in (getattr(test, "column_names", None) or ()):
-            test_groups = _positions(owners, np.asarray(_hf_column(name, test, client_column)))
-    elif clients is None:
-        raise HansaError("from_hf: expected clients=, or client_column=, the column of the clients.")
-    whole = dataset(_stack(name, x), y, test=test_pair, groups=groups, classes=classes, dtype=dtype, name=name)
-    if test_groups is not None:
-        whole = replace(whole, test_groups=torch.from_numpy(test_groups))
-    if clients is None:
-        return partition_dataset(whole, natural(), None, seed)
-    return assign_clients(whole, clients, partition, seed)
-
-
-def _positions(owners: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the position of each value in the sorted owners, -1 if it is not there."""
-    position = np.minimum(np.searchsorted(owners, values), len(owners) - 1)
-    return np.where(owners[position] == values, position, -1).astype(np.int64)
-
-
 def assign_clients(data: Dataset, clients: Clients, partition: Partition | None, seed: int | None) -> FederatedData:
     """Return the data set assigned to clients, in any form of `from_arrays`."""
     if isinstance(clients, (int, np.integer)) and not isinstance(clients, bool):
@@ -317,7 +246,7 @@ def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
         targets.append(item[1])
     if not inputs:
         raise HansaError(f"{name}: is empty.")
-    return _stack(name, inputs), torch.stack([torch.as_tensor(target) for target in targets])
+    return stack_rows(name, inputs), torch.stack([torch.as_tensor(target) for target in targets])
 
 
 def _items(data: Any) -> Iterator[Any]:
@@ -326,9 +255,12 @@ def _items(data: Any) -> Iterator[Any]:
     return iter(data)
 
 
-def _stack(name: str, values: Iterable[Any]) -> torch.Tensor:
+def stack_rows(name: str, values: Iterable[Any]) -> torch.Tensor:
     """Stack rows of one shape; images become channels-first."""
     if isinstance(values, (np.ndarray, torch.Tensor)):
+        return _tensor(name, "x", values)
+    values = list(values)
+    if values and isinstance(values[0], (int, float)):
         return _tensor(name, "x", values)
     rows = [_row(name, position, value) for position, value in enumerate(values)]
     for position, row in enumerate(rows):
@@ -352,14 +284,3 @@ def _row(name: str, position: int, value: Any) -> torch.Tensor:
     elif array.dtype == np.uint8 and array.ndim == 3 and (image or array.shape[-1] in (1, 3)):
         array = np.ascontiguousarray(array.transpose(2, 0, 1))
     return torch.from_numpy(array)
-
-
-def _hf_column(name: str, data: Any, column: str) -> Any:
-    known = getattr(data, "column_names", None)
-    if known is not None and column not in known:
-        raise HansaError(f"{name}: no column {column!r}. {suggestion(column, known)}")
-    try:
-        values = data[column]
-    except KeyError as error:
-        raise HansaError(f"{name}: no column {column!r}.") from error
-    return values if isinstance(values, (np.ndarray, torch.Tensor)) else list(values)
