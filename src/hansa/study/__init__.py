@@ -6,8 +6,9 @@ from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.study.api import compare, resume, run, search
+    from hansa.study.configured import run_config
 
-__all__ = ["compare", "resume", "run", "search"]
+__all__ = ["compare", "resume", "run", "run_config", "search"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(__name__)

@@ -146,7 +146,7 @@ def run(
     folder = None if out is None else OutputFolder(Path(out), name, overwrite, checkpoint_every, accept)
     title = algorithm.name if name is None else name
     job = RunJob(algorithm, task, rounds, RunOptions(**options), title, folder)
-    with reuse_workers() if seeds is not None else nullcontext(), _progress(progress) as display:
+    with reuse_workers() if seeds is not None else nullcontext(), progress_if(progress) as display:
         if seeds is None:
             return job.run(0 if seed is None else seed, display, store)
         if store is not None:
@@ -215,7 +215,7 @@ def compare(
     if unknown := [name for name in again if name not in methods]:
         raise invalid_argument("compare", "overwrite", unknown[0], f"names among {', '.join(methods)}")
     results, all_seeds = {}, parse_seeds(seeds, 0, "compare")
-    with reuse_workers(), _progress(progress, rounds * len(methods) * len(all_seeds)) as display:
+    with reuse_workers(), progress_if(progress, rounds * len(methods) * len(all_seeds)) as display:
         for name, algorithm in methods.items():
             folder = None
             if out is not None:
@@ -287,7 +287,7 @@ def search(
     )
     common = RunOptions(**options)
     planned = rounds * len(all_seeds) * (trials - len(study.trials))
-    with reuse_workers(), _progress(progress, planned) as display:
+    with reuse_workers(), progress_if(progress, planned) as display:
         for trial in study.ask(trials):
             title = ", ".join(f"{name}={value!r}" for name, value in trial.point.items())
             watched = replace(common, callbacks=[*common.callbacks, trial])
@@ -374,7 +374,7 @@ def resume(
         return persisted_runs.run_to_end(experiment, chosen, display, title)
 
     group = SeedGroupFolder(folder)
-    with reuse_workers() if group.exists else nullcontext(), _progress(progress) as display:
+    with reuse_workers() if group.exists else nullcontext(), progress_if(progress) as display:
         if not group.exists:
             config = RunFolder.containing(folder).config
             return resume_one(Path(folder), display, config.title)
@@ -395,7 +395,7 @@ def resume(
         return Runs(config.title, runs)
 
 
-def _progress(wanted: bool, rounds: int = 0) -> AbstractContextManager[Display]:
+def progress_if(wanted: bool, rounds: int = 0) -> AbstractContextManager[Display]:
     """Return a display of progress, or none; ``rounds`` are those of all runs of a study."""
     if not wanted:
         return nullcontext()

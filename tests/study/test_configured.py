@@ -1,0 +1,50 @@
+"""A configuration run in Python is the run of ``hansa run``, found and resumed in its folder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hansa
+from hansa.config import from_yaml
+
+SETTING = """
+rounds: 3
+workers: 1
+data: {name: synthetic, clients: 5, options: {largest: 60}}
+model: {name: mlp, options: {hidden: 5}}
+local: {lr: 0.05, steps: 3, batch_size: 10}
+"""
+
+
+def test_it_runs_resumes_and_refuses_another(tmp_path, monkeypatch):
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    from typer.testing import CliRunner
+
+    config = from_yaml(SETTING)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(SETTING)
+    assert CliRunner().invoke(app, ["run", "run.yaml", "-o", "cli", "-q"]).exit_code == 0
+    run = hansa.run_config(config, "mine")
+    weights = hansa.load_model("cli").state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in run.model.state_dict().items())
+
+    stopped = hansa.run_config(config, "stopped", callbacks=[lambda run, record: record["round"] == 2])
+    assert len(stopped.history) == 2
+    resumed = hansa.run_config(config, "stopped")
+    assert torch.equal(resumed.params, run.params)
+    assert len(hansa.run_config(from_yaml(SETTING, ["rounds=4"]), "stopped").history) == 4
+    with pytest.raises(hansa.HansaError, match=r"holds a run of another configuration\. overwrite=True replaces it"):
+        hansa.run_config(from_yaml(SETTING, ["local.lr=0.1"]), "stopped")
+    replaced = hansa.run_config(from_yaml(SETTING, ["local.lr=0.1"]), "stopped", overwrite=True)
+    assert not torch.equal(replaced.params, run.params)
+
+
+def test_several_seeds_are_runs_and_more_can_be_added(tmp_path):
+    runs = hansa.run_config(from_yaml(SETTING, ["seeds=2"]), tmp_path / "seeds")
+    assert runs.seeds == [0, 1]
+    again = hansa.run_config(from_yaml(SETTING, ["seeds=3"]), tmp_path / "seeds")
+    assert again.seeds == [0, 1, 2]
+    assert torch.equal(again[1].params, runs[1].params)
+    with pytest.raises(hansa.HansaError, match="already holds runs"):
+        hansa.run_config(from_yaml(SETTING, ["seeds=3", "local.lr=0.1"]), tmp_path / "seeds")
