@@ -39,6 +39,10 @@ ADDED |= {name: [*QUICK, "--rounds", "1", "--quiet"] for name in ("compare", "sw
 """What is added to a command to make it quick; the last of two equal options counts."""
 
 
+ELSEWHERE = {"docs/adapters.md": "tests/examples/test_adapters.py"}
+"""Pages whose Python needs packages that the suite does not install, and where it runs if they are."""
+
+
 def blocks(page: str, language: str) -> list[str]:
     """The blocks of a language on a page; one fenced as ``python`` may not hide as plain text."""
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -91,7 +95,7 @@ def test_every_command_and_block_of_the_page_runs(page, quick):
         recipes = "\nrecipes:" in block
         words = "reproduce block.yaml --quiet" if recipes else f"run block.yaml --out runs/block --overwrite{simulated}"
         call(CliRunner(), app, f"hansa {words}")
-    programs = [checked(block) for block in blocks(page, "python")]
+    programs = [checked(block) for block in blocks(page, "python") if page not in ELSEWHERE]
     if programs:
         Path("blocks.json").write_text(json.dumps(programs), encoding="utf-8")
         Path("page.py").write_text(ALONE, encoding="utf-8")

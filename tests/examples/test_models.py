@@ -12,11 +12,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(folder, name, **more):
+def run(folder, name, *arguments, **more):
     script = EXAMPLES / f"{name}.py"
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
-    command = [sys.executable, "-W", "error", str(script)]
+    command = [sys.executable, "-W", "error", str(script), *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,7 +1,7 @@
 """Configurations composed by Hydra: the sections of a file as a structured config, and every preset as an option.
 
-``register()`` before ``@hydra.main(version_base=None, config_name="hansa")``; then ``python train.py preset=fedams
-server.lr=0.3`` composes, and `read` returns a validated configuration. Needs the extra ``hydra``.
+``register()`` before ``@hydra.main(version_base=None, config_name="hansa")``; then ``preset=fedams server.lr=0.3`` on
+the command line composes, and `read` returns a validated configuration. Needs the extra ``hydra``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -97,7 +97,7 @@ def _dataclass(section: type[BaseModel]) -> type[Any]:
             fields.append((name, inner, dataclasses.field(default_factory=inner)))
         else:
             value = None if field.is_required() else field.default
-            fields.append((name, _plain_type(kind), dataclasses.field(default_factory=lambda v=value: deepcopy(v))))
+            fields.append((name, _plain_type(kind), dataclasses.field(default_factory=partial(deepcopy, value))))
     return dataclasses.make_dataclass(section.__name__, fields, namespace={"__doc__": section.__doc__})
 
 

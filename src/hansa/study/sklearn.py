@@ -25,7 +25,8 @@ from hansa.training import Task
 
 if TYPE_CHECKING:
 
-    class BaseEstimator: ...
+    class BaseEstimator:
+        def __getattr__(self, name: str) -> Any: ...
 
     class ClassifierMixin: ...
 

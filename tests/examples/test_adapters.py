@@ -1,0 +1,73 @@
+"""Adapters to other packages: their examples and the code of their page run where the package is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.test_models import columns, run
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+PACKAGES = {
+    "datasets": "datasets",
+    "flwr_datasets": "flwr-datasets",
+    "hydra": "hydra",
+    "sklearn": "sklearn",
+}
+
+
+def need(package: str) -> None:
+    pytest.importorskip(package, reason=f"not exercised: pip install 'hansa[{PACKAGES[package]}]'")
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_code_of_the_page_runs(number: int, tmp_path: Path) -> None:
+    for package in re.findall(r"^(?:from|import) (\w+)", BLOCKS[number], flags=re.MULTILINE):
+        if package in PACKAGES:
+            need(package)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-W", "error", "-c", BLOCKS[number]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_example_of_the_page_is_short_and_there() -> None:
+    named = re.findall(r"\| `(\w+\.py)` \|$", PAGE, flags=re.MULTILINE)
+    assert len(named) >= 3
+    for name in named:
+        assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 40
+
+
+def test_a_partitioner_of_flower(tmp_path: Path) -> None:
+    need("flwr_datasets")
+    found = columns(run(tmp_path, "flower_datasets", ROUNDS="3"))
+    assert found["test_loss"][-1] < found["test_loss"][0]
+
+
+def test_an_estimator_of_scikit_learn(tmp_path: Path) -> None:
+    need("sklearn")
+    output = run(tmp_path, "sklearn_sites", ROUNDS="8")
+    assert float(output.split()[1]) > 0.8
+    assert "best: {'federatedclassifier__rounds': 8}" in output
+
+
+SMALL = ["rounds=2", "data.clients=6", "model.name=logistic", "local.steps=2", "local.batch_size=10"]
+
+
+def test_runs_of_hydra_and_a_multirun(tmp_path: Path) -> None:
+    need("hydra")
+    run(tmp_path, "hydra_config", *SMALL, "preset=fedams", "server.lr=0.3", "hydra.run.dir=one")
+    text = (tmp_path / "one" / "run" / "config.yaml").read_text(encoding="utf-8")
+    assert "presets.fedams(steps=2, batch_size=10, server_lr=0.3)" in text
+    output = run(
+        tmp_path, "hydra_config", "--multirun", *SMALL, "preset=fedavg,fedprox", "seeds=2", "hydra.sweep.dir=many"
+    )
+    assert [line.split()[0] for line in output.splitlines() if "seeds [0, 1]" in line] == ["fedavg", "fedprox"]
+    assert sorted(path.name for path in (tmp_path / "many").iterdir() if path.is_dir()) == ["0", "1"]
