@@ -54,6 +54,20 @@ def test_hosted_checks_cover_what_the_package_claims() -> None:
     assert {one["os"] for one in matrix["include"] if one["native"] == "without a compiler"} == set(matrix["os"])
 
 
+def test_other_processors_and_systems_have_a_hosted_job() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["arm"]["runs-on"].endswith("-arm")
+    assert jobs["windows"]["runs-on"] == "windows-latest"
+    run = {name: "\n".join(step.get("run", "") for step in job["steps"]) for name, job in jobs.items()}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for name, targets in {
+        "arm": ["test"], "emulated": ["test-neon", "test-mingw"], "audit": ["audit"], "containers": ["lint-containers"],
+    }.items():  # fmt: skip
+        for target in targets:
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+            assert re.search(rf"make .*\b{target}\b", run[name]), (name, target)
+
+
 def test_hooks_before_a_commit_need_no_network() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert [one["repo"] for one in hooks] == ["local"]

@@ -20,6 +20,7 @@ from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_and_summarize
 from hansa.core.errors import HansaError
 from hansa.federation.exchange_log import REQUESTED, SENT
+from hansa.federation.flower_processes import require_unix_sockets
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -87,6 +88,7 @@ def serve(
         return
     if not configs:
         raise HansaError("serve: expected a configuration file, or --status.")
+    require_unix_sockets()
     if supervise:  # before the imports, which take seconds
         _run_supervised("--resume")
     from hansa.federation.certificates import ServerKeys
@@ -193,6 +195,7 @@ def join(
     """
     if not site or not data:
         raise HansaError("join: expected --site NAME and --data ...")
+    require_unix_sockets()
     if supervise:  # before the imports, which take seconds
         _run_supervised()
     from hansa.federation.agent import Agent

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import weakref
@@ -90,8 +91,8 @@ class ProcessGroup:
     jobs_per_worker = 2
 
     def __init__(self, workers: int = 0) -> None:
-        if os.name != "posix":
-            raise WorkersUnsupported("worker processes need a POSIX system")
+        if os.name != "posix" or not hasattr(socket, "AF_UNIX"):
+            raise WorkersUnsupported("worker processes need a POSIX system: they receive files by sockets")
         self.workers: list[WorkerProcess] = []
         self._order_memory, self._evaluation_memory = SharedMemory(), SharedMemory()
         self._published: dict[str, dict[int, TensorPlace]] = {}

@@ -37,8 +37,18 @@ WAITING = "waiting"  # a file in the folder of a node: it waits for the answer o
 _UNUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-simulation", "flwr-model", "flwr-connector")
 
 
+def require_unix_sockets() -> None:
+    """Refuse a system without the local sockets by which Hansa and Flower's programs talk: Windows."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise HansaError(
+            "a federation over Flower needs Unix sockets, which Python does not have on this system. "
+            "Use Linux, macOS, the Windows Subsystem for Linux or a container."
+        )
+
+
 def find_program(program: str) -> str:
     """Return the path of one of Flower's programs, beside this interpreter or on PATH."""
+    require_unix_sockets()
     beside = Path(sys.executable).parent / program
     path = str(beside) if beside.is_file() else shutil.which(program)
     if path is None:
