@@ -70,7 +70,7 @@ class Case(NamedTuple):
 
 def cases(path: Path) -> Iterator[Case]:
     """Yield the results that a program wrote."""
-    types = {"f": np.dtype("<f4"), "d": np.dtype("<f8"), "B": np.dtype("u1")}
+    types: dict[str, np.dtype[Any]] = {"f": np.dtype("<f4"), "d": np.dtype("<f8"), "B": np.dtype("u1")}
     with path.open("rb") as file:
         while line := file.readline():
             name, kind, how, count = line.decode("ascii").rstrip("\n").split("|")
