@@ -233,6 +233,7 @@ class Algorithm(HtmlRepr):
             self._check_alone()
         else:
             mixing.topology.check_clusters(len(mixing.cluster_lists()))
+            mixing.check_neighbours()
             with_defaults(mixing.active, BaseActivity).check(
                 mixing.cluster_lists(), with_defaults(steps, BaseLocalWork).common
             )

@@ -108,6 +108,7 @@ WORK = [
     local.deadline(2.0, epochs=3, jitter=0.3),
 ]
 TOPOLOGIES = [
+    gossip.redrawn(gossip.erdos_renyi(0.6)),
     gossip.ring(),
     gossip.complete(),
     gossip.unbalanced_complete(seed=1),
@@ -133,6 +134,7 @@ ACTIVITIES = [
     gossip.bernoulli(0.5),
     gossip.replay([[[0, 5], [1, 4], [2]]]),
 ]
+MIXING_RULES = [gossip.clipped(0.5), gossip.clipped(100.0), gossip.trimmed(1), gossip.trimmed(3)]
 CLUSTERINGS = [gossip.equal(3), gossip.random(3), gossip.given([[0, 2, *range(4, 12)], [3, 1]]), gossip.by_labels(3)]
 UPLINKS: list[Any] = [compress.direct()]
 UPLINKS += [link(c) for c in COMPRESSORS for link in (compress.error_feedback, compress.memoryless)]
@@ -195,6 +197,11 @@ def test_activities(part) -> None:
     testing.check_activity(part)
 
 
+@pytest.mark.parametrize("part", MIXING_RULES, ids=repr)
+def test_mixing_rules(part) -> None:
+    testing.check_mixing_rule(part)
+
+
 @pytest.mark.parametrize("part", CLUSTERINGS, ids=repr)
 def test_clusterings(part) -> None:
     testing.check_clustering(part)
@@ -211,6 +218,7 @@ def test_every_public_part_of_a_room_is_here() -> None:
         (local, local.LocalWork, WORK),
         (gossip, gossip.Activity, ACTIVITIES),
         (gossip, gossip.Clustering, CLUSTERINGS),
+        (gossip, gossip.MixingRule, MIXING_RULES),
         (gossip, gossip.Topology, [*TOPOLOGIES, *(part for part, _ in OF_ONE_SIZE)]),
     ):
         known = {type(member).__name__ for member in members}

@@ -9,7 +9,7 @@ import torch
 import hansa
 from exactness.laboratory import assert_agree, task
 from hansa import presets
-from hansa.gossip import complete, isolated, matrix, ring
+from hansa.gossip import clipped, complete, isolated, matrix, ring, trimmed
 from oracle import gossip
 from oracle.quadratic import heterogeneous
 
@@ -291,3 +291,38 @@ def test_peer_bytes_are_counted_by_edges_and_apart():
     # two rings of four: eight directed edges each, five steps, and two clients a cluster get the model from a peer
     assert found.history[0]["peer_bytes"] == 2 * (8 * STEPS + 2) * size
     assert found.history[0]["up_bytes"] == 4 * size
+
+
+RULES = {
+    "plain": (None, gossip.clipped_mix(np.inf, [3, 4], 2.0)),
+    "clipped": (clipped(0.05), gossip.clipped_mix(0.05, [3, 4], 2.0)),
+    "trimmed": (trimmed(1), gossip.trimmed_mix(1, [3, 4], 2.0)),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_malicious_neighbours_and_robust_mixing(rule):
+    robust, mix = RULES[rule]
+    chosen = drawn(4, UNEQUAL, 2)
+    graphs = [np.full((len(group), len(group)), 1 / len(group)) for group in UNEQUAL]
+    if rule == "trimmed":  # three clients have two neighbours each: too few
+        groups, graphs = [list(range(N))], [np.full((N, N), 1 / N)]
+        chosen = drawn(4, groups, 2)
+    else:
+        groups = UNEQUAL
+    expected, _ = gossip.ha_fed(lab(), X0, groups, graphs, chosen, STEPS, 0.05, mix=mix, **THEIRS)
+    honest, _ = gossip.ha_fed(lab(), X0, groups, graphs, chosen, STEPS, 0.05, **THEIRS)
+    assert np.abs(expected - honest).max() > 1e-3
+    algorithm = presets.ha_fed(
+        clusters=groups, reporters=hansa.sample.replay(chosen), topology=complete(), robust=robust, **WORDS
+    )
+    attacked = hansa.faults(malicious=(3, 4), attack="flip", attack_scale=2.0)
+    options = {"dtype": torch.float64, "keep_params": True, "faults": attacked, "workers": 1}
+    assert_agree(hansa.run(algorithm, task(lab()), rounds=ROUNDS, **options), expected)
+
+
+def test_a_wide_radius_is_plain_gossip_and_reordered_members_keep_their_messages():
+    chosen = drawn(5, UNEQUAL, 2)
+    settings = {"clusters": UNEQUAL, "reporters": hansa.sample.replay(chosen), "topology": ring(), **WORDS}
+    expected, _ = gossip.ha_fed(lab(), X0, UNEQUAL, rings(UNEQUAL), chosen, STEPS, 0.05, **THEIRS)
+    assert_agree(run(presets.ha_fed(robust=clipped(1e9), **settings)), expected)

@@ -49,6 +49,7 @@ def ha_fed(
     b1: float = 0.9,
     b2: float = 0.99,
     eps: float = 1e-8,
+    mix: Callable[[Array, Array, Array, Sequence[int]], Array] | None = None,
 ) -> tuple[Array, State]:
     """HA-Fed. reporters[t] = everyone is Alg. 1, a few of each cluster Alg. 2. `active` None: all compute, always.
 
@@ -66,7 +67,7 @@ def ha_fed(
                     if active is None or i in active[t][s]:
                         X[r] = X[r] - lr[t] * problem.grad(i, X[r])
                 if (s + 1) % every == 0:
-                    X = W_k @ X
+                    X = W_k @ X if mix is None else mix(W_k, X, x, members)
             reporting = [r for r, i in enumerate(members) if i in reporters[t]]
             Delta += (X[reporting] - x).mean(axis=0) / len(clusters)
         m = b1 * m + (1 - b1) * Delta
@@ -75,6 +76,41 @@ def ha_fed(
         x = x + eta * m / np.sqrt(vhat + eps)
         trajectory.append(x)
     return np.array(trajectory), {"m": m, "v": v, "vhat": vhat}
+
+
+def flipped(X: Array, start: Array, members: Sequence[int], malicious: Sequence[int], scale: float) -> Array:
+    """What each member sends: malicious ones the start of the round minus scale times their change."""
+    return np.array([start - scale * (x - start) if i in malicious else x for x, i in zip(X, members, strict=True)])
+
+
+def clipped_mix(tau: float, malicious: Sequence[int] = (), scale: float = 1.0):
+    """ClippedGossip (He, Karimireddy, Jaggi 2022): x_i <- sum_j W_ij (x_i + clip(x_j - x_i, tau))."""
+
+    def mix(W: Array, X: Array, start: Array, members: Sequence[int]) -> Array:
+        sent, out = flipped(X, start, members, malicious, scale), np.zeros_like(X)
+        for i in range(len(X)):
+            for j in range(len(X)):
+                z = (sent[j] if j != i else X[i]) - X[i]
+                length = np.sqrt((z**2).sum())
+                out[i] += W[i, j] * (X[i] + (z if length <= tau else z * tau / length))
+        return out
+
+    return mix
+
+
+def trimmed_mix(b: int, malicious: Sequence[int] = (), scale: float = 1.0):
+    """BRIDGE-T (Fang, Yang, Bajwa 2022): the mean of one's own value and the neighbours' without 2b extreme ones."""
+
+    def mix(W: Array, X: Array, start: Array, members: Sequence[int]) -> Array:
+        sent, out = flipped(X, start, members, malicious, scale), np.zeros_like(X)
+        for i in range(len(X)):
+            near = [j for j in range(len(X)) if W[i, j] > 0 and j != i]
+            for c in range(X.shape[1]):
+                values = sorted(sent[j, c] for j in near)[b : len(near) - b]
+                out[i, c] = (X[i, c] + sum(values)) / (1 + len(values))
+        return out
+
+    return mix
 
 
 def afga(

@@ -16,7 +16,7 @@ from torch import nn
 
 import hansa
 from hansa.core.errors import HansaError
-from hansa.gossip import by_cluster, complete, ring
+from hansa.gossip import by_cluster, clipped, complete, ring
 from hansa.study.theory import (
     AdaptiveBound,
     AwareBound,
@@ -250,9 +250,9 @@ def test_unequal_steps_come_from_the_clients_data() -> None:
 
 
 def test_what_the_theorems_do_not_cover_is_said() -> None:
-    method = hansa.presets.ha_fed(steps=3, local_momentum=0.9, gossip_every=2, active=0.5)
+    method = hansa.presets.ha_fed(steps=3, local_momentum=0.9, gossip_every=2, active=0.5, robust=clipped(1.0))
     said = " ".join(hansa.theory(method, clients=32).setting.deviations)
-    for word in ("momentum", "gossip_every=2", "bernoulli"):
+    for word in ("momentum", "gossip_every=2", "bernoulli", "clipped"):
         assert word in said
     assert hansa.theory(hansa.presets.ha_fed(steps=3), clients=32).setting.deviations == ()
     assert hansa.theory(hansa.presets.fedams(steps=3), clients=32).setting.deviations == ()

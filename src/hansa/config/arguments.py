@@ -51,6 +51,7 @@ SECTION_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "order": "order",
         "compressor": "gossip_compressor",
         "consensus_rate": "consensus_rate",
+        "robust": "robust",
     },
     "compress": {"compressor": "compressor", "two_way": "two_way"},
 }

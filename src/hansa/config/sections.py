@@ -16,7 +16,7 @@ from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.errors import short_repr, suggestion
 from hansa.core.schedule import Rate
 from hansa.data import Partition
-from hansa.gossip import Activity, Topology
+from hansa.gossip import Activity, MixingRule, Topology
 from hansa.local import Batches, LocalWork, Solver, blocks
 from hansa.pace import Pace, Profile
 from hansa.presets import Clusters
@@ -248,6 +248,8 @@ class GossipSection(ConfigSection):
     """The compressor of messages between neighbours."""
     consensus_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     """The step size towards the neighbours' models, with a compressor."""
+    robust: Annotated[Any, component_field(MixingRule)] = None
+    """The rule against malicious neighbours: {kind: clipped, radius: 1.0} or {kind: trimmed, count: 1}."""
 
 
 class CompressSection(ConfigSection):

@@ -157,6 +157,8 @@ class Site:
             raise ProtocolError("clients", f"client {unknown[0]} is not at this site")
         if not {*order.reporters, *order.absent} <= set(order.clients) or not order.reporters:
             raise ProtocolError("clients", f"cohort {order.cohort}: reporters {order.reporters} of {order.clients}")
+        if order.attack is not None:
+            raise ProtocolError("clients", f"cohort {order.cohort}: an attack, which only simulations have")
         repeated = seen.intersection(order.clients)
         if repeated or len(set(order.clients)) < len(order.clients):
             raise ProtocolError("clients", f"cohort {order.cohort}: a client is ordered twice")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hansa.gossip.activity import Activity, BaseActivity, as_activity, bernoulli, everyone, replay, resample, selected
-from hansa.gossip.by_cluster import as_topology, by_cluster
+from hansa.gossip.by_cluster import as_topology, by_cluster, redrawn
 from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
 from hansa.gossip.draw import svg, text
 from hansa.gossip.optimizers import consensus_amsgrad
+from hansa.gossip.robust import Attack, MixingRule, clipped, trimmed
 from hansa.gossip.search import Match, with_rho
 from hansa.gossip.spectral import cluster_rho, edge_count, messages, rho, rho_max, step_bytes
 from hansa.gossip.theory import (
@@ -40,6 +41,7 @@ from hansa.gossip.weights import WeightMatrix, check_mixing_matrix, metropolis, 
 __all__ = [
     "Activity",
     "AfgaTheorem",
+    "Attack",
     "BaseActivity",
     "BaseClustering",
     "Change",
@@ -47,6 +49,7 @@ __all__ = [
     "Corollary",
     "Description",
     "Match",
+    "MixingRule",
     "ParameterOrders",
     "Topology",
     "WeightMatrix",
@@ -57,6 +60,7 @@ __all__ = [
     "by_cluster",
     "by_labels",
     "check_mixing_matrix",
+    "clipped",
     "cluster_rho",
     "common_size",
     "complete",
@@ -78,6 +82,7 @@ __all__ = [
     "metropolis",
     "over_survivors",
     "random",
+    "redrawn",
     "replay",
     "resample",
     "resolve",
@@ -93,6 +98,7 @@ __all__ = [
     "text",
     "to_dense",
     "torus",
+    "trimmed",
     "unbalanced_complete",
     "with_rho",
 ]  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.gossip.topology import Topology, require_topology
@@ -61,6 +61,40 @@ class by_cluster(Topology):
     def sparse(self, n: int) -> WeightMatrix:
         """Return the validated matrix of the first cluster for n clients."""
         return self.topologies[0].sparse(n)
+
+
+@dataclass(frozen=True, slots=True)
+class redrawn(Topology):
+    """A random topology that every cluster draws for itself: cluster k has the seed of the topology plus k.
+
+    A random topology alone gives all clusters of one size the same graph.
+
+    Args:
+        topology: A topology with a seed, such as `erdos_renyi`.
+
+    >>> from hansa.gossip import cluster_rho, erdos_renyi
+    >>> graphs = redrawn(erdos_renyi(0.5, seed=3))
+    >>> graphs.of_cluster(2), len(set(cluster_rho(graphs, [8, 8, 8])))
+    (erdos_renyi(p=0.5, seed=5), 3)
+    """
+
+    topology: Topology
+
+    def __post_init__(self) -> None:
+        require_topology("redrawn", "topology", self.topology)
+        if not isinstance(getattr(self.topology, "seed", None), int):
+            raise invalid_argument(
+                "redrawn", "topology", self.topology, "a random topology with a seed", "erdos_renyi(0.5) is one."
+            )
+
+    def of_cluster(self, number: int) -> Topology:
+        """Return the topology of a cluster, counted from 0."""
+        random: Any = self.topology
+        drawn: Topology = replace(random, seed=random.seed + number)
+        return drawn
+
+    def weights(self, n: int) -> WeightMatrix:
+        return self.topology.weights(n)
 
 
 def cluster_topologies(*topologies: Topology) -> by_cluster:

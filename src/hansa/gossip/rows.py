@@ -31,10 +31,10 @@ FULL = 0.05  # fraction of nonzeros above which a sparse matrix costs more than 
 def _weights(topology: Topology, n: int) -> tuple[Any, Any]:
     """Return the mixing matrix of a topology and its degrees, cached because large random graphs are slow to build."""
     weights = topology.sparse(n)
-    return weights, _degrees(weights)
+    return weights, neighbour_counts(weights)
 
 
-def _degrees(weights: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+def neighbour_counts(weights: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the number of neighbours that each client receives from."""
     off = weights.copy()
     off.setdiag(0)
@@ -68,7 +68,7 @@ class Mixer:
             self.weights, self.degrees = _weights(self.topology, n)
         else:
             self.weights = over_survivors(self.topology, self.alive)
-            self.degrees = _degrees(self.weights)
+            self.degrees = neighbour_counts(self.weights)
 
     @property
     def isolated(self) -> bool:

@@ -15,7 +15,8 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator
-from hansa.gossip import Activity, BaseActivity, selected
+from hansa.gossip import Activity, Attack, BaseActivity, selected
+from hansa.gossip.robust import exchange_messages
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, SeparateRows, lazy_pays
 from hansa.local.mixing import Mixing
 from hansa.local.step import LocalStep
@@ -95,7 +96,7 @@ class Cohort:
     """A cohort to train. ``start`` is the received model: ``dim`` parameters, then buffers.
 
     ``new_step`` makes a client's local step, ``batches`` draws its batches, ``saved_row`` reads a row of its memory,
-    and ``shared_state`` names the optimizer state that is exchanged with the models.
+    ``shared_state`` names the optimizer state that is exchanged with the models, and ``attack`` is a fault plan's.
     """
 
     schedule: CohortSchedule
@@ -106,6 +107,7 @@ class Cohort:
     batches: Callable[[int], Any]
     saved_row: Callable[[int, str], Vector | None]
     shared_state: tuple[str, ...] = ()
+    attack: Attack | None = None
     _steps: dict[int, LocalStep] = field(default_factory=dict)
     _storage: Storage | None = None
 
@@ -116,6 +118,11 @@ class Cohort:
     @property
     def clients(self) -> tuple[int, ...]:
         return self.schedule.clients
+
+    @property
+    def judges_messages(self) -> bool:
+        """Whether messages are combined one by one: there is a mixing rule or an attack. Such exchanges are eager."""
+        return self.mixing.robust is not None or self.attack is not None
 
     def survivors(self) -> list[int]:
         return [self.clients[position] for position in self.mixer.positions]
@@ -145,6 +152,8 @@ class Cohort:
             return "dense"
         if self.mixer.isolated:
             return "separate"
+        if self.judges_messages:
+            return "dense"
         active = [len(self.active(step)) for step in range(self.schedule.steps)]
         sizes = (len(self.clients), active, mixing.gossip_every, self.mixer.nonzero, self.start.numel())
         return "lazy" if lazy_pays(*sizes, native) else "dense"
@@ -212,10 +221,28 @@ class Cohort:
         if self.mixing.compressor is not None and kind == "gossip":
             self._exchange_compressed(outcome, step, pull)
             return
-        (outcome.rows.average if kind == "average" else outcome.rows.mix)(self.mixer)
+        if self.judges_messages and isinstance(outcome.rows, DenseRows):
+            self._exchange_messages(outcome.rows, step, average=kind == "average")
+        else:
+            (outcome.rows.average if kind == "average" else outcome.rows.mix)(self.mixer)
         for name in self.shared_state:
             self._share(name, average=kind == "average")
         self.count(outcome, int(kind == "gossip"), int(kind == "average"))
+
+    def _exchange_messages(self, rows: DenseRows, step: int, *, average: bool) -> None:
+        """Let every survivor combine the messages of its neighbours; malicious ones send false models."""
+        positions, count = self.mixer.positions, self.schedule.run_step(step)
+        own = rows.read(positions)
+        sent = own
+        if self.attack is not None:
+            sent = own.clone()
+            for place, position in enumerate(positions):
+                if (client := self.clients[position]) in self.attack.clients:
+                    key = self.schedule.key.child("attack", count, client)
+                    sent[place] = self.attack.message(own[place], self.start, key)
+        n = len(positions)
+        weights = torch.full((n, n), 1.0 / n, dtype=torch.float64) if average else self.mixer.dense(torch.float64)
+        rows.rows[positions] = exchange_messages(own, sent, weights, self.mixing.robust)
 
     def _exchange_compressed(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None) -> None:
         """CHOCO: clients send the compressed difference to a public copy, then X <- X + gamma (W - I) Xhat."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias, get_args
 
 from hansa.compress import Compressor
 from hansa.compress.base import require_compressor
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
-from hansa.gossip import Activity, Clustering, Topology, everyone, resample, selected
+from hansa.gossip import Activity, Clustering, MixingRule, Topology, everyone, resample, selected, trimmed
 from hansa.gossip.activity import require_activity
+from hansa.gossip.robust import require_mixing_rule
+from hansa.gossip.rows import neighbour_counts
 from hansa.gossip.topology import require_topology
 
 StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
@@ -37,6 +39,7 @@ class Mixing:
         consensus_rate: The step size of compressed gossip.
         order: adapt-then-combine is x_i <- sum_j W_ij (x_j - lr g_j(x_j)); combine-then-adapt is
             x_i <- sum_j W_ij x_j - lr g_i(x_i), with the gradient taken before mixing, at the client's own model.
+        robust: Rule that replaces sum_j W_ij x_j where neighbours may be malicious, such as `hansa.gossip.clipped`.
 
     >>> from hansa.gossip import ring
     >>> Mixing(ring(), clusters=4).gossip_every
@@ -53,6 +56,11 @@ class Mixing:
     compressor: Compressor | None = None
     consensus_rate: float = 1.0
     order: StepOrder = "adapt-then-combine"
+    robust: MixingRule | None = None
+
+    def __repr__(self) -> str:
+        shown = [item.name for item in fields(self) if item.name != "robust" or self.robust is not None]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __post_init__(self) -> None:
         require_topology("Mixing", "topology", self.topology)
@@ -76,6 +84,8 @@ class Mixing:
                 component="Mixing",
                 argument="compressor",
             )
+        if self.robust is not None:
+            self._check_robust()
         if self.reporters_only and self.keep_local_models:
             raise HansaError(
                 "Mixing(reporters_only=True, keep_local_models=True): reporters_only keeps no models between rounds.",
@@ -89,6 +99,32 @@ class Mixing:
                 component="Mixing",
                 argument="reporters_only",
             )
+
+    def _check_robust(self) -> None:
+        """Raise for exchanges that a mixing rule does not protect."""
+        require_mixing_rule("Mixing", "robust", self.robust)
+        for argument, exchanged in (
+            ("compressor", "compressed differences, which a rule cannot judge"),
+            ("average_every", "exact averages, which every client enters in full"),
+        ):
+            if getattr(self, argument) is not None:
+                raise HansaError(
+                    f"Mixing(robust={self.robust!r}, {argument}={getattr(self, argument)!r}): neighbours exchange "
+                    f"{exchanged}. Leave out {argument} or robust.",
+                    component="Mixing",
+                    argument="robust",
+                )
+
+    def check_neighbours(self) -> None:
+        """Raise if a client has too few neighbours for the trimming; requires an algorithm bound to a population."""
+        if not isinstance(self.robust, trimmed) or self.reporters_only:
+            return
+        for number, group in enumerate(self.cluster_lists()):
+            fewest = int(neighbour_counts(self.topology.of_cluster(number).sparse(len(group))).min())
+            if fewest <= 2 * self.robust.count:
+                expected = f"less than half of the {fewest} neighbours that a client of cluster {number} has"
+                remedy = "Use a denser topology, or clipped()."
+                raise invalid_argument("Mixing", "robust", self.robust, expected, remedy)
 
     @property
     def cites(self) -> tuple[str, ...]:

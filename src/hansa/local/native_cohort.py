@@ -27,6 +27,8 @@ Turn: TypeAlias = tuple[int, int, int]
 
 def train_cohort_natively(cohort: Cohort, clients: ClientKernel) -> CohortOutcome | None:
     """Run a cohort's schedule natively; None if its rows are separate or its exchange has no native form."""
+    if cohort.judges_messages:
+        return None
     storage = cohort.storage(native=True)
     if storage == "lazy":
         return _run_lazy(cohort, clients)

@@ -122,6 +122,13 @@ class LocalPhase:
                     component="LocalPhase",
                     argument="solver",
                 )
+            if self.mixing.robust is not None and has_shared_state(self.optimizer):
+                raise HansaError(
+                    f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(robust=...)): its second moment gossips "
+                    "without a rule. Use server.amsgrad(), which stays with each client, or no rule.",
+                    component="LocalPhase",
+                    argument="optimizer",
+                )
             if self.mixing.compressor is not None and has_shared_state(self.optimizer):
                 raise HansaError(
                     f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(compressor=...)): its second moment "

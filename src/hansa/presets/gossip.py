@@ -11,6 +11,7 @@ from hansa.core.errors import HansaError, argument_error, invalid_argument
 from hansa.gossip import (
     Activity,
     Clustering,
+    MixingRule,
     Topology,
     as_activity,
     as_topology,
@@ -39,6 +40,7 @@ class Gossip(AdaptiveEps, total=False):
         gossip_every: Local steps from one exchange with the neighbours to the next.
         gossip_compressor: Compressor of what neighbours exchange; None exchanges whole models.
         consensus_rate: Step size of compressed gossip, gamma.
+        robust: Rule against malicious neighbours, such as `hansa.gossip.clipped`; None mixes by W.
 
     >>> "topology" in Gossip.__annotations__
     True
@@ -50,6 +52,7 @@ class Gossip(AdaptiveEps, total=False):
     gossip_every: int
     gossip_compressor: Compressor | None
     consensus_rate: float
+    robust: MixingRule | None
 
 
 class Decentralized(Common, total=False):
@@ -58,6 +61,7 @@ class Decentralized(Common, total=False):
     Args:
         topology: Topology of every cluster, or a list with one for each.
         clusters: Clusters that gossip among themselves: a number, lists of clients, or a clustering.
+        robust: Rule against malicious neighbours, such as `hansa.gossip.clipped`; None mixes by W.
 
     >>> "clusters" in Decentralized.__annotations__
     True
@@ -65,16 +69,17 @@ class Decentralized(Common, total=False):
 
     topology: Topology | Sequence[Topology]
     clusters: Clusters
+    robust: MixingRule | None
 
 
 document_arguments(Gossip, Decentralized)
 GOSSIP: dict[str, Any] = {
     "steps": 1, "participation": None, "weights": "clusters", "server_lr": 0.01, "eps": 1e-8, "eps_inside": True,
-    "topology": RING, "gossip_every": 1, "gossip_compressor": None, "consensus_rate": 1.0,
+    "topology": RING, "gossip_every": 1, "gossip_compressor": None, "consensus_rate": 1.0, "robust": None,
 }  # fmt: skip
 DECENTRALIZED: dict[str, Any] = {
     "steps": 1, "participation": None, "server_lr": None, "weights": None, "two_way": None,
-    "topology": RING, "clusters": 1,
+    "topology": RING, "clusters": 1, "robust": None,
 }  # fmt: skip
 
 
@@ -259,6 +264,7 @@ def _with_server(name: str, clusters: Clusters, options: Gossip, reporters_only:
         reporters_only,
         compressor=arguments.pop("gossip_compressor", None),
         consensus_rate=arguments.pop("consensus_rate"),
+        robust=arguments.pop("robust", None),
     )
     arguments["sampler"] = per_cluster(reporters) if isinstance(reporters, (int, float)) else reporters
     return compose_adaptive(name, amsgrad, arguments).with_local(mixing=mixing)
@@ -272,6 +278,7 @@ def _without_server(name: str, options: Decentralized, **mixing: Any) -> Algorit
             problem = "there is no server and everyone takes part."
             raise argument_error(name, argument, arguments[argument], problem)
     topology, clusters = as_topology(arguments.pop("topology")), arguments.pop("clusters")
+    mixing["robust"] = arguments.pop("robust", None)
     server: Any = {"participation": 1.0, "server_lr": 1.0, "weights": "uniform", "two_way": False}
     algorithm = compose(name, **{**arguments, **server})
     return algorithm.with_local(mixing=Mixing(topology, clusters, keep_local_models=True, **mixing))

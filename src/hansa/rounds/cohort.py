@@ -89,6 +89,7 @@ def _new_cohort(
         batches,
         lambda client, name: order.memory.get(client, {}).get(name),
         with_defaults(phase.optimizer, BaseServerTransform).shared,
+        order.attack,
     )
 
 

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from hansa.algorithm import Algorithm
-from hansa.core.errors import HansaError, check_fraction, check_positive
+from hansa.core.errors import HansaError, check_fraction, check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
+from hansa.gossip.robust import Attack, AttackKind
 from hansa.rounds.messages import DroppedClient, Report, Upload, WorkOrder
+
+SETTINGS = ("factor", "malicious", "attack", "attack_scale")
+"""The arguments that are not probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,11 @@ class faults:
     ``scaled`` by ``factor``, sign-``flipped``, or ``stale`` (made for the previous round). A gossiping client that
     drops out before training is absent from its cluster; one that drops out later has already exchanged with its
     neighbours. Faults are a function of the run's seed, on any engine.
+
+    ``malicious`` clients attack their neighbours in every exchange of gossip, by reversing the change of their model
+    since the start of the round ("flip") or by adding noise ("noise"), ``attack_scale`` times as large as that change
+    (`hansa.gossip.Attack`). What they report to the server is not changed: combine with ``flipped``. The mixing rules
+    `hansa.gossip.clipped` and `trimmed` are made against them.
 
     >>> faults(before=0.1, flipped=0.05).draw(Key(0), 3, 7) in ("", "before", "flipped")
     True
@@ -33,8 +42,18 @@ class faults:
     flipped: float = 0.0
     stale: float = 0.0
     factor: float = 1000.0
+    malicious: tuple[int, ...] = ()
+    attack: AttackKind = "flip"
+    attack_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        clients = tuple(self.malicious)
+        for client in clients:
+            check_integer("faults", "malicious", client, "Clients by number.", minimum=0)
+        if len(set(clients)) != len(clients):
+            raise HansaError(f"faults(malicious={clients}): a client is listed twice.")
+        object.__setattr__(self, "malicious", clients)
+        Attack(clients, self.attack, self.attack_scale)
         for name, rate in self._rates():
             check_fraction("faults", name, rate, "A chance per client and round.", above_zero=False)
         check_positive("faults", "factor", self.factor)
@@ -43,7 +62,7 @@ class faults:
             raise HansaError(f"faults: the chances sum to {total:.3g}; at most one fault befalls a client a round.")
 
     def _rates(self) -> list[tuple[str, float]]:
-        return [(item.name, getattr(self, item.name)) for item in fields(self) if item.name != "factor"]
+        return [(item.name, getattr(self, item.name)) for item in fields(self) if item.name not in SETTINGS]
 
     def draw(self, key: Key, round: int, client: int) -> str:
         """Return the name of a client's fault in a round, or an empty string."""
@@ -64,8 +83,25 @@ class faults:
             ]
             reporters = tuple(client for client in order.reporters if client not in absent)
             if reporters:
-                remaining.append(replace(order, reporters=reporters, absent=tuple(absent)) if absent else order)
+                faulty = replace(order, reporters=reporters, absent=tuple(absent)) if absent else order
+                remaining.append(self._with_attack(faulty))
         return remaining, dropped
+
+    def _with_attack(self, order: WorkOrder) -> WorkOrder:
+        clients = tuple(client for client in order.clients if client in self.malicious)
+        return replace(order, attack=Attack(clients, self.attack, self.attack_scale)) if clients else order
+
+    def check(self, algorithm: Algorithm, population: int) -> None:
+        """Raise if malicious clients have nobody to attack, or not in a way that is simulated."""
+        if not self.malicious:
+            return
+        if max(self.malicious) >= population:
+            expected = f"clients 0 to {population - 1}"
+            raise invalid_argument("faults", "malicious", self.malicious, expected)
+        mixing = algorithm.local.mixing
+        if mixing is None or mixing.compressor is not None:
+            expected = "a method whose clients gossip" if mixing is None else "gossip without a compressor"
+            raise invalid_argument("faults", "malicious", self.malicious, expected, "They attack messages of gossip.")
 
     def apply_to_reports(
         self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]

@@ -15,6 +15,7 @@ import torch
 from hansa.compress import Packet
 from hansa.core.keys import Key
 from hansa.core.types import Vector, Vectors
+from hansa.gossip.robust import Attack
 from hansa.local.work import Work
 from hansa.rounds import wire_format
 from hansa.rounds.wire_format import Blobs, Frame, FrameError
@@ -67,7 +68,8 @@ class WorkOrder:
     """A cohort's work in one round: its clients, reporters, broadcasts and client memory.
 
     ``absent`` clients are unreachable; the others continue without them. ``base`` is the digest of the model that the
-    broadcasts decode to. With ``mean`` the report contains the mean of the cohort's models.
+    broadcasts decode to. With ``mean`` the report contains the mean of the cohort's models. ``attack`` is what a fault
+    plan lets malicious clients send to their neighbours.
     """
 
     run: str
@@ -82,6 +84,7 @@ class WorkOrder:
     memory: Mapping[int, Vectors] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
     mean: bool = False
+    attack: Attack | None = None
 
     def to_bytes(self) -> bytes:
         """Encode the order as one frame."""
@@ -100,6 +103,8 @@ class WorkOrder:
             "absent": self.absent,
             "mean": self.mean,
         }
+        if self.attack is not None:
+            head["attack"] = [self.attack.clients, self.attack.kind, self.attack.scale]
         return wire_format.pack("order", head, blobs.blobs)
 
     @classmethod
@@ -123,7 +128,15 @@ class WorkOrder:
                 {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
                 wire_format.integers(head["absent"]),
                 head["mean"] is True,
+                _read_attack(head.get("attack")),
             )
+
+
+def _read_attack(value: Any) -> Attack | None:
+    if value is None:
+        return None
+    clients, kind, scale = value
+    return Attack(wire_format.integers(clients), wire_format.name(kind), float(scale))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

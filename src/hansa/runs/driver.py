@@ -118,6 +118,8 @@ class Run:
         bound = algorithm.bind(task.population.count, self.key, labels).bind_layout(getattr(task, "layout", None))
         start = {name: vector.to("cpu") for name, vector in task.start(self.key, self.dtype).items()}
         self.algorithm = bound.with_buffers() if BUFFERS in start else bound
+        if (check := getattr(self.options.faults, "check", None)) is not None:
+            check(self.algorithm, task.population.count)
         self.state = ServerState.start(self.algorithm, start, task.population.count)
         self.store: ClientStore = self._default_store() if store is None else store
         self.ledger = Ledger()

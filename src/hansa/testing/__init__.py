@@ -6,7 +6,7 @@
 Hansa's built-in components pass the same checks.
 """
 
-from hansa.testing.gossip_contracts import check_activity, check_clustering, check_topology
+from hansa.testing.gossip_contracts import check_activity, check_clustering, check_mixing_rule, check_topology
 from hansa.testing.local_contracts import check_solver, check_work
 from hansa.testing.requirements import ContractError
 from hansa.testing.server_contracts import check_aggregator, check_sampler, check_server
@@ -21,6 +21,7 @@ __all__ = [
     "check_clustering",
     "check_compressor",
     "check_downlink",
+    "check_mixing_rule",
     "check_sampler",
     "check_server",
     "check_solver",

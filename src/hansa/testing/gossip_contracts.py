@@ -11,7 +11,7 @@ from scipy.sparse.csgraph import connected_components
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
-from hansa.gossip import Activity, BaseActivity, BaseClustering, Clustering, Topology
+from hansa.gossip import Activity, BaseActivity, BaseClustering, Clustering, MixingRule, Topology
 from hansa.testing.requirements import ContractError, call_twice, check_component_contract, require
 
 
@@ -66,6 +66,28 @@ def check_activity(
                     require(list(active) == sorted(set(active)), component, f"draw gives {active}: not ascending")
                 orders = [rule.draw(round, step, clients, Key(round)) for clients in (cohort, cohort[::-1])]
                 require(list(orders[0]) == list(orders[1]), component, "draw depends on the order of the cohort")
+
+
+def check_mixing_rule(component: MixingRule, dim: int = 5, neighbours: int = 4) -> None:
+    """Check a mixing rule: a function of its arguments, which it does not change, that keeps a model all agree on.
+
+    >>> from hansa.gossip import clipped
+    >>> check_mixing_rule(clipped(1.0))
+    """
+    check_component_contract(component, MixingRule)
+    draw = torch.Generator().manual_seed(0)
+    own = torch.randn(dim, generator=draw, dtype=torch.float64)
+    received = list(torch.randn(neighbours, dim, generator=draw, dtype=torch.float64))
+    weights = [1 / (neighbours + 1)] * neighbours
+    before = [own.clone(), *(vector.clone() for vector in received)]
+    mixed = call_twice(component, "combine", component.combine, [own, received, weights])
+    same = all(torch.equal(a, b) for a, b in zip(before, [own, *received], strict=True))
+    require(same, component, "combine changes the vectors that it is given")
+    require(mixed.shape == own.shape and mixed.dtype == own.dtype, component, f"combine returns {tuple(mixed.shape)}")
+    agreed = component.combine(own, [own.clone() for _ in received], weights)
+    require(torch.allclose(agreed, own, rtol=0, atol=1e-12), component, "moves a model on which all neighbours agree")
+    alone = component.combine(own, [], [])
+    require(torch.equal(alone, own), component, "moves a model that has no neighbours")
 
 
 def check_clustering(component: Clustering, population: int = 12, classes: int = 4) -> None:

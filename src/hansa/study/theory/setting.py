@@ -222,6 +222,8 @@ def _deviations(algorithm: Algorithm, family: Family | None) -> Iterator[str]:
         yield "reporters_only: in the theorems all clients of a cluster gossip"
     if mixing.compressor is not None:
         yield f"the gossip compressor {mixing.compressor!r}: in the theorems neighbours exchange whole models"
+    if mixing.robust is not None:
+        yield f"the rule {mixing.robust!r}: in the theorems models are mixed by W"
     if family == "clustered" and mixing.active != everyone():
         yield f"active={mixing.active!r}: in HA-Fed's theorems all clients compute at every step"
 
