@@ -41,7 +41,7 @@ def test_an_option_and_an_argument_have_one_name(name):
 
 def test_results_take_the_same_words_as_the_commands():
     words = {"metric", "window", "target"}
-    for command in (compare.compare, report.report):
+    for command in (compare.compare, report.report, sweep.sweep):
         assert words | {"latex"} <= set(inspect.signature(command).parameters)
     for method in (hansa.Comparison.ranking, hansa.Comparison.table, hansa.Comparison.report, hansa.Comparison.latex):
         assert words <= set(inspect.signature(method).parameters)

@@ -170,3 +170,21 @@ def test_long_names_of_points_make_folders_that_file_systems_bear(cli, folder):
     names = [path.name for path in (folder / "grid").iterdir() if path.is_dir()]
     assert len(names) == 3
     assert max(map(len, names)) < 120
+
+
+def test_latex_tables_of_a_sweep_of_its_runs_and_of_published_numbers(cli, folder):
+    options = ["-o", "grid", "-q", "--latex", "tex/grid.tex", "--target", "0.2"]
+    swept = cli("sweep", "small.yaml", "local.lr=1e-4,0.05", "seed=0,1,2", *options)
+    assert swept.exit_code == 0, swept.output
+    table = (folder / "tex" / "grid.tex").read_text()
+    assert r"rounds to 20\% & bits to 20\%" in table
+    assert r"difference, 95\% interval" in table
+    first, second = (line for line in table.splitlines() if line.startswith("local.lr"))
+    assert first.startswith(r"local.lr=0.05 & \textbf{")
+    assert second.startswith("local.lr=1e-4 & ")
+    assert cli("run", "small.yaml", "--seeds", "2", "-o", "runs/seeds", "-q").exit_code == 0
+    shown = cli("show", "runs/seeds", "--latex", "seeds.tex")
+    assert "table: seeds.tex" in shown.output
+    assert r" $\pm$ " in (folder / "seeds.tex").read_text()
+    assert cli("show", "runs/seeds/seed-0", "--latex", "one.tex").exit_code == 0
+    assert r"small & \textbf{" in (folder / "one.tex").read_text()

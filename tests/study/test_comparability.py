@@ -231,8 +231,11 @@ def test_latex_has_deviations_costs_and_paired_intervals():
     text = latex_table(ranking, 0.5)
     assert r"fast & \textbf{80.0 $\pm$ 10.0} & \textbf{1 $\pm$ 0.0} & 800 bit $\pm$ 0 bit" in text
     assert (
-        r"slow\_1 & 60.0 $\pm$ 10.0 & 2 $\pm$ 0.0 & \textbf{160 bit $\pm$ 0 bit} & $-20.0$ [$-20.0$, $-20.0$]" in text
+        r"slow\_1 & 60.0 $\pm$ 10.0 & 2 $\pm$ 0.0 & \textbf{160 bit $\pm$ 0 bit} & $-20.0$ [$-20.0$, $-20.0$]$^*$"
+        in text
     )
+    unsure = entry("unsure", [[0.2, 0.6], [0.3, 0.9], [0.1, 0.8]])
+    assert r"$-3.3$ [$-32.0$, $25.4$] \\" in latex_table(rank([unsure, fast]))  # no star: the interval contains 0
     assert "never" in latex_table(rank([slow, fast], 0.75), 0.75)
     tile = next(each for each in tiles(ranking, 0.5) if "bits" in each)
     assert "slow_1" in tile  # 160 bits: the traffic between peers counts

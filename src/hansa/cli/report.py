@@ -125,12 +125,18 @@ def print_and_write(
     write_report(entries, page, metric=metric, window=window, target=target, **options)
     say(f"\nreport: {page.resolve().as_uri()}")
     if latex is not None:
-        from hansa.runs.store.io import make_folder, write_file
         from hansa.study.report.latex import latex_table
 
-        make_folder(latex.parent.resolve())
-        write_file(latex, (latex_table(ranking, target) + "\n").encode())
-        say(f"table: {latex}")
+        write_latex(latex, [latex_table(ranking, target)])
+
+
+def write_latex(path: Path, tables: Sequence[str]) -> None:
+    """Write LaTeX tables to a file, and say where they are."""
+    from hansa.runs.store.io import make_folder, write_file
+
+    make_folder(path.parent.resolve())
+    write_file(path, ("\n\n".join(tables) + "\n").encode())
+    say(f"table: {path}")
 
 
 def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Config] = (), **options: Any) -> None:

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from hansa.cli import options as opt
 from hansa.cli.console import err, note, out, plain_table, report_errors, say
-from hansa.cli.report import write_report
+from hansa.cli.report import write_latex, write_report
 from hansa.cli.run import run_each
 from hansa.core.errors import HansaError, suggestion
 
@@ -47,6 +47,9 @@ def reproduce(
     export: Annotated[
         Path | None,
         opt.output("--export", help="Also write text, numbers, curves, figures and configurations to this folder."),
+    ] = None,
+    latex: Annotated[
+        Path | None, opt.output("--latex", help="Also write the tables, published numbers and ours, in LaTeX.")
     ] = None,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -96,6 +99,12 @@ def reproduce(
             table.add_row(result.recipe.name, escape(result.recipe.reference), escape(result.verdict))
         out().print(table)
     say(f"\npage: {page.resolve().as_uri()}")
+    if latex is not None:
+        from hansa.study.recipes.outcome import HEADINGS, result_tables
+        from hansa.study.report.latex import text_latex_table
+
+        tables = [(title, rows) for result in results if not result.error for title, rows in result_tables(result)]
+        write_latex(latex, [text_latex_table(HEADINGS, rows, title) for title, rows in tables])
 
 
 def _run_recipe(

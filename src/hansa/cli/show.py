@@ -53,6 +53,7 @@ def show(
     clients: Annotated[bool, typer.Option("--clients", help="Show single clients, the worst first.")] = False,
     metric: opt.Metric = None,
     window: opt.Window = WINDOW,
+    latex: opt.Latex = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Show the summary, the curve and the last rounds of a run."""
@@ -63,9 +64,15 @@ def show(
     if (group := SeedGroupFolder(folder)).exists:
         from hansa.study.report import ReportEntry
 
-        show_group(group, ReportEntry.from_group(folder), as_json, metric, window)
+        entry = ReportEntry.from_group(folder)
+        show_group(group, entry, as_json, metric, window)
+        _write_latex(latex, entry, group.config.evaluate.target, metric, window)
         return
     run = RunFolder.containing(folder)
+    if latex is not None:
+        from hansa.study.report import ReportEntry
+
+        _write_latex(latex, ReportEntry.from_folder(run.path), run.config.evaluate.target, metric, window)
     if clients:
         facts = read_facts(run.path)
         name, better = split_metric(facts.main if metric is None else metric, facts.better)
@@ -121,6 +128,15 @@ def print_summary(
     console.print(shown)
     for each in table.notes:
         say(each)
+
+
+def _write_latex(path: Path | None, entry: ReportEntry, target: float | None, metric: str | None, window: int) -> None:
+    if path is not None:
+        from hansa.cli.report import write_latex
+        from hansa.study.report import rank
+        from hansa.study.report.latex import latex_table
+
+        write_latex(path, [latex_table(rank([entry], target, metric=metric, window=window), target)])
 
 
 def metric_order(names: Iterable[str], main: str) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
-from hansa.cli.report import write_report
+from hansa.cli.report import write_latex, write_report
 from hansa.cli.run import run_entries, run_experiment
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs.columns import WINDOW, column_of
@@ -60,6 +60,8 @@ def sweep(
         Path | None,
         opt.output("--report", help="Where to write the report page. By default in that folder."),
     ] = None,
+    target: opt.Target = None,
+    latex: opt.Latex = None,
     search: Annotated[
         str | None, opt.option(SEARCH, "--search", help="Search for the best point with this library: optuna.")
     ] = None,
@@ -105,11 +107,13 @@ def sweep(
     _write_runs(folder / "runs.csv", ranked)
     page = folder / "report.html" if report is None else report
     options: dict[str, Any] = {"metric": metric, "window": window}
-    write_report([entry for _, entry in finished], page, title=f"Sweep of {config}", **options)
+    write_report([entry for _, entry in finished], page, title=f"Sweep of {config}", target=target, **options)
     out().print(_points_table(ranked))
     say(f"ranked {describe_order([point.ranked for point in ranked])}", "dim")
     if warning := scores_test_rows(ranked[0].ranked.metric):
         note(warning, "yellow")
+    if latex is not None:
+        _write_latex(latex, finished, metric, window, target)
     best = "  ".join(f"--set {change}" for change in point_changes(ranked[0].values)) or "the only point"
     say(f"{message}\nbest: {best}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}")
 
@@ -300,6 +304,24 @@ def rank_points(
         SweepPoint(finished[int(ranked.entry.name)][0], ranked)
         for ranked in rank(entries, metric=metric, window=window)
     ]
+
+
+def _write_latex(
+    path: Path,
+    finished: Sequence[tuple[dict[str, str], ReportEntry]],
+    metric: str | None,
+    window: int,
+    target: float | None,
+) -> None:
+    """Write the ranking of the points, named by their values, as a LaTeX table."""
+    from dataclasses import replace
+
+    from hansa.study.report import common_target, rank
+    from hansa.study.report.latex import latex_table
+
+    entries = [replace(entry, name=point_name(values) or entry.name) for values, entry in finished]
+    target = common_target(entries, metric) if target is None else target
+    write_latex(path, [latex_table(rank(entries, target, metric=metric, window=window), target)])
 
 
 def _points_table(points: Sequence[SweepPoint]) -> Table:

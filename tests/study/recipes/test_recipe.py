@@ -33,6 +33,12 @@ def reproduce(*arguments: str) -> str:
     return str(result.stdout)
 
 
+def result_tables_of(name: str) -> set[tuple[str, str]]:
+    """A table for each column and measure of a recipe."""
+    recipe = library()[name]
+    return {(cell.column, measure) for cell in recipe.cells("smoke") for measure in recipe.measures}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_smoke(name: str, tmp_path: Path) -> None:
     output = reproduce(name, "--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
@@ -64,7 +70,10 @@ def test_every_scale_is_a_configuration(name: str, scale: str) -> None:
 
 def test_nothing_is_run_twice(tmp_path: Path) -> None:
     arguments = ("--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
-    reproduce("afga-table-4", *arguments)
+    reproduce("afga-table-4", *arguments, "--latex", str(tmp_path / "afga.tex"))
+    table = (tmp_path / "afga.tex").read_text()
+    assert r"& published & ours & difference & verdict \\" in table
+    assert table.count(r"\begin{tabular}{lrrrr}") == len(result_tables_of("afga-table-4"))
     runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "runs").glob("*/**/metrics.jsonl")}
     assert len(runs) == 4
     reproduce("afga-table-4", "afga-figure-1a", *arguments)

@@ -12,7 +12,7 @@ from hansa.study.report.entries import RankedEntry
 
 _ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "−": "$-$",
 }  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def latex_table(ranking: Sequence[RankedEntry], target: float | None = None, *, 
 
     The columns are the score, with its deviation over seeds; with a target, rounds and bits (over all links) to reach
     it, or how many seeds did; and with three or more seeds the difference from the first method: the mean over
-    seeds of the paired differences, with its confidence interval.
+    seeds of the paired differences, with its confidence interval, and a star if the interval does not contain 0.
 
     Args:
         ranking: The methods, as `rank` returns them with this target.
@@ -62,9 +62,34 @@ def latex_table(ranking: Sequence[RankedEntry], target: float | None = None, *, 
             columns.append(_bold_best([_cost(ranked, key) for ranked in ranking], _values(ranking, key), True))
     differences = [_difference(ranked, first, percent, confidence) for ranked in ranking]
     if any(differences[1:]):
-        headings.append(rf"difference, {100 * confidence:g}\% interval")
+        headings.append(rf"difference, {100 * confidence:g}\% interval ($^*$: without 0)")
         columns.append(["", *(text or "--" for text in differences[1:])])
     rows = [" & ".join(row) + r" \\" for row in zip(*columns, strict=True)]
+    return _tabular(headings, rows)
+
+
+def text_latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
+    r"""Return rows of text as a LaTeX table for the package booktabs.
+
+    Args:
+        headings: One heading per column.
+        rows: The rows.
+        title: The heading of the first column.
+
+    >>> print(text_latex_table(["", "ours"], [["FedAvg", "50.0 ± 1.2"]], "CIFAR-10, accuracy (%)"))
+    \begin{tabular}{lr}
+    \toprule
+    CIFAR-10, accuracy (\%) & ours \\
+    \midrule
+    FedAvg & 50.0 $\pm$ 1.2 \\
+    \bottomrule
+    \end{tabular}
+    """
+    escaped = [" & ".join(map(escape_latex, row)) + r" \\" for row in rows]
+    return _tabular([escape_latex(title), *map(escape_latex, headings[1:])], escaped)
+
+
+def _tabular(headings: Sequence[str], rows: Sequence[str]) -> str:
     body = [r"\toprule", " & ".join(headings) + r" \\", r"\midrule", *rows, r"\bottomrule"]
     return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", *body, r"\end{tabular}"])
 
@@ -122,4 +147,5 @@ def _difference(ranked: RankedEntry, first: RankedEntry, percent: bool, confiden
         return ""
     interval = paired_interval([own[seed] for seed in common], [other[seed] for seed in common], confidence)
     low, high = (_number(interval.mean + sign * interval.half, percent) for sign in (-1, 1))
-    return f"${_number(interval.mean, percent)}$ [${low}$, ${high}$]"
+    mark = "$^*$" if interval.sign else ""
+    return f"${_number(interval.mean, percent)}$ [${low}$, ${high}$]{mark}"
