@@ -71,12 +71,12 @@ $(VENV)/adapters/.ready: $(VENV)/.ready
 	$(BIN)/python -c "import pathlib, site; (place,) = pathlib.Path('$(VENV)/adapters').glob('lib/python*/site-packages'); \
 	  (place / 'above.pth').write_text(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')"
 	sed '/^fsspec==/d' constraints.txt > $(VENV)/adapters/constraints.txt
-	$(VENV)/adapters/bin/pip install --quiet --disable-pip-version-check -c $(VENV)/adapters/constraints.txt 'hansa[flwr-datasets,hydra,lightning,sklearn,wandb]'
+	$(VENV)/adapters/bin/pip install --quiet --disable-pip-version-check -c $(VENV)/adapters/constraints.txt 'hansa[flwr-datasets,hydra,lightning,sklearn,wandb]' sweeps==0.2.0
 	@touch $@
 
 test-adapters: $(VENV)/adapters/.ready
 	$(VENV)/adapters/bin/python -m pytest -q tests/examples/test_adapters.py tests/data/test_huggingface.py tests/data/test_from_sklearn.py \
-	  tests/config/test_hydra.py tests/study/test_sklearn.py
+	  tests/config/test_hydra.py tests/study/test_sklearn.py tests/study/test_wandb_sweeps.py
 
 # a one-minute test over Flower, for every check
 test-flower: $(VENV)/flower/.ready

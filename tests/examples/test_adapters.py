@@ -20,6 +20,7 @@ PACKAGES = {
     "flwr_datasets": "flwr-datasets",
     "hydra": "hydra",
     "sklearn": "sklearn",
+    "wandb": "wandb",
 }
 
 
@@ -71,3 +72,11 @@ def test_runs_of_hydra_and_a_multirun(tmp_path: Path) -> None:
     )
     assert [line.split()[0] for line in output.splitlines() if "seeds [0, 1]" in line] == ["fedavg", "fedprox"]
     assert sorted(path.name for path in (tmp_path / "many").iterdir() if path.is_dir()) == ["0", "1"]
+
+
+def test_a_trial_of_wandb(tmp_path: Path) -> None:
+    need("wandb")
+    output = run(tmp_path, "wandb_sweep", ROUNDS="3", WANDB_MODE="offline", WANDB_SILENT="true")
+    value = float(re.search(r"validation/test_accuracy ([\d.]+)", output)[1])  # type: ignore[index]
+    assert value > 0.3
+    assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 1
