@@ -51,16 +51,23 @@ static uint32_t crc32_any(const uint8_t *data, int64_t size, uint32_t crc) {
     return ~crc;
 }
 #elif defined(HANSA_NEON)
-#include <arm_acle.h>
+/* By their own names: the header of some compilers has them only if the whole file may use them. */
+#if defined(__clang__)
+#define crc32_word __builtin_arm_crc32d
+#define crc32_byte __builtin_arm_crc32b
+#else
+#define crc32_word __builtin_aarch64_crc32x
+#define crc32_byte __builtin_aarch64_crc32b
+#endif
 
 /* Continue the checksum with any number of bytes. */
 static uint32_t crc32_any(const uint8_t *data, int64_t size, uint32_t crc) {
     for (crc = ~crc; size >= 8; data += 8, size -= 8) {
         uint64_t word;
         memcpy(&word, data, sizeof word);
-        crc = __crc32d(crc, word);
+        crc = crc32_word(crc, word);
     }
-    for (; size > 0; data++, size--) crc = __crc32b(crc, *data);
+    for (; size > 0; data++, size--) crc = crc32_byte(crc, *data);
     return ~crc;
 }
 #define crc32_fold crc32_any

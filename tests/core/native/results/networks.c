@@ -68,15 +68,34 @@ static float *random_model(const net *made) {
     return y;
 }
 
+/* Small whole numbers, so that sums are exact and pools have many equal maxima, of which the first counts. */
+static int with_ties(int64_t number) { return number % 4 == 1; }
+
+static float *model_of(const net *made, int64_t number) {
+    float *y = random_model(made);
+    for (int64_t i = 0; with_ties(number) && i < made->stages; i++) {
+        const hansa_stage *s = made->stage + i;
+        int conv = s->kind == HANSA_CONV;
+        int64_t fan = s->channels * (conv ? s->kernel * s->kernel : s->height * s->width);
+        for (int64_t j = 0; j < s->out * fan; j++) y[s->weight + j] = (float)(below(3) - 1) * (conv ? 1 : 0x1p-7f);
+        for (int64_t j = 0; s->bias >= 0 && j < s->out; j++) y[s->bias + j] = 0;
+    }
+    return y;
+}
+
 static hansa_data random_data(const net *made, int64_t number) {
     hansa_data data = {.labels = numbers(ROWS, made->classes), .rows = ROWS, .planar = below(2)};
     if (number % 3) {
-        data.values = floats(ROWS * made->features, 1);
+        float *values = floats(ROWS * made->features, 1);
+        for (int64_t i = 0; with_ties(number) && i < ROWS * made->features; i++) values[i] = (float)below(3);
+        data.values = values;
     } else {
         uint8_t *bytes = room(ROWS * made->features);
         for (int64_t i = 0; i < ROWS * made->features; i++) bytes[i] = (uint8_t)below(256);
         data.values = bytes;
-        data.table = floats(256 * made->stage->channels, 1);
+        float *table = floats(256 * made->stage->channels, 1);
+        for (int64_t i = 0; with_ties(number) && i < 256 * made->stage->channels; i++) table[i] = (float)below(3);
+        data.table = table;
     }
     return data;
 }
@@ -86,7 +105,7 @@ static void refuse(int64_t code) {
 }
 
 static void train(const hansa_kernels *k, hansa_network *network, const net *made, const hansa_data *data, int64_t number) {
-    float *y = random_model(made), losses[STEPS];
+    float *y = model_of(made, number), losses[STEPS];
     int64_t sizes[STEPS] = {BATCH, 1 + below(BATCH), BATCH}, done = 0;
     float *keep = floats(STEPS * BATCH * made->keeps, 1);
     for (int64_t i = 0; i < STEPS * BATCH * made->keeps; i++) keep[i] = below(3) ? 1.5f : 0;
@@ -179,7 +198,7 @@ void network_results(const hansa_kernels *k) {
         hansa_network *network = k->network_new(made.stage, made.stages, BATCH);
         hansa_data data = random_data(&made, number);
         hansa_batches batches = {numbers(2 * BATCH, ROWS), NULL, 2, BATCH, NULL};
-        float *y = random_model(&made), *g = floats(made.parameters, 0), *out = floats(2 * BATCH * made.classes, 0), loss;
+        float *y = model_of(&made, number), *g = floats(made.parameters, 0), *out = floats(2 * BATCH * made.classes, 0), loss;
         hansa_score score;
         if (!network) exit(4);
         refuse(k->logits(network, y, &data, &batches, out));
