@@ -13,8 +13,11 @@ from hansa.cli.app import app  # isort: skip  (before typer: it silences what ty
 from typer.testing import CliRunner
 
 from federation.local_sites import TEXT, LocalSites
-from hansa.federation import owned_folders, superlink
+from hansa.config import load
+from hansa.data import Schema, TableColumn
+from hansa.federation import Server, owned_folders, superlink
 from hansa.federation.exchange_log import ExchangeLog
+from hansa.federation.serve import NoSites
 from hansa.runs.folder import RunFolder
 
 
@@ -71,6 +74,22 @@ def test_the_server_checks_its_own_part_before_it_waits(sites, monkeypatch):
     for change, problem in (("model=nonesuch", "nonesuch"), ("data.name=nonesuch", "nonesuch"), ("algorithm=x", "x")):
         code, output = hansa("serve", "a.yaml", "--insecure", "--set", change)
         assert (code, problem in output) == (2, True), output
+
+
+def test_the_server_checks_its_model_also_before_the_sites_agree_on_scales(sites, tmp_path, monkeypatch):
+    columns = (TableColumn("age", "number", scale="pooled"), TableColumn("y", "target", categories=("0", "1")))
+    Schema(columns).save(tmp_path / "schema.yaml")
+    monkeypatch.setattr(superlink, "SuperLink", lambda *_, **options: pytest.fail("it waits for sites"))
+    text = "rounds: 1\ndata: {name: csv-folder, options: {schema: SCHEMA}}\n"
+    text += "model: {name: logistic, metrics: {auc: roc_auc}}\n"
+    text += "engine: {kind: flower, sites: {north: 1, south: 1}}\n"
+    Path("tables.yaml").write_text(text.replace("SCHEMA", str(tmp_path / "schema.yaml")))
+    Server(load("tables.yaml"), NoSites()).check()
+    for change, problem in (("model.name=nonesuch", "nonesuch"), ("model.metrics.auc=roc_auk", "no metric 'roc_auk'")):
+        code, output = hansa("serve", "tables.yaml", "--insecure", "--set", change)
+        assert (code, problem in output) == (2, True), output
+    code, output = hansa("serve", "tables.yaml", "--insecure", "--set", "data.folder=no-such-folder")
+    assert (code, "no-such-folder" in output) == (2, True), output
 
 
 def test_the_status_of_running_servers_is_shown(tmp_path, monkeypatch):

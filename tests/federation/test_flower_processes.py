@@ -16,7 +16,7 @@ import pytest
 from hansa.core.errors import HansaError
 from hansa.federation import certificates, flower_processes
 from hansa.federation.relay import APP
-from hansa.federation.relay.hansa_relay import sockets
+from hansa.federation.relay.hansa_relay import run_site_node, sockets
 
 
 def test_records_cross_a_socket_whole_and_bounded(tmp_path):
@@ -136,3 +136,41 @@ def test_keys_are_for_their_owner_and_never_written_over(tmp_path):
     for name in ("../north", "server", ""):
         with pytest.raises(HansaError, match="expected letters"):
             certificates.make_keys(tmp_path / "others", [name])
+
+
+def test_a_node_polls_often_during_a_run_and_seldom_otherwise(monkeypatch):
+    now, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(round(seconds, 3))
+        now[0] += seconds
+
+    monkeypatch.setattr(run_site_node.time, "monotonic", lambda: now[0])
+    clock = run_site_node.ShortSleeps(sleep)
+    clock.sleep(3)  # as Flower asks when there is no message
+    for _ in range(3):
+        clock.sleep(0.5)  # as it asks while a task is at work
+    now[0] += 20
+    clock.sleep(0.5)
+    clock.sleep(3)
+    now[0] += run_site_node.ACTIVE_SECONDS
+    clock.sleep(3)
+    assert slept == [0.5, 0.05, 0.05, 0.05, 0.5, 0.2, 0.5]
+    assert clock.time() == pytest.approx(time.time(), abs=5)  # everything else is the module's
+
+
+def test_the_arrival_of_a_message_is_marked_until_the_node_asks_again(tmp_path):
+    waiting, runs = tmp_path / "waiting", iter([None, 7, 7, None])
+    seen = []
+
+    def pull(*, state):
+        seen.append(waiting.exists())
+        return next(runs)
+
+    marked = run_site_node.mark_arrivals(pull, waiting)
+    after = []
+    for _ in range(4):
+        assert marked(state=1) in (None, 7)
+        after.append(waiting.exists())
+    assert after == [False, True, True, False]
+    assert seen == [False, False, False, False]

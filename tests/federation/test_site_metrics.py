@@ -12,8 +12,10 @@ from federation.faulty_transport import FaultyTransport
 from federation.local_sites import LocalSites, server
 from federation.problems import SITES
 from hansa import presets
-from hansa.federation import Federation, Policy, Site, SiteEvaluationReply
+from hansa.core.vectors.fingerprint import fingerprint
+from hansa.federation import Federation, Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.site_metrics import check_reply, combine_replies
+from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
 from hansa.runs.metric_facts import MetricFacts, main_metric
 from hansa.runs.site_record import combined_by, round_seconds
@@ -81,6 +83,11 @@ def outputs(found, name, tasks=TASKS):
         return tasks[name].module(found.state.vectors)(data.test_inputs), data.test_targets
 
 
+def evaluation_request(site):
+    model = TASKS["server"].start(hansa.Key(0), torch.float32)["model"]
+    return SiteEvaluationRequest("run", 0, {"model": Broadcast.whole(model, 1)}, fingerprint(model))
+
+
 def test_an_auc_is_pooled_from_sketches_and_every_site_has_its_own():
     found = run()
     last = found.history[-1]
@@ -114,6 +121,9 @@ def test_a_policy_keeps_metrics_and_small_groups_at_the_site():
     none = run("none").history[-1]
     assert not any("auc" in name or "gap" in name for name in none)
     assert none["north/test_loss"] > 0
+    site = Site(Run(METHOD, TASKS["server"]).algorithm, task(130, 3, share=0.05), SITES["south"], test_rows=10)
+    site._evaluate(evaluation_request(site))
+    assert site.kept_back == {"auc": "7 rows in its smallest group, the policy has 10"}
     rare = {**TASKS, "south": task(130, 3, share=0.05)}  # 7 positive rows of 130
     last = run("sketch", rare).history[-1]
     assert "south/test_auc" not in last
@@ -262,6 +272,8 @@ engine: {kind: flower, sites: {north: 2, south: 2}, deadline: 60}
         found[disclosure] = experiment.run
         sent = b"".join(answer for _, _, answer in sites.seen)
         assert (b'"sketches"' in sent, b'"metrics"' in sent) == (disclosure == "sketch", disclosure != "none")
+        page = sites.agent("north").exchange_log.page("north", {})
+        assert ("kept back: auc: the policy has metrics: none" in page) == (disclosure == "none")
     assert not any("auc" in name for name in found["none"].history[-1])
     assert found["value"].history[-1]["combined_by"] == {"auc": "mean of 2 sites by test rows"}
     last = found["sketch"].history[-1]

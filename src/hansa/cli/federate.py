@@ -253,7 +253,8 @@ class SiteMonitor:
                 note(f"{round}refused, asked {request}: {each.refusal}", "yellow")
             else:
                 size = f"{each.sent_bytes:,} bytes, {each.seconds:.1f} s"
-                note(f"{round}asked {request}; sent {sent} ({size})")
+                held_back = f"; kept back: {each.kept_back}" if each.kept_back else ""
+                note(f"{round}asked {request}; sent {sent} ({size}){held_back}")
         self._seen += len(news)
         if news:
             self._write_page()

@@ -88,7 +88,7 @@ class Agent:
         io.make_folder(self.folder)
         self.exchange_log = ExchangeLog(self.folder / "exchanges.jsonl")
         self._round: int | None = None
-        self._refused = ""
+        self._refused = self._kept_back = ""
 
     def handle(self, data: bytes) -> bytes:
         """Return the answer to a frame, or to a batch of frames: reports, an enrollment reply or a refusal."""
@@ -108,7 +108,7 @@ class Agent:
 
     def _answer(self, data: bytes) -> bytes:
         """Return the answer to one frame, and enter both into the log of exchanges."""
-        start, self._round, self._refused = time.monotonic(), None, ""
+        start, self._round, self._refused, self._kept_back = time.monotonic(), None, "", ""
         answer = self._answer_part(data)
         try:
             kind = wire_format.kind_of(data)
@@ -116,7 +116,8 @@ class Agent:
             kind = "not a message"
         with suppress(OSError):  # of a full disk
             seconds, sent = time.monotonic() - start, wire_format.kind_of(answer)
-            self.exchange_log.add(kind, len(data), sent, len(answer), seconds, self._round, self._refused)
+            decision = self._refused, wire_format.sentence(self._kept_back)
+            self.exchange_log.add(kind, len(data), sent, len(answer), seconds, self._round, *decision)
         return answer
 
     def _answer_part(self, data: bytes) -> bytes:
@@ -132,7 +133,9 @@ class Agent:
                 return self._summarize(data)
             head = check_protocol(wire_format.unpack(data, kind, limit=self.policy.message).head)
             self._round = head.get("round") if isinstance(head.get("round"), int) else None
-            answer = self._site(str(head.get("run"))).answer(data)
+            site = self._site(str(head.get("run")))
+            answer = site.answer(data)
+            self._kept_back = "; ".join(f"{name}: {why}" for name, why in site.kept_back.items())
             self.rounds += 1
             return answer
         except ProtocolError as refusal:

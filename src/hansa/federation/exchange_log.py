@@ -29,7 +29,8 @@ SENT = {
 
 
 class Exchange(NamedTuple):
-    """A message and its answer: when, the kinds, the bytes, the seconds of work, the round, and a refusal's detail."""
+    """A message and its answer: when, the kinds, the bytes, the seconds of work, the round, a refusal's detail,
+    and what the answer keeps back by the policy."""
 
     time: str
     request: str
@@ -39,6 +40,7 @@ class Exchange(NamedTuple):
     seconds: float
     round: int | None = None
     refusal: str = ""
+    kept_back: str = ""
 
 
 class ExchangeLog:
@@ -67,11 +69,12 @@ class ExchangeLog:
         seconds: float,
         round: int | None,
         refusal: str = "",
+        kept_back: str = "",
     ) -> None:
         """Add an exchange."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.exchanges.append(
-            Exchange(now, request, received, sent, sent_bytes, round_seconds(seconds), round, refusal)
+            Exchange(now, request, received, sent, sent_bytes, round_seconds(seconds), round, refusal, kept_back)
         )
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
@@ -100,7 +103,7 @@ class ExchangeLog:
             [
                 each.time, REQUESTED.get(each.request, each.request), "" if each.round is None else str(each.round + 1),
                 f"{each.received_bytes:,}", SENT.get(each.sent, each.sent), f"{each.sent_bytes:,}",
-                f"{each.seconds:.2f}", each.refusal or "permitted",
+                f"{each.seconds:.2f}", each.refusal or _decision(each),
             ]
             for each in reversed(self.exchanges[-newest:])
         ]  # fmt: skip
@@ -120,6 +123,10 @@ class ExchangeLog:
                 "</html>",
             ]
         )  # fmt: skip
+
+
+def _decision(exchange: Exchange) -> str:
+    return f"permitted; kept back: {exchange.kept_back}" if exchange.kept_back else "permitted"
 
 
 def round_seconds(seconds: float) -> float:

@@ -72,7 +72,7 @@ def write_task_programs(folder: Path) -> Path:
     client = APP / "hansa_relay" / "send_task.py"
     scripts = dict.fromkeys(_UNUSED, "#!/bin/sh\nexit 1\n")
     mark = f'[ $code -gt 128 ] && : > "{folder.parent / LOST}"'
-    run = f'"{sys.executable}" "{client}" "{folder.parent / TASKS}" "$@"'
+    run = f'"{sys.executable}" -I -S "{client}" "{folder.parent / TASKS}" "$@"'  # of the standard library only
     scripts[RELAY_TASK] = f"#!/bin/sh\n{run}\ncode=$?\n{mark}\nexit $code\n"
     for name, text in scripts.items():
         path = folder / name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hansa.config import Config, allow_code, build, build_algorithm, to_yaml
 from hansa.config.sections import EngineSection
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.data import FederatedData
+from hansa.data import FederatedData, Schema
 from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.federation import Federation
 from hansa.federation.agent import model_digest
@@ -81,11 +82,15 @@ class Server:
 
     @allow_code()
     def check(self) -> None:
-        """Build what the server needs itself, before it waits for sites: algorithm, data, model. A schema that the
-        sites have yet to agree on leaves the model for later."""
+        """Build what the server needs itself, before it waits for sites: algorithm, data, model, loss, metrics. Only
+        categories that the sites have yet to agree on leave the model for later: its shape depends on them."""
         check_pace(self.config, build_algorithm(self.config))
-        if self.schema is None or not self.schema.is_open:
-            data = ServerData.from_counts(self._own_data(self.config), [1] * self.population)
+        schema = None if self.schema is None else _with_provisional_moments(self.schema)
+        if schema is not None and schema is not self.schema and self.config.data.folder is not None:
+            read_tables(self.config.data.folder)
+        if schema is None or not schema.is_open:
+            own_data = schema_template(schema) if schema not in (None, self.schema) else self._own_data(self.config)
+            data = ServerData.from_counts(own_data, [1] * self.population)
             build.build_task(self.config, data).start(Key(self.config.seed), build.torch_dtype(self.config))
 
     def finish(self, seconds: float = 15.0) -> None:
@@ -226,6 +231,12 @@ class Server:
             where=self.config.evaluate.where,
         )  # fmt: skip
         return self.engine
+
+
+def _with_provisional_moments(schema: Schema) -> Schema:
+    """Return a schema whose open means and deviations have some value; the shape of the model does not depend on it."""
+    unknown = [column for column in schema if column.is_open and column.uses_moments]
+    return schema.replace_columns(*(replace(column, mean=0.0, std=1.0) for column in unknown)) if unknown else schema
 
 
 class NoSites:

@@ -98,6 +98,7 @@ class Site:
         self.refusals = Refusals()
         self._trainer = task.trainer(dtype, torch.device("cpu"))
         self._received: dict[str, dict[int, Vector]] = {}
+        self.kept_back: dict[str, str] = {}  # what the last answer does not say, and why; for the site only
         start = task.start(Key(0), dtype)
         self._dims = {name: start.get(name, start[MODEL]).numel() for name in algorithm.channels}
 
@@ -111,6 +112,7 @@ class Site:
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a frame, or raise `ProtocolError`."""
+        self.kept_back = {}
         try:
             request: SiteEvaluationRequest | RoundOrders
             if wire_format.kind_of(data) == EVALUATION:
@@ -270,14 +272,18 @@ class Site:
         task: Any = self.task
         if not hasattr(task, "sum_scores") or not (pieces := task.test_chunks()):
             return reply
-        if task.main_test_rows < self.test_rows:
-            return reply  # sums over few rows would say much of each
+        if task.main_test_rows < self.test_rows:  # sums over few rows would say much of each
+            self.kept_back["sums"] = f"{task.main_test_rows} test rows, the policy has {self.test_rows}"
+            return reply
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
             score = task.sum_scores(scores)
         hits = summed_hits(score, task.main_test_rows)
         requested = {} if self.metrics == "none" else getattr(task, "metrics", {})
+        if self.metrics == "none":
+            self.kept_back = dict.fromkeys(getattr(task, "metrics", {}), "the policy has metrics: none")
         own = compute_site_metrics(score, requested, self.test_rows, sketch=self.metrics == "sketch")
+        self.kept_back |= own.kept_back
         return replace(
             reply,
             rows=task.main_test_rows,

@@ -125,19 +125,21 @@ def compute_client_metrics(
 
 
 class SiteMetrics(NamedTuple):
-    """What a site of a federation may send about its test rows: metrics by name, and sketches of some of them."""
+    """What a site of a federation may send about its test rows: metrics by name, and sketches of some of them; and why
+    it keeps others back, which is for the site only."""
 
     values: dict[str, float]
     sketches: dict[str, Sketch]
+    kept_back: dict[str, str]
 
 
 def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], fewest: int, sketch: bool) -> SiteMetrics:
     """Return the metrics of a site's test rows, each computed by the site.
 
     A metric that says something about fewer than ``fewest`` rows, such as an AUC with a rare class, or that fails, is
-    left out; the log says why.
+    left out, and ``kept_back`` says why.
     """
-    results = SiteMetrics({}, {})
+    results = SiteMetrics({}, {}, {})
     if not metrics:
         return results
     output, target = _all_rows(score)
@@ -147,7 +149,7 @@ def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], few
         try:
             group = function.smallest_group(target) if isinstance(function, GroupedMetric) else count_rows(target)
             if group < fewest:
-                log.info("metric %s: %d rows in its smallest group, expected %d to send it", name, group, fewest)
+                results.kept_back[name] = f"{group} rows in its smallest group, the policy has {fewest}"
                 continue
             value = metric_number(name, metric(output, target))
             if math.isfinite(value):
@@ -156,7 +158,8 @@ def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], few
             if part is not None:
                 results.sketches[name] = part
         except Exception as error:
-            log.warning("metric %s is left out: %s: %s", name, type(error).__name__, error)
+            results.kept_back[name] = f"{type(error).__name__}: {error}"
+            log.warning("metric %s is left out: %s", name, results.kept_back[name])
     return results
 
 

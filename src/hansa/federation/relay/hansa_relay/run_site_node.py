@@ -18,7 +18,7 @@ from typing import Any
 POLL_SECONDS = 0.5  # between requests for messages
 ACTIVE_POLL_SECONDS = 0.2  # the same for some time after a message: during a run
 ACTIVE_SECONDS = 30.0
-REPLY_SECONDS = 0.05  # between checks whether a task has answered, which is a look at the node's own memory
+REPLY_SECONDS = 0.05  # between the first checks whether a task has answered; later, a twentieth of its seconds so far
 HEARTBEAT_SECONDS = 10  # the shortest that a SuperLink accepts: a heartbeat every 4 s, offline after 20 s
 RETRY_SECONDS = 2.0  # the longest pause before another attempt to connect
 NODE_FILE = "HANSA_NODE_FILE"  # the file with the number of the node when it was last active
@@ -29,19 +29,24 @@ PULL = "_pull_and_store_message"  # of flwr.supernode.start_client_internal
 class ShortSleeps:
     """Stands in for the module ``time`` in the loop of the node."""
 
-    def __init__(self) -> None:
-        self.last_message = -ACTIVE_SECONDS
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
+        self._waiting_since: float | None = None
+        self._last_message = -ACTIVE_SECONDS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
+        now = time.monotonic()
         if seconds < 1.0:  # a task is at work
-            self.last_message = time.monotonic()
-            time.sleep(min(seconds, REPLY_SECONDS))
-        else:
-            active = time.monotonic() - self.last_message < ACTIVE_SECONDS
-            time.sleep(min(seconds, ACTIVE_POLL_SECONDS if active else POLL_SECONDS))
+            self._waiting_since = now if self._waiting_since is None else self._waiting_since
+            self._last_message = now
+            self._sleep(min(seconds, max(REPLY_SECONDS, (now - self._waiting_since) / 20)))
+        else:  # no message was there
+            self._waiting_since = None
+            active = now - self._last_message < ACTIVE_SECONDS
+            self._sleep(min(seconds, ACTIVE_POLL_SECONDS if active else POLL_SECONDS))
 
 
 def mark_arrivals(pull: Callable[..., Any], waiting: Path) -> Callable[..., Any]:

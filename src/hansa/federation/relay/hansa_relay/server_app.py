@@ -13,7 +13,8 @@ from hansa_relay import records, sockets
 
 app = ServerApp()
 
-POLL_SECONDS = 0.25  # between checks for a reply
+POLL_SECONDS = 0.1  # between the first checks for a reply; later, a tenth of its seconds so far, up to the following
+MAX_POLL_SECONDS = 0.5
 NODES_SECONDS = 1.0  # between checks of the nodes
 MAX_BYTES = 1 << 40
 
@@ -45,7 +46,8 @@ class Relay:
         ttl = float(head["ttl"])
         answer = {"op": "reply", "ticket": head["ticket"], "node": head["node"], "error": ""}
         try:
-            end = time.monotonic() + ttl
+            began = time.monotonic()
+            end = began + ttl
             message = Message(
                 records.wrap(body), dst_node_id=int(head["node"]), message_type=records.TYPE, ttl=ttl,
                 group_id=str(head["ticket"]),
@@ -53,7 +55,7 @@ class Relay:
             del body
             (number,) = self.grid.push_messages([message])
             del message
-            while number and time.monotonic() < end and not self.stopped.wait(POLL_SECONDS):
+            while number and time.monotonic() < end and not self.stopped.wait(_pause(time.monotonic() - began)):
                 for reply in self.grid.pull_messages([number]):
                     if reply.has_error():
                         self._send({**answer, "error": f"{reply.error.code}: {reply.error.reason}"})
@@ -85,3 +87,9 @@ class Relay:
                 sockets.send(self.connection, head, body)
             except sockets.ConnectionClosed:
                 self.stopped.set()
+
+
+def _pause(waited: float) -> float:
+    """Return the seconds until the next check for a reply that was waited for so long: few for a short answer, and no
+    burden for a long one."""
+    return min(MAX_POLL_SECONDS, max(POLL_SECONDS, waited / 10))
