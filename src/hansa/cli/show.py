@@ -121,9 +121,10 @@ def print_summary(
         if parts := round_seconds(history):
             say(f"a round takes {describe_seconds(parts)} (median)")
         return
-    shown = plain_table(*table.headings, left=("site",))
+    chosen = [place for place, heading in enumerate(table.headings) if heading != "received"]
+    shown = plain_table(*(table.headings[place] for place in chosen), left=("site",), no_wrap=True)
     for row in table.rows:
-        shown.add_row(*map(escape, row))
+        shown.add_row(*(escape(row[place]) for place in chosen))
     console.print()
     console.print(shown)
     for each in table.notes:

@@ -60,26 +60,26 @@ def site_table(
         rows.append(cells)
     headings = ["site", "test rows", *(column_of(name, better).label for name in columns)]
     headings += [{"up_bytes": "sent", "down_bytes": "received"}[name] for name in counted]
-    return SiteTable([*headings, *(["work"] if timed else [])], rows, _notes(history, numbers, main))
+    return SiteTable([*headings, *(["work"] if timed else [])], rows, _notes(history, numbers, main, rows))
 
 
-def _notes(history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str) -> list[str]:
+def _notes(
+    history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str, rows: Sequence[Sequence[str]]
+) -> list[str]:
     """The deviation over sites, how metrics were combined, and where the seconds of a round go."""
     notes = []
     over = f"sites_test_{base_metric(main)}"
     if f"{over}_worst" in numbers and f"{over}_std" in numbers:
         write = formats.formatter_of(over)
-        notes.append(
-            f"{column_of(over).label}: worst site {write(numbers[f'{over}_worst'])}, deviation over sites "
-            f"{write(numbers[f'{over}_std'])}"
-        )
+        worst = f"worst site {rows[0][0]} {write(numbers[f'{over}_worst'])}"
+        notes.append(f"{column_of(over).label}: {worst}, deviation over sites {write(numbers[f'{over}_std'])}")
     last = history[-1] if len(history) else {}
     for name, how in combined_by(history).items():
         column = f"sites_test_{name}"
         bounds = [last.get(f"{column}_at_{side}") for side in ("least", "most")]
         known = all(isinstance(value, float) for value in bounds)
         within = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if known else ""
-        notes.append(f"{column_of(column).label}: {how}{within}")
+        notes.append(f"{column_of(column).label}: {_cell(column, numbers.get(column))}, {how}{within}")
     if parts := round_seconds(history):
         notes.append(f"a round takes {describe_seconds(parts)} (median)")
     return notes
