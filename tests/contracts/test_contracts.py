@@ -126,6 +126,7 @@ OF_ONE_SIZE = [
     (gossip.matrix([[0.75, 0.25], [0.25, 0.75]]), (2,)),
 ]
 ACTIVITIES = [
+    gossip.available([[0, 2, 3, 5], [1, 4, 6, 7]], gossip.resample(2)),
     gossip.everyone(),
     gossip.selected(),
     gossip.resample(),

@@ -136,3 +136,24 @@ def test_activities_are_values_whose_repr_is_the_call() -> None:
         assert eval(repr(rule), vars(gossip)) == rule
         assert isinstance(rule, gossip.Activity)
         rule.check([[0, 1, 2, 3, 7]], steps=1)
+
+
+def test_resampling_among_those_available_never_draws_others_and_is_fair() -> None:
+    rule = gossip.available([[0, 2, 4, 6], [1, 3]], gossip.resample(2))
+    drawn = [rule.draw(0, step, range(8), Key(3)) for step in range(400)]
+    counts = {client: sum(client in step for step in drawn) for client in range(8)}
+    assert all(len(step) == 2 for step in drawn)
+    assert {client for client, count in counts.items() if count} == {0, 2, 4, 6}
+    assert all(abs(counts[client] - 200) < 50 for client in (0, 2, 4, 6))
+    assert rule.draw(1, 0, range(8), Key(3)) == [1, 3]
+    assert rule.draw(2, 0, [5, 7], Key(3)) == []
+    assert rule.draw(2, 0, [4, 5, 7], Key(3)) == [4]  # after dropouts
+    assert gossip.available([[0, 1, 2]]).among([5]).draw(0, 0, range(4), Key(0)) in ([0], [1], [2])
+
+
+def test_traces_of_unknown_clients_and_empty_ones_are_refused() -> None:
+    with pytest.raises(HansaError, match="names client 9"):
+        gossip.available([[0], [9]]).check([[0, 1], [2, 3]])
+    for trace in ([], [["a"]]):
+        with pytest.raises(HansaError, match="trace"):
+            gossip.available(trace)  # type: ignore[arg-type]

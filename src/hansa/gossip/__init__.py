@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from hansa.gossip.activity import Activity, BaseActivity, as_activity, bernoulli, everyone, replay, resample, selected
+from hansa.gossip.activity import (
+    Activity,
+    BaseActivity,
+    as_activity,
+    available,
+    bernoulli,
+    everyone,
+    replay,
+    resample,
+    selected,
+)
 from hansa.gossip.by_cluster import as_topology, by_cluster, redrawn
 from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Description, describe
@@ -56,6 +66,7 @@ __all__ = [
     "afga_theorem",
     "as_activity",
     "as_topology",
+    "available",
     "bernoulli",
     "by_cluster",
     "by_labels",

@@ -13,7 +13,7 @@ from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native.random_draws import draw_without_replacement
-from hansa.core.protocols import check_component, missing_methods
+from hansa.core.protocols import check_component, missing_methods, with_defaults
 
 
 @runtime_checkable
@@ -170,6 +170,49 @@ class resample(BaseActivity):
         return sorted(
             cohort[i] for i in draw_without_replacement(_address(key, round, step, cohort).digest(16), len(cohort), m)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class available(BaseActivity):
+    """Another rule among the clients that can compute in the round; the others gossip without computing.
+
+    Args:
+        trace: For each round, the clients that can compute; the rounds repeat.
+        activity: The rule; by default as many as report are drawn anew at every step.
+
+    >>> available([[4, 6], [5]], resample(2)).draw(0, 0, [4, 5, 6, 7], Key(0))
+    [4, 6]
+    """
+
+    trace: Sequence[Sequence[int]]
+    activity: Activity = field(default_factory=resample)
+
+    def __post_init__(self) -> None:
+        require_activity("available", "activity", self.activity)
+        try:
+            rounds = tuple(tuple(sorted({index(client) for client in clients})) for clients in self.trace)
+        except TypeError:
+            raise invalid_argument("available", "trace", self.trace, "for each round, a list of client ids") from None
+        if not rounds:
+            raise invalid_argument("available", "trace", self.trace, "at least one round")
+        object.__setattr__(self, "trace", rounds)
+
+    def among(self, reporters: Sequence[int]) -> available:
+        """Return the rule for a round with these reporters."""
+        return available(self.trace, with_defaults(self.activity, BaseActivity).among(reporters))
+
+    def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
+        """Raise if a listed client is in no cluster."""
+        known = {client for cohort in cohorts for client in cohort}
+        for at, clients in enumerate(self.trace):
+            if unknown := sorted(set(clients) - known):
+                raise HansaError(f"available: round {at} names client {unknown[0]}, which is in no cluster.")
+        with_defaults(self.activity, BaseActivity).check(cohorts, steps)
+
+    def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
+        """Draw among the clients of the cohort that can compute."""
+        able = set(self.trace[round % len(self.trace)]).intersection(clients)
+        return self.activity.draw(round, step, sorted(able), key) if able else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.schedule import Rate, rate_at
 from hansa.core.types import MODEL, Population
-from hansa.gossip import cluster_rho, everyone, resample
+from hansa.gossip import available, cluster_rho, everyone, resample
 from hansa.local import BaseLocalWork
 from hansa.local.solvers import sgd
 from hansa.pace import synchronous
@@ -170,7 +170,8 @@ def _family(algorithm: Algorithm, adaptive: Any) -> Family | None:
         return None
     if mixing is None:
         return "adaptive"
-    return "resampled" if isinstance(mixing.active, resample) else "clustered"
+    active = mixing.active.activity if isinstance(mixing.active, available) else mixing.active
+    return "resampled" if isinstance(active, resample) else "clustered"
 
 
 def _steps(
@@ -224,6 +225,8 @@ def _deviations(algorithm: Algorithm, family: Family | None) -> Iterator[str]:
         yield f"the gossip compressor {mixing.compressor!r}: in the theorems neighbours exchange whole models"
     if mixing.robust is not None:
         yield f"the rule {mixing.robust!r}: in the theorems models are mixed by W"
+    if family == "resampled" and isinstance(mixing.active, available):
+        yield "active=available(...): in the theorems every client can be drawn at every step"
     if family == "clustered" and mixing.active != everyone():
         yield f"active={mixing.active!r}: in HA-Fed's theorems all clients compute at every step"
 
