@@ -76,7 +76,8 @@ $(VENV)/adapters/.ready: $(VENV)/.ready
 
 test-adapters: $(VENV)/adapters/.ready
 	$(VENV)/adapters/bin/python -m pytest -q tests/examples/test_adapters.py tests/data/test_huggingface.py tests/data/test_from_sklearn.py \
-	  tests/config/test_hydra.py tests/study/test_sklearn.py tests/study/test_wandb_sweeps.py
+	  tests/config/test_hydra.py tests/study/test_sklearn.py tests/study/test_wandb_sweeps.py \
+	  tests/training/test_lightning.py
 
 # a one-minute test over Flower, for every check
 test-flower: $(VENV)/flower/.ready

@@ -19,6 +19,7 @@ PACKAGES = {
     "datasets": "datasets",
     "flwr_datasets": "flwr-datasets",
     "hydra": "hydra",
+    "lightning": "lightning",
     "sklearn": "sklearn",
     "wandb": "wandb",
 }
@@ -30,8 +31,8 @@ def need(package: str) -> None:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_code_of_the_page_runs(number: int, tmp_path: Path) -> None:
-    for package in re.findall(r"^(?:from|import) (\w+)", BLOCKS[number], flags=re.MULTILINE):
-        if package in PACKAGES:
+    for line in re.findall(r"^(?:from|import) .*$", BLOCKS[number], flags=re.MULTILINE):
+        for package in PACKAGES.keys() & set(re.findall(r"\w+", line)):
             need(package)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-W", "error", "-c", BLOCKS[number]]
@@ -80,3 +81,10 @@ def test_a_trial_of_wandb(tmp_path: Path) -> None:
     value = float(re.search(r"validation/test_accuracy ([\d.]+)", output)[1])  # type: ignore[index]
     assert value > 0.3
     assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
+def test_a_lightning_module(tmp_path: Path) -> None:
+    need("lightning")
+    found = columns(run(tmp_path, "lightning_module", ROUNDS="2"))
+    assert found["test_loss"][-1] < found["test_loss"][0]
+    assert found["test_top3_accuracy"][-1] > found["test_accuracy"][-1]
