@@ -195,7 +195,7 @@ def _check_loss(module: Any, loss: _LightningLoss, inputs: Any, targets: Any) ->
         "with the inputs as they are, and computes the loss from that output and the targets alone"
     )
     calls: list[Any] = []
-    module.register_forward_hook(lambda _, given, output: calls.append(output))
+    module.register_forward_hook(lambda _, inputs, output: calls.append(output))
     parameters = [each for each in module.parameters() if each.requires_grad]
     results = []
     try:
