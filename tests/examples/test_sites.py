@@ -80,3 +80,16 @@ def test_the_notebook_of_a_study_runs_cell_by_cell(tmp_path):
     text = json.dumps([output.get("data", {}).get("text/plain", "") for output in outputs])
     assert re.search(r"'sigma_within': [\d.]+, 'sigma_between': [\d.]+", text)  # the variances that it names
     assert "None" not in text
+
+
+@pytest.mark.parametrize("name", ["notebook", "study"])
+def test_a_notebook_installs_hansa_only_where_it_is_missing(name, monkeypatch):
+    cells = json.loads((EXAMPLES / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
+    called = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: called.append(command))
+    exec(first, {})
+    assert called == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    exec(first, {})
+    assert called == [[sys.executable, "-m", "pip", "install", "--quiet", "hansa[plot]"]]
