@@ -23,7 +23,7 @@ def test_presets_on_a_shared_file_are_run_ranked_and_reported(cli, folder):
     result = cli("compare", "fedavg", "fedams", "-c", "small.yaml", "-s", "rounds=2", "-q")
     assert result.exit_code == 0, result.output
     assert sorted(name for _, name in ranked(result.stdout)) == ["fedams", "fedavg"]
-    assert (folder / "report.html").read_text().count('data-run="') == 2
+    assert (folder / "report.html").read_text("utf-8").count('data-run="') == 2
     assert f"report: {(folder / 'report.html').as_uri()}" in result.stdout
     presets = {RunFolder(path).config.algorithm.preset for path in (folder / "runs" / "compare").iterdir()}
     assert presets == {"fedavg", "fedams"}
@@ -37,7 +37,7 @@ def compared(folder, name):
 
 def test_presets_take_of_a_file_what_they_understand_and_say_what_they_do_not(cli, folder):
     (folder / "ams.yaml").write_text(
-        (folder / "small.yaml").read_text()
+        (folder / "small.yaml").read_text("utf-8")
         + "algorithm: fedams\nserver: {lr: 0.7, eps: 1e-4}\ncompress: {compressor: sign}\naggregate: median\n"
     )
     result = cli("compare", "fedavg", "fedadam", "fedams", "-c", "ams.yaml", "-q", "-r", "1")
@@ -63,16 +63,16 @@ def test_a_comparison_given_again_runs_nothing_and_one_of_more_rounds_goes_on(cl
     assert len(stamps) == 2
     assert cli(*arguments).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    first = {path: path.read_text() for path in stamps}
+    first = {path: path.read_text("utf-8") for path in stamps}
     assert cli(*arguments, "-r", "4").exit_code == 0
-    assert all(path.read_text().startswith(text) for path, text in first.items())
+    assert all(path.read_text("utf-8").startswith(text) for path, text in first.items())
     assert {RunFolder(path.parent).summary["rounds"] for path in stamps} == {4}
 
 
 def test_files_and_finished_runs_compare_without_running_them_again(cli, folder):
     assert cli("run", "small.yaml", "-o", "done", "-q").exit_code == 0
     before = (folder / "done" / "summary.json").stat().st_mtime_ns
-    (folder / "other.yaml").write_text((folder / "small.yaml").read_text().replace("name: small", "name: other"))
+    (folder / "other.yaml").write_text((folder / "small.yaml").read_text("utf-8").replace("name: small", "name: other"))
     result = cli("compare", "done", "other.yaml", "-q", "--report", "both.html")
     assert result.exit_code == 0
     assert {name for _, name in ranked(result.stdout)} == {"small", "other"}
@@ -92,7 +92,7 @@ def test_a_report_is_made_of_folders(cli, folder):
     assert cli("run", "small.yaml", "-o", "other", "-q", "-s", "local.lr=0.2").exit_code == 0
     result = cli("report", "s0", "other", "s1", "-o", "page.html", "--title", "Two seeds")
     assert result.exit_code == 0
-    page = (folder / "page.html").read_text()
+    page = (folder / "page.html").read_text("utf-8")
     assert "<title>Two seeds</title>" in page
     assert "mcmahan2017" in page
     first, second = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
@@ -107,7 +107,7 @@ def test_the_demo_prints_a_ranked_table_of_all_its_methods_and_writes_the_report
     rows = ranked(result.stdout)
     assert [int(place) for place, _ in rows] == list(range(1, len(METHODS) + 1))
     assert {name for _, name in rows} == set(METHODS)
-    page = (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text("utf-8")
     data = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))
     for run in data["runs"]:
         for axis in ("round", "bits", "simulated_total_seconds"):

@@ -63,7 +63,7 @@ def test_names_that_look_like_markup_are_names(cli, folder, name):
 
 
 def test_a_hangup_saves_like_a_polite_end(folder, process):
-    (folder / "long.yaml").write_text(LONG + (folder / "small.yaml").read_text().replace("rounds: 3\n", ""))
+    (folder / "long.yaml").write_text(LONG + (folder / "small.yaml").read_text("utf-8").replace("rounds: 3\n", ""))
     child = process("run", "long.yaml", "-o", "out", "-q")
     wait_for_rounds(folder / "out", 2, child)
     child.send_signal(signal.SIGHUP)

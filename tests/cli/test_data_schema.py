@@ -39,7 +39,7 @@ def test_predictions_have_the_names_of_classes(cli, folder):
     assert cli(*words, "--rounds", "5", "--out", "x", "-q").exit_code == 0
     (folder / "new.csv").write_text("age\n0\n19\n")
     assert cli("predict", "x", "new.csv").exit_code == 0
-    lines = (folder / "predictions.csv").read_text().split()
+    lines = (folder / "predictions.csv").read_text("utf-8").split()
     assert lines == ["row,prediction,class", "0,1,well", "1,0,ill"]
 
 

@@ -64,6 +64,13 @@ def test_the_doctor_creates_nothing(cli, monkeypatch, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_folder_whose_name_the_locale_cannot_decode_is_shown(cli, monkeypatch):
+    monkeypatch.setattr(
+        doctor, "_machine", lambda: [doctor.Finding("machine", "system", "gr\udcc3\udcb6\udcc3\udc9fe")]
+    )
+    assert findings(cli)["machine", "system"] == ("größe", None)
+
+
 def test_the_models_are_listed_with_the_sizes_that_they_have(cli):
     listed = json.loads(cli("models", "--json").stdout)
     assert {row["name"] for row in listed} == set(MODELS)

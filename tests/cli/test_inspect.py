@@ -101,7 +101,7 @@ def test_topology_finds_a_graph_for_a_rho_and_says_what_the_theorems_ask(cli):
 def test_topology_takes_options_and_draws_a_picture(cli, folder):
     result = cli("topology", "erdos-renyi", "-n", "9", "--option", "p=0.9", "--option", "seed=3", "--svg", "g.svg")
     assert result.exit_code == 0
-    assert (folder / "g.svg").read_text().startswith("<svg")
+    assert (folder / "g.svg").read_text("utf-8").startswith("<svg")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_data_show_draws_who_holds_which_labels(cli, folder):
     rows = re.findall(r"^(Trouser|Ankle boot) +([ ·░▒▓█]{12})$", text, flags=re.MULTILINE)
     assert len(rows) == 2
     assert "500 / 500 / 500 per client" in text
-    assert (folder / "heat.svg").read_text().count("<rect") == 12  # one shard of one label each
+    assert (folder / "heat.svg").read_text("utf-8").count("<rect") == 12  # one shard of one label each
 
 
 def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():

@@ -47,7 +47,7 @@ def test_a_method_of_ones_own_is_compared_with_presets(cli, own):
     assert "cli_of_mine:careful" in result.stdout
     folders = {RunFolder(path).config.algorithm.preset for path in (own / "runs" / "compare").iterdir()}
     assert folders == {"fedavg", "cli_of_mine:careful"}
-    assert "mine2026" in (own / "report.html").read_text()
+    assert "mine2026" in (own / "report.html").read_text("utf-8")
 
 
 def test_a_sweep_goes_over_methods_and_their_words(cli, own):
@@ -136,8 +136,8 @@ def test_a_run_can_be_looked_at_when_its_code_is_gone(cli, own):
     assert "out (finished)" in cli("show", "out").stdout
     output = cli("report", "out", "-o", "page.html")
     assert output.exit_code == 0
-    assert "mine2026" in (own / "page.html").read_text()
-    assert "cli_of_mine:careful" in (own / "page.html").read_text()
+    assert "mine2026" in (own / "page.html").read_text("utf-8")
+    assert "cli_of_mine:careful" in (own / "page.html").read_text("utf-8")
     assert "mine2026" in cli("cite", "out").stdout
     (own / "out" / "composition.json").unlink()  # as in a folder of an older version
     assert "citations left out; own component, not loaded: cli_of_mine:careful" in cli("report", "out").stderr

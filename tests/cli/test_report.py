@@ -7,12 +7,12 @@ def test_a_damaged_run_is_named_and_the_rest_is_drawn(cli, folder):
     assert cli("run", "small.yaml", "-o", "good", "-q").exit_code == 0
     assert cli("run", "small.yaml", "-o", "bad", "-q", "--seed", "1").exit_code == 0
     metrics = folder / "bad" / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"round": 2', '"round": 7'))
+    metrics.write_text(metrics.read_text("utf-8").replace('"round": 2', '"round": 7'))
     (folder / "begun").mkdir()
-    (folder / "begun" / "config.yaml").write_text((folder / "good" / "config.yaml").read_text())
+    (folder / "begun" / "config.yaml").write_text((folder / "good" / "config.yaml").read_text("utf-8"))
     made = cli("report", "good", "bad", "begun", "gone")
     assert made.exit_code == 0, made.output
-    page = (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text("utf-8")
     for output in (
         "metrics.jsonl:2: not a valid record",
         "begun: no completed round yet",
@@ -26,9 +26,9 @@ def test_a_damaged_run_is_named_and_the_rest_is_drawn(cli, folder):
 def test_who_held_what_is_drawn_of_a_run_that_lies_on_disk(cli, folder):
     assert cli("run", "small.yaml", "-o", "one", "-q").exit_code == 0
     assert cli("report", "one").exit_code == 0
-    page = (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text("utf-8")
     assert "Label distribution" in page
     assert "clients 0 to 5" in page
     (folder / "one" / "partition.safetensors").write_bytes(b"\xff" * 40)
     assert cli("report", "one").exit_code == 0
-    assert "Label distribution" not in (folder / "report.html").read_text()
+    assert "Label distribution" not in (folder / "report.html").read_text("utf-8")

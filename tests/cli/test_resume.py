@@ -39,7 +39,7 @@ def make():
 
 def rounds_done(path):
     file = path / "metrics.jsonl"
-    return file.read_text().count("\n") if file.exists() else 0
+    return file.read_text("utf-8").count("\n") if file.exists() else 0
 
 
 def wait_for_rounds(path, count, child, patience=120):
@@ -61,7 +61,7 @@ def without_time(history):
 
 @pytest.fixture
 def small(folder):
-    return (folder / "small.yaml").read_text().replace("rounds: 3\n", "")
+    return (folder / "small.yaml").read_text("utf-8").replace("rounds: 3\n", "")
 
 
 def test_ctrl_c_stops_after_the_round_with_everything_saved_and_the_run_goes_on_exactly(folder, small, process, cli):
@@ -145,8 +145,8 @@ def test_a_finished_run_goes_on_to_more_rounds_but_not_back(cli, folder):
 def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder, was, becomes):
     assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "model={name: mlp, options: {hidden: 3}}").exit_code == 0
     path = folder / "out" / "config.yaml"
-    assert was in path.read_text()
-    path.write_text(path.read_text().replace(was, becomes))
+    assert was in path.read_text("utf-8")
+    path.write_text(path.read_text("utf-8").replace(was, becomes))
     result = cli("resume", "out", "-q", "-r", "5")
     assert result.exit_code == 2
     assert "does not describe the run of the checkpoint" in result.stderr or "a partition of these" in result.stderr
@@ -210,7 +210,7 @@ def test_a_second_interrupt_stops_at_once(folder, process):
     _, message = child.communicate(timeout=60)
     assert child.returncode == 130
     assert "interrupted" in message
-    assert json.loads((folder / "out" / "summary.json").read_text())["rounds"] == 0
+    assert json.loads((folder / "out" / "summary.json").read_text("utf-8"))["rounds"] == 0
 
 
 def test_a_finished_run_says_how_to_go_on(cli, folder):

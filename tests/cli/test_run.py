@@ -111,7 +111,7 @@ def test_one_call_loads_a_run_as_a_frame(cli, folder):
 
 def test_faults_and_target_are_told_in_the_summary(cli, folder):
     result = cli("run", "small.yaml", "-o", "out", "-q", "-s", "faults.before=1.0", "-s", "evaluate.target=0.9")
-    summary = json.loads((folder / "out" / "summary.json").read_text())
+    summary = json.loads((folder / "out" / "summary.json").read_text("utf-8"))
     assert summary["lost_by_reason"] == {"lost": 18}
     assert summary["unmoved_rounds"] == 3
     assert summary["rounds_to_target"] is None
@@ -136,7 +136,7 @@ def test_a_folder_with_something_else_in_it_is_never_touched(cli, folder):
     result = cli("run", "small.yaml", "-o", "mine", "-q", "--overwrite")
     assert result.exit_code == 2
     assert "not a run folder" in result.stderr
-    assert (folder / "mine" / "thesis.txt").read_text() == "years of work"
+    assert (folder / "mine" / "thesis.txt").read_text("utf-8") == "years of work"
 
 
 def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder):
@@ -214,7 +214,7 @@ def test_a_run_whose_every_update_was_refused_fails_and_says_why(cli, folder):
     result = cli("run", "small.yaml", "-o", "x", "-q", "-s", "max_norm=1e-12")
     assert result.exit_code == 1
     assert "every update of all 3 rounds was refused" in result.stderr
-    assert json.loads((folder / "x" / "summary.json").read_text())["status"] == "failed"
+    assert json.loads((folder / "x" / "summary.json").read_text("utf-8"))["status"] == "failed"
 
 
 def test_a_device_is_said_in_a_file_or_on_the_command_line_and_changes_no_bit_of_a_cpu_run(cli, folder):

@@ -33,7 +33,7 @@ def test_a_run_with_seeds_is_a_folder_of_ordinary_runs_and_one_result(cli, folde
 
 
 def test_seeds_may_stand_in_the_file_and_the_group_repeats_itself(cli, folder):
-    (folder / "three.yaml").write_text((folder / "small.yaml").read_text() + "seeds: [4, 2]\n")
+    (folder / "three.yaml").write_text((folder / "small.yaml").read_text("utf-8") + "seeds: [4, 2]\n")
     assert cli("run", "three.yaml", "-q").exit_code == 0
     group = SeedGroupFolder(folder / "runs" / "small")
     assert [each.seed for each in expand_seeds(group.config)] == [4, 2]
@@ -45,7 +45,7 @@ def test_seeds_may_stand_in_the_file_and_the_group_repeats_itself(cli, folder):
 
 def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, folder):
     assert cli("run", "small.yaml", "--seeds", "3", "-o", "whole", "-q", "-r", "4").exit_code == 0
-    config = from_yaml((folder / "small.yaml").read_text(), ["seeds=3", "rounds=4"])
+    config = from_yaml((folder / "small.yaml").read_text("utf-8"), ["seeds=3", "rounds=4"])
     half = SeedGroupFolder(folder / "half")
     half.write_config(config)
     first, second, _ = expand_seeds(config)
@@ -82,7 +82,7 @@ def test_show_and_report_take_a_group(cli, folder):
     assert output["over_seeds"]["test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
     assert cli("show", "g").exit_code == 0
     assert cli("report", "g", "-o", "page.html").exit_code == 0
-    page = (folder / "page.html").read_text()
+    page = (folder / "page.html").read_text("utf-8")
     (run,) = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
     assert [each["seed"] for each in run["seeds"]] == [0, 1]
     assert "seeds:\n- 0\n- 1" in page

@@ -43,7 +43,7 @@ def test_show_and_export_have_every_client(cli, folder):
         value for value in rows["personal_loss"].astype(str).astype(float) if value == value
     ]
     assert cli("export", "out", "-o", "clients.npz").exit_code == 0
-    summary = json.loads((folder / "out" / "summary.json").read_text())
+    summary = json.loads((folder / "out" / "summary.json").read_text("utf-8"))
     assert summary["client_accuracy_worst"] == RunFolder("out").history[-1]["client_accuracy_worst"]
 
 

@@ -25,9 +25,9 @@ def test_a_search_draws_from_ranges_averages_seeds_and_goes_on(cli, folder):
     assert "4 trials: 4 complete" in whole.output
     assert search(cli, "parts", 2).exit_code == 0
     assert search(cli, "parts", 4).exit_code == 0
-    trials = [json.loads((folder / name / "search.json").read_text())["trials"] for name in ("whole", "parts")]
+    trials = [json.loads((folder / name / "search.json").read_text("utf-8"))["trials"] for name in ("whole", "parts")]
     assert trials[0] == trials[1]
-    rows = list(csv.DictReader((folder / "whole" / "results.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((folder / "whole" / "results.csv").read_text("utf-8").splitlines()))
     values = [trial["value"] for trial in trials[0]]
     assert float(rows[0]["final_test_accuracy"]) == pytest.approx(max(values))
     assert {row["seeds"] for row in rows} == {"2"}
@@ -52,7 +52,7 @@ def test_a_point_that_fails_is_noted_and_the_search_goes_on(cli, folder):
         "--set", "local.steps=6",
     )  # fmt: skip
     assert found.exit_code == 0, found.output
-    states = [trial["status"] for trial in json.loads((folder / "x" / "search.json").read_text())["trials"]]
+    states = [trial["status"] for trial in json.loads((folder / "x" / "search.json").read_text("utf-8"))["trials"]]
     assert set(states) == {"complete", "failed"}
 
 
@@ -72,7 +72,7 @@ def test_a_sweep_runs_the_grid_and_names_the_best(cli, folder):
     assert f"best: --set local.lr=0.2  --set local.steps={rows[0]['local.steps']}" in result.stdout
     page = folder / "grid" / "report.html"
     assert f"report: {page.as_uri()}" in result.stdout
-    assert page.read_text().count('data-run="') == 4
+    assert page.read_text("utf-8").count('data-run="') == 4
 
 
 @pytest.mark.parametrize("message", [["seed=0,1,2"], ["--seeds", "3"], ["--seeds", "0,1,2"]])
@@ -120,13 +120,13 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
     from hansa.runs.experiment import Experiment
     from hansa.runs.run_cache import digest_name
 
-    config = from_yaml((folder / "small.yaml").read_text(), ["local.lr=0.1"])
+    config = from_yaml((folder / "small.yaml").read_text("utf-8"), ["local.lr=0.1"])
     place = folder / "grid" / digest_name("local.lr=0.1", config)
     half = Experiment.new(config.model_copy(update={"name": "local.lr=0.1"}), place)
     half.execute([lambda run, record: record["round"] == 2])
-    first = (place / "metrics.jsonl").read_text()
+    first = (place / "metrics.jsonl").read_text("utf-8")
     assert cli("sweep", "small.yaml", "local.lr=0.1", "-q", "-o", "grid").exit_code == 0
-    assert (place / "metrics.jsonl").read_text().startswith(first)
+    assert (place / "metrics.jsonl").read_text("utf-8").startswith(first)
     assert RunFolder(place).summary["rounds"] == 3
 
 
@@ -151,7 +151,7 @@ def test_a_sweep_never_loses_a_finished_run(cli, folder):
     kept = {}
     for more in asked:
         assert cli(*arguments, *more).exit_code == 0
-        now = {path.parent: path.read_text().count("\n") for path in (folder / "grid").glob("*/metrics.jsonl")}
+        now = {path.parent: path.read_text("utf-8").count("\n") for path in (folder / "grid").glob("*/metrics.jsonl")}
         assert all(now[path] >= rounds for path, rounds in kept.items())
         kept = now
     # two rates (one spelt twice), two seeds; what had five rounds ran anew for two, and those went on to three
@@ -176,7 +176,7 @@ def test_latex_tables_of_a_sweep_of_its_runs_and_of_published_numbers(cli, folde
     options = ["-o", "grid", "-q", "--latex", "tex/grid.tex", "--target", "0.2"]
     swept = cli("sweep", "small.yaml", "local.lr=1e-4,0.05", "seed=0,1,2", *options)
     assert swept.exit_code == 0, swept.output
-    table = (folder / "tex" / "grid.tex").read_text()
+    table = (folder / "tex" / "grid.tex").read_text("utf-8")
     assert r"rounds to 20\% & bits to 20\%" in table
     assert r"difference, 95\% interval" in table
     first, second = (line for line in table.splitlines() if line.startswith("local.lr"))
@@ -185,6 +185,6 @@ def test_latex_tables_of_a_sweep_of_its_runs_and_of_published_numbers(cli, folde
     assert cli("run", "small.yaml", "--seeds", "2", "-o", "runs/seeds", "-q").exit_code == 0
     shown = cli("show", "runs/seeds", "--latex", "seeds.tex")
     assert "table: seeds.tex" in shown.output
-    assert r" $\pm$ " in (folder / "seeds.tex").read_text()
+    assert r" $\pm$ " in (folder / "seeds.tex").read_text("utf-8")
     assert cli("show", "runs/seeds/seed-0", "--latex", "one.tex").exit_code == 0
-    assert r"small & \textbf{" in (folder / "one.tex").read_text()
+    assert r"small & \textbf{" in (folder / "one.tex").read_text("utf-8")

@@ -60,7 +60,7 @@ on_linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks 
 def alive(pid: int) -> bool:
     """Whether a process runs: one that has ended but was not awaited by anybody does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -81,7 +81,7 @@ def test_ctrl_c_reaches_only_the_run_and_workers_end_with_it_even_when_busy_and_
         assert len(pids) == 2, run.stderr.read()
         time.sleep(0.2)
         for pid in (run.pid, *pids):
-            assert "/dev/shm" not in Path(f"/proc/{pid}/maps").read_text()
+            assert "/dev/shm" not in Path(f"/proc/{pid}/maps").read_text("utf-8")
         os.killpg(run.pid, signal.SIGINT)
         assert run.stdout.readline().split() == ["interrupted", "None", "None"]
         assert all(map(alive, pids))

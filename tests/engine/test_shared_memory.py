@@ -103,7 +103,7 @@ def test_the_data_of_a_task_are_shared_and_no_worker_copies_them():
 
 def region(address: int) -> str:
     """What the memory at an address is a map of."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
         span, *rest = line.split()
         low, high = (int(end, 16) for end in span.split("-"))
         if low <= address < high:

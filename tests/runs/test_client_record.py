@@ -173,7 +173,7 @@ def test_frames_and_files(tmp_path: Path) -> None:
     found = run.clients()
     pandas = pytest.importorskip("pandas")
     assert found.frame().shape == (len(found["client"]), 9)
-    assert found.write_csv(tmp_path / "x.csv").read_text().count("\n") == len(found["client"]) + 1
+    assert found.write_csv(tmp_path / "x.csv").read_text("utf-8").count("\n") == len(found["client"]) + 1
     again = pandas.read_csv(tmp_path / "x.csv")
     assert np.array_equal(again["loss"].to_numpy().astype(np.float32), found["loss"])
     with np.load(found.write_npz(tmp_path / "x.npz"), allow_pickle=False) as arrays:

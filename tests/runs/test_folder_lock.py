@@ -147,7 +147,7 @@ def test_what_is_not_ours_stays_when_a_run_is_replaced(tmp_path):
     Experiment.new(config("seed=5"), out).execute()
     (out / "notes.txt").write_text("mine")
     Experiment.new(config(), out, overwrite=True).execute()
-    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "notes.txt").read_text("utf-8") == "mine"
     assert RunFolder(out).config.seed == 0
     assert not {REPLACED, REPLACING} & {path.name for path in out.iterdir()}
 
@@ -226,7 +226,7 @@ def test_links_are_removed_never_followed(tmp_path, where, kind):
     else:
         Experiment.resume(out, rounds=4).execute()
         Experiment.new(config("checkpoint.every=1"), out, overwrite=True).execute()
-    assert (mine / "index" / "thesis.txt").read_text() == "years of work"
+    assert (mine / "index" / "thesis.txt").read_text("utf-8") == "years of work"
     assert sorted(path.name for path in mine.rglob("*")) == ["index", "thesis.txt"]
 
 
@@ -238,7 +238,7 @@ def test_a_link_to_a_folder_is_removed_as_a_link(tmp_path):
     (tmp_path / "ours" / "nowhere").symlink_to(tmp_path / "nothing")
     io.remove(tmp_path / "ours")
     assert not os.path.lexists(tmp_path / "ours")
-    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / "mine" / "thesis.txt").read_text("utf-8") == "years of work"
 
 
 def test_the_store_sweeps_its_leftovers_without_following_links(tmp_path):

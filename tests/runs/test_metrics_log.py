@@ -118,7 +118,7 @@ def test_a_run_of_a_newer_version_is_refused(done):
 
 
 def test_the_summary_is_what_the_metrics_say_and_a_changed_one_is_told(done, caplog):
-    told = json.loads((done / "summary.json").read_text())
+    told = json.loads((done / "summary.json").read_text("utf-8"))
     assert {name: told[name] for name in metrics.summarize(done.history)} == metrics.summarize(done.history)
     assert told["metrics_seal"] == done.metrics.seal
     assert done.summary["test_accuracy"] == told["test_accuracy"]
@@ -129,7 +129,7 @@ def test_the_summary_is_what_the_metrics_say_and_a_changed_one_is_told(done, cap
 
 
 def test_an_end_that_is_missing_is_told(done, caplog):
-    lines = (done / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines = (done / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
     (done / "metrics.jsonl").write_text("".join(lines[:-1]))
     assert done.summary["rounds"] == 2
     assert "metrics_seal" in caplog.text
@@ -137,7 +137,7 @@ def test_an_end_that_is_missing_is_told(done, caplog):
 
 def test_the_models_digest_is_in_the_summary_and_another_model_is_refused(done):
     content = done.read_model()
-    assert json.loads((done / "summary.json").read_text())["model_sha256"] == io.sha256(content)
+    assert json.loads((done / "summary.json").read_text("utf-8"))["model_sha256"] == io.sha256(content)
     (done / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DamagedFileError, match=r"model\.safetensors is damaged"):
         done.read_model()

@@ -111,7 +111,7 @@ def test_an_exported_file_and_its_neighbour_are_enough(place, tmp_path, name):
     assert torch.equal(hansa.load_model(path).predict(place / "new.csv").outputs, expected.outputs)
     assert torch.equal(predict_from_folder(path, place / "new.csv").outputs, expected.outputs)
     beside = sidecar_path(path)
-    content = json.loads(beside.read_text())
+    content = json.loads(beside.read_text("utf-8"))
     record = Preprocessing.from_dict(content)
     assert content["sha256"] == record.sha256
     assert content["schema_sha256"] == record.encoding.schema.sha256
@@ -131,7 +131,7 @@ def test_code_that_an_exported_file_names_is_not_imported(place, tmp_path, monke
     (tmp_path / f"sidecar_{key}.py").write_text("open('touched', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     beside = sidecar_path(path)
-    content = json.loads(beside.read_text())
+    content = json.loads(beside.read_text("utf-8"))
     content["model"] = {key: f"sidecar_{key}:Net"}
     beside.write_text(json.dumps(content))
     with pytest.raises(hansa.HansaError, match=r"names code.*was not imported"):
@@ -216,7 +216,7 @@ class Net(nn.Module):
 def test_a_regression_of_ones_own_model_started_in_python(tmp_path):
     write_sites(tmp_path)
     for path in (tmp_path / "sites").glob("*.csv"):  # rows without a target cannot be trained on
-        lines = [line for line in path.read_text().splitlines() if not line.startswith(",")]
+        lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith(",")]
         path.write_text("\n".join(lines))
     data = hansa.data.from_csv_folder(tmp_path / "sites", "age", split="fold", missing="indicator", drop=["y"])
     assert data.classes is None
@@ -225,7 +225,7 @@ def test_a_regression_of_ones_own_model_started_in_python(tmp_path):
     run = hansa.run(hansa.presets.fedavg(steps=2, batch_size=4), task, rounds=1, out=tmp_path / "run", workers=1)
     model = hansa.load_model(tmp_path / "run", Net)
     tests = [line.split(",") for path in sorted((tmp_path / "sites").glob("*.csv"))
-             for line in path.read_text().splitlines() if line.endswith(",test")]  # fmt: skip
+             for line in path.read_text("utf-8").splitlines() if line.endswith(",test")]  # fmt: skip
     frame = [dict(zip(("age", "ward", "stage"), cells, strict=False)) for cells in tests]
     outputs = model.predict(frame)
     assert torch.equal(outputs.outputs, hansa.predict(run.model, data.test_inputs))
@@ -243,7 +243,7 @@ def test_columns_scaled_by_site_need_the_site(tmp_path, monkeypatch):
     Experiment.new(from_yaml(TEXT, [f"data={{name: csv-folder, folder: sites, {options}}}"]), "run").execute()
     federated = build.load_data(RunFolder("run").config)
     shutil.rmtree(tmp_path / "sites")
-    rows = (tmp_path / "new.csv").read_text().splitlines()
+    rows = (tmp_path / "new.csv").read_text("utf-8").splitlines()
     (tmp_path / "b.csv").write_text("\n".join([rows[0], *rows[9:21]]))  # 8 test rows of a, then 12 of b
     outputs = predict_from_folder("run", "b.csv", site="b").outputs
     own = federated.test_inputs[federated.test_owners == 1]
@@ -305,7 +305,7 @@ def test_an_augmentation_that_a_foreign_folder_names_is_not_imported(tmp_path, m
     text = "rounds: 1\nworkers: 1\nmodel: logistic\ndata: {name: fashion-mini, clients: 50}\nlocal: {steps: 1}\n"
     Experiment.new(from_yaml(text), "run").execute()
     (tmp_path / "augment_trap.py").write_text("import pathlib\npathlib.Path('touched').touch()\n")
-    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))
     stored["data"]["augment"] = [{"kind": "augment_trap:noise"}]
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(stored))
     make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10))  # noqa: E731

@@ -50,7 +50,7 @@ def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with io.use_disk(Hasty()):
         Experiment.new(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()
-        (tmp_path / "sized.py").write_text((tmp_path / "sized.py").read_text().replace("10)", "10, bias=False)"))
+        (tmp_path / "sized.py").write_text((tmp_path / "sized.py").read_text("utf-8").replace("10)", "10, bias=False)"))
         del sys.modules["sized"]
         with pytest.raises(hansa.HansaError, match="changed since the run was started: model"):
             Experiment.resume(tmp_path / "out", rounds=3)

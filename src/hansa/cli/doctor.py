@@ -73,12 +73,18 @@ def doctor(
 
 def collect() -> Iterator[Finding]:
     """Yield all findings about this machine and installation."""
-    yield from _machine()
-    yield from _versions()
-    yield from _kernels()
-    yield from _devices()
-    yield from _extras()
-    yield from _folders()
+    for part in (_machine, _versions, _kernels, _devices, _extras, _folders):
+        for each in part():
+            yield each._replace(value=_printable(each.value))
+
+
+def _printable(text: str) -> str:
+    """Return text with paths as they are stored: in a C locale Python keeps their other bytes as surrogates.
+
+    >>> _printable("/home/gr\\udcc3\\udcb6\\udcc3\\udc9fe")
+    '/home/größe'
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _machine() -> Iterator[Finding]:
