@@ -99,6 +99,9 @@ LOOKS: dict[str, list[list[str]]] = {
     "data schema": [],  # reads CSV files, and no configuration
     "data get": [],  # downloads by name, and reads no configuration
     "keys": [],  # writes keys, and reads nothing
+    "leaderboard entry": [["cams-figure-4", "--title", "t", "--author", "a", "--runs", "."]],
+    "leaderboard check": [["{run}"]],
+    "leaderboard build": [["{run}", "-o", "board.md"]],
 }
 """Commands that look, with arguments."""
 READ_NO_FOLDER = {
@@ -164,7 +167,7 @@ NEED_CODE: dict[str, Callable[[Path], Any]] = {
     "export": lambda folder: hansa.export(folder, folder.parent / "model.onnx"),
     "predict_from_folder": predict_from_folder,
 }
-NO_READERS = {"Key", "Document"}
+NO_READERS = {"Key", "Document", "run_config"}  # the last runs what its caller has read
 
 
 @pytest.fixture(scope="module")

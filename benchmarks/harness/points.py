@@ -36,6 +36,7 @@ class Points:
             "gossip": self.gossip,
             "ratios": self.ratios,
             "asynchronous": self.asynchronous,
+            "studies": self.studies,
             "scale": self.scale,
             "aware": self.aware,
             "vectors": self.vectors,
@@ -147,6 +148,12 @@ class Points:
     def asynchronous(self) -> Iterable[Row]:
         """An update of an asynchronous server step, with many clients and against a synchronous round."""
         found, reason = self._told("asynchronous.py", [20])
+        for name, row in (found or {"all": {}}).items():
+            yield {"what": name, "reason": reason, **row}
+
+    def studies(self) -> Iterable[Row]:
+        """A study of 24 small runs, one after the other and side by side."""
+        found, reason = self._told("side_by_side.py", [3])
         for name, row in (found or {"all": {}}).items():
             yield {"what": name, "reason": reason, **row}
 

@@ -202,6 +202,26 @@ def _vectors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["## Server and wire", text, table(["", "ms", "x copy", "wanted"], body)]
 
 
+def _studies(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    body = [
+        [
+            row["what"],
+            row["reason"] or _cell(row, "wall", ".1f"),
+            _cell(row, "processor", ".1f"),
+            _cell(row, "runs", ".2f"),
+            _cell(row, "ratio", ".2f"),
+            f"at least {row['target']:g}" if row.get("target") else "",
+        ]
+        for row in rows
+    ]
+    text = (
+        "24 runs (three methods, eight seeds) of a small model that uses one core, in turns; medians. The models are "
+        "the same, bit for bit."
+    )
+    head = ["", "wall s", "CPU s", "runs/s", "x one after the other", "wanted"]
+    return ["## Studies", text, table(head, body)]
+
+
 TABLES = {
     "startup": _startup,
     "eager": _eager,
@@ -220,6 +240,7 @@ TABLES = {
     ),
     "ratios": _ratios,
     "asynchronous": _asynchronous,
+    "studies": _studies,
     "gossip": _gossip,
     "scale": _scale,
     "aware": _aware,

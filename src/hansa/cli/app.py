@@ -13,6 +13,7 @@ from hansa.cli import (
     doctor,
     federate,
     inspect,
+    leaderboard,
     predict,
     replay,
     report,
@@ -43,6 +44,7 @@ app.command("reproduce", rich_help_panel=TRAIN)(reproduce.reproduce)
 app.command("demo", rich_help_panel=TRAIN)(demo.demo)
 app.command("show", rich_help_panel=INSPECT)(show.show)
 app.command("report", rich_help_panel=INSPECT)(report.report)
+app.add_typer(leaderboard.app, name="leaderboard", rich_help_panel=INSPECT)
 app.command("watch", rich_help_panel=INSPECT)(report.watch)
 app.command("predict", rich_help_panel=INSPECT)(predict.predict)
 app.command("export", rich_help_panel=INSPECT)(predict.export)

@@ -46,6 +46,7 @@ def compare(
     seed: opt.Seed = None,
     seeds: opt.Seeds = None,
     workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
     device: opt.Device = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for new runs.")] = Path("runs/compare"),
     report: opt.Report = Path("report.html"),
@@ -71,7 +72,7 @@ def compare(
             config = _read_item(item, base, overrides)
             name = config.title if Path(item).is_file() else item
             requested[unique_name(name, f"{name} {place + 1}", requested)] = config
-    entries = run_entries(requested, folder, quiet)
+    entries = run_entries(requested, folder, quiet, parallel=parallel)
     ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
     print_and_write(entries, report, title="Federated runs compared", problems=problems, **ranked)
 

@@ -51,6 +51,7 @@ def demo(
     seed: opt.Seed = None,
     seeds: opt.Seeds = None,
     workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for the runs.")] = Path("runs/demo"),
     page: opt.Report = Path("report.html"),
     quiet: opt.Quiet = False,
@@ -64,7 +65,7 @@ def demo(
     from hansa.study.report import LabelCounts
 
     configs = demo_configs([*(TINY if tiny else ()), *opt.changes(None, None, seed, workers, seeds)])
-    entries = run_entries(dict(configs), folder, quiet, overwrite=True)
+    entries = run_entries(dict(configs), folder, quiet, overwrite=True, parallel=parallel)
     config = next(iter(configs.values()))
     data, partition = build.load_data(config), config.data.partition
     facts = [

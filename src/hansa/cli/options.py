@@ -41,6 +41,15 @@ Seeds = Annotated[
     ),
 ]
 Workers = Annotated[int | None, execution("--workers", "-w", help="Number of worker processes.", min=1)]
+Parallel = Annotated[
+    int | None,
+    execution(
+        "--parallel",
+        metavar="N",
+        help="Number of runs side by side. By default all cores are used where that saves time; results are the same.",
+        min=1,
+    ),
+]
 Device = Annotated[str | None, execution("--device", help="Device: cpu, cuda:0, or several as cuda:0,cuda:1.")]
 Quiet = Annotated[bool, output("--quiet", "-q", help="Do not show progress.")]
 Report = Annotated[Path, output("--report", help="Where to write the report page.")]

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
 
 from hansa.cli import options as opt
-from hansa.cli.console import err, note, out, plain_table, report_errors, say
+from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
 from hansa.cli.report import write_latex, write_report
-from hansa.cli.run import run_each
+from hansa.cli.run import count_rounds, run_configs
+from hansa.config.registry.import_path import only_look
 from hansa.core.errors import HansaError, suggestion
+from hansa.study.report.formats import format_duration
 
 if TYPE_CHECKING:
+    from hansa.config import Config
+    from hansa.runs.run_cache import PlannedRun
     from hansa.study.recipes import Recipe
     from hansa.study.recipes.outcome import RecipeResult
+    from hansa.study.recipes.schedule import RecipeProgress
 
 STYLES = {"agrees": "green", "differs": "yellow", "same order": "cyan"}
 
@@ -33,7 +38,9 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    all_recipes: Annotated[bool, typer.Option("--all", help="Run all recipes.")] = False,
+    all_recipes: Annotated[
+        bool, typer.Option("--all", help="Run all recipes, those with the least work left first.")
+    ] = False,
     scale: Annotated[
         str,
         typer.Option(
@@ -43,6 +50,7 @@ def reproduce(
     seeds: opt.Seeds = None,
     sets: opt.Sets = None,
     workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for runs and results.")] = Path("runs/reproduce"),
     export: Annotated[
         Path | None,
@@ -51,96 +59,159 @@ def reproduce(
     latex: Annotated[
         Path | None, opt.output("--latex", help="Also write the tables, published numbers and ours, in LaTeX.")
     ] = None,
+    status: Annotated[
+        bool,
+        typer.Option("--status", "--list", help="Show which runs are done and how long the others will take."),
+    ] = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Reproduce published tables and figures.
 
-    Shows the numbers beside the published ones. Finished runs are not repeated, even if two recipes share them. Run the
-    same command again to continue after an interruption.
+    Shows the numbers beside the published ones. Recipes with the least work left come first, and the page of each is
+    written as soon as it is finished. Finished runs are not repeated, even if two recipes share them. Run the same
+    command again to continue after an interruption.
     """
-    from hansa.runs.store.io import make_folder, write_file
     from hansa.study.recipes import SCALES, find_recipes, library
-    from hansa.study.recipes.outcome import RecipeResult, results_page
+    from hansa.study.recipes.schedule import RunRecords, plan_recipe, recipe_progress
 
     if scale not in SCALES:
         raise HansaError(f"--scale {scale}: expected smoke, cpu or paper. {suggestion(scale, SCALES)}")
     if all_recipes and names:
         raise HansaError(f"--all and {names[0]}: expected one of the two.")
-    if not all_recipes and not names:
+    if not all_recipes and not names and not status:
         _list_recipes(list(library().values()))
         return
-    chosen = {recipe.name: recipe for name in names or [] for recipe in find_recipes(name)}
-    recipes = list((library() if all_recipes else chosen).values())
+    chosen = {recipe.name: recipe for name in names or [] for recipe in find_recipes(name)} or library()
+    recipes = [recipe for recipe in chosen.values() if scale in recipe.scales or len(chosen) == 1]
     overrides = opt.changes(sets, None, None, workers, seeds)
     place = folder / scale
-    results = []
-    for recipe in recipes:
-        if not quiet:
-            note(f"{recipe.name}: {recipe.summary}", "bold")
-            note(f"scale {scale}. {recipe.at(scale).reduction}", "dim")
-        try:
-            result = _run_recipe(recipe, scale, overrides, place, export, quiet)
-            show_result(result)
-        except HansaError as error:
-            if len(recipes) == 1:
-                raise
-            result = RecipeResult(recipe, scale, error=str(error).splitlines()[0])
-            note(f"{recipe.name}: not run: {result.error}", "yellow")
-        results.append(result)
-    make_folder(place.absolute())
-    for result in results:
-        text = json.dumps(result.record, indent=1, ensure_ascii=False) + "\n"
-        write_file(place / f"{result.recipe.name}.json", text.encode())
-    page = place / ("reproduced.html" if len(results) > 1 else f"{results[0].recipe.name}-verdict.html")
-    write_file(page, results_page(results).encode())
+    with only_look():
+        plans = [plan_recipe(recipe, scale, overrides, building=False) for recipe in recipes]
+        progress = recipe_progress(plans, RunRecords(place / "runs"))
+    if status:
+        _show_status(progress, place)
+        return
+    if len(recipes) > 1 and not quiet:
+        left = sum(each.seconds_left for each in progress)
+        note(f"{len(recipes)} recipes, about {format_duration(left)} of processor time", "bold")
+    options = RecipeOptions(scale, overrides, place, export, quiet, parallel)
+    results = _run_recipes([each.plan.recipe for each in progress], [recipe.name for recipe in recipes], options)
     if len(results) > 1:
         table = plain_table(*(headings := ("recipe", "reference", "verdict")), left=headings)
         for result in results:
             table.add_row(result.recipe.name, escape(result.recipe.reference), escape(result.verdict))
         out().print(table)
-    say(f"\npage: {page.resolve().as_uri()}")
+    say(f"\npage: {_page_of(results, place).resolve().as_uri()}")
     if latex is not None:
         from hansa.study.recipes.outcome import HEADINGS, result_tables
         from hansa.study.report.latex import text_latex_table
 
         tables = [(title, rows) for result in results if not result.error for title, rows in result_tables(result)]
         write_latex(latex, [text_latex_table(HEADINGS, rows, title) for title, rows in tables])
+    if any(result.failed for result in results):
+        raise typer.Exit(FAILED)
 
 
-def _run_recipe(
-    recipe: Recipe, scale: str, overrides: Sequence[str], place: Path, export: Path | None, quiet: bool
-) -> RecipeResult:
+class RecipeOptions(NamedTuple):
+    """How recipes are run, and where their runs and pages are."""
+
+    scale: str
+    overrides: Sequence[str]
+    place: Path
+    export: Path | None
+    quiet: bool
+    parallel: int | None
+
+
+def _run_recipes(recipes: Sequence[Recipe], order: Sequence[str], options: RecipeOptions) -> list[RecipeResult]:
+    """Run recipes; after each, write its pages and the page of all, which has the order of the list.
+
+    With several recipes, one that cannot be run does not stop the others.
+    """
+    from hansa.runs.store.io import make_folder, write_file
+    from hansa.study.recipes.outcome import RecipeResult, results_page
+
+    place, scale, quiet = options.place, options.scale, options.quiet
+    results: list[RecipeResult] = []
+    for recipe in recipes:
+        if not quiet:
+            note(f"{recipe.name}: {recipe.summary}", "bold")
+            note(f"scale {scale}. {recipe.at(scale).reduction}", "dim")
+        try:
+            result = _run_recipe(recipe, options)
+            show_result(result)
+        except (HansaError, typer.Exit) as error:
+            if len(recipes) == 1 or (isinstance(error, typer.Exit) and error.exit_code != FAILED):
+                raise
+            failed = isinstance(error, typer.Exit)
+            reason = "a run failed" if failed else str(error).splitlines()[0]
+            result = RecipeResult(recipe, scale, error=reason, failed=failed)
+            note(f"{recipe.name}: not run: {result.error}", "yellow")
+        results = sorted([*results, result], key=lambda each: order.index(each.recipe.name))
+        make_folder(place.absolute())
+        text = json.dumps(result.record, indent=1, ensure_ascii=False) + "\n"
+        write_file(place / f"{result.recipe.name}.json", text.encode())
+        write_file(_page_of(results, place, alone=len(recipes) == 1), results_page(results).encode())
+        if len(results) < len(recipes) and not quiet:
+            note(f"{len(results)} of {len(recipes)} recipes are done: {_page_of(results, place, alone=False)}", "dim")
+    return results
+
+
+def _page_of(results: Sequence[RecipeResult], place: Path, alone: bool | None = None) -> Path:
+    alone = len(results) == 1 if alone is None else alone
+    return place / (f"{results[0].recipe.name}-verdict.html" if alone else "reproduced.html")
+
+
+def _run_recipe(recipe: Recipe, options: RecipeOptions) -> RecipeResult:
     """Run all cells of a recipe, compare them with the paper, and write the report page."""
-    import yaml
-
-    from hansa.config import from_yaml
-    from hansa.engine import reuse_workers
-    from hansa.runs.run_cache import find_or_create_runs
+    from hansa.runs.run_cache import plan_runs
     from hansa.study.recipes import compare_with_paper
     from hansa.study.recipes.outcome import HEADINGS, RecipeResult, result_tables
     from hansa.study.recipes.publish import CellRun, export_result
+    from hansa.study.recipes.schedule import plan_recipe
     from hansa.study.report import ReportTable
     from hansa.study.report.progress import InterruptHandler, progress_display
 
-    cells = list(recipe.cells(scale))
-    configs = [from_yaml(yaml.safe_dump(cell.document), overrides, f"{recipe.name}, {cell.label}") for cell in cells]
-    entries = []
-    with reuse_workers(), InterruptHandler(err()) as interrupt, progress_display(err(), quiet) as display:
-        for cell, config in zip(cells, configs, strict=True):
-            titled = config.model_copy(update={"name": cell.label})
-            runs = find_or_create_runs(titled, place / "runs", config.algorithm.preset)
-            entries.append(run_each(cell.label, runs, config.seeds is not None, display, interrupt))
+    scale, place = options.scale, options.place
+    planned = plan_recipe(recipe, scale, options.overrides).cells
+    with InterruptHandler(err()) as interrupt, progress_display(err(), options.quiet) as display:
+        display.expect(sum(count_rounds(each.config) for each in planned))
+
+        def plan(label: str, config: Config) -> list[PlannedRun]:
+            titled, runs = config.model_copy(update={"name": label}), place / "runs"
+            return plan_runs(titled, runs, config.algorithm.preset, extend=False)  # another recipe may need it
+
+        named = {each.cell.label: each.config for each in planned}
+        entries = list(run_configs(named, plan, display, interrupt, options.parallel).values())
     page = place / f"{recipe.name}.html"
-    histories = {(cell.row, cell.column): entry.histories for cell, entry in zip(cells, entries, strict=True)}
+    histories = {
+        (each.cell.row, each.cell.column): entry.histories for each, entry in zip(planned, entries, strict=True)
+    }
     result = RecipeResult(recipe, scale, *compare_with_paper(recipe, scale, histories), page=page.name)
     tables = [
         ReportTable(f"Published numbers: {title}", HEADINGS, rows, result.verdict)
         for title, rows in result_tables(result)
     ]
     write_report(entries, page, title=f"{recipe.name}: {recipe.reference}", lead=recipe.summary, published=tables)
-    if export is not None:
-        export_result(result, list(map(CellRun, cells, configs, entries)), export)
+    if options.export is not None:
+        cells = [CellRun(*each, entry) for each, entry in zip(planned, entries, strict=True)]
+        export_result(result, cells, options.export)
     return result
+
+
+def _show_status(progress: Sequence[RecipeProgress], place: Path) -> None:
+    """Print what is done of each recipe, in the order in which they will be run."""
+    headings = ("recipe", "reference", "runs done", "processor time left", "result")
+    table = plain_table(*headings, left=("recipe", "reference", "result"), no_wrap=("recipe",))
+    for each in progress:
+        recipe, page = each.plan.recipe, place / f"{each.plan.recipe.name}.html"
+        left = "" if each.finished == each.runs else f"about {format_duration(each.seconds_left)}"
+        result = str(page) if each.finished == each.runs and page.is_file() else ""
+        table.add_row(recipe.name, escape(recipe.reference), f"{each.finished} of {each.runs}", left, escape(result))
+    out().print(table)
+    total = sum(each.seconds_left for each in progress)
+    done = sum(each.finished == each.runs for each in progress)
+    say(f"\n{done} of {len(progress)} recipes are done; about {format_duration(total)} of processor time left")
 
 
 def show_result(result: RecipeResult) -> None:

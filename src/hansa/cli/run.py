@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,10 @@ from hansa.runs.metric_facts import main_metric
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.runs.experiment import Experiment
-    from hansa.runs.folder import RunFolder
     from hansa.runs.options import Callback
+    from hansa.runs.run_cache import PlannedRun
     from hansa.runs.seed_group import SeedGroupFolder
+    from hansa.study.config_jobs import ConfigJob
     from hansa.study.report import ReportEntry
     from hansa.study.report.progress import InterruptHandler, ProgressDisplay
 
@@ -39,6 +41,7 @@ def run(
     seed: opt.Seed = None,
     seeds: opt.Seeds = None,
     workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
     device: opt.Device = None,
     engine: Annotated[str | None, opt.execution("--engine", help="Engine: pool, or ray for a cluster.")] = None,
     address: Annotated[
@@ -100,7 +103,7 @@ def run(
             refuse_changed_settings(group.path, saved, same_seeds)
         else:
             group.check(overwrite=overwrite)
-        run_group(requested, group, quiet, track or [], overwrite=overwrite, **resuming)
+        run_group(requested, group, quiet, track or [], parallel, overwrite=overwrite, **resuming)
         return
     if folder is None:
         experiment = Experiment.new(requested, Path("runs") / slug(requested.title), numbered=True)
@@ -115,6 +118,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or the folder of several seeds.")],
     rounds: Annotated[int | None, opt.setting("--rounds", "-r", help="Train up to this round.", min=1)] = None,
     workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
     device: opt.Device = None,
     fallback: opt.Fallback = False,
     accept: opt.Accept = None,
@@ -137,7 +141,7 @@ def resume(
     if group.exists:
         group.require_trust(trust=trust)
         update = {name: value for name, value in requested.items() if value is not None}
-        run_group(group.config.model_copy(update=update), group, quiet, track or [], **resuming)
+        run_group(group.config.model_copy(update=update), group, quiet, track or [], parallel, **resuming)
     else:
         run_and_summarize(Experiment.resume(folder, **requested, **resuming), quiet, track or [])
 
@@ -211,7 +215,12 @@ def run_experiment(
 
 
 def run_entries(
-    requested: Mapping[str, Config | ReportEntry], folder: Path, quiet: bool, *, overwrite: bool = False
+    requested: Mapping[str, Config | ReportEntry],
+    folder: Path,
+    quiet: bool,
+    *,
+    overwrite: bool = False,
+    parallel: int | None = None,
 ) -> list[ReportEntry]:
     """Return an entry for each name: configurations are run unless they are finished; entries are taken as they are."""
     from dataclasses import replace
@@ -220,54 +229,99 @@ def run_entries(
     from hansa.study.report import ReportEntry
     from hansa.study.report.progress import InterruptHandler, progress_display
 
-    if not any(isinstance(item, Config) for item in requested.values()):  # nothing to run: do not import torch
-        return [replace(item, name=name) for name, item in requested.items() if isinstance(item, ReportEntry)]
-    from hansa.engine import reuse_workers
-    from hansa.runs.run_cache import find_or_create_runs
-
-    console = err()
-    entries = []
-    with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
-        display.expect(sum(count_rounds(item) for item in requested.values() if isinstance(item, Config)))
-        for name, item in requested.items():
-            if not isinstance(item, Config):
-                entries.append(replace(item, name=name))
-                continue
-            config = item.model_copy(update={"name": name})
-            runs = find_or_create_runs(config, folder, name, overwrite=overwrite)
-            entries.append(run_each(name, runs, config.seeds is not None, display, interrupt))
-    return entries
+    configs = {name: item for name, item in requested.items() if isinstance(item, Config)}
+    entries = {name: replace(item, name=name) for name, item in requested.items() if isinstance(item, ReportEntry)}
+    if configs:  # otherwise nothing needs torch
+        console = err()
+        with InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
+            display.expect(sum(map(count_rounds, configs.values())))
+            plan = partial(plan_below, folder, overwrite=overwrite)
+            entries |= run_configs(configs, plan, display, interrupt, parallel, overwrite=overwrite)
+    return [entries[name] for name in requested]
 
 
-def run_each(
-    name: str,
-    runs: Iterable[RunFolder | Experiment],
-    several_seeds: bool,
+def plan_below(folder: Path, name: str, config: Config, *, overwrite: bool = False) -> list[PlannedRun]:
+    """Return the runs of a configuration below a folder."""
+    from hansa.runs.run_cache import plan_runs
+
+    return plan_runs(config.model_copy(update={"name": name}), folder, name, overwrite=overwrite)
+
+
+def run_configs(
+    configs: Mapping[str, Config],
+    plan: Callable[[str, Config], list[PlannedRun]],
     display: ProgressDisplay,
     interrupt: InterruptHandler,
+    parallel: int | None = None,
     track: Sequence[str] = (),
+    *,
+    overwrite: bool = False,
+) -> dict[str, ReportEntry]:
+    """Run the seeds of every configuration that are not finished, side by side where that saves time.
+
+    Returns an entry for each name. An interrupt ends the command, with everything saved.
+    """
+    from hansa.engine import reuse_workers
+    from hansa.study.config_jobs import ConfigJob, choose_parallel_configs, independent_waves
+    from hansa.study.report import ReportEntry
+    from hansa.study.scheduler import StudyScheduler
+
+    entries: dict[str, ReportEntry] = {}
+    for wave in independent_waves(configs, overwrite=overwrite):
+        jobs: dict[str, list[ConfigJob]] = {}
+        for name, config in wave.items():
+            several = config.seeds is not None
+            jobs[name] = [
+                ConfigJob(each, f"{each.config.title}, seed {each.config.seed}" if several else each.config.title)
+                for each in plan(name, config)
+            ]
+        every = [job for listed in jobs.values() for job in listed]
+        scheduler = StudyScheduler(
+            every,
+            lambda job, after_round: _run_here(job, after_round, display, interrupt, track),
+            lambda job, path: ReportEntry.from_folder(path),
+            parallel=choose_parallel_configs(parallel, len(every), wave, bool(track)),
+            eager=parallel is not None,
+            display=display,
+            interrupted=lambda: interrupt.received is not None,
+        )
+        try:
+            with reuse_workers():
+                finished = iter(scheduler.run())
+        except KeyboardInterrupt:
+            if not interrupt.exit_code:
+                raise
+            note("interrupted and saved. Run the same command to continue.")
+            raise typer.Exit(interrupt.exit_code) from None
+        for name, listed in jobs.items():
+            entries[name] = ReportEntry.from_seeds(name, [next(finished) for _ in listed])
+    return {name: entries[name] for name in configs}
+
+
+def _run_here(
+    job: ConfigJob,
+    after_round: Callback,
+    display: ProgressDisplay,
+    interrupt: InterruptHandler,
+    track: Sequence[str],
 ) -> ReportEntry:
-    """Run the seeds that are not finished, and return all as one entry; an interrupt ends the command."""
+    """Run a job in this process unless it is finished; an interrupt ends the command."""
     from hansa.runs.experiment import Experiment
     from hansa.study.report import ReportEntry
 
-    entries = []
-    for each in runs:
-        if isinstance(each, Experiment):
-            config = each.config
-            title = f"{config.title}, seed {config.seed}" if several_seeds else config.title
-            run_experiment(each, display, interrupt, track, title)
-            if interrupt.exit_code:
-                note(
-                    f"interrupted and saved. Run the same command to continue, or `hansa resume {each.folder}` to "
-                    f"resume only {config.title}."
-                )
-                raise typer.Exit(interrupt.exit_code)
-            each = each.folder
-        else:
-            display.skip(each.config.rounds)
-        entries.append(ReportEntry.from_folder(each.path))
-    return ReportEntry.from_seeds(name, entries)
+    each = job.planned.open()
+    if isinstance(each, Experiment):
+        run_experiment(each, display, interrupt, track, job.title, [after_round])
+        if interrupt.exit_code:
+            note(
+                f"interrupted and saved. Run the same command to continue, or `hansa resume {each.folder}` to "
+                f"resume only {each.config.title}."
+            )
+            raise typer.Exit(interrupt.exit_code)
+        each = each.folder
+    else:
+        display.skip(each.config.rounds)
+    return ReportEntry.from_folder(each.path)
 
 
 def count_rounds(config: Config) -> int:
@@ -282,17 +336,17 @@ def run_group(
     group: SeedGroupFolder,
     quiet: bool,
     track: Sequence[str] = (),
+    parallel: int | None = None,
     **options: Any,
 ) -> None:
     """Run all seeds of a configuration in their folder, and print the combined result."""
-    from hansa.engine import reuse_workers
-    from hansa.runs.run_cache import find_or_create_seed_runs
+    from hansa.runs.run_cache import plan_seed_runs
     from hansa.study.report.progress import InterruptHandler, progress_display
 
     group.write_config(config)
     console = err()
-    with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
+    with InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
         display.expect(count_rounds(config))
-        runs = find_or_create_seed_runs(config, group, **options)
-        entry = run_each(config.title, runs, True, display, interrupt, track)
-    show_group(group, entry)
+        plan = partial(plan_seed_runs, config, group, **options)
+        entries = run_configs({config.title: config}, lambda *_: plan(), display, interrupt, parallel, track)
+    show_group(group, entries[config.title])

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from rich.table import Table
 from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
 from hansa.cli.report import write_latex, write_report
-from hansa.cli.run import run_entries, run_experiment
+from hansa.cli.run import plan_below, run_configs, run_entries, run_experiment
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs.columns import WINDOW, column_of
 from hansa.runs.metrics import describe_score
@@ -54,6 +55,7 @@ def sweep(
     seed: opt.Seed = None,
     seeds: opt.Seeds = None,
     workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
     device: opt.Device = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder of the sweep.")] = Path("runs/sweep"),
     report: Annotated[
@@ -91,12 +93,12 @@ def sweep(
             for values in grid_points(axes)
         ]
         configs: dict[str, Config | ReportEntry] = {point_name(values) or each.title: each for values, each in points}
-        entries = run_entries(configs, folder, quiet)
+        entries = run_entries(configs, folder, quiet, parallel=parallel)
         finished = list(zip([values for values, _ in points], entries, strict=True))
     elif search != "optuna":
         raise invalid_argument("sweep", "search", search, "optuna")
     else:
-        done, finished = run_search(config, axes, overrides, metric, window, trials, prune, folder, quiet)
+        done, finished = run_search(config, axes, overrides, metric, window, trials, prune, folder, quiet, parallel)
         if not finished:
             raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
         message = f"\n{done.counts()}"
@@ -205,6 +207,7 @@ def run_search(
     prune: bool,
     folder: Path,
     quiet: bool,
+    parallel: int | None = None,
 ) -> tuple[Search, list[tuple[dict[str, str], ReportEntry]]]:
     """Run a search, or resume it; return it with the finished points and their runs."""
     from hansa.engine import reuse_workers
@@ -239,7 +242,14 @@ def run_search(
         for trial in search.ask(trials):
             name = point_name(format_point(trial.point))
             requested = opt.read_config(config, None, [*overrides, *point_changes(format_point(trial.point))])
-            _run_trial(trial, requested.model_copy(update={"name": name}), folder, display, interrupt)
+            named = requested.model_copy(update={"name": name})
+            if not prune and named.seeds is not None and parallel != 1:
+                try:
+                    run_configs({name: named}, partial(plan_below, folder), display, interrupt, parallel)
+                except typer.Exit as end:  # the run that failed is repeated below, and recorded
+                    if end.exit_code != FAILED:
+                        raise
+            _run_trial(trial, named, folder, display, interrupt)
     points = [format_point(each.point) for each in search.trials if each.status == DONE]
     done = {point_name(point): point for point in points}
     configs: dict[str, Config | ReportEntry] = {
@@ -262,10 +272,11 @@ def _run_trial(
     trial: RunningTrial, config: Config, folder: Path, display: ProgressDisplay, interrupt: InterruptHandler
 ) -> None:
     from hansa.runs.experiment import Experiment
-    from hansa.runs.run_cache import find_or_create_runs
+    from hansa.runs.run_cache import plan_runs
 
     name, failed = config.title, False
-    for each in find_or_create_runs(config, folder, name):
+    for planned in plan_runs(config, folder, name):
+        each = planned.open()
         trial.next_seed()
         if not isinstance(each, Experiment):
             trial.report(each.history)

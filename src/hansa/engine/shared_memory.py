@@ -173,6 +173,39 @@ class CodePacker(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
         return self._pack(item)
 
 
+class CodeChecker(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
+    """Finds out whether an object can be packed, without copying its tensors.
+
+    >>> CodeChecker().check({"x": torch.zeros(3), "f": lambda: 1})
+    ''
+    >>> bool(CodeChecker().check(number for number in ()))
+    True
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SharedMemory.__new__(SharedMemory))
+        self.code: list[type | FunctionType] = []
+        """The classes and functions of the object."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, type | FunctionType):
+            self.code.append(item)
+        return super().reducer_override(item)
+
+    def check(self, item: Any) -> str:
+        """Return why the object cannot be packed; "" if it can."""
+        try:
+            self.dump(item)
+        except Exception as error:
+            return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return ""
+
+    def persistent_id(self, item: Any) -> Place | None:
+        if type(item) is torch.Tensor and _plain(item):
+            return TensorPlace(0, 0, item.dtype, (0,), (1,))
+        return BytesPlace(0, 0, 0) if type(item) in _BYTES and memoryview(item).nbytes >= _LONG else None
+
+
 class Packer(_TensorWriter, pickle.Pickler):
     """Writes an object into a memory: first its tensors and long byte strings, then a short pickle of the rest.
 
@@ -205,13 +238,17 @@ class _Unpacker(pickle.Unpickler):
     def __init__(self, pickled: bytes, memories: Sequence[SharedMemory], copy: bool) -> None:
         super().__init__(io.BytesIO(pickled))
         self._memories, self._copy = memories, copy
+        self._loaded: dict[Place, Any] = {}
 
     def persistent_load(self, place: Place) -> Any:
-        memory = self._memories[place.memory]
-        if isinstance(place, BytesPlace):
-            return memory.mapped(place.offset + place.size)[place.offset : place.offset + place.size]
-        tensor = memory.tensor(place)
-        return tensor.clone() if self._copy else tensor
+        if place not in self._loaded:  # what was one object stays one: data compare their tensors by identity
+            memory = self._memories[place.memory]
+            if isinstance(place, BytesPlace):
+                loaded: Any = memory.mapped(place.offset + place.size)[place.offset : place.offset + place.size]
+            else:
+                loaded = memory.tensor(place)
+            self._loaded[place] = loaded.clone() if self._copy and isinstance(place, TensorPlace) else loaded
+        return self._loaded[place]
 
 
 def unpack_object(packed: PackedObject, memories: Sequence[SharedMemory], *, copy: bool) -> Any:

@@ -107,8 +107,9 @@ class Run:
         **changes: Unpack[RunOptionsDict],
     ) -> None:
         self.options = RunOptions(**changes) if options is None else replace(options, **changes)
-        task = task.for_seed(seed) if hasattr(task, "for_seed") else task
-        self.task, self.key = task, Key(seed)
+        self._undrawn_task, self.key = task, Key(seed)
+        self._task: TaskLike | None = None
+        self._task = task = self.task
         self.dtype = task.dtype if self.options.dtype is None else self.options.dtype
         self.devices = self.options.resolve_devices(task)
         self.device = self.devices[0]
@@ -154,6 +155,18 @@ class Run:
         store = DiskStore(folder.name)
         weakref.finalize(self, _close_temporary_store, store, folder)
         return store
+
+    @property
+    def task(self) -> TaskLike:
+        """The task, with the clients that the seed draws."""
+        if self._task is not None:
+            return self._task
+        task = self._undrawn_task
+        return task.for_seed(self.key.seed) if hasattr(task, "for_seed") else task
+
+    def release_data(self) -> None:
+        """Free the data that the seed drew, such as validation rows; they are drawn again when `task` is read."""
+        self._task = None
 
     @property
     def params(self) -> Vector:
@@ -223,7 +236,7 @@ class Run:
     def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
         """Run ``rounds`` more rounds."""
         check_integer("run", "rounds", rounds, minimum=0)
-        last = self.state.round + rounds
+        last, self._task = self.state.round + rounds, self.task
         if self.state.round == 0 and (note := unweighted_note(self.algorithm, self.task.population)):
             logging.getLogger("hansa").info("%s", note)
         with random_state.deterministic_arithmetic(self.devices):
@@ -363,6 +376,10 @@ class Run:
         ]
         self.forgotten_clients = {int(client) for client in tree.get("forgotten", ())}
         self.history = RunHistory(history, self.history.facts)
+
+    def restore_trajectory(self, trajectory: Sequence[Vector] | None) -> None:
+        """Restore the models of all rounds, which a checkpoint does not have."""
+        self._trajectory = None if trajectory is None else list(trajectory)
 
     def _record(self, opened: OpenedRound, closed: ClosedRound) -> Record:
         outcome: Outcome = closed.outcome

@@ -28,6 +28,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
@@ -124,6 +126,21 @@ def digest(value: object) -> str:
     return sha256("".join(_leaves(value)).encode())
 
 
+SOURCES: dict[str, str] = {}
+"""In a process that executes runs for another: the source, by name, of code that was sent there by value."""
+
+
+def sources_of(code: Iterable[type | FunctionType]) -> dict[str, str]:
+    """Return the source, by name, of the user's classes and functions, where there is any."""
+    sources = {}
+    for thing in code:
+        name = f"{thing.__module__}.{thing.__qualname__}"
+        if name.split(".")[0] not in _LIBRARIES:
+            with suppress(OSError, TypeError):
+                sources[name] = code_without_comments(inspect.getsource(thing))
+    return sources
+
+
 def source_text(thing: Any) -> str:
     """Return the name and source of a function, class or callable object; for library code only the name."""
     if isinstance(thing, functools.partial):
@@ -139,6 +156,8 @@ def source_text(thing: Any) -> str:
     try:
         return f"{name}\n{code_without_comments(inspect.getsource(thing))}"
     except (OSError, TypeError):
+        if name in SOURCES:
+            return f"{name}\n{SOURCES[name]}"
         code = getattr(thing, "__code__", None)
         return f"{name}\n{'' if code is None else (code.co_code.hex(), code.co_names)}"
 

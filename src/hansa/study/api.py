@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
@@ -17,7 +17,7 @@ from hansa.runs.driver import Run
 from hansa.runs.metric_facts import MetricFacts, scores_test_rows
 from hansa.runs.options import RunOptions, RunOptionsDict
 from hansa.runs.store import ClientStore
-from hansa.study.jobs import Display, OutputFolder, RunJob, device_names
+from hansa.study.jobs import Display, OutputFolder, RunJob, SeedJob, run_jobs
 from hansa.training import TaskLike
 
 if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and progress are imported where they are used
@@ -61,6 +61,7 @@ def run(
     accept: Sequence[str] = (),
     checkpoint_every: int = 10,
     store: ClientStore | None = None,
+    parallel: None = None,
     **options: Unpack[RunOptionsDict],
 ) -> Run: ...
 @overload
@@ -78,6 +79,7 @@ def run(
     accept: Sequence[str] = (),
     checkpoint_every: int = 10,
     store: None = None,
+    parallel: int | None = None,
     **options: Unpack[RunOptionsDict],
 ) -> Runs: ...
 def run(
@@ -94,6 +96,7 @@ def run(
     accept: Sequence[str] = (),
     checkpoint_every: int = 10,
     store: ClientStore | None = None,
+    parallel: int | None = None,
     **options: Unpack[RunOptionsDict],
 ) -> Run | Runs:
     """Train ``task`` with ``algorithm`` for ``rounds`` rounds; with ``seeds`` once per seed.
@@ -116,6 +119,7 @@ def run(
         accept: Kinds of changes since the run in ``out`` was started with which it is continued, as in `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
         store: Where client memory is kept, for a run without ``out``.
+        parallel: How many seeds run side by side, in worker processes; None uses all cores where that saves time.
         dtype: ``torch.float32`` or ``torch.float64`` for all arithmetic; by default the task's.
         device: Where clients train: a device, or a list of which each worker takes one; by default the task's.
         workers: The number of workers; None uses all cores when that is faster.
@@ -148,17 +152,20 @@ def run(
     job = RunJob(algorithm, task, rounds, RunOptions(**options), title, folder)
     with reuse_workers() if seeds is not None else nullcontext(), progress_if(progress) as display:
         if seeds is None:
+            if parallel is not None:
+                raise invalid_argument("run", "parallel", parallel, "None for one seed", "workers=N uses N cores.")
             return job.run(0 if seed is None else seed, display, store)
         if store is not None:
             raise invalid_argument("run", "store", store, "None with several seeds", "Each seed has its own store.")
         from hansa.runs.seed_group import parse_seeds
+        from hansa.study.report.results import Runs
 
         if seed is not None and not isinstance(seeds, int):
             raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
         all_seeds = parse_seeds(seeds, 0 if seed is None else seed)
         if display is not None:
             display.expect(rounds * len(all_seeds))
-        return job.run_seeds(all_seeds, display)
+        return Runs(title, run_jobs(job.seed_jobs(all_seeds), display, parallel))
 
 
 def compare(
@@ -172,6 +179,7 @@ def compare(
     overwrite: bool | Sequence[str] = False,
     accept: Sequence[str] = (),
     checkpoint_every: int = 10,
+    parallel: int | None = None,
     **options: Unpack[RunOptionsDict],
 ) -> Comparison:
     """Train ``task`` with every method and every seed, and return one result: means, deviations, ranking, figures.
@@ -190,6 +198,8 @@ def compare(
         accept: Kinds of changes since the runs in ``out`` were started with which they are continued, as in
             `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
+        parallel: How many runs are executed side by side, in worker processes; None uses all cores where that saves
+            time. Results do not depend on it.
         options: Further options of every run, as in `hansa.run`.
 
     >>> import torch
@@ -201,7 +211,7 @@ def compare(
     """
     from hansa.runs.folder import slug
     from hansa.runs.seed_group import parse_seeds
-    from hansa.study.report.results import Comparison
+    from hansa.study.report.results import Comparison, Runs
 
     if not isinstance(methods, Mapping) or not all(isinstance(method, Algorithm) for method in methods.values()):
         raise invalid_argument(
@@ -214,15 +224,17 @@ def compare(
     again = [*methods] if overwrite is True else [] if overwrite is False else list(overwrite)
     if unknown := [name for name in again if name not in methods]:
         raise invalid_argument("compare", "overwrite", unknown[0], f"names among {', '.join(methods)}")
-    results, all_seeds = {}, parse_seeds(seeds, 0, "compare")
+    jobs: dict[str, list[SeedJob]] = {}
+    all_seeds = parse_seeds(seeds, 0, "compare")
     with reuse_workers(), progress_if(progress, rounds * len(methods) * len(all_seeds)) as display:
         for name, algorithm in methods.items():
             folder = None
             if out is not None:
                 folder = OutputFolder(Path(out) / slugs[name], name, name in again, checkpoint_every, accept)
             job = RunJob(algorithm, task, rounds, RunOptions(**options), name, folder)
-            results[name] = job.run_seeds(all_seeds, display)
-    return Comparison(results)
+            jobs[name] = job.seed_jobs(all_seeds)
+        runs = iter(run_jobs([each for listed in jobs.values() for each in listed], display, parallel))
+        return Comparison({name: Runs(name, [next(runs) for _ in listed]) for name, listed in jobs.items()})
 
 
 def search(
@@ -239,6 +251,7 @@ def search(
     out: Path | str | None = None,
     progress: bool = False,
     checkpoint_every: int = 10,
+    parallel: int | None = None,
     **options: Unpack[RunOptionsDict],
 ) -> Search:
     """Search for the arguments of ``factory`` with which ``metric`` is best. Needs the extra ``optuna``.
@@ -262,6 +275,8 @@ def search(
         out: A folder for the trials; the same call resumes an interrupted search.
         progress: Whether to show a progress bar.
         checkpoint_every: Rounds between checkpoints in ``out``.
+        parallel: How many seeds of a trial run side by side, if trials are not pruned; a trial follows from those
+            before it, so trials never do. None uses all cores where that saves time.
         options: Further options of every run, as in `hansa.run`.
     """
     from hansa.runs.folder import RunFolder, slug
@@ -292,13 +307,23 @@ def search(
             title = ", ".join(f"{name}={value!r}" for name, value in trial.point.items())
             watched = replace(common, callbacks=[*common.callbacks, trial])
             algorithm, failed = factory(**trial.point), False
+            jobs = {}
             for seed in all_seeds:
                 folder = None
                 if out is not None:
                     folder = OutputFolder(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
+                jobs[seed] = RunJob(algorithm, task, rounds, common, title, folder)
+            finished: dict[int, Run] = {}
+            if not prune and len(all_seeds) > 1 and parallel != 1:
+                with suppress(HansaError):  # it is raised again below, by the run that failed
+                    runs = run_jobs([SeedJob(job, seed) for seed, job in jobs.items()], display, parallel)
+                    finished = dict(zip(jobs, runs, strict=True))
+            for seed, job in jobs.items():
+                folder = job.folder
                 trial.next_seed()
                 try:
-                    trial.report(RunJob(algorithm, task, rounds, watched, title, folder).run(seed, display).history)
+                    run = finished.get(seed) or job._replace(options=watched).run(seed, display)
+                    trial.report(run.history)
                 except HansaError as error:  # such as a learning rate at which every update is non-finite
                     log.warning("trial %d, %s: %s", trial.trial.number, title, error)
                     if folder is not None and RunFolder(folder.path).exists:
@@ -320,6 +345,7 @@ def resume(
     accept: Sequence[str] = (),
     trust: bool = False,
     progress: bool = False,
+    parallel: int | None = None,
     **options: Unpack[RunOptionsDict],
 ) -> Run | Runs:
     """Resume the run in a folder, or its seeds, exactly where it stopped.
@@ -334,6 +360,7 @@ def resume(
             refused; accepted ones are recorded in the folder.
         trust: Import code that the folder names even if this user did not create the folder on this machine.
         progress: Whether to show a progress bar.
+        parallel: How many seeds run side by side, as in `hansa.run`.
         options: The options that the run was started with, as in `hansa.run`; ``workers``, ``callbacks`` and ``device``
             may differ.
 
@@ -347,7 +374,6 @@ def resume(
     ...     resume(f"{folder}/run", method, task, rounds=4).state.round
     4
     """
-    from hansa.runs.experiment import Experiment
     from hansa.runs.folder import RunFolder
     from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
     from hansa.study import persisted_runs
@@ -358,41 +384,26 @@ def resume(
     if task is None and (foreign := sorted(set(options) - {"workers", "callbacks", "device"})):
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
     chosen = RunOptions(**options)
-    make = None if algorithm is None or task is None else persisted_runs.run_factory(algorithm, task, chosen)
-
-    def resume_one(path: Path, display: Display, title: str) -> Run:
-        experiment = Experiment.resume(
-            path,
-            rounds=rounds,
-            workers=chosen.workers,
-            device=None if chosen.device is None else device_names(chosen.device),
-            fallback=fallback,
-            accept=accept,
-            trust=trust,
-            run_factory=make,
-        )
-        return persisted_runs.run_to_end(experiment, chosen, display, title)
-
+    resumed = persisted_runs.ResumeJob(
+        Path(folder), None, rounds, "", algorithm, task, chosen, fallback, tuple(accept), trust
+    )
     group = SeedGroupFolder(folder)
     with reuse_workers() if group.exists else nullcontext(), progress_if(progress) as display:
         if not group.exists:
-            config = RunFolder.containing(folder).config
-            return resume_one(Path(folder), display, config.title)
+            return resumed._replace(title=RunFolder.containing(folder).config.title).run(display)
         config = group.config
-        if make is None:
+        if task is None:
             group.require_trust(trust=trust)
         if rounds is not None:
             config = config.model_copy(update={"rounds": rounds})
             group.write_config(config)
-        runs = []
-        for each in expand_seeds(config):
-            title, path = f"{config.title}, seed {each.seed}", group.run(each.seed).path
-            if group.run(each.seed).exists:
-                runs.append(resume_one(path, display, title))
-            else:
-                started = Experiment.new(each, path, run_factory=make)
-                runs.append(persisted_runs.run_to_end(started, chosen, display, title))
-        return Runs(config.title, runs)
+        jobs = [
+            resumed._replace(
+                path=group.run(each.seed).path, config=each, title=f"{config.title}, seed {each.seed}", to_round=rounds
+            )
+            for each in expand_seeds(config)
+        ]
+        return Runs(config.title, run_jobs(jobs, display, parallel))
 
 
 def progress_if(wanted: bool, rounds: int = 0) -> AbstractContextManager[Display]:

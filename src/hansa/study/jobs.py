@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
 
 from hansa.algorithm import Algorithm
-from hansa.core.devices import Device, resolve_devices
+from hansa.core.errors import HansaError
+from hansa.core.types import State, Vector
 from hansa.engine import auto_engine
+from hansa.rounds.messages import DroppedClient
+from hansa.runs.client_record import ClientRecord
 from hansa.runs.driver import Run
-from hansa.runs.options import Callback, RunOptions
-from hansa.runs.store import ClientStore
+from hansa.runs.options import Callback, Record, RunOptions
+from hansa.runs.store import ClientStore, RamStore
 from hansa.training import TaskLike
 from hansa.training.execution_mode import describe_kernels
 
 if TYPE_CHECKING:  # a run in memory needs none of these
+    from hansa.study.persisted_runs import ResumeJob
     from hansa.study.report.progress import ProgressDisplay
-    from hansa.study.report.results import Runs
 
 Display: TypeAlias = "ProgressDisplay | None"
-
-
-def device_names(device: Device) -> str | list[str]:
-    """Return devices as a configuration names them.
-
-    >>> device_names(["cpu", "cpu"]), device_names("cpu")
-    (['cpu', 'cpu'], 'cpu')
-    """
-    names = [str(each) for each in resolve_devices(device)]
-    return names if len(names) > 1 else names[0]
 
 
 class OutputFolder(NamedTuple):
@@ -52,25 +47,29 @@ class RunJob(NamedTuple):
     title: str
     folder: OutputFolder | None
 
-    def run(self, seed: int, display: Display, store: ClientStore | None = None) -> Run:
-        """Run one seed, in memory or in its folder."""
+    def run(
+        self, seed: int, display: Display, store: ClientStore | None = None, further: Sequence[Callback] = ()
+    ) -> Run:
+        """Run one seed, in memory or in its folder, with ``further`` callbacks."""
         if self.folder is not None:
             from hansa.study import persisted_runs
 
-            return persisted_runs.run_in_folder(self, seed, store, display)
-        engine = auto_engine(self.options.workers, self.rounds, devices=self.options.resolve_devices(self.task))
-        run = Run(self.algorithm, self.task, seed=seed, store=store, engine=engine, options=self.options)
-        callbacks: list[Callback] = []
+            return persisted_runs.run_in_folder(self, seed, store, display, further)
+        run, callbacks = self.new_run(seed, store), list(further)
         if display is not None:
             display.print_once(describe_kernels(self.task))
             callbacks.append(display.follow(self.title, self.rounds))
         return run.advance(self.rounds, [*self.options.callbacks, *callbacks])
 
-    def run_seeds(self, seeds: Sequence[int], display: Display) -> Runs:
-        """Run every seed, each in a folder below that of the job."""
+    def new_run(self, seed: int, store: ClientStore | None = None) -> Run:
+        """Return the run of a seed in memory, before its first round."""
+        engine = auto_engine(self.options.workers, self.rounds, devices=self.options.resolve_devices(self.task))
+        return Run(self.algorithm, self.task, seed=seed, store=store, engine=engine, options=self.options)
+
+    def seed_jobs(self, seeds: Sequence[int]) -> list[SeedJob]:
+        """Return the run of every seed, each in a folder below that of the job."""
         from hansa.runs.seed_group import SeedGroupFolder
         from hansa.study import persisted_runs
-        from hansa.study.report.results import Runs
 
         jobs = {seed: self if len(seeds) == 1 else self._replace(title=f"{self.title}, seed {seed}") for seed in seeds}
         if self.folder is not None:
@@ -84,4 +83,117 @@ class RunJob(NamedTuple):
             jobs = {
                 seed: job._replace(folder=self.folder._replace(path=group.run(seed).path)) for seed, job in jobs.items()
             }
-        return Runs(self.title, [job.run(seed, display) for seed, job in jobs.items()])
+        return [SeedJob(job, seed) for seed, job in jobs.items()]
+
+
+class SeedJob(NamedTuple):
+    """A requested run with its seed."""
+
+    job: RunJob
+    seed: int
+
+    @property
+    def title(self) -> str:
+        return self.job.title
+
+    @property
+    def rounds(self) -> int:
+        return self.job.rounds
+
+    @property
+    def folder(self) -> OutputFolder | None:
+        return self.job.folder
+
+    @property
+    def options(self) -> RunOptions:
+        return self.job.options
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where it trains."""
+        return self.job.options.resolve_devices(self.job.task)
+
+    def run(self, display: Display, further: Sequence[Callback] = ()) -> Run:
+        """Execute it in this process, with ``further`` callbacks."""
+        return self.job.run(self.seed, display, further=further)
+
+    def work(self, display: ProgressDisplay) -> RunContents | None:
+        """Execute it in a worker process; return what the run holds, or None if that is in its folder."""
+        from hansa.study.run_worker import JobStopped
+
+        run = self.run(display)
+        if run.state.round < self.rounds:
+            raise JobStopped
+        return RunContents.of(run) if self.job.folder is None else None
+
+    def collect(self, contents: RunContents | None) -> Run:
+        """Return the run that a worker process has executed."""
+        if contents is not None:
+            return contents.restore(self.job.new_run(self.seed))
+        assert self.job.folder is not None
+        finished = self.job._replace(folder=self.job.folder._replace(overwrite=False))
+        return finished.run(self.seed, None)
+
+
+class RunContents(NamedTuple):
+    """What a finished run in memory holds, as it travels from the process that executed it."""
+
+    state: State
+    history: list[Record]
+    store: RamStore
+    record: ClientRecord
+    dropped: list[tuple[int, DroppedClient]]
+    trajectory: list[Vector] | None
+
+    @classmethod
+    def of(cls, run: Run) -> RunContents:
+        """Return the contents of a run."""
+        if not isinstance(run.store, RamStore):
+            raise HansaError("the client memory of this run is in a temporary folder of its process.")
+        trajectory = list(run.trajectory) if run.options.keep_params else None
+        state = run.checkpoint_state()
+        return cls(state, list(run.history), run.store, run.client_record, run.dropped_clients, trajectory)
+
+    def restore(self, run: Run) -> Run:
+        """Give the contents to a run before its first round."""
+        run.store, run.client_record = self.store, self.record
+        run.restore(self.state, self.history)
+        run.dropped_clients = self.dropped
+        run.restore_trajectory(self.trajectory)
+        return run
+
+
+PythonJob: TypeAlias = "SeedJob | ResumeJob"
+
+
+def run_jobs(jobs: Sequence[PythonJob], display: Display, parallel: int | None) -> list[Run]:
+    """Execute runs, side by side where that saves time; return them in order, without the data their seeds drew."""
+    from hansa.study.scheduler import StudyScheduler, choose_parallel
+
+    def run_here(job: PythonJob, after_round: Callback) -> Run:
+        run = job.run(display, [after_round])
+        run.release_data()
+        return run
+
+    def collect(job: PythonJob, answer: Any) -> Run:
+        run = job.collect(answer)
+        run.release_data()
+        return run
+
+    first = jobs[0]
+    kinds = [device.type for device in first.devices]
+    count = choose_parallel(parallel, len(jobs), first.options.workers, kinds, obstacle=_obstacle(first.options))
+    saved, eager = first.folder is not None, parallel is not None
+    scheduler: StudyScheduler[PythonJob, Run] = StudyScheduler(
+        jobs, run_here, collect, parallel=count, eager=eager, display=display, saved=saved
+    )
+    return scheduler.run()
+
+
+def _obstacle(options: RunOptions) -> str:
+    """Return why runs with these options cannot be executed in other processes; "" if they can."""
+    if options.callbacks:
+        return "callbacks are called in this process"
+    own = [measure for measure in options.measures if type(measure).__module__.partition(".")[0] != "hansa"]
+    own = [measure for measure in own if getattr(measure, "__module__", "").partition(".")[0] != "hansa"]
+    return "measures of your own are called in this process" if own else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 VALIDATION = "validation"
 """The name of the test set of validation rows."""
 
-_drawn: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
+_drawn: WeakKeyDictionary[Any, WeakValueDictionary[int, Any]] = WeakKeyDictionary()
 
 
 def task_for_seed(task: Task, seed: int) -> Task:
-    """Return a task with the clients that a run's seed draws, always the same object; itself if they are fixed."""
-    known = _drawn.setdefault(task, {})
-    if seed not in known:
+    """Return a task with the clients that a run's seed draws; itself if they are fixed.
+
+    It is the same object as long as a run or the caller holds it.
+    """
+    known = _drawn.setdefault(task, WeakValueDictionary())
+    result: Task | None = known.get(seed)
+    if result is None:
         data: Any = task.data
         drawn = data.for_seed(seed) if hasattr(data, "for_seed") else data
         if drawn is data:
@@ -35,8 +39,7 @@ def task_for_seed(task: Task, seed: int) -> Task:
         other.test_sets = {name: drawn if test is data else test for name, test in task.test_sets.items()}
         other.test_sets |= validation_set(drawn)
         other._client_test_rows = rows_by_owner(getattr(drawn, "test_owners", None))
-        known[seed] = other
-    result: Task = known[seed]
+        known[seed] = result = other
     return result
 
 

@@ -26,6 +26,8 @@ class RecipeResult(NamedTuple):
     claims: Sequence[ClaimCheck] = ()
     error: str = ""
     page: str = ""
+    failed: bool = False
+    """Whether a run was started and failed."""
 
     @property
     def verdict(self) -> str:

@@ -6,11 +6,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -28,12 +28,11 @@ from rich.text import Text
 
 from hansa.runs.columns import ACCURACY, base_metric, column_of
 from hansa.runs.metric_facts import main_metric
+from hansa.runs.weighting import unweighted_note
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
-
-RunCallback: TypeAlias = "Callable[[Run, dict[str, Any]], bool | None]"
 
 LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
 MAX_LINES = 20
@@ -66,6 +65,13 @@ class LatestMetrics:
         self.peer_bits += 8 * int(record.get("peer_bytes") or 0)
         self.dropped += int(record.get("lost") or 0)
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> LatestMetrics:
+        """Return the numbers that a run in another process sent as ``vars(metrics)``."""
+        metrics = cls()
+        vars(metrics).update(values)
+        return metrics
+
     def texts(self) -> list[str]:
         """Return the numbers as text."""
         shown = self.metric not in LOSSES and self.value == self.value
@@ -78,20 +84,33 @@ class LatestMetrics:
         return [*main, f"loss {formats.format_number(self.loss)}", sent, f"dropped {self.dropped}"]
 
 
+class RunProgress:
+    """The progress of one run. It is a callback of the run; `update` shows a run of another process."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display, self._metrics, self._begun = display, LatestMetrics(), False
+
+    def __call__(self, run: Run, record: Mapping[str, Any]) -> bool | None:
+        self._metrics.update(record, main_metric(record, run.history.facts))
+        if not self._begun:
+            self._begun = True
+            self._display.print_once(unweighted_note(run.algorithm, run.task.population))
+        self.update(int(record["round"]), self._metrics)
+        return None
+
+    def update(self, round: int, metrics: LatestMetrics) -> None:
+        """Show that a run has reached a round."""
+
+    def close(self) -> None:
+        """End the display of a run that is not continued here."""
+
+
 class ProgressDisplay:
     """Shows the progress of runs. This one shows nothing; `ProgressBars` and `ProgressLines` do."""
 
     console: Console | None = None
-    _noted: str = ""
-
-    def _note_weights(self, run: Run) -> None:
-        """Say once that FedAvg counts clients of different sizes equally."""
-        from hansa.runs.weighting import unweighted_note
-
-        note = unweighted_note(run.algorithm, run.task.population)
-        if note and note != self._noted and self.console is not None:
-            self._noted = note
-            self.console.print(note, style="dim", soft_wrap=True, markup=False)
+    signals: tuple[signal.Signals, ...] = (signal.SIGINT,)
+    """The signals that stop a run started in Python after its current round."""
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -99,9 +118,9 @@ class ProgressDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         return None
 
-    def follow(self, title: str, rounds: int, done: int = 0) -> RunCallback:
+    def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
         """Return a callback that shows the progress of one run."""
-        return lambda run, record: None
+        return RunProgress(self)
 
     def expect(self, rounds: int) -> None:
         """Announce the rounds of all runs of a study, so that the time left for all of them is shown."""
@@ -112,7 +131,7 @@ class ProgressDisplay:
     def print_once(self, text: str) -> None:
         """Print a line above the progress, once however many runs have the same to say."""
         printed: set[str] = self.__dict__.setdefault("_printed", set())
-        if text not in printed:
+        if text and text not in printed:
             printed.add(text)
             if self.console is not None:
                 self.console.print(text, style="dim", soft_wrap=True, markup=False)
@@ -131,18 +150,21 @@ class StudyClock:
 
     def __init__(self) -> None:
         self.began, self.total, self.done = time.monotonic(), 0, 0
+        self._lock = threading.Lock()  # runs side by side are shown by several threads
 
     def expect(self, rounds: int) -> None:
         """Add rounds that are to be run."""
-        self.total += rounds
+        with self._lock:
+            self.total += rounds
 
     def skip(self, rounds: int) -> None:
         """Remove rounds that are not."""
-        self.total -= rounds
+        self.expect(-rounds)
 
     def add(self, rounds: int = 1) -> None:
         """Count rounds that were run."""
-        self.done += rounds
+        with self._lock:
+            self.done += rounds
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Return the expected seconds until all rounds are done; None before the first."""
@@ -151,11 +173,11 @@ class StudyClock:
 
 
 class ProgressBars(ProgressDisplay):
-    """Live bars, one for each run."""
+    """Live bars, one for each run. In a study the bar of a finished run becomes a line above the others."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self._progress = Progress(
+        self.console: Console = console
+        self.bars = Progress(
             TextColumn("{task.description}", style="bold", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -163,70 +185,90 @@ class ProgressBars(ProgressDisplay):
             TimeRemainingColumn(compact=True),
             console=console,
         )
-        self._all: TaskID | None = None
+        self.all_runs: TaskID | None = None
+        self._total = 0
 
     def expect(self, rounds: int) -> None:
-        if self._all is None:
-            self._all = self._progress.add_task("all runs", total=0, metrics=None)
-        self._progress.update(self._all, total=(self._progress.tasks[self._all].total or 0) + rounds)
+        if self.all_runs is None:
+            self.all_runs = self.bars.add_task("all runs", total=0, metrics=None)
+        self._total += rounds
+        self.bars.update(self.all_runs, total=self._total)
 
     def skip(self, rounds: int) -> None:
-        if self._all is not None:
+        if self.all_runs is not None:
             self.expect(-rounds)
 
     def __enter__(self) -> ProgressDisplay:
-        self._progress.start()
+        self.bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
+        self.bars.stop()
 
-    def follow(self, title: str, rounds: int, done: int = 0) -> RunCallback:
-        metrics = LatestMetrics()
-        bar = self._progress.add_task(title, total=rounds, completed=done, metrics=metrics)
+    def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
         self.skip(done)
+        return _RunBar(self, title, rounds, done)
 
-        def show(run: Run, record: Mapping[str, Any]) -> None:
-            metrics.update(record, main_metric(record, run.history.facts))
-            self._note_weights(run)
-            self._progress.update(bar, completed=record["round"])
-            if self._all is not None:
-                self._progress.advance(self._all)
 
-        return show
+class _RunBar(RunProgress):
+    def __init__(self, display: ProgressBars, title: str, rounds: int, done: int) -> None:
+        super().__init__(display)
+        self._bars, self._title, self._rounds, self._done = display, title, rounds, done
+        self._bar = display.bars.add_task(title, total=rounds, completed=done, metrics=self._metrics)
+
+    def update(self, round: int, metrics: LatestMetrics) -> None:
+        bars, all_runs = self._bars.bars, self._bars.all_runs
+        bars.update(self._bar, completed=round, metrics=metrics)
+        if all_runs is None:
+            return
+        bars.advance(all_runs, round - self._done)
+        self._done = round
+        if round == self._rounds:
+            bars.update(self._bar, visible=False)
+            line = "  ".join([f"{self._title}: {round} rounds", *metrics.texts()])
+            self._bars.console.print(line, style="dim", soft_wrap=True, markup=False)
+
+    def close(self) -> None:
+        self._bars.bars.update(self._bar, visible=False)
 
 
 class ProgressLines(ProgressDisplay):
     """Plain lines for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
-        self.console = self._lines = console
-        self._clock = StudyClock()
+        self.console: Console = console
+        self.clock = StudyClock()
 
     def expect(self, rounds: int) -> None:
-        self._clock.expect(rounds)
+        self.clock.expect(rounds)
 
     def skip(self, rounds: int) -> None:
-        self._clock.skip(rounds)
+        self.clock.skip(rounds)
 
-    def follow(self, title: str, rounds: int, done: int = 0) -> RunCallback:
-        self._clock.skip(done)
-        console = self._lines
-        metrics, began, every = LatestMetrics(), time.monotonic(), max(1, rounds // MAX_LINES)
+    def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
+        self.clock.skip(done)
+        return _RunLines(self, title, rounds, done)
 
-        def show(run: Run, record: Mapping[str, Any]) -> None:
-            metrics.update(record, main_metric(record, run.history.facts))
-            self._clock.add()
-            now = int(record["round"])
-            self._note_weights(run)
-            if now % every == 0 or now == rounds:
-                left = (time.monotonic() - began) / (now - done) * (rounds - now)
-                parts = [f"{title}: round {now}/{rounds}", *metrics.texts(), f"{formats.format_duration(left)} left"]
-                if self._clock.total > rounds:
-                    parts.append(f"all runs: {formats.format_duration(self._clock.seconds_left())} left")
-                console.print("  ".join(parts), soft_wrap=True, markup=False)
 
-        return show
+class _RunLines(RunProgress):
+    def __init__(self, display: ProgressLines, title: str, rounds: int, done: int) -> None:
+        super().__init__(display)
+        self._lines, self._title, self._rounds = display, title, rounds
+        self._began, self._first = time.monotonic(), done
+        self._done, self._printed, self._every = done, done, max(1, rounds // MAX_LINES)
+
+    def update(self, round: int, metrics: LatestMetrics) -> None:
+        clock, rounds = self._lines.clock, self._rounds
+        clock.add(round - self._done)
+        self._done = round
+        if round // self._every == self._printed // self._every and round != rounds:
+            return
+        self._printed = round
+        left = (time.monotonic() - self._began) / (round - self._first) * (rounds - round)
+        parts = [f"{self._title}: round {round}/{rounds}", *metrics.texts(), f"{formats.format_duration(left)} left"]
+        if clock.total > rounds:
+            parts.append(f"all runs: {formats.format_duration(clock.seconds_left())} left")
+        self._lines.console.print("  ".join(parts), soft_wrap=True, markup=False)
 
 
 class _MetricsColumn(ProgressColumn):

@@ -1,0 +1,245 @@
+"""Runs of a study side by side: the same bits, files and errors as one after the other, whoever dies."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import logging
+import os
+import signal
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.runs.folder import RunFolder
+from hansa.study import scheduler
+from hansa.study.scheduler import StudyScheduler
+
+MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(5, 8), nn.Dropout(0.2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.second(self.drop(torch.tanh(self.first(x))))
+
+
+def fragile(output, target):
+    """The cross-entropy, whose first use in a worker process kills it."""
+    if os.environ[MAIN] != str(os.getpid()) and not os.path.exists(os.environ[MARK]):
+        open(os.environ[MARK], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nn.functional.cross_entropy(output, target)
+
+
+def make_task(loss=nn.functional.cross_entropy):
+    """Clients of unequal size that the seed of a run draws, with validation rows that it draws, too."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(200, 5, generator=generator)
+    targets = (inputs @ torch.randn(5, 3, generator=generator)).argmax(1)
+    partition = hansa.data.dirichlet(0.5)
+    data = hansa.data.from_arrays(inputs, targets, clients=6, partition=partition, test=(inputs[:60], targets[:60]))
+    return hansa.Task(Net, loss, hansa.data.with_validation(data, 0.2))
+
+
+def method(lr=0.3):
+    return hansa.presets.scaffold(local_lr=lr, steps=3, batch_size=8, participation=0.6)
+
+
+METHODS = {"SCAFFOLD": method(), "FedCAMS": hansa.presets.fedcams(local_lr=0.1, steps=2, batch_size=7)}
+
+
+@pytest.fixture
+def only_workers(monkeypatch):
+    """All runs are executed by worker processes, except for those that failed there; list the schedulers."""
+    seen = []
+
+    def next_here(self):
+        seen.append(self)
+        with self._changed:
+            while True:
+                if self._repeat:
+                    return self._repeat.pop(0)
+                if not self._workers and not self._queue:
+                    return None
+                if not self._workers:
+                    return self._queue.popleft()
+                self._changed.wait(0.1)
+
+    monkeypatch.setattr(StudyScheduler, "_next_here", next_here)
+    return seen
+
+
+def untimed(history):
+    return [{name: value for name, value in record.items() if "seconds" not in name} for record in history]
+
+
+def assert_same_run(one, other):
+    assert torch.equal(one.params, other.params)
+    assert repr(untimed(one.history)) == repr(untimed(other.history))
+    assert one.store.clients() == other.store.clients()
+    for client in one.store.clients():
+        rows, others = one.store.read(client), other.store.read(client)
+        assert rows.keys() == others.keys()
+        assert all(torch.equal(rows[name], others[name]) for name in rows)
+    assert one.clients().frame().equals(other.clients().frame())
+    assert one.id == other.id
+    assert one.ledger.state() == other.ledger.state()
+
+
+def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_workers):
+    found = hansa.compare(METHODS, make_task(), rounds=4, seeds=[0, 3], parallel=2, keep_params=True)
+    assert sorted(only_workers[0]._answers) == [0, 1, 2, 3]  # not one was executed here
+    for name, algorithm in METHODS.items():
+        for run in found[name]:
+            alone = hansa.run(algorithm, make_task(), rounds=4, seed=run.key.seed, workers=1, keep_params=True)
+            assert_same_run(run, alone)
+            assert torch.equal(run.trajectory, alone.trajectory)
+            run.advance(2)
+            assert torch.equal(run.params, alone.advance(2).params)
+
+
+def test_a_worker_that_dies_costs_time_only(only_workers, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(MAIN, str(os.getpid()))
+    monkeypatch.setenv(MARK, str(tmp_path / "mark"))
+    task = make_task(fragile)
+    with caplog.at_level(logging.WARNING, "hansa"):
+        runs = hansa.run(method(), task, rounds=5, seeds=3, parallel=2, out=tmp_path / "x", checkpoint_every=2)
+    assert os.path.exists(tmp_path / "mark")
+    assert any("the worker process died (exit code -9)" in record.message for record in caplog.records)
+    assert len(only_workers[0]._answers) == 2  # its successor did the others
+    for run in runs:
+        assert_same_run(run, hansa.run(method(), task, rounds=5, seed=run.key.seed, workers=1))
+        assert RunFolder(tmp_path / "x" / f"seed-{run.key.seed}").summary["status"] == "finished"
+    again = hansa.run(method(), task, rounds=5, seeds=3, parallel=2, out=tmp_path / "x")
+    assert [torch.equal(one.params, other.params) for one, other in zip(runs, again, strict=True)] == [True] * 3
+
+
+def test_a_run_that_fails_ends_a_study_as_if_one_ran_after_the_other(only_workers, tmp_path):
+    methods = {"fine": method(), "wild": method(1e30), "late": method(0.2)}
+    errors = []
+    for count in (2, 1):
+        with pytest.raises(hansa.HansaError) as caught:
+            hansa.compare(methods, make_task(), rounds=6, out=tmp_path / str(count), parallel=count, checkpoint_every=2)
+        errors.append(str(caught.value))
+        assert RunFolder(tmp_path / str(count) / "fine" / "seed-0").summary["status"] == "finished"
+        assert RunFolder(tmp_path / str(count) / "wild" / "seed-0").summary["status"] == "failed"
+    assert errors[0] == errors[1]
+    assert not (tmp_path / "1" / "late" / "seed-0").exists()
+
+
+CONFIG = """\
+rounds: 4
+data: {name: synthetic, clients: 6, options: {largest: 60}}
+model: {factory: "my_model:Net"}
+local: {lr: 0.05, steps: 2, batch_size: 10}
+"""
+MODEL = """\
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(60, 10)
+    def forward(self, x):
+        return self.layer(torch.tanh(x))
+"""
+
+
+def sweep(*arguments):
+    from hansa.cli.app import app  # isort: skip
+    from typer.testing import CliRunner
+
+    words = ["sweep", "own.yaml", "local.lr=0.05,0.2", "rounds=4,5", "seed=0,2", "-q", *map(str, arguments)]
+    result = CliRunner(env={"COLUMNS": "160", "TERM": "dumb"}).invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, monkeypatch):
+    """Points that differ in rounds continue one run: their order stays that of the grid."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(CONFIG)
+    (tmp_path / "my_model.py").write_text(MODEL)
+    sweep("--parallel", 2, "-o", "both")
+    assert sum(len(each._answers) for each in {id(each): each for each in only_workers}.values()) == 8
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    sweep("--parallel", 1, "-o", "one")
+    for name in ("results.csv", "runs.csv"):
+        tables = [list(csv.DictReader((tmp_path / out / name).read_text().splitlines())) for out in ("both", "one")]
+        untimed_rows = [[{k: v for k, v in row.items() if k != "wall_seconds"} for row in rows] for rows in tables]
+        assert untimed_rows[0] == untimed_rows[1]
+    folders = [sorted(path.name for path in (tmp_path / out).iterdir()) for out in ("both", "one")]
+    assert folders[0] == folders[1]
+
+
+def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog):
+    lock = threading.Lock()
+
+    def locked(output, target):
+        with lock:
+            return nn.functional.cross_entropy(output, target)
+
+    called = []
+    cases = {
+        "pickle": (make_task(locked), {}),
+        "callbacks": (make_task(), {"callbacks": [lambda run, record: called.append(record["round"])]}),
+    }
+    for reason, (task, options) in cases.items():
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "hansa"):
+            runs = hansa.run(method(), task, rounds=2, seeds=2, parallel=2, **options)
+        assert any("one after the other" in each.message and reason in each.message for each in caplog.records)
+        assert torch.equal(runs[1].params, hansa.run(method(), make_task(), rounds=2, seed=1, workers=1).params)
+    assert called == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("seconds", "started"), [(0.0, True), (1e6, False)])
+def test_workers_are_started_only_for_a_study_that_is_long_enough(monkeypatch, seconds, started):
+    asked = []
+
+    def start(self):
+        self._undecided = False
+        asked.append(len(self._queue))
+
+    monkeypatch.setattr(scheduler, "START_SECONDS", seconds)
+    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
+    monkeypatch.setattr(StudyScheduler, "_start_workers", start)
+    hansa.run(method(), make_task(), rounds=2, seeds=3)
+    assert asked == ([2] if started else [])
+
+
+def test_finished_runs_release_the_data_that_their_seeds_drew(monkeypatch):
+    """Validation rows are a copy for each seed: after a study only what the user's task holds is left."""
+    drawn, whole = [], hansa.Run.__init__
+
+    def remember(self, *arguments, **options):
+        whole(self, *arguments, **options)
+        drawn.append(weakref.ref(self.task.data.validation_inputs))
+
+    monkeypatch.setattr(hansa.Run, "__init__", remember)
+    task = make_task()
+    runs = hansa.run(method(), task, rounds=1, seeds=[1, 2, 3], workers=1)
+    gc.collect()
+    assert [reference() is None for reference in drawn] == [True] * 3
+    assert torch.equal(runs[1].task.data.validation_inputs, make_task().for_seed(2).data.validation_inputs)
+    again = runs[1].advance(1)
+    assert torch.equal(again.params, hansa.run(method(), make_task(), rounds=2, seed=2, workers=1).params)
+
+
+def test_one_object_arrives_as_one(tmp_path):
+    """The clients of a seed are drawn again only from the tensors that they were drawn from."""
+    from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
+
+    memory, task = SharedMemory(), make_task()
+    arrived = unpack_object(CodePacker(memory).pack(task), [memory], copy=False)
+    for seed in (1, 2):
+        assert torch.equal(arrived.for_seed(seed).data.index, task.for_seed(seed).data.index)
+    assert not torch.equal(task.for_seed(1).data.index, task.for_seed(2).data.index)
