@@ -22,12 +22,12 @@ class Net(torch.nn.Module):
         return self.layer(torch.tanh(x))
 """
 CONFIG = """\
-rounds: 200
+rounds: 120
 data: {name: synthetic, clients: 4, options: {largest: 60}}
 model: {factory: "slow_model:Net"}
 local: {lr: 0.05, steps: 1, batch_size: 10}
-evaluate: {every: 50}
-checkpoint: {every: 3}
+evaluate: {every: 40}
+checkpoint: {every: 10}
 """
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, ClassVar, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Unpack
 
 import torch
 from torch import nn
@@ -157,8 +157,8 @@ class Run:
         return store
 
     @property
-    def task(self) -> TaskLike:
-        """The task, with the clients that the seed draws."""
+    def task(self) -> Any:
+        """The task, a `TaskLike`, with the clients that the seed draws."""
         if self._task is not None:
             return self._task
         task = self._undrawn_task
