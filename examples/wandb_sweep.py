@@ -1,6 +1,7 @@
 """A sweep that Weights & Biases drives. WANDB_MODE=offline runs one trial, without an account."""
 
 import os
+from typing import Any
 
 import torch
 import wandb
@@ -24,7 +25,7 @@ class Net(nn.Module):
 clients = hansa.data.with_validation(hansa.data.federate("fashion-mini", clients=20), 0.1)  # rows to tune on
 task = hansa.Task(Net, nn.functional.cross_entropy, clients)
 metric = "validation/test_accuracy"
-axes = {
+axes: dict[str, Any] = {
     "local_lr": hansa.search_range(1e-2, 0.3, log=True),
     "server_lr": hansa.search_range(1e-2, 0.3, log=True),
     "batch_size": [16, 32],
