@@ -19,12 +19,13 @@ from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
 from hansa.runs.metric_facts import MetricFacts, main_metric
 from hansa.runs.site_record import combined_by, round_seconds
+from hansa.runs.trackers import finite_numbers
 from hansa.study.recipes.flamby import cox_loss
 from hansa.study.report import ReportEntry
 from hansa.study.report.page import render_page
 from hansa.study.report.progress import LatestMetrics
 from hansa.study.report.site_view import site_table
-from hansa.training.metrics import c_index, roc_auc
+from hansa.training.metrics import Bounded, c_index, roc_auc
 
 ROWS = {"north": 80, "south": 130}
 METHOD = presets.fedavg(steps=2, batch_size=3, local_lr=0.1)
@@ -163,6 +164,33 @@ def test_a_user_metric_with_values_per_row_is_the_accuracy_at_sites():
     found = run("none", tasks)
     values = [closeness(*outputs(found, name, tasks)) for name in ("north", "south")]
     assert found.history[-1]["sites_test_accuracy"] == pytest.approx(float(torch.cat(values).mean()), rel=1e-5)
+
+
+class RootMeanSquare:
+    """A metric of the user's own that can be pooled."""
+
+    higher_is_better = False
+
+    def __call__(self, output, target):
+        return (output - target).square().mean().sqrt()
+
+    def sketch(self, output, target, fewest):
+        return {"sums": [[len(target), float((output - target).square().double().sum())]]}
+
+    def combine(self, sketches):
+        rows, total = (sum(sketch["sums"][0][place] for sketch in sketches) for place in (0, 1))
+        return Bounded(*[(total / rows) ** 0.5] * 3)
+
+
+def test_a_metric_of_ones_own_can_be_pooled():
+    metrics = {"error": RootMeanSquare(), "auc": roc_auc}
+    tasks = {"server": task(metrics=metrics), "north": task(80, 2, metrics), "south": task(130, 3, metrics, 0.3)}
+    found = run("sketch", tasks)
+    rows = [outputs(found, name, tasks) for name in ROWS]
+    exact = RootMeanSquare()(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
+    assert found.history[-1]["sites_test_error"] == pytest.approx(float(exact), rel=1e-5)
+    assert found.history[-1]["combined_by"]["error"] == "pooled from sketches of 2 sites"
+    assert {"north/test_error", "sites_test_error_worst"} <= set(finite_numbers(found.history[-1]))  # of trackers
 
 
 def test_survival_times_have_a_c_index_by_site():
