@@ -63,6 +63,14 @@ static void means(const hansa_kernels *k) {
     }
 }
 
+static uint32_t crc_by_bits(const uint8_t *data, int64_t size, uint32_t crc) {
+    for (crc = ~crc; size > 0; data++, size--) {
+        crc ^= *data;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
+
 static void products(const hansa_kernels *k) {
     EACH_LENGTH(n) {
         seed(300 + (uint64_t)n);
@@ -93,8 +101,12 @@ static void products(const hansa_kernels *k) {
             if (k->rows_add) {
                 if (k->rows_add(fileno(file), offsets, count, vectors, n, many, n, again, crcs, told)) exit(5);
                 k->gram32_sum(again, count, many, out);
+                give_bytes("rows_add checksums", crcs, 4 * count);
                 int64_t short_file = k->rows_add(fileno(file), offsets, count, vectors, n, many, n + 1, again, crcs, told);
                 if (short_file != HANSA_BAD_ROW || told[0] != count - 1 || told[1] != 4 * n) exit(6);
+            } else {
+                for (int64_t r = 0; r < count; r++) crcs[r] = crc_by_bits((const uint8_t *)(rows + r * n), 4 * n, 0);
+                give_bytes("rows_add checksums", crcs, 4 * count);
             }
             give_doubles("rows_add", EXACT, out, count * many);
             fclose(file);
@@ -229,14 +241,6 @@ static void wires(const hansa_kernels *k, int64_t n) {
             give_bytes("numbers_write", written, 4 * n);
         }
     }
-}
-
-static uint32_t crc_by_bits(const uint8_t *data, int64_t size, uint32_t crc) {
-    for (crc = ~crc; size > 0; data++, size--) {
-        crc ^= *data;
-        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
-    }
-    return ~crc;
 }
 
 static void words(const hansa_kernels *k, int64_t n) {
