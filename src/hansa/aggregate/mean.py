@@ -21,7 +21,7 @@ from hansa.aggregate.base import (
     zero_weight_error,
 )
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
-from hansa.core.vectors import arithmetic
+from hansa.core.vectors import arithmetic, kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,14 @@ class RunningMean:
         self._waiting.append(update)
         if len(self._waiting) >= self._most:
             self._fold()
+
+    def add_rows(self, clients: Sequence[int], rows: Vector) -> None:
+        """Add the next updates in client order, the rows of a matrix that native code supports."""
+        self._fold()
+        self._used += clients
+        self._unit = self._unit or next((w for client in clients if (w := self._weights[client])), 0.0)
+        weights = [self._count(client) for client in clients]
+        self._total = kernels.add_weighted_rows(self._total, rows, weights)
 
     def vector(self) -> Vector:
         """Return the mean of the added updates."""

@@ -50,15 +50,19 @@ class ServerBroadcast:
 
     def packets(self, client: int) -> list[Packet]:
         """Return the packets sent to this client, in the order in which they are applied."""
-        if client not in self.messages:
+        return list(self._packets(client))
+
+    def _packets(self, client: int) -> tuple[Packet, ...]:
+        packets = self.messages.get(client)
+        if packets is None:
             raise HansaError(
                 f"ServerBroadcast.packets(client={client!r}): not among the round's clients {sorted(self.messages)}."
             )
-        return list(self.messages[client])
+        return packets
 
     def nbytes(self, client: int) -> int:
         """Return the number of bytes sent to this client."""
-        return sum(packet.nbytes for packet in self.packets(client))
+        return sum([packet.nbytes for packet in self._packets(client)])
 
 
 @runtime_checkable

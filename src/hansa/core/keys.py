@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -49,11 +50,20 @@ class Key:
 
     def digest(self, size: int = 16) -> bytes:
         """Return a hash of this address; every component is encoded with its type and length."""
-        pieces = []
-        for part in (self.seed, *self.path):
-            text = str(part).encode()
-            pieces.append(b"%c%d:%b" % (b"i" if isinstance(part, int) else b"s", len(text), text))
-        return hashlib.blake2b(b"".join(pieces), digest_size=size, person=b"hansa key").digest()
+        return hashlib.blake2b(_encode(self.seed, *self.path), digest_size=size, person=b"hansa key").digest()
+
+    def digests(self, numbers: Iterable[int], *parts: str | int, size: int = 16) -> list[bytes]:
+        """Return ``self.child(number, *parts).digest(size)`` for each number.
+
+        >>> Key(0).child("local").digests([3, 14], "batch")[1] == Key(0).child("local", 14, "batch").digest()
+        True
+        """
+        start, end = _encode(self.seed, *self.path), _encode(*parts)
+        digest = hashlib.blake2b
+        return [
+            digest(b"%bi%d:%d%b" % (start, len(str(n)), n, end), digest_size=size, person=b"hansa key").digest()
+            for n in numbers
+        ]
 
     def numpy(self) -> np.random.Generator:
         """Return a NumPy generator for this address."""
@@ -64,6 +74,14 @@ class Key:
         generator = torch.Generator(device=device)
         generator.manual_seed(int.from_bytes(self.digest(8), "little") >> 1)
         return generator
+
+
+def _encode(*parts: str | int) -> bytes:
+    pieces = []
+    for part in parts:
+        text = str(part).encode()
+        pieces.append(b"%c%d:%b" % (b"i" if isinstance(part, int) else b"s", len(text), text))
+    return b"".join(pieces)
 
 
 @cache

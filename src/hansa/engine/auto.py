@@ -25,7 +25,8 @@ from hansa.engine.serial import Engine, Loopback, Serial
 from hansa.engine.threads import probe_step
 from hansa.engine.worker_group import WorkerStartError, WorkersUnsupported
 from hansa.local import BaseTrainer
-from hansa.rounds.messages import Report, WorkOrder
+from hansa.rounds.many_clients import AnyReport, OrderColumns
+from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
 
@@ -129,24 +130,25 @@ class AutoEngine:
         self._acquired: ProcessGroup | None = None
         self._serial: Serial | None = Serial(*self._arguments)
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[AnyReport]:
         """Yield reports of the serial engine, and of the pool as soon as that is ready."""
         self._rounds -= 1
         self._start_requested(orders)
-        done = 0
+        cost, done = total_cost(orders), 0
+        remaining = cost
         while done < len(orders):
             if self._pool_ready():
                 assert self._pool is not None
                 yield from self._pool.run(orders[done:], load_memory)
                 return
             assert self._serial is not None
-            batch = orders[done : done + self._serial.batch_sizer.size(orders[done])]
+            batch = self._serial.batch_sizer.next_batch(orders, done)
             start = time.perf_counter()
             reports = list(self._serial.run(batch, load_memory))
-            for order in batch:
-                self._throughput.record(order, (time.perf_counter() - start) / len(batch))
+            self._throughput.record(batch, time.perf_counter() - start)
             done += len(batch)
-            self._start_if_worthwhile(orders, done)
+            remaining -= total_cost(batch)
+            self._start_if_worthwhile(len(orders), cost, remaining)
             yield from reports
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
@@ -204,13 +206,12 @@ class AutoEngine:
         elif self._pool is not None and workers > self._pool.workers:
             self._pool.grow(workers)
 
-    def _start_if_worthwhile(self, orders: Sequence[WorkOrder], done: int) -> None:
+    def _start_if_worthwhile(self, orders: int, round_cost: float, remaining_cost: float) -> None:
         """Start workers on all cores if the remaining work is long enough."""
-        workers = min(available_cores(), len(orders))
+        workers = min(available_cores(), orders)
         if not self._undecided or self._workers is not None or workers == 1:
             return
-        round_cost = sum(map(estimated_cost, orders))
-        remaining_cost = sum(map(estimated_cost, orders[done:])) + max(0, self._rounds) * round_cost
+        remaining_cost += max(0, self._rounds) * round_cost
         started = self._reusable is not None and self._reusable.started >= workers
         saved = self._throughput.estimate(remaining_cost) * (1 - 1 / workers)
         if saved >= max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4):
@@ -223,7 +224,7 @@ class AutoEngine:
             return False
         if not with_defaults(self._serial.trainer, BaseTrainer).releases_gil:
             return False
-        steps = sum(order.work.steps * len(order.clients) for order in orders) / len(orders)
+        steps = total_steps(orders) / len(orders)
         return steps * probe_step(algorithm, task, self._serial.trainer, dtype).seconds < HANDOVER_SECONDS
 
     def _start_pool(self, workers: int) -> None:
@@ -264,6 +265,20 @@ class AutoEngine:
                 yield "thread"
 
 
+def total_cost(orders: Sequence[WorkOrder]) -> float:
+    """Return the estimated cost of orders."""
+    if isinstance(orders, OrderColumns):
+        return float(sum([work.steps * work.batch_size for work in orders.works]))
+    return sum(map(estimated_cost, orders))
+
+
+def total_steps(orders: Sequence[WorkOrder]) -> int:
+    """Return the number of local steps of orders."""
+    if isinstance(orders, OrderColumns):
+        return sum([work.steps for work in orders.works])
+    return sum(order.work.steps * len(order.clients) for order in orders)
+
+
 @lru_cache(maxsize=1000)
 def _warn_once(message: str) -> None:
     """Log each distinct warning once."""
@@ -276,13 +291,16 @@ class Throughput:
     def __init__(self) -> None:
         self._orders, self._cost, self._steps, self._seconds = 0, 0.0, 0, 0.0
 
-    def record(self, order: WorkOrder, seconds: float) -> None:
-        """Record the duration of an order."""
-        self._orders += 1
-        if self._orders > 1 or seconds > START_SECONDS / 2:
-            self._cost += estimated_cost(order)
-            self._steps += order.work.steps * len(order.clients)
-            self._seconds += seconds
+    def record(self, orders: Sequence[WorkOrder], seconds: float) -> None:
+        """Record the duration of a batch of orders."""
+        each = seconds / len(orders)
+        if not self._orders and each <= START_SECONDS / 2:
+            orders = orders[1:]
+            self._orders = 1
+        self._orders += len(orders)
+        self._cost += total_cost(orders)
+        self._steps += total_steps(orders)
+        self._seconds += each * len(orders)
 
     def estimate(self, cost: float) -> float:
         """Return the seconds for this much work; 0 while nothing is recorded."""

@@ -88,6 +88,7 @@ class Pool:
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports in the order of completion."""
+        orders = tuple(orders)  # columns make them on each access
         self._finish(WorkOrder)
         self._group.publish(WorkOrder, _broadcast_vectors(orders))
         finished: deque[Job] = deque()

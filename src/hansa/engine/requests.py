@@ -17,6 +17,7 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
 from hansa.local import BaseTrainer
 from hansa.rounds import client_round
+from hansa.rounds.many_clients import OrderColumns
 from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import EvaluationJob, run_evaluation
@@ -62,6 +63,7 @@ Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
 log = logging.getLogger("hansa")
 
 MAX_BATCH = 32  # orders
+_MAX_COLUMNS = 2048  # orders, if they are columns
 _BATCH_SECONDS = 0.05  # so that no worker waits long for a batch to finish
 _BATCH_BYTES = 1 << 22  # of updates that a batch holds
 LoadMemory: TypeAlias = Callable[[WorkOrder], WorkOrder]
@@ -165,13 +167,18 @@ class BatchSizer:
         """Record the time that a batch took."""
         self._seconds_per_order = seconds / orders
 
-    def size(self, order: WorkOrder) -> int:
-        """Return the number of orders like this one for the next batch."""
+    def next_batch(self, orders: Sequence[WorkOrder], done: int) -> Sequence[WorkOrder]:
+        """Return the next batch, after ``done`` orders."""
+        columns = isinstance(orders, OrderColumns) and orders.report_columns
+        return orders[done : done + self.size(orders[done], _MAX_COLUMNS if columns else MAX_BATCH)]
+
+    def size(self, order: WorkOrder, most: int = MAX_BATCH) -> int:
+        """Return the number of orders like this one for the next batch, at most ``most``."""
         if not self._native:
             return 1
         entries = sum(packet.dim for sent in order.broadcasts.values() for packet in sent.packets)
         in_time = _BATCH_SECONDS / max(self._seconds_per_order, 1e-9)
-        return int(max(1, min(MAX_BATCH, in_time, _BATCH_BYTES // max(1, 4 * entries))))
+        return int(max(1, min(most, in_time, _BATCH_BYTES // max(1, 4 * entries))))
 
 
 def request_error(request: Request, error: Exception) -> HansaError:

@@ -13,8 +13,9 @@ from hansa.algorithm import Algorithm
 from hansa.core.types import Vector, Vectors
 from hansa.engine.requests import BatchSizer, LoadEvaluationMemory, LoadMemory, request_error, unchanged
 from hansa.rounds import OpenedRound, client_round
+from hansa.rounds.many_clients import AnyReport, OrderColumns
 from hansa.rounds.messages import Report, WorkOrder
-from hansa.rounds.round import decode_broadcasts
+from hansa.rounds.round import client_round_columns, decode_broadcasts
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import ClientMetrics, EvaluationJob, run_evaluation
 
@@ -25,10 +26,10 @@ class Engine(Protocol):
     """Executes the work orders of a round and evaluates. Results do not depend on the engine.
 
     ``load_memory`` adds the memory of its clients to an order. It is called in the run's own thread, just before the
-    order is executed. Reports may come in any order.
+    order is executed. Reports may come in any order, those of `OrderColumns` in columns if these permit it.
     """
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]: ...
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[AnyReport]: ...
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]: ...
 
@@ -81,15 +82,26 @@ class Serial:
         self.trainer = task.trainer(dtype, device)
         self.batch_sizer = BatchSizer(self.trainer)
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[AnyReport]:
         done = 0
         while done < len(orders):
-            batch = orders[done : done + self.batch_sizer.size(orders[done])]
+            batch = self.batch_sizer.next_batch(orders, done)
             start = time.perf_counter()
-            reports = self._run_batch([load_memory(order) for order in batch])
+            reports = self._run_columns(batch) or self._run_batch([load_memory(order) for order in batch])
             self.batch_sizer.record(len(batch), time.perf_counter() - start)
             done += len(batch)
             yield from reports
+
+    def _run_columns(self, orders: Sequence[WorkOrder]) -> list[AnyReport]:
+        """Execute orders as columns if that is wanted and possible; an empty list otherwise."""
+        if not isinstance(orders, OrderColumns) or not orders.report_columns or len(orders) < 2:
+            return []
+        try:
+            report = client_round_columns(self.algorithm, orders, self.trainer)
+        except Exception as error:
+            log.debug("a batch of %d orders failed (%s); they are executed one by one", len(orders), error)
+            return []
+        return [] if report is None else [report]
 
     def _run_batch(self, orders: Sequence[WorkOrder]) -> Iterable[Report]:
         """Execute orders as one batch, or one by one if the batch fails, so that the error names its client."""

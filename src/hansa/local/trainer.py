@@ -69,6 +69,21 @@ class LocalResult(NamedTuple):
     finite: bool
 
 
+class TrainedRows(NamedTuple):
+    """The results of several clients: a row of changes y - x for each, and the mean of its losses.
+
+    Args:
+        changes: The changes, [clients, d]; all finite.
+        losses: The mean loss of each client's steps.
+
+    >>> TrainedRows(torch.ones(2, 3), [0.5, 0.25]).losses
+    [0.5, 0.25]
+    """
+
+    changes: Vector
+    losses: list[float]
+
+
 class Trainer(Protocol):
     """Trains one model at a time for one worker. ``parameters`` are views of ``y``, so a step copies nothing.
 
@@ -125,6 +140,22 @@ class BaseTrainer:
 
     def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
         """Train several clients in one call; None if there is no fast path for these jobs."""
+        return None
+
+    def train_rows(
+        self, first: ClientJob, clients: Sequence[int], works: Sequence[Work], key: Key
+    ) -> TrainedRows | None:
+        """Train clients that start from one model with one step and no memory, in one call.
+
+        Client c draws from ``key.child(c)``, as in `train_clients`. None if there is no fast path, or the change of a
+        client is not finite.
+
+        Args:
+            first: The job of the first client.
+            clients: The clients.
+            works: The number of steps and the batch size of each.
+            key: The address above those of the clients.
+        """
         return None
 
     def train_cohort(self, cohort: Cohort) -> CohortOutcome | None:

@@ -13,7 +13,9 @@ import torch
 
 from hansa.aggregate import BaseAggregator
 from hansa.aggregate.base import Combined, Participant, RunningAggregate
+from hansa.aggregate.mean import RunningMean
 from hansa.algorithm import Algorithm, Channel
+from hansa.compress import Packet
 from hansa.core.protocols import with_defaults
 from hansa.core.types import (
     BUFFERS,
@@ -32,8 +34,16 @@ from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
 from hansa.local import effective_steps
 from hansa.local.solvers import BaseSolver
+from hansa.rounds.many_clients import AnyReport, OrderColumns, ReportColumns, single_reports
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
-from hansa.rounds.validation import ExpectedUpload, RefusedUpdate, repeated_senders, sender_of, validate_upload
+from hansa.rounds.validation import (
+    ExpectedUpload,
+    RefusedUpdate,
+    repeated_senders,
+    sender_of,
+    validate_columns,
+    validate_upload,
+)
 
 StageMemory = Callable[[int, Vectors], None]
 
@@ -112,6 +122,7 @@ class RoundDiagnostics:
     losses: Mapping[int, float | None]
     combined: Mapping[str, Vector]
     updates: Mapping[str, Sequence[Update]]
+    cohorts: Mapping[int, int]
     mean: Vectors | None = None
 
 
@@ -162,7 +173,11 @@ class RoundAggregation:
     ) -> None:
         self.algorithm, self.state, self.population = algorithm, state, population
         self.quorum, self.rows = quorum, rows
-        self.orders = {client: order for order in orders for client in order.reporters}
+        self.orders: Mapping[int, WorkOrder] = (
+            orders.by_client()
+            if isinstance(orders, OrderColumns)
+            else {client: order for order in orders for client in order.reporters}
+        )
         self.dropped = list(unreachable)
         self._repeated, self._stage_memory = repeated, stage_memory
         self._expected = expected_upload(algorithm, state, orders, max_norm) if orders else None
@@ -193,12 +208,17 @@ class RoundAggregation:
         if begin is None or not self.orders:
             return None
         samples = self.population.samples
-        shares = [Participant(client, order.cohort, samples[client]) for client, order in sorted(self.orders.items())]
+        assert self._expected is not None
+        cohorts = self._expected.reporters
+        shares = [Participant(client, cohorts[client], samples[client]) for client in sorted(cohorts)]
         running: RunningAggregate = begin(shares)
         return running
 
-    def add(self, report: Report) -> None:
+    def add(self, report: AnyReport) -> None:
         """Validate a cohort's uploads; add the valid ones and record why the others were refused."""
+        if isinstance(report, ReportColumns):
+            self._add_columns(report)
+            return
         self.dropped += report.dropped
         if report.peer_bytes:
             self._peer.update(report.peer_bytes)
@@ -227,6 +247,22 @@ class RoundAggregation:
             self._remember(client, report.memory.get(client, {}))
             for name, decode in vectors.items():
                 self._add(name, self._update(name, client, decode, upload.loss))
+
+    def _add_columns(self, columns: ReportColumns) -> None:
+        """Add many clients' changes at once if all are valid, otherwise one report after the other."""
+        orders, changes, running = columns.orders, columns.changes, self._running.get(MODEL)
+        norms = None
+        if isinstance(running, RunningMean) and self._expected is not None:
+            norms = validate_columns(columns, self._expected, self._norms.keys() | self._repeated)
+        if norms is None:
+            for report in columns.reports():
+                self.add(report)
+            return
+        assert isinstance(running, RunningMean)
+        self._norms.update(zip(orders.clients, norms, strict=True))
+        self._losses.update(zip(orders.clients, columns.losses, strict=True))
+        self._up.update(dict.fromkeys(orders.clients, Packet.of(changes[0]).nbytes))
+        running.add_rows(orders.clients, changes)
 
     def _remember(self, client: int, memory: Vectors) -> None:
         if memory and self._stage_memory is not None:
@@ -301,6 +337,7 @@ class RoundAggregation:
             self._losses,
             {name: channel_result.vector for name, channel_result in combined.items()},
             self._vectors,
+            {} if self._expected is None else self._expected.reporters,
             self._local_mean.result(),
         )
         return ClosedRound(after, self._memory, self._outcome(admitted, combined[MODEL].info), diagnostics)
@@ -368,7 +405,9 @@ def expected_upload(
         first.run,
         first.round,
         first.base,
-        {client: order.cohort for order in orders for client in order.reporters},
+        dict(zip(orders.clients, orders.cohorts, strict=True))
+        if isinstance(orders, OrderColumns)
+        else {client: order.cohort for order in orders for client in order.reporters},
         {name: channel.uplink for name, channel in algorithm.channels.items() if channel.follows is None},
         state.vectors,
         max_norm,
@@ -378,19 +417,30 @@ def expected_upload(
     )
 
 
-def in_cohort_order(reports: Iterable[Report], orders: Sequence[WorkOrder]) -> Iterator[Report]:
-    """Yield reports in cohort order as soon as possible; reports that match no order come last."""
-    waiting = [order.cohort for order in orders]
+def in_cohort_order(reports: Iterable[AnyReport], orders: Sequence[WorkOrder]) -> Iterator[AnyReport]:
+    """Yield reports in cohort order as soon as possible; reports that match no order come last.
+
+    Columns stay whole if they are of the cohorts that come next.
+    """
+    waiting = orders.cohorts if isinstance(orders, OrderColumns) else [order.cohort for order in orders]
     early: dict[int, Report] = {}
     late: list[Report] = []
     at = 0
     expected_cohorts = set(waiting)
-    for report in reports:
-        if report.cohort not in expected_cohorts or report.cohort in early:
-            late.append(report)
-            continue
-        expected_cohorts.discard(report.cohort)
-        early[report.cohort] = report
+    for columns_or_report in reports:
+        if isinstance(columns_or_report, ReportColumns):
+            cohorts = columns_or_report.orders.cohorts
+            if [*waiting[at : at + len(cohorts)]] == [*cohorts]:
+                expected_cohorts.difference_update(cohorts)
+                at += len(cohorts)
+                yield columns_or_report
+                continue
+        for report in single_reports([columns_or_report]):
+            if report.cohort not in expected_cohorts or report.cohort in early:
+                late.append(report)
+                continue
+            expected_cohorts.discard(report.cohort)
+            early[report.cohort] = report
         while at < len(waiting) and waiting[at] in early:
             yield early.pop(waiting[at])
             at += 1

@@ -61,7 +61,7 @@ def _diversity(algorithm: Algorithm, evidence: RoundDiagnostics, length: float) 
     rule: Weights = with_defaults(aggregate, BaseAggregator).weights
     samples = evidence.population.samples
     clients = sorted(evidence.norms)
-    weights = normalize_weights(rule, [Participant(c, evidence.orders[c].cohort, samples[c]) for c in clients])
+    weights = normalize_weights(rule, [Participant(c, evidence.cohorts[c], samples[c]) for c in clients])
     updates = evidence.updates.get(MODEL)
     if updates is not None and not with_defaults(aggregate, BaseAggregator).running:  # a running aggregate is a mean
         length = norm(sum_updates(sorted(updates, key=lambda update: update.client), weights))

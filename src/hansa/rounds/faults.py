@@ -10,6 +10,7 @@ from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_fraction, check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.gossip.robust import Attack, AttackKind
+from hansa.rounds.many_clients import AnyReport, single_reports
 from hansa.rounds.messages import DroppedClient, Report, Upload, WorkOrder
 
 SETTINGS = ("factor", "malicious", "attack", "attack_scale")
@@ -104,11 +105,11 @@ class faults:
             raise invalid_argument("faults", "malicious", self.malicious, expected, "They attack messages of gossip.")
 
     def apply_to_reports(
-        self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
+        self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[AnyReport]
     ) -> Iterator[Report]:
         """Yield the reports with uploads dropped or corrupted."""
         by_cohort = {order.cohort: order for order in orders}
-        for report in reports:
+        for report in single_reports(reports):
             order = by_cohort[report.cohort]
             uploads, dropped = [], list(report.dropped)
             for upload in report.uploads:

@@ -17,10 +17,12 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
+from hansa.local.mixing import Mixing
 from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, train, train_by_steps
 from hansa.pace.clock import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
 from hansa.rounds.cohort import CohortResult, train_cohort
+from hansa.rounds.many_clients import OrderColumns, ReportColumns, shared, train_columns
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
 from hansa.rounds.scale_warning import warn_of_dominated_scale
 from hansa.rounds.validation import repeated_senders
@@ -32,7 +34,7 @@ class OpenedRound(NamedTuple):
     Rounds on a virtual clock also have their timing, and the clients whose updates come too late.
     """
 
-    orders: tuple[WorkOrder, ...]
+    orders: Sequence[WorkOrder]
     broadcasts: Mapping[str, ServerBroadcast]
     state: ServerState
     down_bytes: dict[int, int]
@@ -64,22 +66,24 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
     whole = {name: Broadcast.whole(broadcast.vector, broadcast.version) for name, broadcast in broadcasts.items()}
     base = fingerprint(broadcasts[MODEL].vector)
     phase = algorithm.local
+    after_broadcast = replace(state, downlink=after)
+    if phase.mixing is None:
+        at = key.child("work", state.round)
+        works = shared(phase.draw_work(client, population.samples[client], at.child(client)) for client in clients)
+        columns = OrderColumns(run, state.round, base, whole, key, tuple(clients), works)
+        return OpenedRound(columns, broadcasts, after_broadcast, sent)
     orders = []
-    for cohort, members, reporters in _cohorts(algorithm, clients):
+    for cohort, members, reporters in _clusters(phase.mixing, clients):
         # one number of steps for all; the batch size is the largest drawn, capped per client by its sample count
         draw = key.child("work", state.round, members[0])
         most = max(population.samples[client] for client in members)
         work = phase.draw_work(members[0], most, draw)
         orders.append(WorkOrder(run, state.round, cohort, members, reporters, work, base, whole, key))
-    return OpenedRound(tuple(orders), broadcasts, replace(state, downlink=after), sent)
+    return OpenedRound(tuple(orders), broadcasts, after_broadcast, sent)
 
 
-def _cohorts(algorithm: Algorithm, clients: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Yield each cohort's number, clients and reporters: single clients, or gossiping clusters."""
-    mixing = algorithm.local.mixing
-    if mixing is None:
-        yield from ((cohort, (client,), (client,)) for cohort, client in enumerate(clients))
-        return
+def _clusters(mixing: Mixing, clients: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Yield each gossiping cluster's number, clients and reporters."""
     chosen = set(clients)
     for cohort, cluster in enumerate(mixing.cluster_lists()):
         reporters = tuple(sorted(chosen.intersection(cluster)))
@@ -123,6 +127,20 @@ def client_round(
         _undecodable(order) if got is None else _report(algorithm, order, got, next(results))
         for order, got in zip(orders, received, strict=True)
     ]
+
+
+def client_round_columns(algorithm: Algorithm, orders: OrderColumns, trainer: Trainer) -> ReportColumns | None:
+    """`client_round` of many clients at once; None if they have to be trained with single orders.
+
+    Args:
+        algorithm: The method, bound to the model; see `report_as_columns` for which methods.
+        orders: The work orders.
+        trainer: Where the clients train.
+    """
+    got = decode_broadcasts(algorithm, orders[0], {})
+    if got is None or trainer.y.device.type != "cpu":
+        return None
+    return train_columns(trainer, orders, _job(algorithm, orders[0], got))
 
 
 def _undecodable(order: WorkOrder) -> Report:

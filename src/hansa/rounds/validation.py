@@ -32,10 +32,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hansa.compress import Packet, PacketError, Uplink
+from hansa.compress import Packet, PacketError, Uplink, direct
 from hansa.core.errors import HansaError
-from hansa.core.types import Vector, Vectors
-from hansa.core.vectors.arithmetic import all_finite, norm
+from hansa.core.types import MODEL, Vector, Vectors
+from hansa.core.vectors.arithmetic import all_finite, native_fits, norm
+from hansa.core.vectors.kernels import row_norms
+from hansa.rounds.many_clients import ReportColumns
 from hansa.rounds.messages import Report, Upload
 
 NOBODY = -1
@@ -97,6 +99,29 @@ def validate_upload(
         raise
     except Exception as error:  # built-in or user-defined decoders: one client's bytes never end the round
         raise RefusedUpdate("malformed", f"{type(error).__name__}: {_safe_repr(str(error))}") from error
+
+
+def validate_columns(columns: ReportColumns, expected: ExpectedUpload, known: Collection[int]) -> list[float] | None:
+    """Return the norms of many clients' changes if `validate_upload` accepts all of them, otherwise None.
+
+    ``known`` are the clients that have sent an update, or several.
+    """
+    orders, changes, like = columns.orders, columns.changes, expected.vectors[MODEL]
+    if (orders.run, orders.round, orders.base) != (expected.run, expected.round, expected.base) or expected.versions:
+        return None
+    if any(
+        expected.reporters.get(client) != cohort for client, cohort in zip(orders.clients, orders.cohorts, strict=True)
+    ):
+        return None
+    if len(set(orders.clients)) < len(orders) or not set(known).isdisjoint(orders.clients):
+        return None
+    if set(expected.links) != {MODEL} or type(expected.links[MODEL]) is not direct:
+        return None
+    if changes.shape != (len(orders), like.numel()) or like.dtype != torch.float32 or not native_fits(changes, like):
+        return None
+    norms = row_norms(changes)
+    fine = all(length <= expected.max_norm for length in norms)  # false for NaN
+    return norms if fine and all(abs(loss) <= LARGEST_LOSS for loss in columns.losses) else None
 
 
 def repeated_senders(reports: Iterable[Report], expected: ExpectedUpload) -> frozenset[int]:

@@ -7,7 +7,7 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +37,7 @@ from hansa.rounds import (
     open_paced_round,
 )
 from hansa.rounds.ledger import Ledger
+from hansa.rounds.many_clients import AnyReport, report_as_columns
 from hansa.rounds.measures.base import wants_mean
 from hansa.rounds.messages import DroppedClient, WorkOrder
 from hansa.rounds.pacing import ArrivalEngine, check_profile
@@ -267,10 +268,12 @@ class Run:
         orders, gone = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
         if isinstance(engine, RemoteEngine):
             engine.round_opened(opened, self.oldest_resumable_round)
+        reports: Iterable[AnyReport]
         if self.algorithm.pace.asynchronous:  # orders of one version are executed together
             reports = engine.run(sorted(orders, key=lambda order: order.round), self._with_memory)
         else:
-            reports = engine.run(orders, self._with_memory)
+            plain = faults is None and not measures
+            reports = engine.run(report_as_columns(self.algorithm, orders) if plain else orders, self._with_memory)
         if faults is not None:
             reports = faults.apply_to_reports(self.algorithm, orders, reports)
         aggregation = RoundAggregation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -228,8 +227,8 @@ def count_test_rows(data: Any) -> int:
     return 0 if data.test_inputs is None or data.test_targets is None else count_rows(data.test_targets)
 
 
-def client_row_index(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-    """Return a contiguous int64 index and the range of each client's row numbers in it.
+def client_row_index(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return a contiguous int64 index and the range of each client's row numbers in it, [clients, 2].
 
     This is the data's own index if it has one, otherwise one built for these clients.
     """
@@ -238,10 +237,10 @@ def client_row_index(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, l
     usable = all(isinstance(each, torch.Tensor) and each.dtype == torch.int64 for each in (index, offsets))
     if usable and index.is_contiguous() and min(clients) >= 0 and max(clients) < len(offsets) - 1:
         numbers, ends = np.array(clients), offsets.numpy()
-        return index, list(zip(ends[numbers].tolist(), ends[numbers + 1].tolist(), strict=True))
+        return index, np.stack([ends[numbers], ends[numbers + 1]], axis=1)
     rows = [data.rows(client).to(torch.int64) for client in clients]
-    stops = list(accumulate(map(len, rows)))
-    return torch.cat(rows).contiguous(), list(zip([0, *stops[:-1]], stops, strict=True))
+    stops = np.cumsum([len(each) for each in rows])
+    return torch.cat(rows).contiguous(), np.stack([np.concatenate([[0], stops[:-1]]), stops], axis=1)
 
 
 @cache

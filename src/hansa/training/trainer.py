@@ -24,7 +24,7 @@ from hansa.local.batching import Positions
 from hansa.local.cohort import Cohort, CohortOutcome
 from hansa.local.native_cohort import train_cohort_natively
 from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult
+from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, TrainedRows
 from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import (
@@ -212,14 +212,31 @@ class ModuleTrainer(BaseTrainer):
         """Train clients with a common step in one call; their models may differ if the step has no anchor."""
         index, spans = client_row_index(self.task.data, [job.client for job in jobs])
         native_jobs = [
-            NativeJob(allocator.empty_like(job.x), *span, *job.work, job.key.child("batch").digest(16), job.keep_model)
-            for job, span in zip(jobs, spans, strict=True)
+            NativeJob(
+                allocator.empty_like(job.x), first, stop, *job.work, job.key.child("batch").digest(16), job.keep_model
+            )
+            for job, (first, stop) in zip(jobs, spans.tolist(), strict=True)
         ]
         step = jobs[0].step
         if step.momentum:
             step.init_velocity()
         results = kernel.train_clients([job.x for job in jobs], self.y, index, native_jobs, step)
         return [LocalResult(job.delta, *result) for job, result in zip(native_jobs, results, strict=True)]
+
+    def train_rows(
+        self, first: ClientJob, clients: Sequence[int], works: Sequence[Work], key: Key
+    ) -> TrainedRows | None:
+        """Train clients natively in one call."""
+        kernel, step = self.kernel, first.step
+        if kernel is None or kernel.network.dropout_numbers or not self._draws_batches_natively:
+            return None
+        if not step.is_affine or step.shift is not None or step.momentum or not native_fits(first.x):
+            return None
+        index, spans = client_row_index(self.task.data, clients)
+        changes = allocator.empty(len(clients) * first.x.numel(), first.x.dtype).view(len(clients), -1)
+        keys = key.digests(clients, "batch")
+        losses = kernel.train_rows(first.x, self.y, changes, index, spans, np.array(works), keys, step)
+        return None if losses is None else TrainedRows(changes, losses)
 
     def _train_with_dropout(self, kernel: ClientKernel, job: ClientJob) -> LocalResult:
         """Train a model with dropout, with the same random numbers as eager training."""

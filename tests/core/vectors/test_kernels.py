@@ -363,3 +363,17 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
         StreamedInnerProducts(2, torch.ones(3, 20)).add(torch.ones(2, 8, dtype=torch.float64))
     with pytest.raises(HansaError, match="3 rows"):
         StreamedInnerProducts(2, torch.ones(3, 20)).add_from(0, [0, 0, 0], 8, [0, 0, 0])
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_rows_of_a_matrix_are_summed_and_measured_as_single_vectors(isa) -> None:
+    rows, weights = torch.randn(37, 163), [0.1 * i for i in range(37)]
+    total = kernels.native_weighted_sum(list(rows[:5]), weights[:5], isa=isa)
+    assert torch.equal(kernels.add_weighted_rows(None, rows[:5], weights[:5], isa), total)
+    wanted = kernels.native_weighted_sum([total, *rows[5:]], [1.0, *weights[5:]], isa=isa)
+    assert torch.equal(kernels.add_weighted_rows(total, rows[5:], weights[5:], isa), wanted)
+    rows[3, 5], rows[4, 6] = math.nan, math.inf
+    norms = [math.sqrt(kernels.squared_norm(row, isa)[0]) for row in rows]
+    assert repr(kernels.row_norms(rows, isa)) == repr(norms)
+    with pytest.raises(HansaError, match="add_weighted_rows: rows"):
+        kernels.add_weighted_rows(None, rows, [1.0], isa)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from ctypes import byref, c_int64
 from functools import cache
@@ -50,9 +51,65 @@ class ClientKernel:
     ) -> list[tuple[list[float], bool]]:
         """Train clients one after the other in the vector ``y``, each from its own entry of ``starts``; the first is
         the anchor of the step. Return each client's losses and whether its delta is finite."""
-        x = starts[0]
         for each in {id(start): start for start in starts}.values():
             self.network.check_vector("x", each)
+        for job in jobs:
+            self.network.check_vector("delta", job.delta)
+        table = np.zeros(len(jobs), CLIENT)
+        table["x"] = [start.data_ptr() for start in starts]
+        table["delta"] = [job.delta.data_ptr() for job in jobs]
+        table["keep_model"] = [job.keep_model for job in jobs]
+        spans = np.array([(job.first, job.stop) for job in jobs])
+        works = np.array([(job.steps, job.batch) for job in jobs])
+        losses, ends = self._train_table(table, y, index, spans, works, [job.key for job in jobs], step, starts[0])
+        pieces = zip([0, *ends[:-1]], ends, table["finite"].tolist(), strict=True)
+        return [(losses[first:stop], fine != 0) for first, stop, fine in pieces]
+
+    def train_rows(
+        self,
+        x: Tensor,
+        y: Tensor,
+        changes: Tensor,
+        index: Tensor,
+        spans: np.ndarray[Any, Any],
+        works: np.ndarray[Any, Any],
+        keys: Sequence[bytes],
+        step: AffineStep,
+    ) -> list[float] | None:
+        """Train clients from one model ``x``, each into a row of ``changes``. Return the mean loss of each, or None if
+        a change is not finite.
+
+        ``spans`` and ``works`` have a row per client: first and stop in the index, steps and batch size.
+        """
+        self.network.check_vector("x", x)
+        for row in (changes[0], changes[-1]):
+            self.network.check_vector("delta", row)
+        if changes.shape != (len(keys), x.numel()) or not changes.is_contiguous():
+            raise HansaError(
+                f"ClientKernel: changes are {list(changes.shape)}, expected contiguous [{len(keys)}, {x.numel()}]."
+            )
+        table = np.zeros(len(keys), CLIENT)
+        table["x"] = x.data_ptr()
+        table["delta"] = changes.data_ptr() + changes.stride(0) * changes.element_size() * np.arange(len(keys))
+        losses, ends = self._train_table(table, y, index, spans, works, keys, step, x)
+        if not table["finite"].all():
+            return None
+        pieces = zip([0, *ends[:-1]], ends, strict=True)
+        return [math.fsum(losses[first:stop]) / (stop - first) for first, stop in pieces]
+
+    def _train_table(
+        self,
+        table: np.ndarray[Any, Any],
+        y: Tensor,
+        index: Tensor,
+        spans: np.ndarray[Any, Any],
+        works: np.ndarray[Any, Any],
+        keys: Sequence[bytes],
+        step: AffineStep,
+        anchor: Tensor,
+    ) -> tuple[list[float], list[int]]:
+        """Complete the table of jobs, which has starts and deltas, and train. Return the losses of all steps, and the
+        end of each client's."""
         self.network.check_vector("y", y)
         if index.dtype != torch.int64 or not index.is_contiguous() or index.device.type != "cpu" or not index.numel():
             raise HansaError(
@@ -63,44 +120,44 @@ class ClientKernel:
                 "ClientKernel.train_clients: the network has dropout, which it does not draw. Use steps() with keep=."
             )
         update = abi.StepParameters()
-        self._fill(update, step, x)
-        table, losses, ends = self._job_table(starts, y, index, jobs)
+        self._fill(update, step, anchor)
+        losses, ends = self._fill_table(table, y, index, spans, works, keys)
         workspace, at = self.workspace(int(table["batch"].max())), c_int64()
         while at.value < len(table):
             code = workspace.kernels.train_clients(
                 workspace.handle, byref(self.data), byref(update), table.ctypes.data, len(table), byref(at), SLICE
             )
             if code:
-                own = index[jobs[at.value].first : jobs[at.value].stop]
+                own = index[slice(*spans[at.value])]
                 check_code(code, "ClientKernel.train_clients", self.network, own[None], None, self._labels, self._rows)
             if self.stop:
                 raise HansaError("ClientKernel.train_clients: stopped.")
-        losses_of_all, firsts, finite = losses.tolist(), [0, *ends[:-1]], table["finite"].tolist()
-        return [(losses_of_all[a:b], fine != 0) for a, b, fine in zip(firsts, ends, finite, strict=True)]
+        return losses.tolist(), ends
 
-    def _job_table(
-        self, starts: Sequence[Tensor], y: Tensor, index: Tensor, jobs: Sequence[NativeJob]
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int]]:
-        """Return the jobs in the native layout, the losses of all, and the end of each client's losses."""
-        table = np.zeros(len(jobs), CLIENT)
-        for job in jobs:
-            self.network.check_vector("delta", job.delta)
-        table["x"], table["y"] = [start.data_ptr() for start in starts], y.data_ptr()
-        table["delta"] = [job.delta.data_ptr() for job in jobs]
-        first = np.array([job.first for job in jobs])
-        table["samples"] = np.array([job.stop for job in jobs]) - first
+    def _fill_table(
+        self,
+        table: np.ndarray[Any, Any],
+        y: Tensor,
+        index: Tensor,
+        spans: np.ndarray[Any, Any],
+        works: np.ndarray[Any, Any],
+        keys: Sequence[bytes],
+    ) -> tuple[np.ndarray[Any, Any], list[int]]:
+        """Add rows, work and keys to the table of jobs; return the losses of all, and the end of each client's."""
+        table["y"] = y.data_ptr()
+        first = spans[:, 0]
+        table["samples"] = spans[:, 1] - first
         if first.min() < 0 or table["samples"].min() < 1 or int((first + table["samples"]).max()) > index.numel():
             raise HansaError(
                 f"ClientKernel.train_clients: clients' rows lie outside of the {index.numel()} that there are."
             )
         table["own"] = index.data_ptr() + 8 * first
-        table["steps"], table["batch"] = zip(*((job.steps, job.batch) for job in jobs), strict=True)
-        table["key"] = np.frombuffer(b"".join(job.key for job in jobs), "<u8").reshape(-1, 2)
-        table["keep_model"] = [job.keep_model for job in jobs]
+        table["steps"], table["batch"] = works[:, 0], works[:, 1]
+        table["key"] = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
         ends = table["steps"].cumsum()
         losses = np.empty(int(ends[-1]), np.float32)
         table["losses"] = losses.ctypes.data + 4 * (ends - table["steps"])
-        return table, losses, ends.tolist()
+        return losses, ends.tolist()
 
     def steps(self, y: Tensor, index: Tensor, step: AffineStep, keep: Tensor | None = None) -> Tensor:
         """Take a step in place on each row of ``index`` [steps, batch]; return the loss of each. ``keep`` has the

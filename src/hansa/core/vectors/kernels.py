@@ -121,6 +121,29 @@ def native_weighted_sum(
     return out
 
 
+def add_weighted_rows(total: Tensor | None, rows: Tensor, weights: Sequence[float], isa: str = "") -> Tensor:
+    """Return total + sum_i w_i row_i, the rows of a float32 matrix: ``native_weighted_sum([total, *rows], [1.0, *w])``
+    with a whole matrix at a time."""
+    count, size = rows.shape
+    first = address_of("add_weighted_rows", "rows", rows, torch.float32, len(weights) * size)
+    pointers, factors = first + rows.stride(0) * 4 * np.arange(count), np.array(weights)
+    if total is not None:
+        pointers = np.concatenate([[address_of("add_weighted_rows", "total", total, torch.float32, size)], pointers])
+        factors = np.concatenate([[1.0], factors])
+    out = allocator.empty(size, torch.float32)
+    pointers = pointers.astype(np.uint64)
+    native.load(isa).mean32(pointers.ctypes.data, factors.ctypes.data, len(pointers), size, out.data_ptr())
+    return out
+
+
+def row_norms(rows: Tensor, isa: str = "") -> list[float]:
+    """Return the Euclidean norm of each row of a float32 matrix, as by `squared_norm`."""
+    count, size = rows.shape
+    first, step = address_of("row_norms", "rows", rows, torch.float32), rows.stride(0) * 4
+    squares, finite = native.load(isa).squares32, ctypes.byref(c_int64())
+    return [math.sqrt(squares(first + at * step, size, finite)) for at in range(count)]
+
+
 class CsrWeights(NamedTuple):
     """A square CSR matrix: row i has the entries ``starts[i]`` to ``starts[i + 1]`` of links and weights."""
 
