@@ -26,9 +26,9 @@ checked: its configurations have the recipe's data, model and rounds, its hashes
 TAIL = """## Send an entry
 
 1. Run a recipe, or your own method in its setting, with all its seeds: `hansa reproduce cams-figure-4 --scale cpu`.
-2. Write the entry: `hansa leaderboard entry cams-figure-4 --scale cpu --title "FedCAMS on two cores" --author "A.
-   Name"`. It takes numbers, bits, times and the digests of data, partitions and models from the run folders.
-3. Check it: `hansa leaderboard check cams-figure-4.json`.
+2. Write the entry: `hansa leaderboard entry cams-figure-4 --scale cpu --title "FedCAMS on two cores" --author
+   "A. Name"`. It takes numbers, bits, times and the digests of data, partitions and models from the run folders.
+3. Check it: `hansa leaderboard check docs/leaderboard/cams-figure-4.json`.
 4. Send it as a pull request that adds the file to `docs/leaderboard/`. `hansa leaderboard build` writes this page;
    a test checks both.
 
