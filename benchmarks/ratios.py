@@ -25,6 +25,7 @@ from hansa import compress, data
 from hansa.core.types import Population
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine.serial import Serial
+from hansa.gossip import complete
 from hansa.runs.driver import Run
 from hansa.training import models
 
@@ -84,6 +85,8 @@ def gossip(turns: int) -> dict[str, Any]:
             "HA-Fed, all step": Turns(hansa.presets.ha_fed(**grouped), task, everyone),
             "CAFGA adapted, 2 of 2 step": Turns(hansa.presets.cafga(reporters_only=True, **grouped), task, few),
             "CAFGA, 2 of 5 step": Turns(hansa.presets.cafga(**grouped), task, few),
+            "HA-Fed, complete graph": Turns(hansa.presets.ha_fed(topology=complete(), **grouped), task, everyone),
+            "CAFGA, complete graph": Turns(hansa.presets.cafga(topology=complete(), **grouped), task, few),
             "HA-Fed, gossip by sign": Turns(
                 hansa.presets.ha_fed(gossip_compressor=compress.sign(), consensus_rate=0.1, **grouped), task, everyone
             ),
