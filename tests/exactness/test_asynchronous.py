@@ -40,7 +40,7 @@ CASES = {
         (3, 6, None), oracle.fedbuff(0.8, root, lambda _: 1.0), 0.0,
     ),
     "fedbuff, by samples, old ones refused": (
-        presets.fedbuff(size=2, concurrency=7, max_staleness=2, weights="samples", **COMMON),
+        presets.fedbuff(size=2, concurrency=7, max_staleness=2, weights="samples", server_lr=1.0, **COMMON),
         (2, 7, 2), oracle.fedbuff(1.0, root, lambda client: SIZES[client]), 0.0,
     ),
     "fadas": (

@@ -129,8 +129,8 @@ def test_synchronous_limits_are_the_synchronous_run(name, limit):
 
 def test_fedbuff_without_staleness_is_fedavg_and_fadas_is_fedamsgrad():
     for method, limit in (
-        (presets.fedavg(**EQUAL), presets.fedbuff(size=1.0, **EQUAL)),
-        (presets.fedamsgrad(**EQUAL), presets.fadas(size=1.0, **EQUAL)),
+        (presets.fedavg(**EQUAL), presets.fedbuff(size=1.0, server_lr=1.0, **EQUAL)),
+        (presets.fedamsgrad(**EQUAL), presets.fadas(size=1.0, server_lr=0.03, **EQUAL)),
     ):
         one, other = (Run(each, task(), seed=2, keep_params=True).advance(6) for each in (method, limit))
         assert torch.equal(one.trajectory, other.trajectory)

@@ -169,7 +169,7 @@ def feddyn(*, alpha: float = 0.1, **common: Unpack[Common]) -> Algorithm:
     return compose("feddyn", solver=dyn_solver(alpha), **common).with_server(dyn(alpha))
 
 
-@preset()
+@preset(server_lr=0.5)
 def fedmgda(*, epsilon: float = 1.0, **common: Unpack[Common]) -> Algorithm:
     """FedMGDA+: unit updates combined with min-norm weights, within epsilon of uniform (Hu 2022).
 

@@ -80,7 +80,7 @@ def fedasync(
     return method.on(MODEL, aggregate=mixed_models(alpha, staleness))
 
 
-@preset(**PACE)
+@preset(server_lr=0.5, **PACE)
 def fedbuff(*, staleness: Discount = POLYNOMIAL, **options: Unpack[Asynchronous]) -> Algorithm:
     """FedBuff: x <- x + eta sum_i p_i s(tau_i) Delta_i with every K updates that arrive, in the paper p_i = 1/K (Nguyen
     et al. 2022).
@@ -95,7 +95,7 @@ def fedbuff(*, staleness: Discount = POLYNOMIAL, **options: Unpack[Asynchronous]
     return _compose_paced("fedbuff", options).on(MODEL, aggregate=discounted(staleness, options["weights"]))
 
 
-@preset(amsgrad, server_lr=0.03, **PACE)
+@preset(amsgrad, server_lr=0.001, **PACE)
 def fadas(
     *,
     tau_c: int = 1,
@@ -122,7 +122,7 @@ def fadas(
     return _compose_paced("fadas", common).with_server(chain(amsgrad(**moments), rate))
 
 
-@preset(**PACE)
+@preset(server_lr=0.2, **PACE)
 def ca2fl(*, momentum_storage: Literal["ram", "disk"] = "ram", **options: Unpack[Asynchronous]) -> Algorithm:
     """CA2FL: x <- x + eta (h + mean_S (Delta_i - h_i)), with h_i the cached last update of client i and h the mean of
     all h_i (Wang et al., ICLR 2024, Alg. 2).

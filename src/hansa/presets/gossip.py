@@ -78,9 +78,10 @@ GOSSIP: dict[str, Any] = {
     "topology": RING, "gossip_every": 1, "gossip_compressor": None, "consensus_rate": 1.0, "robust": None,
 }  # fmt: skip
 DECENTRALIZED: dict[str, Any] = {
-    "steps": 1, "participation": None, "server_lr": None, "weights": None, "two_way": None,
+    "local_lr": 0.1, "steps": 1, "participation": None, "server_lr": None, "weights": None, "two_way": None,
     "topology": RING, "clusters": 1, "robust": None,
 }  # fmt: skip
+ADAPTIVE_LOCAL: dict[str, Any] = {**DECENTRALIZED, "local_lr": 0.005}
 
 
 @preset(amsgrad, **GOSSIP, reporters=2, active=1.0)
@@ -194,7 +195,7 @@ def gossip_pga(
     return _without_server("gossip_pga", options, average_every=period, order=order)
 
 
-@preset(**DECENTRALIZED)
+@preset(**ADAPTIVE_LOCAL)
 def dadam(
     *,
     order: StepOrder = "combine-then-adapt",
@@ -218,7 +219,7 @@ def dadam(
     return _without_server("dadam", options, order=order).with_local(optimizer=adam(b1, b2, eps))
 
 
-@preset(**DECENTRALIZED)
+@preset(**ADAPTIVE_LOCAL)
 def d_amsgrad(
     *,
     order: StepOrder = "combine-then-adapt",
