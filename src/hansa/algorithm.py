@@ -160,12 +160,6 @@ class Algorithm(HtmlRepr):
                 f"{type(solver).__name__} is defined for equal weights only.",
             )
         with_defaults(solver, BaseSolver).check_composition(self.name, self.local, self.channels)
-        if reports and self.local.momentum:
-            raise invalid_argument(
-                self.name, "local_momentum", self.local.momentum, "0", "SCAFFOLD reads gradients off y - x, which "
-                "momentum would distort."
-            )  # fmt: skip
-
         if self.serverless:
             self._validate_serverless()
         check_pace_composition(self.name, self.pace, self.local, self.channels)

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.data import Dataset, Split, dirichlet, iid, natural, partition_dataset, quantity_skew, shards
+from hansa.data import (
+    Dataset,
+    Split,
+    dirichlet,
+    iid,
+    labels_per_client,
+    natural,
+    partition_dataset,
+    quantity_skew,
+    shards,
+)
 from hansa.data.partitions import Partition
 
 ALL_DEALING_EVERYTHING = [
@@ -20,6 +30,7 @@ ALL_DEALING_EVERYTHING = [
     quantity_skew(alpha=0.3),
     quantity_skew(power=1.5, min_size=2),
     shards(40, 4),
+    labels_per_client(3),
 ]
 
 
@@ -185,6 +196,40 @@ def test_quantity_skew_leaves_the_labels_even() -> None:
     shares = torch.bincount(labels[split.rows(largest)], minlength=4).double() / int(split.sizes[largest])
     assert float((shares - 0.25).abs().max()) < 0.03
     assert int(split.sizes.max()) > 3 * int(split.sizes.min())
+
+
+@pytest.mark.parametrize(("number", "clients", "classes"), [(2, 10, 10), (2, 100, 10), (3, 7, 5), (5, 5, 5), (1, 6, 4)])
+def test_labels_per_client_is_its_definition(number: int, clients: int, classes: int) -> None:
+    labels = balanced(classes, 211)[torch.randperm(211 * classes, generator=torch.Generator().manual_seed(0))]
+    split = labels_per_client(number).split(labels, clients, Key(5))
+    counts = torch.stack([torch.bincount(labels[split.rows(i)], minlength=classes) for i in range(clients)])
+    assert ((counts > 0).sum(dim=1) == number).all()
+    for client in range(clients):
+        assert counts[client, client % classes] > 0
+    for label in range(classes):  # each label's rows are divided equally among its clients
+        shared = counts[:, label][counts[:, label] > 0]
+        assert int(shared.sum()) == 211
+        assert int(shared.max() - shared.min()) <= 1
+
+
+def test_labels_per_client_draws_the_other_labels_evenly() -> None:
+    labels = balanced(4, 6000)
+    counts = torch.zeros(4)
+    for seed in range(5):
+        split = labels_per_client(2).split(labels, 400, Key(seed))
+        for client in range(0, 400, 4):  # those whose first label is 0
+            counts += torch.bincount(labels[split.rows(client)], minlength=4) > 0
+    assert counts[0] == 500
+    assert ((counts[1:] - 500 / 3).abs() < 45).all()  # four deviations of a binomial
+
+
+def test_labels_per_client_refuses_what_cannot_be() -> None:
+    with pytest.raises(HansaError, match="at most the labels, 3"):
+        labels_per_client(4).split(balanced(3, 10), 2, Key(0))
+    with pytest.raises(HansaError, match="no rows of its labels"):
+        labels_per_client(1).split(balanced(2, 3), 50, Key(0))
+    fewer = labels_per_client(1).split(balanced(5, 10), 2, Key(0))  # labels that nobody has are not used
+    assert fewer.sizes.tolist() == [10, 10]
 
 
 def test_natural_keeps_owners_together_and_drops_the_small() -> None:

@@ -44,10 +44,7 @@ PRESET: dict[str, dict[str, Any]] = {
         name: {"participation": 0.4, "server_lr": 0.1}
         for name in ("fedadagrad", "fedadam", "fedyogi", "fedamsgrad", "fadas")
     },
-    **{
-        name: {"participation": 0.4, "server_lr": 1.0}
-        for name in ("fedams", "fedcams", "fedmgda", "fedbuff", "ca2fl")
-    },
+    **{name: {"participation": 0.4, "server_lr": 1.0} for name in ("fedams", "fedcams", "fedmgda", "fedbuff", "ca2fl")},
 }
 """What a preset needs in a small setting, with the rates that were defaults when the results were recorded; the others
 take 0.4 of the clients a round."""

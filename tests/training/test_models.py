@@ -20,6 +20,8 @@ CIFAR, DIGITS = (3, 32, 32), (1, 28, 28)
         ("cnn_29k", 10, DIGITS, {}, 28_938),
         ("cnn_29k", 62, DIGITS, {}, 16 * 25 + 16 + 32 * 16 * 25 + 32 + 62 * (32 * 49 + 1)),
         ("cifar_cnn", 10, CIFAR, {}, 896 + 18_496 + 36_928 + 65_600 + 650),
+        ("lenet", 10, CIFAR, {}, 456 + 2416 + 48_120 + 10_164 + 850),
+        ("lenet", 10, DIGITS, {}, 156 + 2416 + 120 * 257 + 10_164 + 850),
         ("resnet18", 10, CIFAR, {}, 11_173_962),
         ("resnet18", 10, CIFAR, {"norm": "group"}, 11_173_962),
         ("resnet18", 100, CIFAR, {}, 11_173_962 + 90 * 513),
@@ -52,7 +54,7 @@ def test_first_weights_are_a_function_of_the_seed(name: str) -> None:
     assert not torch.equal(made[0], made[2])
 
 
-@pytest.mark.parametrize("name", ["cnn_29k", "cifar_cnn", "mlp", "logistic"])
+@pytest.mark.parametrize("name", ["cnn_29k", "cifar_cnn", "lenet", "mlp", "logistic"])
 def test_the_small_models_are_plain_stacks(name: str) -> None:
     model = build(name, classes=10, shape=CIFAR)
     assert type(model) is nn.Sequential
@@ -155,7 +157,10 @@ def test_wrong_names_and_options_are_refused(name: str, options: dict[str, Any],
         build(name, classes=10, shape=CIFAR, **options)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("cnn_29k", (784,)), ("cnn_29k", (1, 3, 28)), ("cifar_cnn", (3, 16, 32))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("cnn_29k", (784,)), ("cnn_29k", (1, 3, 28)), ("cifar_cnn", (3, 16, 32)), ("lenet", (3, 15, 32))],
+)
 def test_images_that_are_none_or_too_small_are_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(HansaError, match=rf"{name}\(shape="):
         build(name, classes=10, shape=shape)

@@ -34,7 +34,8 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Recipes, groups (cams, hafed, afga, aware, flamby, open), or YAML files. Without any, list all.",
+            help="Recipes, groups (cams, hafed, afga, aware, flamby, niid, reddi, open), or YAML files. "
+            "Without any, list all.",
             show_default=False,
         ),
     ] = None,

@@ -42,6 +42,8 @@ def load_data(config: Config, split: data.Split | None = None) -> data.Federated
         federated = replace(federated.for_seed(seed), redraw=None)
     if config.data.test_clients is not None:
         federated = data.with_test_clients(federated, config.data.test_clients, seed)
+    if config.data.noise is not None:
+        federated = data.with_feature_noise(federated, config.data.noise, seed)
     if config.data.validation is not None:
         federated = data.with_validation(federated, config.data.validation, seed)
     return federated

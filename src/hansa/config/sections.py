@@ -61,6 +61,8 @@ class DataSection(ConfigSection):
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The part of each client's training rows that is taken out to score hyperparameters on, such as 0.1; reported as
     validation/test_accuracy and so on. `hansa sweep` then ranks by it, not by the test rows."""
+    noise: Annotated[float, Field(gt=0)] | None = None
+    """Gaussian noise on the inputs, of a deviation that grows from 0 at the first client to this at the last."""
     folder: str | None = None
     """The folder of the files; by default HANSA_DATA, or the platform's cache folder."""
     augment: Annotated[Any, AUGMENT] = None

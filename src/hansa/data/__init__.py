@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hansa.data.client_tests import with_test_clients, with_validation
     from hansa.data.csv_folder import from_csv_folder, infer_schema
     from hansa.data.downloads import download
+    from hansa.data.feature_noise import with_feature_noise
     from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
     from hansa.data.files import DataError, MissingFileError, data_folder
     from hansa.data.heterogeneity_settings import HETEROGENEITY_SETTINGS, HeterogeneitySetting, heterogeneity_setting
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         Partition,
         dirichlet,
         iid,
+        labels_per_client,
         natural,
         quantity_skew,
         shards,
@@ -78,6 +80,7 @@ __all__ = [
     "infer_schema",
     "is_present",
     "label_counts",
+    "labels_per_client",
     "load",
     "load_split",
     "natural",
@@ -90,6 +93,7 @@ __all__ = [
     "subsample",
     "synthetic",
     "two_gaussians",
+    "with_feature_noise",
     "with_test_clients",
     "with_validation",
 ]

@@ -181,6 +181,51 @@ class quantity_skew:
 
 
 @dataclass(frozen=True, slots=True)
+class labels_per_client:
+    """Give each client rows of a fixed number of labels (the quantity-based label imbalance of Li et al. 2022).
+
+    Client i has the i-th label, counted round, and others at random. The rows of a label are divided equally among its
+    clients. Rows of a label that no client has are not used, which happens with fewer clients than labels only.
+
+    Args:
+        labels: Labels per client.
+
+    >>> targets = torch.arange(10).repeat(30)
+    >>> split = labels_per_client(2).split(targets, 10, Key(0))
+    >>> [len(targets[split.rows(client)].unique()) for client in range(10)]
+    [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    """
+
+    labels: int = 2
+
+    def __post_init__(self) -> None:
+        check_integer("labels_per_client", "labels", self.labels)
+
+    def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
+        number, classes = _check_clients("labels_per_client", clients), _classes("labels_per_client", labels)
+        known = np.unique(classes)
+        if self.labels > len(known):
+            raise invalid_argument("labels_per_client", "labels", self.labels, f"at most the labels, {len(known)}")
+        draw = key.numpy()
+        has = np.zeros((number, len(known)), bool)
+        for client in range(number):
+            own = client % len(known)
+            others = np.delete(np.arange(len(known)), own)
+            has[client, [own, *draw.permutation(others)[: self.labels - 1]]] = True
+        owners = np.full(len(classes), -1, np.int64)
+        for position, label in enumerate(known):
+            rows = draw.permutation(np.flatnonzero(classes == label))
+            if len(sharing := np.flatnonzero(has[:, position])):
+                owners[rows] = np.repeat(sharing, _equal_sizes(len(rows), len(sharing)))
+        empty = np.flatnonzero(np.bincount(owners[owners >= 0], minlength=number) == 0)
+        if len(empty):
+            raise invalid_argument(
+                "labels_per_client", "clients", number, f"fewer: client {empty[0]} would have no rows of its labels"
+            )
+        return Split.of_owners(owners, number)
+
+
+@dataclass(frozen=True, slots=True)
 class subsample:
     """Keep a random fraction of each client's rows of another partition, at least one.
 

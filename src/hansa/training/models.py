@@ -19,6 +19,7 @@ __all__ = [
     "cnn_29k",
     "convmixer",
     "describe",
+    "lenet",
     "logistic",
     "lstm",
     "mlp",
@@ -123,6 +124,40 @@ def cifar_cnn(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Se
         nn.Linear(64 * sides[0] * sides[1], 64),
         nn.ReLU(),
         nn.Linear(64, classes),
+    )
+
+
+def lenet(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Sequential:
+    """LeNet-5 with ReLU and max-pool, the simple-cnn of NIID-Bench: 5 x 5 convolutions of 6 and 16 channels, each
+    pooled, then linear layers of 120 and 84.
+
+    62,006 parameters at 3 x 32 x 32 and 10 classes.
+
+    Args:
+        classes: Number of outputs.
+        shape: (channels, height, width) of one image.
+
+    >>> sum(p.numel() for p in lenet().parameters())
+    62006
+    """
+    check_integer("lenet", "classes", classes)
+    channels, height, width = _image_shape("lenet", shape)
+    sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    if min(sides) < 1:
+        raise HansaError(f"lenet(shape={tuple(shape)!r}): expected images of 16 x 16 or more.")
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * sides[0] * sides[1], 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
     )
 
 
@@ -282,6 +317,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar_cnn": cifar_cnn,
     "cnn_29k": cnn_29k,
     "convmixer": convmixer,
+    "lenet": lenet,
     "logistic": logistic,
     "lstm": lstm,
     "mlp": mlp,

@@ -360,7 +360,7 @@ def library() -> Mapping[str, Recipe]:
     [89.25, 0.22]
     """
     recipes: dict[str, Recipe] = {}
-    for paper in ("cams", "hafed", "afga", "aware", "flamby", "open"):
+    for paper in ("cams", "hafed", "afga", "aware", "flamby", "niid", "reddi", "open"):
         recipes.update(read_recipes(Path(str(files("hansa.study.recipes").joinpath("library", f"{paper}.yaml")))))
     return recipes
 
