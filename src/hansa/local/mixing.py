@@ -12,7 +12,6 @@ from hansa.core.errors import HansaError, check_fraction, check_integer, invalid
 from hansa.gossip import Activity, Clustering, MixingRule, Topology, everyone, resample, selected, trimmed
 from hansa.gossip.activity import require_activity
 from hansa.gossip.robust import require_mixing_rule
-from hansa.gossip.rows import neighbour_counts
 from hansa.gossip.topology import require_topology
 
 StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
@@ -119,6 +118,8 @@ class Mixing:
         """Raise if a client has too few neighbours for the trimming; requires an algorithm bound to a population."""
         if not isinstance(self.robust, trimmed) or self.reporters_only:
             return
+        from hansa.gossip.rows import neighbour_counts  # imports NumPy, which listing presets does not need
+
         for number, group in enumerate(self.cluster_lists()):
             fewest = int(neighbour_counts(self.topology.of_cluster(number).sparse(len(group))).min())
             if fewest <= 2 * self.robust.count:
