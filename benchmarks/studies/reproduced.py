@@ -105,8 +105,8 @@ def written() -> dict[Path, str]:
     after = "".join(row for row in after.splitlines(keepends=True) if not row.startswith(replaced))
     page = f"{before}{MARK}\n{tables()}\n{MARK}{after}"
     nav = SITE.read_text(encoding="utf-8")
+    nav = re.sub(r"    - results/reproduced/[^\n]*\n", "", nav)
     head, rest = nav.split(FIRST)
-    rest = re.sub(r"\A(    - results/reproduced/[^\n]*\n)*", "", rest)
     return {PAGE: page, SITE: head + FIRST + site_list() + rest}
 
 
