@@ -22,7 +22,9 @@ from hansa.engine.requests import (
     EvaluationRequest,
     LoadEvaluationMemory,
     LoadMemory,
+    OrderBundle,
     RemoteError,
+    bundle_orders,
     combine_evaluation,
     describe_request,
     estimated_cost,
@@ -89,21 +91,26 @@ class Pool:
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports in the order of completion."""
         orders = tuple(orders)  # columns make them on each access
-        self._finish(WorkOrder)
+        self._finish((WorkOrder, OrderBundle))
         self._group.publish(WorkOrder, _broadcast_vectors(orders))
         finished: deque[Job] = deque()
         block = _block_size(orders, self._workers)
         jobs = [
-            Job(order, estimated_cost(order), finished, load_memory, position // block)
-            for position, order in enumerate(orders)
+            Job(request, estimated_cost(request), finished, load_memory, position // block)
+            for position, request in enumerate(self._bundle(orders))
         ]
         self._submit(jobs)
         try:
             for _ in jobs:
-                yield self._next_answer(finished, drop=True)
+                answer = self._next_answer(finished, drop=True)
+                yield from answer if isinstance(answer, list) else [answer]
         finally:  # if the caller stops early, its pending jobs are not started
             own = set(map(id, jobs))
             self._pending = [job for job in self._pending if id(job) not in own]
+
+    def _bundle(self, orders: Sequence[WorkOrder]) -> Sequence[WorkOrder | OrderBundle]:
+        """Return the orders, bundled for processes; threads take as many as they train together from one queue."""
+        return bundle_orders(self.task, orders, self._workers) if isinstance(self._group, ProcessGroup) else orders
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate on all workers."""
@@ -184,8 +191,9 @@ class Pool:
         answer = job.answer
         if drop:
             job.answer = None
-        if isinstance(answer, RemoteError):
-            raise answer.to_exception()
+        for each in answer if isinstance(answer, list) else [answer]:
+            if isinstance(each, RemoteError):
+                raise each.to_exception()
         return answer
 
     def _finish(self, kind: type | tuple[type, ...]) -> None:

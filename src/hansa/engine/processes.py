@@ -24,7 +24,7 @@ from hansa.algorithm import Algorithm
 from hansa.core.devices import CPU
 from hansa.core.errors import check_integer
 from hansa.core.types import Vector
-from hansa.engine.requests import NumericSettings
+from hansa.engine.requests import NumericSettings, OrderBundle
 from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
 from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, RESET, SETUP, WorkerSetup
 from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerReady, WorkersUnsupported
@@ -172,7 +172,8 @@ class ProcessGroup:
 
     def submit(self, worker: WorkerProcess, job: Job) -> None:
         worker.slot ^= 1
-        published = self._published.get(type(job.request).__name__)
+        kind = WorkOrder if isinstance(job.request, OrderBundle) else type(job.request)
+        published = self._published.get(kind.__name__)
         packed = Packer(worker.slots[worker.slot], placed=published).pack(job.load_request())
         worker.jobs.append(job)
         with suppress(OSError):

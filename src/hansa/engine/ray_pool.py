@@ -29,6 +29,7 @@ from hansa.engine.requests import (
     LoadMemory,
     NumericSettings,
     RemoteError,
+    bundle_orders,
     combine_evaluation,
     describe_request,
     estimated_cost,
@@ -182,9 +183,9 @@ class RayPool:
             return
         sent = (broadcast for order in orders for broadcast in order.broadcasts.values())
         shared = self._publish(broadcast.packets[0].content for broadcast in sent)
-        jobs = [Job(order, load_memory=load_memory) for order in sorted(orders, key=estimated_cost, reverse=True)]
-        for _, report in self._execute(jobs, shared):
-            yield report
+        requests = sorted(bundle_orders(self.task, orders, len(self._actors)), key=estimated_cost, reverse=True)
+        for _, answer in self._execute([Job(request, load_memory=load_memory) for request in requests], shared):
+            yield from answer if isinstance(answer, list) else [answer]
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate on all actors."""
@@ -238,8 +239,9 @@ class RayPool:
                     job = actor.jobs.pop(future)
                     packed, data = result
                     answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)  # type: ignore[list-item]
-                    if isinstance(answer, RemoteError):
-                        raise answer.to_exception()
+                    for each in answer if isinstance(answer, list) else [answer]:
+                        if isinstance(each, RemoteError):
+                            raise each.to_exception()
                     left -= 1
                     yield job, answer
         finally:

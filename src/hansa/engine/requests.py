@@ -47,6 +47,22 @@ class EvaluationRequest:
     piece: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderBundle:
+    """Work orders that a worker process executes together; its answer is the list of their answers."""
+
+    orders: tuple[WorkOrder, ...]
+
+
+def bundle_orders(task: TaskLike, orders: Sequence[WorkOrder], workers: int) -> list[WorkOrder | OrderBundle]:
+    """Return the orders as bundles if clients are trained together, so that every worker has some."""
+    plan = getattr(task, "client_batching", None)
+    size = 1 if plan is None else min(plan.models, -(-len(orders) // workers))
+    if size < 2:
+        return list(orders)
+    return [OrderBundle(tuple(orders[first : first + size])) for first in range(0, len(orders), size)]
+
+
 def evaluation_requests(task: TaskLike, vectors: Vectors) -> list[EvaluationRequest]:
     """Split the evaluation of a task, if it can be split."""
     if isinstance(task, SplitEvaluation):
@@ -59,7 +75,7 @@ def combine_evaluation(task: TaskLike, parts: Sequence[Any]) -> dict[str, float]
     return task.compute_metrics(parts) if isinstance(task, SplitEvaluation) else dict(parts[0])
 
 
-Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
+Request: TypeAlias = WorkOrder | OrderBundle | EvaluationRequest | EvaluationJob
 log = logging.getLogger("hansa")
 
 MAX_BATCH = 32  # orders
@@ -135,6 +151,8 @@ def execute(request: Request, algorithm: Algorithm, task: TaskLike, trainer: Any
     try:
         if isinstance(request, WorkOrder):
             return client_round(algorithm, [request], trainer, task.population)[0]
+        if isinstance(request, OrderBundle):
+            return execute_all(request.orders, algorithm, task, trainer)
         if isinstance(request, EvaluationJob):
             return run_evaluation(algorithm, task, trainer, request)
         if request.piece is None:
@@ -156,11 +174,12 @@ def execute_all(requests: Sequence[Request], algorithm: Algorithm, task: TaskLik
 
 
 class BatchSizer:
-    """Chooses the number of orders per batch, bounded in time and memory. It is one unless training is native:
-    otherwise a batch gains nothing, and user code may depend on the order."""
+    """Chooses the number of orders per batch, bounded in time and memory. It is one unless training is native or
+    takes several clients at once: otherwise a batch gains nothing, and user code may depend on the order."""
 
     def __init__(self, trainer: Any) -> None:
         self._native: bool = with_defaults(trainer, BaseTrainer).releases_gil
+        self._clients: int = with_defaults(trainer, BaseTrainer).clients_per_call
         self._seconds_per_order = math.inf
 
     def record(self, orders: int, seconds: float) -> None:
@@ -175,7 +194,7 @@ class BatchSizer:
     def size(self, order: WorkOrder, most: int = MAX_BATCH) -> int:
         """Return the number of orders like this one for the next batch, at most ``most``."""
         if not self._native:
-            return 1
+            return self._clients
         entries = sum(packet.dim for sent in order.broadcasts.values() for packet in sent.packets)
         in_time = _BATCH_SECONDS / max(self._seconds_per_order, 1e-9)
         return int(max(1, min(most, in_time, _BATCH_BYTES // max(1, 4 * entries))))
@@ -199,6 +218,8 @@ def describe_request(request: Request) -> str:
     if isinstance(request, WorkOrder):
         clients = ", ".join(map(str, request.clients[:5])) + (", ..." if len(request.clients) > 5 else "")
         return f"round {request.round}, client{'s' if len(request.clients) > 1 else ''} {clients}"
+    if isinstance(request, OrderBundle):
+        return f"{describe_request(request.orders[0])} and {len(request.orders) - 1} others"
     if isinstance(request, EvaluationJob):
         return f"the evaluation of clients {request.clients[0]} to {request.clients[-1]}"
     if request.piece is None:
@@ -210,6 +231,8 @@ def estimated_cost(request: Request) -> float:
     """Return the cost of a request in samples passed forward and backward; a forward pass alone counts a third."""
     if isinstance(request, WorkOrder):
         return float(request.work.steps * request.work.batch_size * len(request.clients))
+    if isinstance(request, OrderBundle):
+        return sum(map(estimated_cost, request.orders))
     if isinstance(request, EvaluationJob):
         tuning = request.personalisation
         steps = 0 if tuning is None else tuning.steps * (tuning.batch_size or 32)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from hansa.core.errors import HansaError
 from hansa.core.types import Vector
-from hansa.engine.requests import EvaluationRequest, LoadEvaluationMemory, LoadMemory, Request
+from hansa.engine.requests import EvaluationRequest, LoadEvaluationMemory, LoadMemory, OrderBundle, Request
 
 
 class WorkersUnsupported(HansaError):
@@ -37,6 +37,8 @@ class Job:
         """Return the request with the memory of its clients, read now; the job does not keep it."""
         if self.load_memory is None or isinstance(self.request, EvaluationRequest):
             return self.request
+        if isinstance(self.request, OrderBundle):
+            return OrderBundle(tuple(map(self.load_memory, self.request.orders)))  # type: ignore[arg-type]
         return self.load_memory(self.request)  # type: ignore[arg-type]
 
 

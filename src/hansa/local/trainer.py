@@ -130,6 +130,9 @@ class BaseTrainer:
     seeds_own_generators: bool = False
     """Whether ``seed`` touches no generator that other threads share."""
 
+    clients_per_call: int = 1
+    """How many clients `train_clients` trains at once without native code."""
+
     def batches_at(self, client: int, positions: Sequence[Positions], key: Key) -> BatchRows | None:
         """Return batches of the client's rows at these positions, one array per step; None if the trainer uses full
         gradients. ``key`` is the address of their augmentation."""

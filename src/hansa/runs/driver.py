@@ -57,6 +57,7 @@ from hansa.runs.per_client import (
 from hansa.runs.store import ClientStore, DiskStore, RamStore
 from hansa.runs.weighting import unweighted_note
 from hansa.training import TaskLike, random_state
+from hansa.training.client_batching import with_client_batching
 from hansa.training.client_evaluation import EvaluationJob
 
 if TYPE_CHECKING:
@@ -137,6 +138,22 @@ class Run:
         self.forgotten_clients: set[int] = set()
         self._trajectory: list[Vector] | None = [] if self.options.keep_params else None
         self._engine = engine
+        self._engine_task: TaskLike | None = None
+        self.recorded_batching: bool | None = None  # of the run's checkpoint: whether clients are trained together
+
+    @property
+    def engine_task(self) -> TaskLike:
+        """The task with the decision whether clients are trained together; it is made once."""
+        if self._engine_task is None:
+            self._engine_task = with_client_batching(
+                self.task, self.algorithm, self.dtype, self.device, self.recorded_batching
+            )
+        return self._engine_task
+
+    @property
+    def batches_clients(self) -> bool:
+        """Whether clients are trained together, several models in one program."""
+        return getattr(self.engine_task, "client_batching", None) is not None
 
     def _virtual_clock(self) -> VirtualClock | None:
         """Return the clock of the device profile; paces other than synchronous have one also without a profile."""
@@ -241,7 +258,7 @@ class Run:
         if self.state.round == 0 and (note := unweighted_note(self.algorithm, self.task.population)):
             logging.getLogger("hansa").info("%s", note)
         with random_state.deterministic_arithmetic(self.devices):
-            engine = self._engine(self.algorithm, self.task, self.dtype, self.device)
+            engine = self._engine(self.algorithm, self.engine_task, self.dtype, self.device)
             try:
                 while self.state.round < last:
                     record = self._round(engine, final=self.state.round + 1 == last)

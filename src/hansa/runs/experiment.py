@@ -129,6 +129,7 @@ class Experiment:
                 run = build_run(config, _load_same_data(config, folder), point.store, point.round)
             else:
                 run = run_factory(config, point.store, point.round)
+            run.recorded_batching = point.meta.get("batch_clients", False)
             provenance = _check_provenance(folder, run, point, accepted)
             if point.meta["arithmetic"] != (now := arithmetic_description(run.devices)):
                 log.warning(
@@ -196,6 +197,7 @@ class Experiment:
             "arithmetic": arithmetic_description(run.devices),
             "metrics": self.folder.seal,
             "clients": run.client_record.seal,
+            "batch_clients": run.batches_clients,
         }
         if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
             meta["schema"] = schema.to_dict()

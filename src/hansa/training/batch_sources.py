@@ -169,17 +169,7 @@ class FetchSource:
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
         """Return some rows of a client as a batch."""
-        inputs, targets = self._fetch(client, rows)
-        convert = self._convert_leaf
-        return Batch(
-            _pytree().tree_map(convert, inputs), _pytree().tree_map(lambda leaf: convert(leaf, False), targets)
-        )
-
-    def _convert_leaf(self, leaf: Any, is_input: bool = True) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        image = is_input and leaf.ndim == 4 and self._channels_last
-        return to_device_layout(leaf, self._dtype if leaf.is_floating_point() else leaf.dtype, self._device, image)
+        return convert_batch(Batch(*self._fetch(client, rows)), self._dtype, self._device, self._channels_last)
 
 
 class TransformedSource:
@@ -202,6 +192,19 @@ def to_device_layout(batch: torch.Tensor, dtype: torch.dtype, device: torch.devi
     """Return a batch with the given dtype, device and memory layout."""
     batch = batch.to(device=device, dtype=dtype)
     return batch.contiguous(memory_format=torch.channels_last) if image else batch.contiguous()
+
+
+def convert_batch(batch: Batch, dtype: torch.dtype, device: torch.device, channels_last: bool) -> Batch:
+    """Return a batch as a trainer takes it: real numbers with the given dtype, images channels-last if that is set."""
+
+    def convert(leaf: Any, is_input: bool) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        image = is_input and leaf.ndim == 4 and channels_last
+        return to_device_layout(leaf, dtype if leaf.is_floating_point() else leaf.dtype, device, image)
+
+    inputs = _pytree().tree_map(lambda leaf: convert(leaf, True), batch.inputs)
+    return Batch(inputs, _pytree().tree_map(lambda leaf: convert(leaf, False), batch.targets))
 
 
 def train_source(

@@ -19,7 +19,7 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.vectors.layout import Layout, convert_module
 from hansa.training import random_state
-from hansa.training.batch_sources import Batch, count_rows, describe_shapes, take_rows
+from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, take_rows
 from hansa.training.losses import LossFunction
 
 log = logging.getLogger("hansa")
@@ -105,7 +105,7 @@ def probe_model(
     Raises if the model or the loss cannot take the batch. Returns None for a model that fails only in evaluation: its
     evaluation will report that.
     """
-    convert = partial(_convert_batch, dtype, layout.channels_last)
+    convert = partial(convert_batch, dtype=dtype, device=torch.device("cpu"), channels_last=layout.channels_last)
     count = count_rows(batch.targets)
     x, target = convert(_take_batch(batch, torch.linspace(0, count - 1, min(_ROWS, count)).long()))
     with random_state.preserve_rng():
@@ -154,18 +154,6 @@ def _take_batch(batch: Batch, rows: torch.Tensor) -> Batch:
 
 def _first_rows(batch: Batch, most: int) -> Batch:
     return batch if count_rows(batch.targets) <= most else _take_batch(batch, torch.arange(most))
-
-
-def _convert_batch(dtype: torch.dtype, channels_last: bool, batch: Batch) -> Batch:
-    x = trees.tree_map(partial(_convert_leaf, dtype, channels_last), batch.inputs)
-    return Batch(x, trees.tree_map(partial(_convert_leaf, dtype, False), batch.targets))
-
-
-def _convert_leaf(dtype: torch.dtype, channels_last: bool, leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    leaf = leaf.to(dtype) if leaf.is_floating_point() else leaf
-    return leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 and channels_last else leaf
 
 
 def _compute_output(call: Callable[[Any], Any], x: Any, module: nn.Module) -> Any:

@@ -23,6 +23,7 @@ from hansa.local.trainer import Trainer
 from hansa.training import random_state
 from hansa.training.augment import Augment, as_pipeline
 from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch, take_rows
+from hansa.training.client_batching import ClientBatching
 from hansa.training.client_evaluation import rows_by_owner
 from hansa.training.compiled import CompiledLoss, compile_obstacle
 from hansa.training.evaluation import CHUNK_ROWS, evaluation_batch_size, named_test_sets
@@ -49,6 +50,7 @@ from hansa.training.trainer import ModuleTrainer, fresh
 
 log = logging.getLogger("hansa")
 
+_NO_BATCHING: ClientBatching | None = None  # `with_client_batching` sets it for a run
 _PROBE_ROWS = 24
 _SAMPLE_ROWS = 12
 
@@ -118,6 +120,9 @@ class Task:
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
         name: Name of the task. Default: the class of the model.
         native: False always trains with eager PyTorch; True refuses a model without a native form.
+        batch_clients: False trains clients one after the other; True trains several in one program (`torch.func.vmap`)
+            and refuses a model or method for which that is impossible. Default: where that is predicted to be faster.
+            Results differ in their last bits.
         compile: Pass a model that is trained eagerly through ``torch.compile``, if the result agrees with eager.
         test: Further test sets by name, each a pair (inputs, targets) or data with a test set. ``{"pooled": ...}`` is
             reported as pooled/test_loss and so on. If ``data`` has no test set, the first one is also reported as
@@ -145,6 +150,7 @@ class Task:
         augment: Sequence[Augment] | Augment = (),
         name: str | None = None,
         native: bool | None = None,
+        batch_clients: bool | None = None,
         compile: bool = False,
         test: Mapping[str, Any] | None = None,
         evaluation_batch_size: int | None = None,
@@ -204,6 +210,7 @@ class Task:
         self.evaluation_batch_size = _check_batch_size(evaluation_batch_size, probe)
         self.network = self._find_network(inputs, targets, requested=native)
         self.compile = compile and self._can_compile()
+        self.batch_clients, self.client_batching = batch_clients, _NO_BATCHING
         self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
         self._checked_for_state = False
         allocator.trim()  # memory of the comparisons

@@ -37,6 +37,7 @@ from hansa.training.batch_sources import (
     client_row_index,
     train_source,
 )
+from hansa.training.batched_training import BatchedTraining
 from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator
 from hansa.training.model_probe import model_caller
@@ -79,6 +80,10 @@ class ModuleTrainer(BaseTrainer):
         self.network = task.network if fits else None
         self.kernel: ClientKernel | None = None
         self.compiled: CompiledLoss | None = None
+        self.batched: BatchedTraining | None = None
+        if task.client_batching is not None:
+            self.batched = BatchedTraining(self, task.client_batching)
+            self.clients_per_call = task.client_batching.models
         if self.network is not None:
             self.kernel = ClientKernel(self.network, *self._examples())
             self._gradient = torch.zeros_like(self.y)
@@ -183,11 +188,13 @@ class ModuleTrainer(BaseTrainer):
         return inputs
 
     def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
-        """Train clients natively; None if the model or the step has no native form.
+        """Train clients natively, or together as the task's plan says; None if there is no fast path for them.
 
         Clients with a common step are trained in one call, which keeps the data of each step in the cache. Their models
         may be of different versions, unless the step pulls them to their anchor.
         """
+        if self.batched is not None:
+            return self.batched.train(jobs)
         if self.kernel is None or not all(job.step.is_affine for job in jobs):
             return None
         if self._draws_batches_natively and all(job.batches is None for job in jobs):
