@@ -29,6 +29,7 @@ class Points:
         tables: dict[str, Callable[[], Iterable[Row]]] = {
             "startup": self.startup,
             "eager": self.eager,
+            "batched": self.batched,
             "overhead": self.overhead,
             "population": self.population,
             "participants": self.participants,
@@ -42,7 +43,7 @@ class Points:
             "vectors": self.vectors,
         }
         if self.quick:
-            tables = {name: tables[name] for name in ("startup", "eager", "overhead", "ratios", "vectors")}
+            tables = {name: tables[name] for name in ("startup", "eager", "batched", "overhead", "ratios", "vectors")}
         if unknown := set(only) - set(tables):
             raise SystemExit(f"no table {', '.join(unknown)}: there are {', '.join(tables)}")
         found = {}
@@ -62,6 +63,12 @@ class Points:
     def eager(self) -> Iterable[Row]:
         """Models without a native form against the loop of a PyTorch user."""
         found, reason = self._told("eager.py", [1 if self.quick else 4])
+        for name, row in (found or {"all": {}}).items():
+            yield {"model": name, "reason": reason, **row}
+
+    def batched(self) -> Iterable[Row]:
+        """Clients together in one program against one after the other, and what Hansa chooses."""
+        found, reason = self._told("batched_clients.py", [2 if self.quick else 6])
         for name, row in (found or {"all": {}}).items():
             yield {"model": name, "reason": reason, **row}
 

@@ -268,10 +268,10 @@ class _Trial:
             if random_state.rng_changed(before, self.device):
                 raise NotBatchable("its model draws random numbers other than dropout")
         for model, (loss, flat) in enumerate(alone):
-            found, gradient = together[-1][model]
+            together_loss, gradient = together[-1][model]
             tolerance = 1e-4 if self.dtype == torch.float32 else 1e-9
-            if not abs(found - loss) <= tolerance * (1 + abs(loss)):
-                raise NotBatchable(f"the loss together is {found:.6g}, alone {loss:.6g}")
+            if not abs(together_loss - loss) <= tolerance * (1 + abs(loss)):
+                raise NotBatchable(f"the loss together is {together_loss:.6g}, alone {loss:.6g}")
             distance = float((gradient - flat).double().norm() / flat.double().norm().clamp(min=1e-30))
             if not distance <= tolerance:
                 raise NotBatchable(f"the gradient together differs from that alone by {distance:.2g}")
