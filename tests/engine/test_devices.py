@@ -13,9 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hansa
+from contracts import small
 from engine import problems
 from hansa.core import devices as places
-from hansa.engine import auto_engine
+from hansa.engine import Serial, auto_engine
 from hansa.engine.processes import ProcessGroup
 from hansa.rounds import round
 from hansa.runs.driver import Run
@@ -39,10 +40,20 @@ class Residual(nn.Module):
 
 
 class Pretended(TorchDispatchMode):
-    """Torch's device without numbers, of which some can be read nonetheless: a number is 1, what comes home is zero."""
+    """Torch's device without numbers, of which some can be read nonetheless: a number is 1, what comes home is zero.
+
+    ``reads`` counts what the host waits for, ``sent`` the copies to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = self.sent = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         aten, kwargs = torch.ops.aten, kwargs or {}
+        if func in (aten._local_scalar_dense.default, aten._to_copy.default):
+            there, target = args[0].device == META, kwargs.get("device")
+            self.reads += there and (func is aten._local_scalar_dense.default or target == places.CPU)
+            self.sent += not there and target == META
         if func is aten._local_scalar_dense.default and args[0].device == META:
             return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
         if func is aten._to_copy.default and args[0].device == META and kwargs.get("device") == places.CPU:
@@ -91,6 +102,84 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
     assert {row.device.type for row in rows if row is not None} == {"cpu"}
     assert update.delta.shape == got["model"].shape
     assert score.loss_sum is not None
+
+
+def traffic(method, steps, monkeypatch):
+    """Return the reads and the copies of one order with so many steps, and the number of clients that train in it."""
+    task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), native=False, batch_clients=False)
+    run = Run(method, task)
+    opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
+    order = replace(opened.orders[0], work=opened.orders[0].work._replace(steps=steps))
+    monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
+    got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
+    with Pretended() as pretended:
+        trainer = task.trainer(torch.float32, META)
+        pretended.reads = pretended.sent = 0
+        moved = round.to_device(META, [order], [got])
+        (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
+        round.to_cpu(result)
+    assert result.updates
+    return pretended.reads, pretended.sent, len(order.clients)
+
+
+class Smooth(nn.Module):
+    """Without buffers and draws, whose comparison reads bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(36), nn.Linear(36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.norm(x.flatten(1))))
+
+
+SAM = hansa.presets.fedavg(participation=0.4).with_local(solver=hansa.local.sam(0.05))
+CLIP = hansa.presets.fedavg(participation=0.4, local_momentum=0.9, max_grad_norm=0.1)
+EVERY = {**{name: small.small(name) for name in small.NAMES}, "sam": SAM, "clip and momentum": CLIP}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_host_waits_for_the_device_once_a_round_and_not_once_a_step(name, monkeypatch):
+    """Clients that gossip are checked for overflow after each step, with two reads; that is the exception."""
+    method = EVERY[name]
+    (few, sent, clients), (many, more, _) = (traffic(method, steps, monkeypatch) for steps in (2, 6))
+    allowed = 0 if method.local.mixing is None else 4 * clients * 3
+    assert many - few <= allowed
+    assert more - sent <= 4 * clients  # row numbers of the batches of a gossiping client's steps
+    if method.local.mixing is None:
+        assert more == sent
+
+
+def test_an_accelerator_has_one_worker_unless_more_are_requested():
+    assert auto_engine(None, 100, devices=(GPU,)) is Serial
+    assert auto_engine(3, 100, devices=(GPU,)).keywords["workers"] == 3
+    assert auto_engine(None, 100, devices=(GPU, torch.device("cuda:1"))).keywords["workers"] == 2
+
+
+class Adapted(nn.Module):
+    """A frozen layer and a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.head = nn.Linear(36, 8).requires_grad_(False), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.base(x.flatten(1))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_trainers_on_one_device_share_one_copy_of_data_and_frozen_weights(dtype):
+    task = hansa.Task(Adapted, nn.functional.cross_entropy, problems.data(), native=False)
+    first, second = (task.trainer(dtype, places.CPU) for _ in range(2))
+    assert second.source is first.source
+    assert second.module.base.weight.data_ptr() == first.module.base.weight.data_ptr()
+    assert second.module.head.weight.data_ptr() != first.module.head.weight.data_ptr()
+    vectors = task.start(hansa.Key(0), dtype)
+    scores = [task.evaluate(trainer, vectors) for trainer in (first, second)]
+    assert scores[0] == scores[1]
+    assert second.evaluator._source("")[0] is first.evaluator._source("")[0]
+    other = task.trainer(torch.float32 if dtype == torch.float64 else torch.float64, places.CPU)
+    assert other.source is not first.source
 
 
 def test_pretended_tensors_do_refuse_to_be_mixed():

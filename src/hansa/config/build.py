@@ -119,6 +119,7 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
         metrics=metrics,
         main_metric=section.main_metric,
         augment=augment,
+        autocast=section.autocast,
         batch_clients=section.batch_clients,
         compile=section.compile,
         evaluation_batch_size=section.evaluation_batch_size,

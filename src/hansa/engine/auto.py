@@ -58,7 +58,8 @@ def auto_engine(
     runs in threads if these are safe and fast enough, or else serially with a warning.
 
     Args:
-        workers: The number of workers; None chooses it, or uses that of an enclosing `workers` block.
+        workers: The number of workers; None chooses it, or uses that of an enclosing `workers` block. On accelerators
+            it is one per device.
         rounds: The number of rounds of the run.
         kind: ``"process"`` or ``"thread"``; None uses threads for native training and for GPUs, else processes.
         devices: Devices, assigned to workers in turn.
@@ -70,8 +71,8 @@ def auto_engine(
         check_integer("run", "workers", workers, "None uses all cores when that saves time.")
     if kind not in (None, "process", "thread"):
         raise invalid_argument("run", "kind", kind, "None, 'process' or 'thread'")
-    if workers is None and len(devices) > 1:
-        workers = len(devices)
+    if workers is None and (len(devices) > 1 or any(device.type != "cpu" for device in devices)):
+        workers = len(devices)  # one per accelerator: more compete for it, and share its memory
     if (available_cores() if workers is None else workers) == 1:
         return Serial
     return partial(AutoEngine, workers=workers, rounds=rounds, kind=kind, devices=devices)

@@ -310,8 +310,10 @@ class sam(BaseSolver):
 
     def ascent_offset(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return rho g/||g||, or 0 if g is 0."""
-        length = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients)))))
-        return list(torch._foreach_mul(list(gradients), self.rho / length if length else 0.0))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+        length = norm if norm.device.type == "mps" else norm.double()  # stays on its device: reading it would wait
+        factor = torch.where(length > 0, self.rho / length, 0.0).to(norm.dtype)
+        return list(torch._foreach_mul(list(gradients), factor))
 
     def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
         return SolverResult({}, {})

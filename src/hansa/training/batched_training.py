@@ -155,7 +155,7 @@ class _Group:
         self._layout, self._dim, self._jobs = trainer.layout, trainer.y.numel(), jobs
         self._like, step = trainer.y, jobs[0].step
         self._affine = step.is_affine
-        self._y = self._stack([job.x for job in (*jobs, *jobs[-1:] * (models - len(jobs)))])
+        self._y = self._stack([job.x for job in [*jobs, *[jobs[-1]] * (models - len(jobs))]])
         self._views = stacked_views(self._layout, self._y)
         if not self._affine:
             self._rows = [[view[place] for view in self._views] for place in range(len(jobs))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -98,11 +99,12 @@ def _check_like(name: str, pair: tuple[Any, Any], like: Batch) -> None:
 
 
 class Evaluator:
-    """Scores a trainer's model on rows of the task's test sets."""
+    """Scores a trainer's model on rows of the task's test sets; ``like`` is another's whose copies it shares."""
 
-    def __init__(self, trainer: ModuleTrainer) -> None:
+    def __init__(self, trainer: ModuleTrainer, like: Evaluator | None = None) -> None:
         self.trainer, self.task = trainer, trainer.task
-        self._sources: dict[str, tuple[BatchSource, bool]] = {}
+        self._sources: dict[str, tuple[BatchSource, bool]] = {} if like is None else like._sources
+        self._preparing = threading.Lock() if like is None else like._preparing
 
     def score(self, name: str, rows: torch.Tensor, seed: int) -> PartialScore:
         """Return the score of the current model on some rows of a test set."""
@@ -154,15 +156,19 @@ class Evaluator:
 
     def _source(self, name: str) -> tuple[BatchSource, bool]:
         """Return the source of a prepared test set, and whether native code evaluates it."""
-        if name not in self._sources:
-            self._sources[name] = source = self._prepare(self.task.test_sets[name]), False
-            task = self.task
-            is_plain = task.metric is count_correct and task.label_rule.is_plain and not task.metrics
-            if self.trainer.network is not None and is_plain and source[0].native_inputs is not None:
-                labels = getattr(source[0], "labels", None)
-                ignored = labels is not None and bool(labels.numel()) and int(labels.min()) < 0
-                self._sources[name] = source[0], not ignored
-        return self._sources[name]
+        with self._preparing:
+            if name not in self._sources:
+                source = self._prepare(self.task.test_sets[name])
+                self._sources[name] = source, self._is_native(source)
+            return self._sources[name]
+
+    def _is_native(self, source: BatchSource) -> bool:
+        task = self.task
+        is_plain = task.metric is count_correct and task.label_rule.is_plain and not task.metrics
+        if self.trainer.network is None or not is_plain or source.native_inputs is None:
+            return False
+        labels = getattr(source, "labels", None)
+        return labels is None or not labels.numel() or int(labels.min()) >= 0
 
     def _prepare(self, data: Any) -> BatchSource:
         """Return the source of prepared test rows; a single tensor is prepared once."""

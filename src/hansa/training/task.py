@@ -31,6 +31,7 @@ from hansa.training.execution_mode import choose_layout, find_native_form
 from hansa.training.labels import check_classes, default_metric, find_label_rule
 from hansa.training.losses import LossFunction, WeightedTargets
 from hansa.training.metric_direction import check_hits, main_column, metric_directions
+from hansa.training.mixed_precision import check_autocast
 from hansa.training.model_probe import ProbeResult, bitwise_equal, diverse_rows, probe_model
 from hansa.training.module_state import warn_if_stateful
 from hansa.training.reduction import Reduction, find_reductions, loss_sums, torch_class_loss
@@ -46,6 +47,7 @@ from hansa.training.scoring import (
     total_score,
 )
 from hansa.training.seeded_clients import samples_of, task_for_seed, validation_set
+from hansa.training.shared_copies import existing_trainer, remember_trainer
 from hansa.training.trainer import ModuleTrainer, fresh
 
 log = logging.getLogger("hansa")
@@ -120,6 +122,8 @@ class Task:
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
         name: Name of the task. Default: the class of the model.
         native: False always trains with eager PyTorch; True refuses a model without a native form.
+        autocast: "bfloat16" runs the model in mixed precision (`torch.autocast`), without native code; parameters, the
+            loss and updates stay in float32.
         batch_clients: False trains clients one after the other; True trains several in one program (`torch.func.vmap`)
             and refuses a model or method for which that is impossible. Default: where that is predicted to be faster.
             Results differ in their last bits.
@@ -150,6 +154,7 @@ class Task:
         augment: Sequence[Augment] | Augment = (),
         name: str | None = None,
         native: bool | None = None,
+        autocast: str | None = None,
         batch_clients: bool | None = None,
         compile: bool = False,
         test: Mapping[str, Any] | None = None,
@@ -208,6 +213,8 @@ class Task:
                 self.name,
             )
         self.evaluation_batch_size = _check_batch_size(evaluation_batch_size, probe)
+        check_autocast(autocast)
+        self.autocast = autocast
         self.network = self._find_network(inputs, targets, requested=native)
         self.compile = compile and self._can_compile()
         self.batch_clients, self.client_batching = batch_clients, _NO_BATCHING
@@ -277,8 +284,8 @@ class Task:
     def _find_network(self, inputs: Any, targets: Any, requested: bool | None) -> Network | None:
         """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
         self.eager_reason: str | None = None
-        if requested is False:
-            self.eager_reason = "native=False"
+        if requested is False or self.autocast is not None:
+            self.eager_reason = "native=False" if self.autocast is None else f"autocast={self.autocast!r}"
             return None
         native.warn_if_missing()
         if requested is None and native.instruction_set() == "base":  # without vector instructions eager is faster
@@ -317,7 +324,8 @@ class Task:
 
     def trainer(self, dtype: torch.dtype, device: torch.device) -> ModuleTrainer:
         """Return a worker's trainer of the model."""
-        trainer = ModuleTrainer(self, dtype, device)
+        trainer = ModuleTrainer(self, dtype, device, like=existing_trainer(self, dtype, device))
+        remember_trainer(trainer)
         if not self._checked_for_state and trainer.network is None and device.type == "cpu":
             self._checked_for_state = True  # once, not in every worker
             warn_if_stateful(self, trainer, ModuleTrainer(self, dtype, device, like=trainer))

@@ -40,6 +40,7 @@ from hansa.training.batch_sources import (
 from hansa.training.batched_training import BatchedTraining
 from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator
+from hansa.training.mixed_precision import autocast_caller
 from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
 from hansa.training.scoring import PartialScore
@@ -57,12 +58,12 @@ class ModuleTrainer(BaseTrainer):
     def __init__(
         self, task: Task, dtype: torch.dtype, device: torch.device, *, like: ModuleTrainer | None = None
     ) -> None:
-        """``like`` is a trainer of the same task whose data this one shares."""
+        """``like`` is a trainer of the same task, dtype and device, whose data and frozen parameters it shares."""
         self.task, self.layout, self.device = task, task.layout, device
         self.module = convert_module(fresh(task.model, Key(0)), dtype, device)
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
         self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
-        self._frozen = self._share_frozen_parameters()
+        self._frozen = self._share_frozen_parameters(like)
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -70,8 +71,9 @@ class ModuleTrainer(BaseTrainer):
         self.source: BatchSource = (
             train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
         )
-        self.evaluator = Evaluator(self)
-        self._generator, self.call_model = torch.Generator(), model_caller(self.module, task.example[0])
+        self.evaluator = Evaluator(self, None if like is None else like.evaluator)
+        call = model_caller(self.module, task.example[0])
+        self._generator, self.call_model = torch.Generator(), autocast_caller(call, task.autocast, dtype, device)
         self.module.train()
         self.module_state = ModuleState(
             self.module, {entry.name for entry in self.layout.buffers}, task.constant_buffers
@@ -92,13 +94,16 @@ class ModuleTrainer(BaseTrainer):
             self.releases_gil = True
             self.seeds_own_generators = not task.augment.has_user_code  # user code may use the global generators
 
-    def _share_frozen_parameters(self) -> list[tuple[str, torch.Tensor, int]]:
-        """Share the task's frozen parameters among workers if dtype and device are equal."""
+    def _share_frozen_parameters(self, like: ModuleTrainer | None) -> list[tuple[str, torch.Tensor, int]]:
+        """Share the frozen parameters of the task, or of another trainer, if dtype and device are equal."""
         frozen: list[tuple[str, torch.Tensor, int]] = []
+        known = {} if like is None else dict(like.module.named_parameters())
         for name, parameter in self.module.named_parameters():
             common = self.task.frozen.get(name)
             if common is None:
                 continue
+            if name in known:
+                common = known[name].detach()
             if common.dtype == parameter.dtype and common.device == parameter.device:
                 parameter.data = common
             frozen.append((name, parameter, parameter._version))

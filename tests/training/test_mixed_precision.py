@@ -1,0 +1,85 @@
+"""Mixed precision: products in bfloat16, parameters, losses and updates in float32."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, linear
+
+import hansa
+from hansa.core.errors import HansaError
+from training import batched_models
+
+CPU = torch.device("cpu")
+WORK = {"local_lr": 0.1, "steps": 3, "batch_size": 8}
+
+
+class Watched(nn.Module):
+    """Records the dtype of its hidden layer and of its output."""
+
+    seen: ClassVar[set[torch.dtype]] = set()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 12), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        Watched.seen.add(hidden.dtype)
+        return self.head(torch.tanh(hidden))  # type: ignore[no-any-return]
+
+
+def task(autocast: str | None, loss=cross_entropy) -> hansa.Task:
+    return hansa.Task(Watched, loss, batched_models.data(), autocast=autocast)
+
+
+def test_the_model_computes_in_bfloat16_and_everything_else_in_float32():
+    losses = []
+
+    def loss(output, target):
+        losses.append(output.dtype)
+        return cross_entropy(output, target)
+
+    trainer = task("bfloat16", loss).trainer(torch.float32, CPU)
+    assert trainer.network is None
+    Watched.seen.clear()
+    losses.clear()
+    value, gradients = trainer.gradient(0, trainer.batches(0, hansa.local.Work(1, 3), hansa.Key(0))[0])
+    assert Watched.seen == {torch.bfloat16}
+    assert set(losses) == {torch.float32}
+    assert {each.dtype for each in (value, *gradients, trainer.y)} == {torch.float32}
+
+
+def test_a_gradient_is_that_of_products_of_bfloat16_numbers():
+    trainer = task("bfloat16").trainer(torch.float32, CPU)
+    rows = torch.arange(5)
+    trainer.load(task(None).start(hansa.Key(0), torch.float32)["model"], None)
+    _, gradients = trainer.gradient(0, rows)
+    inputs, targets = trainer.batch(0, rows)
+    first, bias, head, last = (each.detach().clone().requires_grad_() for each in trainer.parameters)
+    half = torch.bfloat16
+    hidden = torch.tanh(linear(inputs.to(half), first.to(half), bias.to(half)))
+    output = linear(hidden, head.to(half), last.to(half)).float()
+    expected = torch.autograd.grad(cross_entropy(output, targets), [first, bias, head, last])
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+
+
+def test_a_run_learns_near_one_in_float32_with_the_same_bits_for_threads():
+    method = hansa.presets.fedprox(mu=0.1, **WORK)
+    plain, mixed = (hansa.Run(method, task(autocast)).advance(3).params for autocast in (None, "bfloat16"))
+    distance = (mixed - plain).norm() / plain.norm()
+    assert 1e-6 < distance < 2e-2
+    threads = hansa.Run(
+        method, task("bfloat16"), engine=lambda *each: hansa.engine.Pool(*each, workers=2, kind="thread")
+    )
+    assert torch.equal(threads.advance(3).params, mixed)
+
+
+def test_values_that_cannot_work_are_refused():
+    with pytest.raises(HansaError, match=r"Task\(autocast='float16'\): expected 'bfloat16' or None"):
+        task("float16")
+    with pytest.raises(HansaError, match=r"the run is in torch.float64. Autocast needs torch.float32"):
+        task("bfloat16").trainer(torch.float64, CPU)
