@@ -104,7 +104,7 @@ class Evaluator:
     def __init__(self, trainer: ModuleTrainer, like: Evaluator | None = None) -> None:
         self.trainer, self.task = trainer, trainer.task
         self._sources: dict[str, tuple[BatchSource, bool]] = {} if like is None else like._sources
-        self._preparing = threading.Lock() if like is None else like._preparing
+        self._preparing: threading.Lock = threading.Lock() if like is None else like._preparing
 
     def score(self, name: str, rows: torch.Tensor, seed: int) -> PartialScore:
         """Return the score of the current model on some rows of a test set."""

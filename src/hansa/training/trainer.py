@@ -71,9 +71,10 @@ class ModuleTrainer(BaseTrainer):
         self.source: BatchSource = (
             train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
         )
-        self.evaluator = Evaluator(self, None if like is None else like.evaluator)
+        self.evaluator: Evaluator = Evaluator(self, None if like is None else like.evaluator)
         call = model_caller(self.module, task.example[0])
-        self._generator, self.call_model = torch.Generator(), autocast_caller(call, task.autocast, dtype, device)
+        self._generator = torch.Generator()
+        self.call_model: Callable[[Any], Any] = autocast_caller(call, task.autocast, dtype, device)
         self.module.train()
         self.module_state = ModuleState(
             self.module, {entry.name for entry in self.layout.buffers}, task.constant_buffers
