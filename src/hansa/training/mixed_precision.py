@@ -14,10 +14,11 @@ AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16}
 """The dtypes of ``Task(autocast=...)``. float16 is not one: its gradients would need a loss scale."""
 
 
-def check_autocast(autocast: str | None) -> None:
-    """Raise unless the value names a dtype for autocast, or is None."""
+def check_autocast(autocast: str | None) -> str | None:
+    """Return the value; raise unless it names a dtype for autocast, or is None."""
     if autocast is not None and autocast not in AUTOCAST_DTYPES:
         raise invalid_argument("Task", "autocast", autocast, "'bfloat16' or None")
+    return autocast
 
 
 def autocast_caller(

@@ -213,8 +213,7 @@ class Task:
                 self.name,
             )
         self.evaluation_batch_size = _check_batch_size(evaluation_batch_size, probe)
-        check_autocast(autocast)
-        self.autocast = autocast
+        self.autocast = check_autocast(autocast)
         self.network = self._find_network(inputs, targets, requested=native)
         self.compile = compile and self._can_compile()
         self.batch_clients, self.client_batching = batch_clients, _NO_BATCHING
