@@ -34,7 +34,7 @@ for line in sys.stdin.buffer.read().splitlines():
 
 @pytest.mark.skipif(os.name != "posix", reason="umask and hangups are of POSIX")
 def test_no_home_spaces_umlauts_a_c_locale_umask_077_and_an_ignored_hangup(tmp_path):
-    folder, temporary = tmp_path / "größe und maß", tmp_path / "a temporary folder"
+    folder, temporary = tmp_path / os.fsdecode("größe und maß".encode()), tmp_path / "a temporary folder"
     folder.mkdir()
     temporary.mkdir()
     (folder / "small.yaml").write_text(SMALL)

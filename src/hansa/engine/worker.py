@@ -107,7 +107,7 @@ def _set_up(pipe: Connection, packed: PackedObject, memory: SharedMemory, number
     try:
         state = WorkerState(packed, memory, number)
     except Exception:
-        pipe.send_bytes(traceback.format_exc().encode())
+        pipe.send_bytes(traceback.format_exc().encode("utf-8", "surrogateescape"))
         _exit()
     pipe.send_bytes(b"")
     return state
