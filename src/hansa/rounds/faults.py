@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_fraction, check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.gossip.robust import Attack, AttackKind
-from hansa.rounds.many_clients import AnyReport, single_reports
 from hansa.rounds.messages import DroppedClient, Report, Upload, WorkOrder
+
+if TYPE_CHECKING:
+    from hansa.rounds.many_clients import AnyReport
 
 SETTINGS = ("factor", "malicious", "attack", "attack_scale")
 """The arguments that are not probabilities."""
@@ -108,6 +111,8 @@ class faults:
         self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[AnyReport]
     ) -> Iterator[Report]:
         """Yield the reports with uploads dropped or corrupted."""
+        from hansa.rounds.many_clients import single_reports  # imports torch, which commands that only look do not
+
         by_cohort = {order.cohort: order for order in orders}
         for report in single_reports(reports):
             order = by_cohort[report.cohort]
