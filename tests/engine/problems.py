@@ -123,7 +123,7 @@ def first_orders(algorithm: hansa.Algorithm, task, dtype: torch.dtype = torch.fl
     """The orders of a run's first round."""
     key = hansa.Key(0)
     state = ServerState.start(algorithm, task.start(key, dtype), task.population.count)
-    return open_round(algorithm, state, task.population, "run", key).orders
+    return tuple(open_round(algorithm, state, task.population, "run", key).orders)
 
 
 def vectors_of(order: WorkOrder) -> dict[str, torch.Tensor]:

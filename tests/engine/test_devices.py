@@ -3,6 +3,7 @@ with those of the CPU as real ones do; what needs the hardware is skipped where 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from dataclasses import replace
@@ -152,8 +153,10 @@ def test_the_host_waits_for_the_device_once_a_round_and_not_once_a_step(name, mo
 
 def test_an_accelerator_has_one_worker_unless_more_are_requested():
     assert auto_engine(None, 100, devices=(GPU,)) is Serial
-    assert auto_engine(3, 100, devices=(GPU,)).keywords["workers"] == 3
-    assert auto_engine(None, 100, devices=(GPU, torch.device("cuda:1"))).keywords["workers"] == 2
+    for requested, found, workers in ((3, (GPU,), 3), (None, (GPU, torch.device("cuda:1")), 2)):
+        engine = auto_engine(requested, 100, devices=found)
+        assert isinstance(engine, functools.partial)
+        assert engine.keywords["workers"] == workers
 
 
 class Adapted(nn.Module):

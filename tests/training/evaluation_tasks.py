@@ -21,7 +21,7 @@ from hansa.core.types import MODEL
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.data import from_arrays, from_items
 from hansa.federation import Site, SiteEvaluationReply, SiteEvaluationRequest
-from hansa.federation.server import _combine
+from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.measures import heterogeneity
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
@@ -160,14 +160,14 @@ def check_sites(problem, vectors, where):
     algorithm = Run(presets.fedavg(steps=1, batch_size=2), problem.task).algorithm
     broadcasts = {MODEL: Broadcast.whole(vectors[MODEL], 1)}
     request = SiteEvaluationRequest("run", 0, broadcasts, fingerprint(vectors[MODEL]))
-    replies = []
-    for piece in problem.pieces:
+    replies = {}
+    for number, piece in enumerate(problem.pieces):
         site = Site(algorithm, piece, [0])
         site.run = "run"
         answer = site.handle(request.to_bytes())
         assert answer is not None, (where, site.refusals)
-        replies.append(SiteEvaluationReply.from_bytes(answer))
-    found = _combine(replies)
+        replies[f"site-{number}"] = SiteEvaluationReply.from_bytes(answer)
+    found = combine_replies(replies).metrics
     values = [problem.expected(rows) for rows in problem.splits]
     if problem.task.loss_sums is None:  # computed at each site
         loss = sum(len(rows) * each["loss"][0] for rows, each in zip(problem.splits, values, strict=True))
