@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -172,7 +172,10 @@ _PLACES = {"local": 2, "uplink": 3, "gossip": 2, "work": 2}
 @contextmanager
 def drawing_as(others: Mapping[int, int]) -> Iterator[None]:
     """Clients draw what others would: every address that names a client is read as the other's."""
-    real = Key.digest
+    real, real_digests = Key.digest, Key.digests
+
+    def digests(self: Key, numbers: Iterable[int], *parts: str | int, size: int = 16) -> list[bytes]:
+        return [self.child(number, *parts).digest(size) for number in numbers]
 
     def digest(self: Key, size: int = 16) -> bytes:
         place = _PLACES.get(str(self.path[0])) if self.path else None
@@ -182,11 +185,11 @@ def drawing_as(others: Mapping[int, int]) -> Iterator[None]:
         path = (*self.path[:place], others.get(client, client), *self.path[place + 1 :])  # type: ignore[call-overload]
         return real(Key(self.seed, path), size)
 
-    Key.digest = digest  # type: ignore[method-assign]
+    Key.digest, Key.digests = digest, digests  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Key.digest = real  # type: ignore[method-assign]
+        Key.digest, Key.digests = real, real_digests  # type: ignore[method-assign]
 
 
 def rows_of(run: hansa.Run, client: int) -> dict[str, torch.Tensor]:

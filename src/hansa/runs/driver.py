@@ -153,6 +153,8 @@ class Run:
     @property
     def batches_clients(self) -> bool:
         """Whether clients are trained together, several models in one program."""
+        if self._engine_task is None and self.recorded_batching is not None:
+            return self.recorded_batching
         return getattr(self.engine_task, "client_batching", None) is not None
 
     def _virtual_clock(self) -> VirtualClock | None:
@@ -184,7 +186,9 @@ class Run:
 
     def release_data(self) -> None:
         """Free the data that the seed drew, such as validation rows; they are drawn again when `task` is read."""
-        self._task = None
+        if self._engine_task is not None:
+            self.recorded_batching = self.batches_clients
+        self._task = self._engine_task = None
 
     @property
     def params(self) -> Vector:

@@ -139,9 +139,9 @@ def with_client_batching(
                     f"{reason}. Omit batch_clients to train them one after the other."
                 ) from reason
             log.info("%s: clients are trained one after the other: %s", task.name, reason)
-            known[place] = task
-    result: TaskLike = known[place]
-    return result
+            known[place] = None
+    planned_task = known[place]
+    return task if planned_task is None else planned_task
 
 
 def choose_client_batching(
