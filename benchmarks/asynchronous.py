@@ -4,7 +4,8 @@
 
 Runs take turns, a few server steps each, so that a busy machine slows all of them alike: buffered(100, 1000) with 10^3
 and with 10^6 clients, and synchronous rounds of 100 participants of 10^6 clients, with the same device profile and
-without. Ratios are medians over the turns.
+without. Synchronous rounds are measured as columns, which one worker uses for such clients, and with single work
+orders and reports, as asynchronous steps, pools and other methods have them. Ratios are medians over the turns.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +23,20 @@ from torch.nn.functional import cross_entropy
 
 import hansa
 from hansa import data, pace, presets
+from hansa.engine import Serial
+from hansa.rounds.many_clients import AnyReport
+from hansa.rounds.messages import WorkOrder
 from hansa.runs.driver import Run
 
 SIZE, SLOTS, ROWS, STEPS = 100, 1000, 4, 5
 DEVICES = pace.devices(step_seconds=hansa.local.lognormal(1.0, 1.0), latency=0.1)
+
+
+class SingleOrders(Serial):
+    """One worker that never trains clients as columns."""
+
+    def _run_columns(self, orders: Sequence[WorkOrder]) -> list[AnyReport]:
+        return []
 
 
 def task(clients: int) -> hansa.Task:
@@ -36,14 +48,14 @@ def task(clients: int) -> hansa.Task:
     return hansa.Task(lambda: hansa.models.build("logistic", classes=2, shape=(20,)), cross_entropy, held)
 
 
-def started(clients: int, asynchronous: bool, timed: bool = True) -> Run:
+def started(clients: int, asynchronous: bool, timed: bool = True, engine: type[Serial] = Serial) -> Run:
     work = {"steps": 1, "batch_size": ROWS, "local_lr": 0.1}
     if asynchronous:
         method = presets.fedbuff(size=SIZE, concurrency=SLOTS, sampler=hansa.sample.uniform(count=SIZE), **work)
     else:
         method = presets.fedavg(sampler=hansa.sample.uniform(count=SIZE), **work)
     options = {"profile": DEVICES} if timed else {}
-    run = Run(method, task(clients), evaluate_every=0, **options)
+    run = Run(method, task(clients), evaluate_every=0, engine=engine, **options)
     return run.advance(3 * SLOTS // SIZE)  # every slot has been filled, and devices are drawn
 
 
@@ -60,6 +72,8 @@ def main() -> None:
     runs = {
         "synchronous, 10^6 clients": started(10**6, False),
         "synchronous without a clock": started(10**6, False, timed=False),
+        "synchronous, single orders": started(10**6, False, engine=SingleOrders),
+        "synchronous without a clock, single orders": started(10**6, False, timed=False, engine=SingleOrders),
         "buffered, 10^3 clients": started(10**3, True),
         "buffered, 10^6 clients": started(10**6, True),
     }
@@ -67,12 +81,14 @@ def main() -> None:
     for _ in range(repeats):
         for name, run in runs.items():
             times[name].append(turn(run))
-    plain, untimed, small, large = times.values()
+    plain, untimed, single, single_untimed, small, large = times.values()
     answer = {name: {"update": statistics.median(each)} for name, each in times.items()}
     for name, one, other, target in (
         ("10^6 clients against 10^3", large, small, 1.1),
         ("against synchronous rounds with a clock", large, plain, 1.3),
         ("against synchronous rounds without a clock", large, untimed, None),
+        ("against synchronous rounds of single orders with a clock", large, single, 1.3),
+        ("against synchronous rounds of single orders without a clock", large, single_untimed, None),
     ):
         answer[name] = {"ratio": statistics.median(a / b for a, b in zip(one, other, strict=True)), "target": target}
     Path(sys.argv[2]).write_text(json.dumps(answer))
