@@ -183,7 +183,7 @@ class Points:
 
     def vectors(self) -> Iterable[Row]:
         """What the server and the wire do with eleven million numbers, against a copy of them."""
-        found, reason = self._told("core/vectors.py", ["--repeats", 5 if self.quick else 15, "--out"])
+        found, reason = self._told("vectors.py", ["--repeats", 5 if self.quick else 15, "--out"])
         if reason:
             yield {"operation": "all", "reason": reason}
             return
