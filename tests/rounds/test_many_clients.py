@@ -14,8 +14,7 @@ import hansa
 from hansa import data
 from hansa.core import native
 from hansa.engine import serial
-from hansa.rounds.aggregation import in_cohort_order
-from hansa.rounds.many_clients import OrderColumns, ReportColumns
+from hansa.rounds.many_clients import OrderColumns, ReportColumns, in_cohort_order
 from hansa.rounds.messages import Report
 from hansa.runs import driver
 from hansa.runs.driver import Run

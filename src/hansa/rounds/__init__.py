@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, ServerState, in_cohort_order
+    from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, ServerState
     from hansa.rounds.diagnostics import diagnose
+    from hansa.rounds.many_clients import in_cohort_order
     from hansa.rounds.messages import Broadcast, DroppedClient, Report, Upload, WorkOrder
     from hansa.rounds.pacing import open_paced_round
     from hansa.rounds.round import OpenedRound, client_round, close_round, open_round

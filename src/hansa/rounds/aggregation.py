@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
 from hansa.local import effective_steps
 from hansa.local.solvers import BaseSolver
-from hansa.rounds.many_clients import AnyReport, OrderColumns, ReportColumns, single_reports
+from hansa.rounds.many_clients import AnyReport, OrderColumns, ReportColumns
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import (
     ExpectedUpload,
@@ -415,39 +415,6 @@ def expected_upload(
         if algorithm.pace.asynchronous
         else {},
     )
-
-
-def in_cohort_order(reports: Iterable[AnyReport], orders: Sequence[WorkOrder]) -> Iterator[AnyReport]:
-    """Yield reports in cohort order as soon as possible; reports that match no order come last.
-
-    Columns stay whole if they are of the cohorts that come next.
-    """
-    waiting = orders.cohorts if isinstance(orders, OrderColumns) else [order.cohort for order in orders]
-    early: dict[int, Report] = {}
-    late: list[Report] = []
-    at = 0
-    expected_cohorts = set(waiting)
-    for columns_or_report in reports:
-        if isinstance(columns_or_report, ReportColumns):
-            cohorts = columns_or_report.orders.cohorts
-            if [*waiting[at : at + len(cohorts)]] == [*cohorts]:
-                expected_cohorts.difference_update(cohorts)
-                at += len(cohorts)
-                yield columns_or_report
-                continue
-        for report in single_reports([columns_or_report]):
-            if report.cohort not in expected_cohorts or report.cohort in early:
-                late.append(report)
-                continue
-            expected_cohorts.discard(report.cohort)
-            early[report.cohort] = report
-        while at < len(waiting) and waiting[at] in early:
-            yield early.pop(waiting[at])
-            at += 1
-    for cohort in waiting[at:]:
-        if cohort in early:
-            yield early.pop(cohort)
-    yield from late
 
 
 def min_updates(algorithm: Algorithm, requested: int) -> int:

@@ -169,3 +169,36 @@ def train_columns(trainer: Trainer, orders: OrderColumns, job: ClientJob) -> Rep
     parent = orders.key.child("local", orders.round)
     trained = with_defaults(trainer, BaseTrainer).train_rows(job, orders.clients, orders.works, parent)
     return None if trained is None else ReportColumns(orders, *trained)
+
+
+def in_cohort_order(reports: Iterable[AnyReport], orders: Sequence[WorkOrder]) -> Iterator[AnyReport]:
+    """Yield reports in cohort order as soon as possible; reports that match no order come last.
+
+    Columns stay whole if they are of the cohorts that come next.
+    """
+    waiting = orders.cohorts if isinstance(orders, OrderColumns) else [order.cohort for order in orders]
+    early: dict[int, Report] = {}
+    late: list[Report] = []
+    at = 0
+    expected_cohorts = set(waiting)
+    for columns_or_report in reports:
+        if isinstance(columns_or_report, ReportColumns):
+            cohorts = columns_or_report.orders.cohorts
+            if [*waiting[at : at + len(cohorts)]] == [*cohorts]:
+                expected_cohorts.difference_update(cohorts)
+                at += len(cohorts)
+                yield columns_or_report
+                continue
+        for report in single_reports([columns_or_report]):
+            if report.cohort not in expected_cohorts or report.cohort in early:
+                late.append(report)
+                continue
+            expected_cohorts.discard(report.cohort)
+            early[report.cohort] = report
+        while at < len(waiting) and waiting[at] in early:
+            yield early.pop(waiting[at])
+            at += 1
+    for cohort in waiting[at:]:
+        if cohort in early:
+            yield early.pop(cohort)
+    yield from late
