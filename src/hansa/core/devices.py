@@ -15,6 +15,8 @@ from hansa.core.errors import HansaError, invalid_argument, short_repr
 
 Device: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 CPU = torch.device("cpu")
+PINNED_DEVICES = frozenset({"cuda", "xpu"})
+"""Types of devices that copy from pinned memory of the host while the host continues."""
 
 
 def available_devices() -> dict[torch.device, str]:
@@ -67,7 +69,63 @@ def _resolve_device(requested: str | torch.device, available: dict[torch.device,
     return match
 
 
+def on_host(tensor: torch.Tensor) -> bool:
+    """Return whether the host reads the tensor without waiting for a device."""
+    return tensor.is_cpu
+
+
+def copy_to_device(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor of the host on a device, without waiting for the device if it reads pinned memory.
+
+    The values are first copied to new pinned memory, so the caller may overwrite its tensor at once. Torch reuses
+    pinned memory only after the copies from it have finished.
+
+    Args:
+        tensor: The tensor; one that is not on the host is moved as ``tensor.to`` does.
+        device: The device.
+        dtype: The dtype on the device; None keeps that of the tensor.
+
+    >>> copy_to_device(torch.tensor([1, 2]), CPU, torch.float64)
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    if device.type not in PINNED_DEVICES or tensor.device.type != "cpu":
+        return tensor.to(device=device, dtype=dtype)
+    if dtype is not None and dtype.itemsize < tensor.dtype.itemsize:
+        tensor = tensor.to(dtype)  # before the copy: fewer bytes
+    staged = empty_pinned(tensor).copy_(tensor)
+    copied = staged.to(device, non_blocking=True)
+    return copied if dtype is None else copied.to(dtype)
+
+
+def empty_pinned(like: torch.Tensor) -> torch.Tensor:
+    """Return an uninitialized tensor in pinned memory of the host."""
+    return torch.empty_like(like, pin_memory=True)
+
+
+def index_on_device(device: torch.device, positions: Any) -> torch.Tensor:
+    """Return positions as an index on a device; a list as index would make the host wait for the device.
+
+    Args:
+        device: The device of the tensor to be indexed.
+        positions: A list or an array of integers.
+
+    >>> index_on_device(CPU, [2, 0])
+    tensor([2, 0])
+    """
+    return copy_to_device(torch.as_tensor(positions, dtype=torch.int64), device)
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64."""
+    return device.type != "mps"
+
+
+def where_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, moved to the CPU if its device has no float64."""
+    return tensor if has_float64(tensor.device) else tensor.cpu()
+
+
 def check_dtype(device: torch.device, dtype: torch.dtype, component: str = "run") -> None:
     """Raise if a device does not support a dtype."""
-    if device.type == "mps" and dtype == torch.float64:
+    if dtype == torch.float64 and not has_float64(device):
         raise HansaError(f"{component}(device={str(device)!r}, dtype=torch.float64): this device has no float64.")

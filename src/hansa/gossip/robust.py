@@ -9,11 +9,12 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_che
 
 import torch
 
+from hansa.core.devices import copy_to_device, on_host
 from hansa.core.errors import check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
 from hansa.core.types import Vector
-from hansa.core.vectors.arithmetic import norm
+from hansa.core.vectors.arithmetic import norm, norm_on_device
 
 INFINITE = float("inf")
 AttackKind: TypeAlias = Literal["flip", "noise"]
@@ -62,6 +63,11 @@ class clipped:
         mixed = own.clone()
         for sent, weight in zip(received, weights, strict=True):
             difference = sent - own
+            if not on_host(own):  # the same without reading the norm, for which the host would wait
+                size = norm_on_device(difference)
+                moved = difference * (weight * torch.clamp(self.radius / size, max=1.0))
+                mixed.add_(torch.where(size < INFINITE, moved, 0.0))
+                continue
             length = norm(difference)
             # a difference that is not finite carries nothing: its sender is ignored
             if length < INFINITE:
@@ -129,8 +135,11 @@ class Attack:
         """Return what a malicious client sends; ``key`` is the address of the exchange and the client."""
         if self.kind == "flip":
             return start - self.scale * (row - start)
-        direction = torch.from_numpy(key.numpy().standard_normal(row.numel())).to(row)
-        return row + direction * (self.scale * norm(row - start) / norm(direction))
+        direction = torch.from_numpy(key.numpy().standard_normal(row.numel())).to(row.dtype)
+        if on_host(row):
+            return row + direction * (self.scale * norm(row - start) / norm(direction))
+        size = norm_on_device(row - start) * (self.scale / norm(direction))
+        return row + copy_to_device(direction, row.device) * size
 
 
 def exchange_messages(

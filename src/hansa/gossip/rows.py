@@ -16,6 +16,7 @@ import numpy as np
 import scipy
 import torch
 
+from hansa.core.devices import copy_to_device, index_on_device, on_host, where_float64
 from hansa.core.native.cohort_kernel import combine_changes, gram, squared_spread
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator, kernels
@@ -151,13 +152,13 @@ class DenseRows(Rows):
         return self._spare
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
-        return self.rows[list(positions)]
+        return self.rows[list(positions)] if on_host(self.rows) else torch.stack(self.models(positions))
 
     def models(self, positions: Sequence[int]) -> list[Vector]:
         return [self.rows[position] for position in positions]
 
     def pull(self, mixer: Mixer, public: torch.Tensor, rate: float) -> None:
-        alive = mixer.positions
+        alive = index_on_device(self.rows.device, mixer.positions)
         self.rows[alive] += rate * (self.matrix(mixer) @ public[alive] - public[alive])
 
     def write(self, position: int, before: Vector, after: Vector) -> None:
@@ -189,7 +190,8 @@ class DenseRows(Rows):
         self.apply(self.rows.new_full((n, n), 1.0 / n), mixer)
 
     def mean(self, mixer: Mixer) -> Vector:
-        return self.rows[mixer.positions].mean(dim=0, dtype=torch.float64)
+        rows = where_float64(self.rows)
+        return rows[index_on_device(rows.device, mixer.positions)].mean(dim=0, dtype=torch.float64)
 
     def deltas(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
         deltas = [allocator.empty_like(start) for _ in positions]
@@ -204,24 +206,27 @@ class DenseRows(Rows):
     def spread(self, mixer: Mixer, dim: int) -> float:
         if self.rows.dtype == torch.float32 and native_fits(self.rows):
             return math.sqrt(squared_spread(self.rows, mixer.positions, dim) / len(mixer.positions))
-        total = 0.0
+        rows = where_float64(self.rows)
+        total = torch.zeros((), dtype=torch.float64, device=rows.device)
+        alive = index_on_device(rows.device, mixer.positions)
         for first in range(0, dim, SPAN):  # in float64, one cache-sized piece at a time
-            models = self.rows[mixer.positions, first : min(first + SPAN, dim)].double()
-            total += float(models.sub_(models.mean(dim=0)).square_().sum())
-        return math.sqrt(total / len(mixer.positions))
+            models = rows[alive, first : min(first + SPAN, dim)].double()
+            total += models.sub_(models.mean(dim=0)).square_().sum()
+        return math.sqrt(float(total) / len(mixer.positions))
 
     def apply(self, weights: torch.Tensor, mixer: Mixer) -> None:
         if len(mixer.positions) == len(self.rows):
             torch.mm(weights, self.rows, out=self.spare)
             self.rows, self._spare = self.spare, self.rows
         else:
-            self.rows[mixer.positions] = weights @ self.rows[mixer.positions]
+            alive = index_on_device(self.rows.device, mixer.positions)
+            self.rows[alive] = weights @ self.rows[alive]
 
     def matrix(self, mixer: Mixer) -> torch.Tensor:
         """Return W over the survivors, cached."""
         count = len(mixer.positions)
         if self._weights is None or self._weights[:2] != (mixer, count):
-            self._weights = (mixer, count, mixer.dense(self.rows.dtype).to(self.rows.device))
+            self._weights = (mixer, count, copy_to_device(mixer.dense(self.rows.dtype), self.rows.device))
         return self._weights[2]
 
 
@@ -240,7 +245,8 @@ class SeparateRows(Rows):
 
     def shift(self, position: int, before: Vector, after: Vector) -> None:
         now = self.own.get(position, self.start)
-        self.own[position] = after if torch.equal(now, before) else after + (now - before)  # an average came between
+        same = (now == before).all()  # unless an average came between
+        self.own[position] = torch.where(same, after, after + (now - before))
 
     def mix(self, mixer: Mixer) -> None:
         return None
@@ -250,16 +256,17 @@ class SeparateRows(Rows):
         self.own.update(dict.fromkeys(mixer.positions, mean))
 
     def mean(self, mixer: Mixer) -> Vector:
-        start = self.start.double()
+        start = where_float64(self.start).double()
         return start + sum((row.double() - start for row in self._changed(mixer)), start * 0) / len(mixer.positions)
 
     def spread(self, mixer: Mixer, dim: int) -> float:
         mean, moved, n = self.mean(mixer)[:dim], self._changed(mixer), len(mixer.positions)
-        apart = [float((row[:dim].double() - mean).square().sum()) for row in [*moved, self.start]]
+        rows = [*moved, where_float64(self.start)]
+        apart = torch.stack([(row[:dim].double() - mean).square().sum() for row in rows]).tolist()
         return math.sqrt((math.fsum(apart[:-1]) + (n - len(moved)) * apart[-1]) / n)
 
     def _changed(self, mixer: Mixer) -> list[Vector]:
-        return [self.own[position] for position in mixer.positions if position in self.own]
+        return [where_float64(self.own[position]) for position in mixer.positions if position in self.own]
 
 
 class LazyRows(Rows):
@@ -285,8 +292,10 @@ class LazyRows(Rows):
         if self.start.dtype == torch.float32 and native_fits(self.start, self.changes):
             return combine_changes(self.start, self.changes, chosen)
         needed = np.flatnonzero(chosen.any(axis=0))
-        weights = torch.from_numpy(chosen[:, needed]).to(self.changes)
-        used = self.changes[: self.count] if len(needed) == self.count else self.changes[torch.from_numpy(needed)]
+        weights = copy_to_device(torch.from_numpy(chosen[:, needed]), self.changes.device, self.changes.dtype)
+        used = self.changes[: self.count]
+        if len(needed) < self.count:
+            used = self.changes[index_on_device(self.changes.device, needed)]
         return torch.addmm(self.start, weights, used)
 
     def coefficients_of(self, positions: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -344,10 +353,11 @@ class LazyRows(Rows):
     def mean(self, mixer: Mixer) -> Vector:
         self._add_columns()
         if not self.count:
-            return self.start.double()
+            return where_float64(self.start).double()
         common = self.coefficients[mixer.positions].sum(axis=0) / len(mixer.positions)
-        weights = torch.from_numpy(np.asarray(common, dtype=np.float64)).to(self.changes)
-        return torch.addmv(self.start, self.changes[: self.count].T, weights).double()
+        weights = torch.from_numpy(np.asarray(common, dtype=np.float64))
+        weights = copy_to_device(weights, self.changes.device, self.changes.dtype)
+        return where_float64(torch.addmv(self.start, self.changes[: self.count].T, weights)).double()
 
     def spread(self, mixer: Mixer, dim: int) -> float:
         """Compute from X - mean = (C - mean) U: the sum of squares is <(C - mean)'(C - mean), U U'>."""
@@ -367,11 +377,12 @@ class LazyRows(Rows):
         changes = self.changes[: self.count]
         if changes.dtype == torch.float32 and native_fits(changes):
             return gram(changes, dim)
-        products = np.zeros((self.count, self.count))
+        products = where_float64(changes.new_zeros(self.count, self.count)).double()
         for first in range(0, dim, SPAN):
             some = changes[:, first : min(first + SPAN, dim)]
-            products += (some @ some.T).cpu().numpy()
-        return products
+            products += where_float64(some @ some.T)
+        array: np.ndarray[Any, np.dtype[np.float64]] = products.cpu().numpy()
+        return array
 
     def _set_coefficients(self, mixed: Any) -> None:
         full = isinstance(mixed, np.ndarray) or mixed.nnz > FULL * mixed.shape[0] * mixed.shape[1]

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from hansa.compress import Packet, accumulate
+from hansa.core.devices import copy_to_device, index_on_device, on_host
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
@@ -242,19 +243,28 @@ class Cohort:
                     sent[place] = self.attack.message(own[place], self.start, key)
         n = len(positions)
         weights = torch.full((n, n), 1.0 / n, dtype=torch.float64) if average else self.mixer.dense(torch.float64)
-        rows.rows[positions] = exchange_messages(own, sent, weights, self.mixing.robust)
+        mixed = exchange_messages(own, sent, weights, self.mixing.robust)
+        rows.rows[index_on_device(mixed.device, positions)] = mixed
 
     def _exchange_compressed(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None) -> None:
         """CHOCO: clients send the compressed difference to a public copy, then X <- X + gamma (W - I) Xhat."""
         public, compressor, count = outcome.public_copies, self.mixing.compressor, self.schedule.run_step(step)
         assert public is not None
         assert compressor is not None
-        for degree, position in zip(self.mixer.degrees.tolist(), self.mixer.positions, strict=True):
+        positions, targets = self.mixer.positions, public
+        on_device, differences = not on_host(public), list[Vector]()
+        if on_device:  # packets are made on the host: all differences go there in one copy, and the packets' sum back
+            models = zip(outcome.rows.models(positions), positions, strict=True)
+            differences = list(torch.stack([row - public[position] for row, position in models]).cpu())
+            targets = torch.zeros(len(public), public.shape[1], dtype=public.dtype)
+        for place, (degree, position) in enumerate(zip(self.mixer.degrees.tolist(), positions, strict=True)):
             client = self.clients[position]
-            (row,) = outcome.rows.models([position])
-            packet = compressor.encode(row - public[position], self.schedule.key.child("gossip", count, client))
-            accumulate(packet, public[position], compressor=compressor)
+            difference = differences[place] if on_device else outcome.rows.models([position])[0] - public[position]
+            packet = compressor.encode(difference, self.schedule.key.child("gossip", count, client))
+            accumulate(packet, targets[position], compressor=compressor)
             outcome.peer_bytes[client] += degree * packet.nbytes
+        if on_device:
+            public.add_(copy_to_device(targets, public.device))
         if pull is None:
             outcome.rows.pull(self.mixer, public, self.mixing.consensus_rate)
         else:
@@ -270,6 +280,6 @@ class Cohort:
         if average:
             mixed = rows.mean(dim=0).expand_as(rows)
         else:
-            mixed = self.mixer.dense(rows.dtype).to(rows.device) @ rows
+            mixed = copy_to_device(self.mixer.dense(rows.dtype), rows.device) @ rows
         for step, row in zip(steps, mixed, strict=True):
             step.state = {**step.state, name: row}

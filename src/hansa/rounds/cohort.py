@@ -19,7 +19,7 @@ from hansa.core.vectors.arithmetic import all_finite
 from hansa.gossip.rows import Mixer
 from hansa.local.cohort import Cohort, CohortOutcome, CohortSchedule
 from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJob, Trainer, draw_batches, take_step
+from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, take_step
 from hansa.local.work import Work
 from hansa.rounds.messages import DroppedClient, LocalUpdate, WorkOrder, scoped
 from hansa.server import BaseServerTransform
@@ -44,7 +44,13 @@ def train_cohort(
 ) -> CohortResult:
     """Train a cohort: at every step the active clients take a local step and all exchange, in the mixing's order."""
     cohort = _new_cohort(phase, order, received, trainer, samples)
-    outcome = with_defaults(trainer, BaseTrainer).train_cohort(cohort) or _EagerExecutor(cohort, trainer).run()
+    outcome = with_defaults(trainer, BaseTrainer).train_cohort(cohort)
+    if outcome is None and defers_checks(trainer.y.device):
+        outcome = _DeferredExecutor(cohort, trainer).run_if_finite()
+        if outcome is None:  # a model became non-finite: once more, to drop its client at the step where it did
+            cohort = _new_cohort(phase, order, received, trainer, samples)
+    if outcome is None:
+        outcome = _EagerExecutor(cohort, trainer).run()
     result = CohortResult(exchanges=outcome.exchanges)
     if not cohort.mixing.keep_local_models:
         alive = len(cohort.mixer.positions) + len(outcome.dropped)
@@ -93,8 +99,13 @@ def _new_cohort(
     )
 
 
+def defers_checks(device: torch.device) -> bool:
+    """Return whether models are checked at the end of a round and not after every step: reading a device stalls it."""
+    return device.type != "cpu"
+
+
 class _EagerExecutor:
-    """Runs a schedule one step and one client at a time."""
+    """Runs a schedule one step and one client at a time, and drops clients whose models become non-finite."""
 
     def __init__(self, cohort: Cohort, trainer: Trainer) -> None:
         self.cohort, self.trainer, self.fast = cohort, trainer, with_defaults(trainer, BaseTrainer)
@@ -128,17 +139,26 @@ class _EagerExecutor:
             except Exception as error:
                 add_step(error, client, step)
                 raise
-            if not all_finite(after):
+            if not self._accept(loss, after):
                 cohort.drop(self.outcome, position, step)
                 continue
-            self.outcome.losses.append(loss)
             if late:
                 moves.append((position, before, after))
             else:
                 rows.write(position, before, after)
         return moves
 
-    def _take_step(self, client: int, row: Vector) -> tuple[float, Vector]:
+    def _accept(self, loss: float | torch.Tensor, after: Vector) -> bool:
+        """Record the loss of a step; return False, with nothing recorded, if the new model is not finite."""
+        finite = all_finite(after)
+        if finite:
+            self.outcome.losses.append(float(loss))
+        return finite
+
+    def _train_natively(self, job: ClientJob) -> list[LocalResult] | None:
+        return self.fast.train_clients([job])
+
+    def _take_step(self, client: int, row: Vector) -> tuple[float | torch.Tensor, Vector]:
         """Take one client's next step from its row, natively where the trainer can; return the loss and the new row."""
         cohort, trainer, dim = self.cohort, self.trainer, self.cohort.dim
         if client not in self.batches:
@@ -151,15 +171,48 @@ class _EagerExecutor:
         if rows is not None:
             batch = rows[taken : taken + 1]
             job = ClientJob(model, client, Work(1, 1), step, key, buffers, keep_model=True, batches=batch)
-            results = self.fast.train_clients([job])
+            results = self._train_natively(job)
         if results is None:
             trainer.load(model, buffers)
             batch = None if rows is None else rows[taken]
-            loss = float(take_step(trainer, client, batch, step, key.child("noise", taken)))
+            loss: float | torch.Tensor = take_step(trainer, client, batch, step, key.child("noise", taken))
         else:
             (loss,) = results[0].losses
         buffers = trainer.read_buffers()
         return loss, trainer.y.clone() if buffers is None else torch.cat([trainer.y, buffers])
+
+
+class _DeferredExecutor(_EagerExecutor):
+    """Runs a schedule as if no model became non-finite; losses and checks stay on the device until the end."""
+
+    def __init__(self, cohort: Cohort, trainer: Trainer) -> None:
+        super().__init__(cohort, trainer)
+        self._losses: list[torch.Tensor] = []
+        self._finite: list[torch.Tensor] = []
+
+    def run_if_finite(self) -> CohortOutcome | None:
+        """Return the outcome; None if a model became non-finite, also if that was the cause of an error."""
+        try:
+            outcome = self.run()
+        except Exception:
+            if self._all_finite():
+                raise
+            return None
+        if not self._all_finite():
+            return None
+        outcome.losses = torch.stack(self._losses).tolist() if self._losses else []
+        return outcome
+
+    def _all_finite(self) -> bool:
+        return not self._finite or bool(torch.stack(self._finite).all())
+
+    def _accept(self, loss: float | torch.Tensor, after: Vector) -> bool:
+        self._losses.append(torch.as_tensor(loss))
+        self._finite.append(torch.isfinite(after).all())
+        return True
+
+    def _train_natively(self, job: ClientJob) -> list[LocalResult] | None:
+        return None  # its results are on the host
 
 
 def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError, check_finite, check_integer, invalid_argument, short_repr
 from hansa.core.keys import Key
 
@@ -117,7 +118,8 @@ class crop(Augmentation):
         images = _check_images("crop", batch)
         count, _, height, width = images.shape
         padded = self._pad(images)
-        y, x = torch.randint(2 * self.padding + 1, (2, count, 1), generator=generator).to(images.device)
+        offsets = torch.randint(2 * self.padding + 1, (2, count, 1), generator=generator)
+        y, x = copy_to_device(offsets, images.device)
         rows, columns = y + torch.arange(height, device=y.device), x + torch.arange(width, device=x.device)
         each = torch.arange(count, device=y.device)[:, None, None]
         cut = padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
@@ -153,7 +155,7 @@ class flip(Augmentation):
 
     def __call__(self, batch: Any, generator: torch.Generator) -> torch.Tensor:
         images = _check_images("flip", batch)
-        mirrored = torch.rand(len(images), generator=generator).to(images.device) < self.p
+        mirrored = copy_to_device(torch.rand(len(images), generator=generator), images.device) < self.p
         return _with_layout_of(images, torch.where(mirrored[:, None, None, None], images.flip(3), images))
 
 

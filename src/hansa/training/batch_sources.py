@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from hansa.core.devices import CPU, copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 
@@ -122,14 +123,14 @@ class SampleStore:
 
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
         if isinstance(self.values, torch.Tensor):
-            batch = self.values.index_select(0, rows)
+            batch = self.values.index_select(0, copy_to_device(rows, self.device))
             return batch.permute(0, 3, 1, 2) if self.image else batch
         batch = self.values.gather(rows)
         return to_device_layout(batch, self.dtype, self.device, self.image)
 
 
 class TensorSource:
-    """Samples that are in memory or in mapped files."""
+    """Samples that are in memory or in mapped files. Row numbers on ``index_device`` are read without a copy."""
 
     def __init__(
         self, inputs: Tree, targets: Tree, dtype: torch.dtype, device: torch.device, channels_last: bool
@@ -142,6 +143,8 @@ class TensorSource:
             self._inputs[0] if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) else None
         )
         """The inputs if inputs and targets are one tensor each, which native code reads directly."""
+        in_memory = all(isinstance(store.values, torch.Tensor) for store in (*self._inputs, *self._targets))
+        self.index_device = device if in_memory else CPU
 
     @property
     def labels(self) -> torch.Tensor:
@@ -158,9 +161,10 @@ class TensorSource:
 
 
 class FetchSource:
-    """Samples that the data loads batch by batch."""
+    """Samples that the data loads batch by batch, on the host."""
 
     native_inputs: SampleStore | None = None
+    index_device = CPU
 
     def __init__(
         self, fetch: Callable[[Any, torch.Tensor], Any], dtype: torch.dtype, device: torch.device, channels_last: bool
@@ -179,6 +183,7 @@ class TransformedSource:
 
     def __init__(self, source: TensorSource | FetchSource, transform: Callable[[Batch], Batch]) -> None:
         self._source, self._transform = source, transform
+        self.index_device = source.index_device
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
         """Return some rows as a transformed batch."""
@@ -190,7 +195,7 @@ BatchSource: TypeAlias = TensorSource | FetchSource | TransformedSource
 
 def to_device_layout(batch: torch.Tensor, dtype: torch.dtype, device: torch.device, image: bool) -> torch.Tensor:
     """Return a batch with the given dtype, device and memory layout."""
-    batch = batch.to(device=device, dtype=dtype)
+    batch = copy_to_device(batch, device, dtype)
     return batch.contiguous(memory_format=torch.channels_last) if image else batch.contiguous()
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
+from hansa.core.devices import copy_to_device
 from hansa.core.keys import Key
 from hansa.core.vectors.layout import Layout
 from hansa.training import random_state
@@ -173,7 +174,7 @@ def draw_factors(
         random_state.seed_generator(generator, key)
         for call, out in zip(calls, factors, strict=True):
             call.draw(generator, out[place])
-    return [each.to(device) for each in factors]
+    return [copy_to_device(each, device) for each in factors]
 
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:

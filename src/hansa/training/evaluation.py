@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as trees
 
+from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.training.batch_sources import (
@@ -116,7 +117,7 @@ class Evaluator:
                 inputs = source.native_inputs.logical, source.labels
                 loss, hits = network.evaluate(self.trainer.y, *inputs, first, first + count)
             else:
-                loss, hits = network.evaluate(self.trainer.y, *source.batch(None, rows.to(self.trainer.device)))
+                loss, hits = network.evaluate(self.trainer.y, *source.batch(None, rows))
             return PartialScore(loss, count, hits, labels=count)
         self.trainer.seed(Key(0).child("evaluation", seed))
         self.trainer.module.eval()
@@ -129,9 +130,9 @@ class Evaluator:
         """Yield test rows in batches. Rows that are collated, and needed all at once, are collated together."""
         if not self.task.collates_all_test_rows:
             for some in torch.split(rows, self.task.evaluation_batch_size):
-                yield source.batch(None, some.to(self.trainer.device))
+                yield source.batch(None, copy_to_device(some, source.index_device))
             return
-        batch = source.batch(None, rows.to(self.trainer.device))
+        batch = source.batch(None, copy_to_device(rows, source.index_device))
         if any(len(leaf) != len(rows) for leaf in trees.tree_leaves(tuple(batch))):
             yield batch
             return

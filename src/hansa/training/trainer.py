@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hansa.core import native
+from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native.client_kernel import ClientKernel, NativeJob, shuffled_batches, shuffles_like_numpy
@@ -146,7 +147,7 @@ class ModuleTrainer(BaseTrainer):
             drawn = torch.from_numpy(shuffled_batches(key.digest(16), own.numel(), length, own=own.to(torch.int64)))
         else:
             drawn = own[torch.from_numpy(batch_stream(own.numel(), length, key))]
-        rows = drawn.view(work.steps, work.batch_size).to(self.device)
+        rows = copy_to_device(drawn.view(work.steps, work.batch_size), self.source.index_device)
         return rows if self._direct else KeyedBatches(client, rows, key)
 
     def batches_at(
@@ -157,7 +158,7 @@ class ModuleTrainer(BaseTrainer):
         runs: list[Run] = []
         first = 0
         for _, same in groupby(positions, key=len):
-            rows = own[torch.from_numpy(np.stack(list(same)))].to(self.device)
+            rows = copy_to_device(own[torch.from_numpy(np.stack(list(same)))], self.source.index_device)
             runs.append(rows if self._direct else KeyedBatches(client, rows, key, first))
             first += len(rows)
         return runs[0] if len(runs) == 1 else UnequalBatches(runs)

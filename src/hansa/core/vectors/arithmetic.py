@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from hansa.core import native
+from hansa.core.devices import has_float64
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator, kernels
 
@@ -40,6 +41,16 @@ def norm(x: Vector) -> float:
     if native_fits(x):
         return math.sqrt(kernels.squared_norm(x)[0])
     return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def norm_on_device(x: Vector) -> torch.Tensor:
+    """Return the Euclidean norm as a tensor on the device of ``x``, in float64 where the device has it.
+
+    >>> norm_on_device(torch.tensor([3.0, 4.0]))
+    tensor(5., dtype=torch.float64)
+    """
+    size: torch.Tensor = torch.linalg.vector_norm(x, dtype=torch.float64 if has_float64(x.device) else None)
+    return size
 
 
 def all_finite(x: Vector) -> bool:
