@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from hansa.core.keys import Key
 from hansa.data import (
@@ -33,6 +34,18 @@ def test_a_saved_partition_comes_back_bit_for_bit(tmp_path: Path, labels: torch.
     assert torch.equal(back.index, split.index)
     assert torch.equal(back.offsets, split.offsets)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["split.safetensors"]
+
+
+def test_the_same_partition_is_the_same_bytes(tmp_path: Path, labels: torch.Tensor) -> None:
+    """safetensors orders metadata by chance: a run side by side would have another file than one alone."""
+    split = dirichlet(0.2).split(labels, 8, Key(1))
+    files = [tmp_path / str(number) for number in range(5)]
+    for path in files:
+        save_split(path, split, labels, 'Grüße \x01 "quoted"', [[1, 2], [3, 4]])
+    assert len({path.read_bytes() for path in files}) == 1
+    with safe_open(files[0], framework="pt") as file:
+        assert file.metadata()["made_by"] == 'Grüße \x01 "quoted"'
+    assert torch.equal(load_split(files[0], labels).index, split.index)
 
 
 def test_a_partition_of_other_labels_is_refused(tmp_path: Path, labels: torch.Tensor) -> None:

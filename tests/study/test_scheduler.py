@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 import weakref
 
@@ -17,6 +18,7 @@ from torch import nn
 import hansa
 from hansa.runs.folder import RunFolder
 from hansa.study import scheduler
+from hansa.study.run_worker import RunWorker
 from hansa.study.scheduler import StudyScheduler
 
 MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
@@ -56,8 +58,17 @@ def method(lr=0.3):
 METHODS = {"SCAFFOLD": method(), "FedCAMS": hansa.presets.fedcams(local_lr=0.1, steps=2, batch_size=7)}
 
 
+@pytest.fixture(params=["fork"])
+def start(request, monkeypatch):
+    """How workers are started: the test runner may have threads."""
+    if request.param == "fork" and sys.platform != "linux":
+        pytest.skip("processes are forked on Linux only")
+    monkeypatch.setattr(scheduler, "can_fork", lambda: request.param == "fork")
+    return request.param
+
+
 @pytest.fixture
-def only_workers(monkeypatch):
+def only_workers(monkeypatch, start):
     """All runs are executed by worker processes, except for those that failed there; list the schedulers."""
     seen = []
 
@@ -94,9 +105,21 @@ def assert_same_run(one, other):
     assert one.ledger.state() == other.ledger.state()
 
 
-def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_workers):
+@pytest.mark.parametrize("start", ["fork", "spawn"], indirect=True)
+def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_workers, start, monkeypatch):
+    """Workers survive a signal that a terminal or a batch system sends to all processes, however early it comes."""
+    begin, started = RunWorker.__init__, []
+
+    def begin_and_signal(self, how):
+        begin(self, how)
+        started.append(type(self.process).__name__)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(self.process.pid, number)
+
+    monkeypatch.setattr(RunWorker, "__init__", begin_and_signal)
     found = hansa.compare(METHODS, make_task(), rounds=4, seeds=[0, 3], parallel=2, keep_params=True)
     assert sorted(only_workers[0]._answers) == [0, 1, 2, 3]  # not one was executed here
+    assert started == [{"fork": "ForkedProcess", "spawn": "Popen"}[start]]
     for name, algorithm in METHODS.items():
         for run in found[name]:
             alone = hansa.run(algorithm, make_task(), rounds=4, seed=run.key.seed, workers=1, keep_params=True)
@@ -176,8 +199,15 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
         tables = [list(csv.DictReader((tmp_path / out / name).read_text().splitlines())) for out in ("both", "one")]
         untimed_rows = [[{k: v for k, v in row.items() if k != "wall_seconds"} for row in rows] for rows in tables]
         assert untimed_rows[0] == untimed_rows[1]
-    folders = [sorted(path.name for path in (tmp_path / out).iterdir()) for out in ("both", "one")]
-    assert folders[0] == folders[1]
+    files = [
+        {path.relative_to(tmp_path / out): path for path in (tmp_path / out).rglob("*")} for out in ("both", "one")
+    ]
+    assert files[0].keys() == files[1].keys()
+    same = [
+        name for name in files[0] if name.name in ("partition.safetensors", "model.safetensors", "composition.json")
+    ]
+    assert len(same) == 3 * 8
+    assert all(files[0][name].read_bytes() == files[1][name].read_bytes() for name in same)
 
 
 def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog):
@@ -209,6 +239,7 @@ def test_workers_are_started_only_for_a_study_that_is_long_enough(monkeypatch, s
         self._undecided = False
         asked.append(len(self._queue))
 
+    monkeypatch.setattr(scheduler, "can_fork", lambda: False)
     monkeypatch.setattr(scheduler, "START_SECONDS", seconds)
     monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
     monkeypatch.setattr(StudyScheduler, "_start_workers", start)

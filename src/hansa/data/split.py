@@ -148,7 +148,9 @@ def save_split(
         facts["label_counts"] = json.dumps([list(map(int, row)) for row in counts], separators=(",", ":"))
     from safetensors.torch import save
 
-    payload = save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()}, facts)
+    payload = _with_sorted_facts(
+        save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()}, facts)
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:
@@ -156,6 +158,16 @@ def save_split(
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+
+
+def _with_sorted_facts(payload: bytes) -> bytes:
+    """Return a safetensors file with its metadata in order: safetensors writes them in another in every process."""
+    start = 8 + int.from_bytes(payload[:8], "little")
+    header = json.loads(payload[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    written += b" " * (-len(written) % 8)
+    return len(written).to_bytes(8, "little") + written + payload[start:]
 
 
 def read_label_counts(path: Path | str) -> tuple[int, list[list[int]]] | None:

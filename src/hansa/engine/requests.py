@@ -132,7 +132,8 @@ class NumericSettings(NamedTuple):
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.precision)
         torch.backends.mkldnn.set_flags(self.mkldnn)  # type: ignore[no-untyped-call]
-        torch.use_deterministic_algorithms(self.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # the call imports torch.compile: 1 s
+            torch.use_deterministic_algorithms(self.deterministic)
         self.apply_to_thread()
 
     def apply_to_thread(self) -> None:

@@ -1,8 +1,8 @@
 """A process that executes whole runs of a study, one after another, for the process that started it.
 
 Messages are JSON lines over a private pipe; jobs and results are packed into shared memory (`hansa.engine` does the
-same with client work). The process ignores Ctrl-C, which its starter handles, and ends with its starter, however that
-ends: runs in folders are then resumed from their last checkpoints.
+same with client work). A forked process has the jobs without packing them. The process ends with its starter, however
+that ends: runs in folders are then resumed from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from multiprocessing import Pipe, spawn
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NoReturn, Protocol
@@ -33,14 +33,7 @@ from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedM
 from hansa.runs import provenance
 from hansa.runs.driver import Run
 from hansa.study.report.progress import LatestMetrics, ProgressDisplay, RunProgress
-
-BOOT = (
-    "import json, signal, sys\n"
-    "for name in ('SIGINT', 'SIGHUP'): hasattr(signal, name) and signal.signal(getattr(signal, name), signal.SIG_IGN)\n"
-    "options = json.loads(sys.argv[1]); sys.path[:] = options['path']; sys.argv[:] = options['argv']\n"
-    "from hansa.study.run_worker import worker_main; worker_main(options)"
-)
-"""The program of a new interpreter."""
+from hansa.study.worker_process import ForkedProcess, fork_process, spawn_process
 
 SHOW_SECONDS = 0.2
 """The least time between two messages about the progress of a run."""
@@ -85,27 +78,38 @@ class StudySetup:
 
 
 class RunWorker:
-    """A handle to a worker process."""
+    """A handle to a worker process.
 
-    def __init__(self, packed: PackedObject, memory: SharedMemory) -> None:
+    Args:
+        start: Starts the process, given its end of a pipe and the memory for its answers.
+    """
+
+    def __init__(self, start: Callable[[RunWorker, Connection], subprocess.Popen[bytes] | ForkedProcess]) -> None:
         self.pipe, other = Pipe()
         self.answers = SharedMemory()
         self.job: int | None = None
-        options = {
-            "path": sys.path,
-            "argv": sys.argv,
-            "pipe": other.fileno(),
-            "setup": memory.fd,
-            "packed": list(packed),
-            "answers": self.answers.fd,
-        }
-        self.process = subprocess.Popen(
-            [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(options)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(other.fileno(), memory.fd, self.answers.fd),
-            env={**os.environ, "HANSA_WORKER": "1"},
-        )
+        self.process = start(self, other)
         other.close()
+
+    @classmethod
+    def forked(cls, setup: StudySetup, others: Sequence[RunWorker]) -> RunWorker:
+        """Fork this process; ``others`` are the workers that it has."""
+
+        def start(worker: RunWorker, pipe: Connection) -> ForkedProcess:
+            ends = [each.pipe.fileno() for each in (*others, worker)]  # a worker ends when nobody holds the other end
+            return fork_process(lambda: execute_jobs(setup, pipe, worker.answers), close=ends)
+
+        return cls(start)
+
+    @classmethod
+    def spawned(cls, packed: PackedObject, memory: SharedMemory) -> RunWorker:
+        """Start a new interpreter with a packed setup."""
+
+        def start(worker: RunWorker, pipe: Connection) -> subprocess.Popen[bytes]:
+            used = {"pipe": pipe.fileno(), "setup": memory.fd, "answers": worker.answers.fd}
+            return spawn_process({**used, "packed": list(packed)}, tuple(used.values()))
+
+        return cls(start)
 
     def start(self, job: int, *, alone: bool) -> None:
         """Start a job; ``alone`` if it may use all cores."""
@@ -201,8 +205,26 @@ class _SendLog(logging.Handler):
 
 
 def worker_main(options: Mapping[str, Any]) -> NoReturn:
-    """Execute jobs until the study ends."""
-    pipe, lock = Connection(options["pipe"]), threading.Lock()
+    """Execute jobs in a new interpreter."""
+    setup: StudySetup = unpack_object(
+        PackedObject(*options["packed"]), [SharedMemory(options["setup"], private=True)], copy=False
+    )
+    provenance.SOURCES.update(setup.sources)
+    del os.environ["HANSA_WORKER"]  # with it, importing the user's modules cannot start runs
+    gc.collect()
+    gc.freeze()
+    execute_jobs(setup, Connection(options["pipe"]), SharedMemory(options["answers"]))
+
+
+def execute_jobs(setup: StudySetup, pipe: Connection, answers: SharedMemory) -> NoReturn:
+    """Execute jobs until the study ends, then end this process.
+
+    Args:
+        setup: The jobs, and the settings for this process.
+        pipe: The connection to the study.
+        answers: The memory for results.
+    """
+    lock = threading.Lock()
     inbox: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
     stopping = threading.Event()
 
@@ -211,18 +233,13 @@ def worker_main(options: Mapping[str, Any]) -> NoReturn:
             pipe.send_bytes(json.dumps(message).encode())
 
     threading.Thread(target=_listen, args=(pipe, inbox, stopping), daemon=True).start()
-    setup: StudySetup = unpack_object(
-        PackedObject(*options["packed"]), [SharedMemory(options["setup"], private=True)], copy=False
-    )
     setup.settings.apply()
     torch.set_num_threads(setup.threads)  # as where the study was started: preprocessing must give the same bits
-    provenance.SOURCES.update(setup.sources)
     log = logging.getLogger("hansa")
     log.setLevel(setup.level)
     log.propagate = False
-    log.addHandler(_SendLog(send))
-    del os.environ["HANSA_WORKER"]  # with it, importing the user's modules cannot start runs
-    display, answers = WorkerDisplay(send, stopping, setup.shown), SharedMemory(options["answers"])
+    log.handlers[:] = [_SendLog(send)]
+    display = WorkerDisplay(send, stopping, setup.shown)
     send({"kind": READY})
     while True:
         order = inbox.get()
@@ -241,6 +258,8 @@ def worker_main(options: Mapping[str, Any]) -> NoReturn:
             send({"kind": FAILED, "error": f"{type(error).__name__}: {error}"})
         answers.unmap()
         gc.collect()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
 
 
 def _listen(pipe: Connection, inbox: SimpleQueue[Mapping[str, Any]], stopping: threading.Event) -> None:

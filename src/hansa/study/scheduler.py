@@ -29,6 +29,7 @@ from hansa.runs.provenance import sources_of
 from hansa.study import run_worker
 from hansa.study.report.progress import LatestMetrics, ProgressDisplay, RunProgress
 from hansa.study.run_worker import RunWorker, StudyJob, StudySetup, pack_setup
+from hansa.study.worker_process import can_fork
 
 log = logging.getLogger("hansa")
 
@@ -86,7 +87,8 @@ class StudyScheduler(Generic[J, R]):
         run_here: Executes a job in this process, with a further callback of its run.
         collect: Returns the result of a job that a worker executed, from what it answered.
         parallel: How many runs may be under way at once, from `choose_parallel`.
-        eager: Start worker processes at once, not when they have been found to save time.
+        eager: Start worker processes at once, not when they have been found to save time. Those that are forked cost
+            nothing: they are always started at once.
         display: Shows progress.
         saved: Whether runs are saved when they are stopped, as those in folders are.
         interrupted: Returns whether the user wants to stop; asked while this process waits.
@@ -114,7 +116,7 @@ class StudyScheduler(Generic[J, R]):
         self._stopped = False
         self._workers: list[RunWorker] = []
         self._threads: list[threading.Thread] = []
-        self._setup: tuple[PackedObject, SharedMemory] | None = None
+        self._packed: tuple[PackedObject, SharedMemory] | None = None
         self._deaths = 0
         self._undecided = parallel > 1
         self._checker = CodeChecker()
@@ -134,6 +136,8 @@ class StudyScheduler(Generic[J, R]):
             self._parallel, self._undecided = 1, False
         self._began = time.monotonic()
         try:
+            if self._undecided:
+                self._fork_workers()
             if self._eager and self._undecided:
                 self._start_workers()
             while (index := self._next_here()) is not None:
@@ -186,29 +190,50 @@ class StudyScheduler(Generic[J, R]):
             if seconds * (1 - 1 / self._parallel) >= 2 * START_SECONDS:
                 self._start_workers()
 
+    def _fork_workers(self) -> None:
+        """Start workers before the first run opens files, if this process can be forked: that costs milliseconds."""
+        with self._display.paused():
+            if not can_fork():
+                return
+            self._undecided, setup = False, self._describe()
+            started: list[RunWorker] = []
+            for _ in range(self._count_workers()):
+                started.append(RunWorker.forked(setup, started))
+        self._attend(started)
+
     def _start_workers(self) -> None:
+        """Start workers as new interpreters."""
         self._undecided = False
+        if count := self._count_workers():
+            self._attend([worker for _ in range(count) if (worker := self._spawn_worker()) is not None])
+
+    def _count_workers(self) -> int:
         count = workers_that_fit(min(self._parallel - 1, len(self._queue)))
         if not count:
             log.info("runs one after the other: there is not enough free memory for another process")
-            return
-        setup = StudySetup(self.jobs, sources_of(self._checker.code), type(self._display) is not ProgressDisplay)
-        try:
-            self._setup = pack_setup(setup)
-        except Exception as error:
-            log.warning("runs one after the other: %s", error)
-            return
-        log.info("%d runs side by side", count + 1)
-        for _ in range(count):
-            self._start_worker()
+        return count
 
-    def _start_worker(self) -> None:
-        assert self._setup is not None
-        worker = RunWorker(*self._setup)
-        self._workers.append(worker)
-        thread = threading.Thread(target=self._serve, args=(worker,), name="hansa study", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _describe(self) -> StudySetup:
+        return StudySetup(self.jobs, sources_of(self._checker.code), type(self._display) is not ProgressDisplay)
+
+    def _spawn_worker(self) -> RunWorker | None:
+        if self._packed is None:
+            try:
+                self._packed = pack_setup(self._describe())
+            except Exception as error:
+                log.warning("no further worker process: %s", error)
+                return None
+        return RunWorker.spawned(*self._packed)
+
+    def _attend(self, workers: Sequence[RunWorker]) -> None:
+        """Give jobs to new workers, a thread for each."""
+        if workers:
+            log.info("%d runs side by side", len(self._workers) + len(workers) + 1)
+        for worker in workers:
+            self._workers.append(worker)
+            thread = threading.Thread(target=self._serve, args=(worker,), name="hansa study", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _serve(self, worker: RunWorker) -> None:
         """Give jobs to a worker until there are no more or it dies."""
@@ -284,7 +309,8 @@ class StudyScheduler(Generic[J, R]):
                 self._repeat_here(worker.job)
             self._deaths += 1
             if not self._stopped and self._queue and self._deaths <= MAX_DEATHS:
-                self._start_worker()
+                successor = self._spawn_worker()
+                self._attend([] if successor is None else [successor])
             self._changed.notify_all()
 
     def _fail(self, index: int, error: BaseException) -> None:
@@ -317,8 +343,8 @@ class StudyScheduler(Generic[J, R]):
                 worker.process.kill()
         for thread in self._threads:
             thread.join()
-        if self._setup is not None:
-            self._setup[1].close()
+        if self._packed is not None:
+            self._packed[1].close()
 
 
 def workers_that_fit(count: int) -> int:

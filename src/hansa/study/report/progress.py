@@ -6,8 +6,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hansa.runs.driver import Run
 
 LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
+REFRESH_SECONDS = 0.1
 MAX_LINES = 20
 """How many plain lines are printed for a run at most."""
 
@@ -128,6 +129,10 @@ class ProgressDisplay:
     def skip(self, rounds: int) -> None:
         """Announce that some of these rounds need not be run."""
 
+    def paused(self) -> AbstractContextManager[object]:
+        """Return a context without a thread of this display."""
+        return nullcontext()
+
     def print_once(self, text: str) -> None:
         """Print a line above the progress, once however many runs have the same to say."""
         printed: set[str] = self.__dict__.setdefault("_printed", set())
@@ -184,7 +189,10 @@ class ProgressBars(ProgressDisplay):
             _MetricsColumn(),
             TimeRemainingColumn(compact=True),
             console=console,
+            auto_refresh=False,  # by a thread that can be paused
         )
+        self._refresher: threading.Thread | None = None
+        self._ended = threading.Event()
         self.all_runs: TaskID | None = None
         self._total = 0
 
@@ -200,10 +208,37 @@ class ProgressBars(ProgressDisplay):
 
     def __enter__(self) -> ProgressDisplay:
         self.bars.start()
+        self._start_thread()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop_thread()
         self.bars.stop()
+
+    def _start_thread(self) -> None:
+        self._ended.clear()
+        self._refresher = threading.Thread(target=self._refresh, name="hansa progress", daemon=True)
+        self._refresher.start()
+
+    def _stop_thread(self) -> None:
+        if self._refresher is not None:
+            self._ended.set()
+            self._refresher.join()
+            self._refresher = None
+
+    def _refresh(self) -> None:
+        while not self._ended.wait(REFRESH_SECONDS):
+            self.bars.refresh()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        running = self._refresher is not None
+        self._stop_thread()
+        try:
+            yield
+        finally:
+            if running:
+                self._start_thread()
 
     def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
         self.skip(done)

@@ -1,0 +1,94 @@
+"""Forks of a process that has used torch: where they are allowed, and that all of torch works in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from hansa.engine.requests import NumericSettings
+from hansa.study import worker_process
+from hansa.study.worker_process import can_fork, fork_process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+@pytest.fixture
+def threads():
+    """Two threads of OpenMP, which have worked."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    train()
+    yield 2
+    torch.set_num_threads(before)
+
+
+def train():
+    weight = torch.full((400, 400), 0.01, requires_grad=True)
+    (torch.linspace(0, 1, 400 * 400).view(400, 400) @ weight).tanh().sum().backward()
+    return weight.grad
+
+
+def test_a_fork_uses_the_threads_of_openmp_that_its_parent_has_used(threads):
+    expected, (receive, send) = train(), os.pipe()
+
+    def work():
+        torch.set_num_threads(threads)
+        os.write(send, b"same" if torch.equal(train(), expected) else b"other")
+        os._exit(7)
+
+    process = fork_process(work, close=[receive])
+    os.close(send)
+    try:
+        code = process.wait(timeout=120)
+    finally:
+        process.kill()
+    assert code == 7
+    assert os.read(receive, 10) == b"same"
+    os.close(receive)
+
+
+def test_the_end_of_a_fork_is_told_as_that_of_other_processes():
+    """A signal ends it with a negative code, an error of its function with 1; waiting has a limit."""
+    receive, send = os.pipe()
+    process = fork_process(lambda: os.read(receive, 1))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.02)
+    process.kill()
+    assert process.wait() == process.poll() == -9
+    process.kill()  # its number may be another process's by now
+    os.close(receive)
+    os.close(send)
+    assert fork_process(lambda: None).wait(timeout=120) == 1
+
+
+def test_a_process_is_not_forked_beside_other_threads_or_accelerators(monkeypatch):
+    monkeypatch.setattr(sys, "_current_frames", lambda: {1: None})  # the threads of the test runner
+    assert can_fork()
+    monkeypatch.setenv("HANSA_FORK", "off")
+    assert not can_fork()
+    monkeypatch.delenv("HANSA_FORK")
+    with monkeypatch.context() as other:
+        other.setattr(worker_process.torch.cuda, "is_initialized", lambda: True)
+        assert not can_fork()
+    monkeypatch.undo()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    assert not can_fork()
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_worker_sets_determinism_only_if_it_differs(monkeypatch, wanted):
+    """torch's own call imports torch.compile, a second for every worker."""
+    calls = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    settings = NumericSettings.current()
+    settings._replace(deterministic=settings.deterministic != wanted).apply()
+    assert calls == ([not settings.deterministic] if wanted else [])
