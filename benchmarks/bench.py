@@ -1,7 +1,8 @@
 """Benchmark Hansa against its peers, plain PyTorch, and the limit of the machine.
 
-    python benchmarks/bench.py            everything, about 20 minutes; writes docs/benchmarks.md
-    python benchmarks/bench.py --quick    without peers, about 3 minutes; only prints the page
+    python benchmarks/bench.py              everything, about 27 minutes; writes docs/benchmarks.md
+    python benchmarks/bench.py --quick      without peers, about 4 minutes; only prints the page
+    python benchmarks/bench.py --agreement  only check that all contenders compute the same thing
 
 Peer environments, logs and results are stored in .bench/. A peer that fails or cannot be installed is reported and does
 not stop the others.
@@ -22,9 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from harness import page, processes
+from harness.agreement import Check, agrees
 from harness.contenders import CLEAN, CONTENDERS, HERE, Contender, compete, interpreters
 from harness.points import Points
-from harness.workloads import WORKLOADS, Workload, accuracy, fashion, write
+from harness.workloads import OTHERS, WORKLOADS, Workload, judge, load, write
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("hansa-own-2", "hansa-catalogue-2", "hansa-own-avx2-2", "plain-2")
@@ -35,9 +37,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="without peers and with few rounds")
     parser.add_argument("--only", nargs="*", help="names of the contenders", choices=[c.name for c in CONTENDERS])
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, help="rounds in all (default: 15, or 4 if quick)")
-    parser.add_argument("--repeats", type=int, help="parts the rounds are run in (default: 3, or 1 if quick)")
+    parser.add_argument("--rounds", type=int, help="rounds of a repeat (default: the workload's, at most 4 if quick)")
+    parser.add_argument("--repeats", type=int, help="repeats (default: the workload's, or 1 if quick)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one run may take")
+    parser.add_argument("--agreement", action="store_true", help="only check that all compute the same thing")
     parser.add_argument("--no-scaling", action="store_true", help="only the table of contenders")
     parser.add_argument("--only-scaling", action="store_true", help="only the tables about Hansa alone")
     parser.add_argument(
@@ -60,10 +63,13 @@ class Bench:
         names = options.only or [c.name for c in CONTENDERS if not options.quick or c.name in QUICK]
         self.contenders = [c for c in CONTENDERS if c.name in names]
         self.workloads = [WORKLOADS[name] for name in options.workloads]
+        self.notes: list[str] = []
         self.results: dict[str, Any] = {
             "machine": page.machine(),
             "runs": {},
             "accuracy": {},
+            "loss": {},
+            "agreement": {},
             "limits": [],
             "missing": {},
         }
@@ -79,20 +85,28 @@ class Bench:
         busy = page.busy()
         if busy > 0.05:
             self.say(f"something else uses {busy:.0%} of the machine: these numbers will mean little")
-        self.found, self.results["note"] = fashion()
-        self.say(f"data: {self.results['note']}")
         data = self.root / "data"
         for old in data.glob("*-*-*.npz"):  # models of an earlier benchmark
             old.unlink()
-        for workload in self.workloads if not self.options.only_scaling else WORKLOADS.values():
-            write(workload, self.found, data)
-        if not self.options.only_scaling:
+        alone = not (self.options.no_scaling or self.options.agreement)
+        others = not self.options.only_scaling
+        needed = {workload.name for workload in self.workloads if others} | ({"W1", "W2"} if alone else set())
+        for name in sorted(needed):
+            self.write(WORKLOADS[name])
+        self.results["note"] = "; ".join(self.notes)
+        if others:
             self.compete()
-        if not self.options.no_scaling:
-            if not (data / "W1.npz").is_file():
-                write(WORKLOADS["W1"], self.found, data)
+        if alone:
             self.results["scaling"] = Points(self.root, self.say, quick=self.options.quick).all()
         self.keep()
+
+    def write(self, workload: Workload) -> None:
+        """The arrays of a workload, and what data they are."""
+        found, note = load(workload.dataset)
+        if note not in self.notes:
+            self.notes.append(note)
+            self.say(f"data: {note}")
+        write(workload, found, self.root / "data")
 
     def again(self, tables: list[str]) -> None:
         """Measure some tables about Hansa alone anew, beside what the last whole run found."""
@@ -107,21 +121,33 @@ class Bench:
         """All contenders in turn, as many times as there are repeats."""
         pythons, self.results["missing"] = interpreters(self.root, self.contenders, self.say)
         able = [c for c in self.contenders if c.peer is None or c.peer in pythons]
-        rounds = self.options.rounds or (4 if self.options.quick else 15)
-        repeats = self.options.repeats or (1 if self.options.quick else 3)
-        for repeat in range(1, repeats + 1):
-            share = rounds * repeat // repeats - rounds * (repeat - 1) // repeats
+        check = Check(self.root, pythons, self.say, self.options.timeout)
+        wanted = self.workloads if self.options.agreement else [w for w in self.workloads if w.name in OTHERS]
+        self.results["agreement"] = check.all(wanted, able)
+        self.keep()
+        if self.options.agreement:
+            return
+        repeats = {workload.name: self.repeats(workload) for workload in self.workloads}
+        for repeat in range(1, max(repeats.values()) + 1):
             turn = repeat % len(able)
             for contender in able[turn:] + able[:turn]:  # another one begins each time
                 for workload in self.workloads:
-                    if workload.name in contender.only:
-                        self.one(contender, workload, pythons.get(contender.peer or ""), share, repeat)
+                    most = 1 if workload.name in contender.once else repeats[workload.name]
+                    if workload.name in contender.only and repeat <= most:
+                        self.one(contender, workload, pythons.get(contender.peer or ""), repeat)
             self.limit(repeat)
             self.keep()
         for workload in self.workloads:
-            self.judge(workload, repeats)
+            self.judge(workload)
 
-    def one(self, contender: Contender, workload: Workload, python: Path | None, rounds: int, repeat: int) -> None:
+    def repeats(self, workload: Workload) -> int:
+        return int(self.options.repeats or (1 if self.options.quick else workload.repeats))
+
+    def rounds(self, workload: Workload) -> int:
+        few = self.options.quick and not workload.whole
+        return int(self.options.rounds or (min(4, workload.rounds) if few else workload.rounds))
+
+    def one(self, contender: Contender, workload: Workload, python: Path | None, repeat: int) -> None:
         runs = self.results["runs"].setdefault(workload.name, {}).setdefault(contender.name, [])
         if any(run["reason"] for run in runs):
             return  # what failed once is not waited for again
@@ -131,7 +157,7 @@ class Bench:
                 workload,
                 self.root,
                 python=python,
-                rounds=rounds,
+                rounds=self.rounds(workload),
                 repeat=repeat,
                 timeout=self.options.timeout,
             )
@@ -152,13 +178,15 @@ class Bench:
             return
         self.results["limits"].append(json.loads(answer.read_text()))
 
-    def judge(self, workload: Workload, repeats: int) -> None:
-        """The accuracy of every contender that came to the end."""
+    def judge(self, workload: Workload) -> None:
+        """The accuracy and loss of every contender that came to the end."""
+        found, _ = load(workload.dataset)
         for name, runs in self.results["runs"].get(workload.name, {}).items():
             if runs and not runs[-1]["reason"]:
-                model = self.root / "data" / f"{workload.name}-{name}-{repeats}.npz"
-                found = accuracy(workload, model, self.found)
-                self.results["accuracy"].setdefault(workload.name, {})[name] = found
+                model = self.root / "data" / f"{workload.name}-{name}-{len(runs)}.npz"
+                accuracy, loss = judge(workload, model, found)
+                self.results["accuracy"].setdefault(workload.name, {})[name] = accuracy
+                self.results["loss"].setdefault(workload.name, {})[name] = loss
 
 
 @contextmanager
@@ -180,16 +208,8 @@ def main() -> int:
             bench.again(options.again)
         else:
             bench.run()
-    command = "make bench-quick" if options.quick else "make bench"
-    text = page.page(bench.results, command)
-    parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling, options.only_scaling)
-    whole = bool(options.again) or (not any(parts) and len(options.workloads) == len(WORKLOADS))
-    out = options.out or (ROOT / "docs" / "benchmarks.md" if whole else None)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-        bench.say(f"written: {out}")
-    print("\n" + text)
+    if not options.agreement:
+        tell(bench, options)
     failed = [
         f"{workload} {name}"
         for workload, found in bench.results["runs"].items()
@@ -198,7 +218,28 @@ def main() -> int:
     ]
     if failed:
         bench.say(f"Hansa itself failed: {', '.join(failed)}")
-    return 1 if failed else 0
+    apart = [
+        f"{workload} {name}"
+        for workload, found in bench.results.get("agreement", {}).items()
+        for name, told in found.items()
+        if not agrees(told, WORKLOADS[workload].model)
+    ]
+    if apart:
+        bench.say(f"not the model of the reference: {', '.join(apart)}")
+    return 1 if failed or apart else 0
+
+
+def tell(bench: Bench, options: argparse.Namespace) -> None:
+    """Print the page, and write it if everything was measured."""
+    text = page.page(bench.results, "make bench-quick" if options.quick else "make bench")
+    parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling, options.only_scaling)
+    whole = bool(options.again) or (not any(parts) and len(options.workloads) == len(WORKLOADS))
+    out = options.out or (ROOT / "docs" / "benchmarks.md" if whole else None)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+        bench.say(f"written: {out}")
+    print("\n" + text)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,15 @@ def shapes(model: str, batch: int) -> list[Shape]:
     """
     if model == "mlp":
         return [*layer(batch, 784, 200, first=True), *layer(batch, 200, 10)]
+    if model == "logistic":
+        return layer(batch, 784, 10, first=True)
+    if model == "pfl_cnn":
+        return [
+            *layer(batch * 30 * 30, 27, 32, first=True),
+            *layer(batch * 28 * 28, 288, 64),
+            *layer(batch, 12544, 128),
+            *layer(batch, 128, 10),
+        ]
     return [
         *layer(batch * 28 * 28, 25, 16, first=True),
         *layer(batch * 14 * 14, 400, 32),
@@ -74,7 +83,7 @@ def rate(found: list[Shape], workers: int, seconds: float = SECONDS) -> float:
 def measure(workers: int) -> dict[str, dict[str, float]]:
     """Steps a second of each workload's products, and the peak in operations a second."""
     found = {}
-    for name, model, batch in (("W1", "cnn_29k", 50), ("W2", "mlp", 20)):
+    for name, model, batch in (("W1", "cnn_29k", 50), ("W2", "mlp", 20), ("W3", "pfl_cnn", 10), ("W4", "logistic", 10)):
         needed = shapes(model, batch)
         flops = sum(2 * m * k * n for m, k, n in needed)
         found[name] = {"steps": rate(needed, workers), "flops": flops}

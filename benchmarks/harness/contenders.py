@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ CLEAN = {"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None, "PYTHONWARNINGS": "ig
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A script that does a job; ``peer`` names the environment it runs in, none for Hansa's own."""
+    """A script that does a job; ``peer`` names the environment it runs in, none for Hansa's own.
+
+    ``model`` is another one than the workload's; ``once`` names workloads that it runs without repeats, for time.
+    """
 
     name: str
     label: str
@@ -32,7 +35,9 @@ class Contender:
     peer: str | None = None
     launch: tuple[str, ...] = ()
     settings: Mapping[str, str | None] = field(default_factory=dict)
-    only: tuple[str, ...] = ("W1", "W2")
+    only: tuple[str, ...] = ("W1", "W2", "W3", "W4")
+    model: str = ""
+    once: tuple[str, ...] = ()
 
     @property
     def hansa(self) -> bool:
@@ -43,10 +48,12 @@ FORMS = {
     "own": "own class with forward()",
     "catalogue": "model of the catalogue",
     "own eager": "own class, no native code",
+    "own sigmoid": "own class with FLUTE's sigmoid",
 }
+NOT_W3 = ("W1", "W2", "W4")  # for time
 
 
-def _hansa(form: str, workers: int, isa: str = "") -> Contender:
+def _hansa(form: str, workers: int, isa: str = "", **words: Any) -> Contender:
     threads = "1 worker" if workers == 1 else f"{workers} workers"
     return Contender(
         "-".join(["hansa", *form.split(), *([isa] if isa else []), str(workers)]),
@@ -54,6 +61,7 @@ def _hansa(form: str, workers: int, isa: str = "") -> Contender:
         HERE / "hansa_run.py",
         f"workers={workers} {form}",
         settings={"HANSA_NATIVE": isa} if isa else {},
+        **words,
     )
 
 
@@ -61,12 +69,13 @@ NARROWER = native.instruction_set() == "avx512" and "avx2" in native.instruction
 
 CONTENDERS = (
     _hansa("own", 2),
-    _hansa("catalogue", 2),
-    *((_hansa("own", 2, "avx2"), _hansa("catalogue", 2, "avx2")) if NARROWER else ()),
-    _hansa("own", 1),
-    _hansa("own eager", 2),
-    Contender("fedlab", "FedLab 1.3", PEERS / "with_fedlab.py", peer="fedlab"),
-    Contender("flower", "Flower 1.42 (Ray)", PEERS / "with_flower.py", peer="flower"),
+    _hansa("catalogue", 2, only=NOT_W3),
+    *((_hansa("own", 2, "avx2"), _hansa("catalogue", 2, "avx2", only=("W1", "W2"))) if NARROWER else ()),
+    _hansa("own", 1, only=("W1", "W2")),
+    _hansa("own eager", 2, only=("W1", "W2")),
+    _hansa("own sigmoid", 2, only=("W4",), model="logistic_sigmoid"),
+    Contender("fedlab", "FedLab 1.3", PEERS / "with_fedlab.py", peer="fedlab", only=NOT_W3),
+    Contender("flower", "Flower 1.42 (Ray)", PEERS / "with_flower.py", peer="flower", once=("W4",)),
     Contender(
         "pfl",
         "pfl 0.6, 2 workers",
@@ -76,12 +85,16 @@ CONTENDERS = (
         launch=("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
         settings={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     ),
-    Contender("fluke", "fluke 0.8.1", PEERS / "with_fluke.py", peer="fluke"),
+    Contender("fluke", "fluke 0.8.1", PEERS / "with_fluke.py", peer="fluke", only=NOT_W3),
     Contender("fedjax", "FedJAX 0.0.17", PEERS / "with_fedjax.py", peer="fedjax", settings={"JAX_PLATFORMS": "cpu"}),
-    Contender("plain", "plain PyTorch loop", PEERS / "plain.py"),
+    Contender("plain", "plain PyTorch loop", PEERS / "plain.py", only=NOT_W3),
     Contender("plain-2", "plain loop, 2 processes", PEERS / "plain.py", "2"),
     Contender(
-        "plain-2-last", "plain loop, 2 processes, channels-last", PEERS / "plain.py", "2 channels_last", only=("W1",)
+        "plain-2-last",
+        "plain loop, 2 processes, channels-last",
+        PEERS / "plain.py",
+        "2 channels_last",
+        only=("W1", "W3"),
     ),
 )
 
@@ -102,6 +115,46 @@ def interpreters(
     return found, missing
 
 
+def launch(
+    contender: Contender,
+    workload: Workload,
+    root: Path,
+    stem: str,
+    job: Mapping[str, Any],
+    *,
+    python: Path | None,
+    timeout: float,
+) -> dict[str, Any]:
+    """Have a contender do a job of the workload; what it answers, or the reason why there is no answer."""
+    given = {
+        **{name: getattr(workload, name) for name in ("clients", "cohort", "steps", "batch", "lr", "rounds")},
+        "model": contender.model or workload.model,
+        "variant": contender.variant,
+        "data": root / "data" / f"{workload.name}.npz",
+        "answer": root / "answers" / f"{stem}.json",
+        **job,
+    }
+    home = root / "jobs" / f"{stem}.json"
+    for path in (home, given["answer"]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    home.write_text(json.dumps(given, default=str))
+    for stale in (given["save"], given["answer"]):
+        stale.unlink(missing_ok=True)
+    own = {"PYTHONPATH": None} if contender.peer else {}
+    ended = processes.run(
+        [python or sys.executable, *contender.launch, contender.script, home],
+        root / "logs" / f"{stem}.log",
+        timeout=timeout,
+        environment={**CLEAN, **own, **contender.settings},
+    )
+    result: dict[str, Any] = {"wall": ended.seconds, "peak": ended.peak, "reason": ended.reason}
+    if not ended.reason and not given["answer"].is_file():
+        result["reason"] = "ended without an answer"
+    if not result["reason"]:
+        result |= json.loads(given["answer"].read_text())
+    return result
+
+
 def compete(
     contender: Contender,
     workload: Workload,
@@ -113,41 +166,22 @@ def compete(
     timeout: float,
     variant: str | None = None,
 ) -> dict[str, Any]:
-    """One run. It goes on from the model of the contender's run before this one: FedAvg has no other state."""
+    """One run. It goes on from the model of the contender's run before this one: FedAvg has no other state.
+
+    A workload that is a whole job begins anew.
+    """
     stem = f"{workload.name}-{contender.name}" + ("" if variant is None else "-bare")
     before = root / "data" / f"{stem}-{repeat - 1}.npz"
-    paths = {
-        "data": root / "data" / f"{workload.name}.npz",
-        "start": before if before.is_file() else root / "data" / f"{workload.name}-start.npz",
-        "save": root / "data" / f"{stem}-{repeat}.npz",
-        "answer": root / "answers" / f"{stem}-{repeat}.json",
-    }
-    words = {key: value for key, value in asdict(workload).items() if key != "name"}
+    goes_on = before.is_file() and not workload.whole
     job = {
-        **words,
-        **{name: str(path) for name, path in paths.items()},
+        "start": before if goes_on else root / "data" / f"{workload.name}-start.npz",
+        "save": root / "data" / f"{stem}-{repeat}.npz",
         "rounds": rounds,
         "seed": repeat,
         "variant": contender.variant if variant is None else variant,
     }
-    home = root / "jobs" / f"{stem}-{repeat}.json"
-    for path in (home, paths["answer"]):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    home.write_text(json.dumps(job))
-    for stale in (paths["save"], paths["answer"]):
-        stale.unlink(missing_ok=True)
-    own = {"PYTHONPATH": None} if contender.peer else {}
-    ended = processes.run(
-        [python or sys.executable, *contender.launch, contender.script, home],
-        root / "logs" / f"{stem}-{repeat}.log",
-        timeout=timeout,
-        environment={**CLEAN, **own, **contender.settings},
-    )
-    result: dict[str, Any] = {"wall": ended.seconds, "peak": ended.peak, "reason": ended.reason}
-    if not ended.reason and not paths["answer"].is_file():
-        result["reason"] = "ended without an answer"
+    result = launch(contender, workload, root, f"{stem}-{repeat}", job, python=python, timeout=timeout)
     if not result["reason"]:
-        result |= json.loads(paths["answer"].read_text())
         steady = result["seconds"][1:] or result["seconds"]
         result["rate"] = workload.steps_a_round * len(steady) / sum(steady)
     return result

@@ -38,6 +38,7 @@ class Job:
     rounds: int
     seed: int
     variant: str = ""
+    dropout: bool = True
 
     @classmethod
     def given(cls) -> Job:
@@ -46,7 +47,7 @@ class Job:
 
 
 class Arrays:
-    """Inputs [n, 1, 28, 28], targets [n], and each client's rows of them."""
+    """Inputs [n, channels, height, width], targets [n], and each client's rows of them."""
 
     def __init__(self, job: Job) -> None:
         with np.load(job.data) as held:

@@ -23,21 +23,54 @@ from fedjax.algorithms.fed_avg import create_train_for_each_client
 Params = dict[str, Any]
 
 
-def mlp(params: Params, inputs: Any) -> Any:
+def logistic(params: Params, inputs: Any, drop: Any) -> Any:
+    return inputs.reshape(len(inputs), -1) @ params["1.weight"] + params["1.bias"]
+
+
+def mlp(params: Params, inputs: Any, drop: Any) -> Any:
     hidden = jax.nn.relu(inputs.reshape(len(inputs), -1) @ params["1.weight"] + params["1.bias"])
     return hidden @ params["3.weight"] + params["3.bias"]
 
 
-def cnn_29k(params: Params, inputs: Any) -> Any:
-    """Images lie [n, h, w, c], the layout that XLA likes best."""
-    x = inputs
-    for layer in ("0", "3"):
-        x = jax.lax.conv_general_dilated(
-            x, params[f"{layer}.weight"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        x = jax.nn.relu(x + params[f"{layer}.bias"])
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+def cnn_29k(params: Params, inputs: Any, drop: Any) -> Any:
+    x = _pool(_convolve(params, "0", inputs, "SAME"))
+    x = _pool(_convolve(params, "3", x, "SAME"))
     return x.reshape(len(x), -1) @ params["7.weight"] + params["7.bias"]
+
+
+def pfl_cnn(params: Params, inputs: Any, drop: Any) -> Any:
+    x = _convolve(params, "0", inputs, "VALID")
+    x = _pool(_convolve(params, "2", x, "VALID"))
+    x = drop(x, 0.25).reshape(len(x), -1)
+    x = jax.nn.relu(x @ params["7.weight"] + params["7.bias"])
+    return drop(x, 0.5) @ params["10.weight"] + params["10.bias"]
+
+
+def _convolve(params: Params, layer: str, x: Any, padding: str) -> Any:
+    """Images lie [n, h, w, c], the layout that XLA likes best."""
+    x = jax.lax.conv_general_dilated(
+        x, params[f"{layer}.weight"], (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jax.nn.relu(x + params[f"{layer}.bias"])
+
+
+def _pool(x: Any) -> Any:
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+NETWORKS = {"logistic": logistic, "mlp": mlp, "cnn_29k": cnn_29k, "pfl_cnn": pfl_cnn}
+FLATTENED = {("cnn_29k", "7.weight"): (32, 7, 7), ("pfl_cnn", "7.weight"): (64, 14, 14)}  # images before a layer
+
+
+def dropout(key: Any) -> Any:
+    """A function that drops entries with a probability, with other draws at each call."""
+    calls = iter(jax.random.split(key, 2))
+
+    def drop(x: Any, probability: float) -> Any:
+        kept = jax.random.bernoulli(next(calls), 1 - probability, x.shape)
+        return jnp.where(kept, x / (1 - probability), 0.0)
+
+    return drop
 
 
 def inwards(model: str, weights: dict[str, Array]) -> Params:
@@ -56,10 +89,12 @@ _IN, _OUT = True, False
 def _turn(model: str, name: str, value: Array, inward: bool) -> Array:
     if value.ndim == 4:
         return value.transpose(2, 3, 1, 0) if inward else value.transpose(3, 2, 0, 1)
-    if value.ndim == 2 and model == "cnn_29k":
+    if (image := FLATTENED.get((model, name))) is not None:
+        channels, height, width = image
         if inward:
-            return value.reshape(10, 32, 7, 7).transpose(2, 3, 1, 0).reshape(1568, 10)
-        return value.reshape(7, 7, 32, 10).transpose(3, 2, 0, 1).reshape(10, 1568)
+            return value.reshape(-1, *image).transpose(2, 3, 1, 0).reshape(value.shape[1], -1)
+        outputs = value.shape[1]
+        return value.reshape(height, width, channels, outputs).transpose(3, 2, 0, 1).reshape(outputs, -1)
     return value.T if value.ndim == 2 else value
 
 
@@ -71,10 +106,11 @@ def main() -> None:
     datasets = [
         fedjax.ClientDataset({"x": images[rows], "y": labels[rows]}) for rows in map(arrays.rows, range(job.clients))
     ]
-    network = {"mlp": mlp, "cnn_29k": cnn_29k}[job.model]
+    network = NETWORKS[job.model]
 
     def loss(params: Params, batch: dict[str, Any], rng: Any) -> Any:
-        chances = jax.nn.log_softmax(network(params, batch["x"]))
+        drop = dropout(rng) if job.dropout else lambda x, probability: x
+        chances = jax.nn.log_softmax(network(params, batch["x"], drop))
         return -jnp.mean(jnp.take_along_axis(chances, batch["y"][:, None], axis=1))
 
     train = create_train_for_each_client(jax.grad(loss), fedjax.optimizers.sgd(job.lr))

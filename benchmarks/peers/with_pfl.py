@@ -61,7 +61,8 @@ def main() -> None:
         return Dataset(raw_data=[inputs[rows], targets[rows]], user_id=str(client))
 
     np.random.seed(job.seed)  # noqa: NPY002  pfl draws users from it, alike in all workers
-    population = FederatedDataset(user, get_user_sampler("random", list(range(job.clients))))
+    how = "random" if job.cohort < job.clients else "minimize_reuse"  # "random" may draw a user twice a round
+    population = FederatedDataset(user, get_user_sampler(how, list(range(job.clients))))
     layers = first_module(job)
     module = Module(layers)
     model = PyTorchModel(
