@@ -215,8 +215,8 @@ def test_the_page_shows_the_workloads_of_others_and_the_published_times(bench: S
     assert "W3 steps/s" not in ours
     assert "| W3 steps/s |" in others
     assert "W3: Hansa, own class with forward(), 2 workers: 2.00 times the client-steps of the fastest peer" in others
-    assert "all, within 2e-06 (at most 0.03)" in others
-    assert "all, within 2e-06 (at most 0.0001)" in others
+    assert "yes, all within 2e-06 (at most 0.03)" in others
+    assert "yes, all within 2e-06 (at most 0.0001)" in others
     job = others.split("### FLUTE's whole job")[1].split("## ")[0]
     assert "Their machine was another one" in job
     for cell in ("| pfl 0.6, 2 workers | 2.5 |", "30:14", "3:20"):
@@ -227,8 +227,9 @@ def test_the_page_shows_the_workloads_of_others_and_the_published_times(bench: S
 def test_the_page_names_who_computes_something_else(bench: SimpleNamespace) -> None:
     found = results(bench)
     found["agreement"]["W3"] |= {"pfl": 0.3, "fedjax": "took longer than 300 s"}
-    assert "W3: come to the reference's model in the job without chance: **not pfl, fedjax**" in bench.page.page(
-        found, ""
+    assert (
+        "W3: models of the job without randomness are the reference's: **not those of pfl, fedjax**"
+        in bench.page.page(found, "")
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether all contenders compute the same thing: a small job without chance, against a reference in float64.
+"""Whether all contenders compute the same thing: a small job without randomness, against a reference in float64.
 
 Every client takes part in every round, every batch is all that a client has, and there is no dropout. What is left is
 FedAvg itself: the model, the loss, the rate, the number of local steps and of rounds, and the mean of the updates.

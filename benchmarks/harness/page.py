@@ -27,7 +27,7 @@ AIMS = {"W1": 4.0, "W2": 4.0}
 MOST_MB = {"W1": 450, "W2": 450}
 
 OTHER_TERMS = """\
-Settings that other projects publish speeds for, with their models. W3 is `simple_cnn` on CIFAR-10 of pfl-research
+Settings of other projects' benchmarks, with their models. W3 is `simple_cnn` on CIFAR-10 of pfl-research
 ([configuration](https://github.com/apple/pfl-research/blob/develop/benchmarks/image_classification/configs/baseline.yaml)):
 1,000 users with 50 images each, a cohort of 50, one epoch in batches of 10, with dropout. W4 is lr_mnist of FLUTE
 ([configuration](https://github.com/microsoft/msrflute/tree/main/experiments/cv_lr_mnist)): logistic regression, two
@@ -57,7 +57,7 @@ METHOD = """\
   medians of the repeats with their extremes. *Wall* is the whole time of all repeats' processes, start-up included.
   *MB* is the largest sum of the resident sets of all processes of a run, so that pages which processes share count more
   than once.
-- Before W3 and W4 are timed, every contender does a small job of each in which nothing is left to chance: four
+- Before W3 and W4 are timed, every contender does a small job of each without any randomness: four
   clients that all take part, batches of all they have, three steps, two rounds, no dropout. The models must be those of
   a reference in float64, or the benchmark fails: to 0.0001 of the way that it went, with max-pools to 0.03 (of two
   entries that are equal in float32 they may choose the other one; a step more or less is 0.2 and more).
@@ -279,9 +279,9 @@ def _found(results: Results, workloads: Iterable[str]) -> Iterable[str]:
             model = WORKLOADS[workload].model
             wrong = [name for name, told in checked.items() if not agrees(told, model)]
             most = max((told for told in checked.values() if agrees(told, model)), default=math.nan)
-            verdict = f"all, within {most:.0e} (at most {TOLERANCE[model]:g})"
-            verdict = f"**not {', '.join(wrong)}**" if wrong else verdict
-            yield f"{workload}: come to the reference's model in the job without chance: {verdict}"
+            verdict = f"yes, all within {most:.0e} (at most {TOLERANCE[model]:g})"
+            verdict = f"**not those of {', '.join(wrong)}**" if wrong else verdict
+            yield f"{workload}: models of the job without randomness are the reference's: {verdict}"
         others = {contender.name for contender in CONTENDERS if contender.model}
         found = {
             name: value for name, value in results.get("accuracy", {}).get(workload, {}).items() if name not in others

@@ -75,7 +75,7 @@ W1 = Workload("W1", "cnn_29k", clients=100, cohort=10, steps=24, batch=50, parti
 W2 = Workload("W2", "mlp", clients=1000, cohort=50, steps=10, batch=20, partition=data.dirichlet(0.6, min_size=20))
 W3 = Workload(
     "W3", "pfl_cnn", clients=1000, cohort=50, steps=5, batch=10, lr=0.1, rounds=2, repeats=2, dataset="cifar10",
-    rows=50_000, partition=data.iid(), source="pfl-research's CIFAR-10 benchmark, 4 of its 1,500 rounds: ",
+    rows=50_000, partition=data.iid(), source="pfl-research's CIFAR-10 benchmark, of 1,500 rounds: ",
 )  # fmt: skip
 W4 = Workload(
     "W4", "logistic", clients=1000, cohort=10, steps=6, batch=10, lr=0.03, rounds=100, repeats=2, whole=True,
