@@ -29,7 +29,7 @@ from hansa.runs.per_client import check_client, client_vectors, has_client_model
 from hansa.runs.preprocessing import Preprocessing, read_preprocessing, write_preprocessing
 from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store import DamagedFileError, DiskStore, io
-from hansa.runs.trained_model import Predictions, TrainedModel, is_table, predict
+from hansa.runs.trained_model import Predictions, TrainedModel, is_table, predict, trained_dtype
 from hansa.training import Task
 from hansa.training.augment import as_pipeline
 from hansa.training.losses import strip_weights
@@ -335,7 +335,7 @@ def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | No
                 f"{run_folder}: the model takes several tensors: torch.onnx.export(hansa.load_model(...), inputs, ...)."
             )
         template = build.load_data(run_folder.config)
-    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    dtype = trained_dtype(module)
     rows = template.inputs[:1].repeat(2, *[1] * (template.inputs.ndim - 1))
     write_onnx(module, rows.to(dtype) if rows.is_floating_point() else rows, path, record)
 
@@ -361,8 +361,12 @@ def _fill(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str)
     if set(own) != set(state) or any(own[name].shape != tensor.shape for name, tensor in state.items()):
         wrong = sorted(set(own) ^ set(state)) or [n for n, t in state.items() if own[n].shape != t.shape]
         raise HansaError(f"{source}: the model does not match the trained one: {', '.join(wrong[:5])}.")
-    if any(tensor.dtype == torch.float64 for tensor in state.values()):
-        module.double()
+    wide = any(tensor.dtype == torch.float64 for tensor in state.values())
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):  # frozen weights may be narrower
+            dtype = state[name].dtype if name in state else torch.float64 if wide else tensor.dtype
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
     module.load_state_dict(state)
     return module.eval()
 

@@ -28,6 +28,16 @@ class Predictions(NamedTuple):
     class_names: tuple[str, ...] = ()
 
 
+def trained_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of a model's inputs: that of its trained parameters, since frozen ones may be narrower.
+
+    >>> trained_dtype(nn.Sequential(nn.Linear(2, 2).requires_grad_(False).bfloat16(), nn.Linear(2, 1)))
+    torch.float32
+    """
+    dtypes = [each.dtype for each in sorted(module.parameters(), key=lambda each: not each.requires_grad)]
+    return dtypes[0] if dtypes else torch.float32
+
+
 class TrainedModel(nn.Module):
     """A module in evaluation mode that normalises its inputs as the run did.
 
@@ -92,7 +102,7 @@ class TrainedModel(nn.Module):
             raise HansaError(
                 f"predict: {type(frame).__name__}: expected a tensor: the model was not trained on tables."
             )
-        dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
+        dtype = trained_dtype(self.module)
         outputs = predict(self, rows.to(dtype) if rows.is_floating_point() else rows, batch_size)
         return Predictions(outputs, self.classes_of(outputs), targets, self.class_names)
 

@@ -226,7 +226,7 @@ class _Trial:
 
     def __init__(self, task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
         self.task, self.dtype, self.device, self.batch_size = task, dtype, device, batch_size
-        self.module = convert_module(task.example_model(), dtype, device)
+        self.module = convert_module(task.example_model(), dtype, device, task.kept_weights(dtype))
         self.start = task.layout.pack(self.module, dtype)[0].to(device)
         self.y = self.start.clone()
         self.parameters: list[torch.Tensor] = [*task.layout.bind(self.module, self.y)]

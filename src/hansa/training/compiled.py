@@ -92,7 +92,7 @@ class _Comparison:
 
     def __init__(self, task: Task, dtype: torch.dtype, device: torch.device) -> None:
         self.task = task
-        self.module = convert_module(task.example_model(), dtype, device)
+        self.module = convert_module(task.example_model(), dtype, device, task.kept_weights(dtype))
         self.y = task.layout.pack(self.module, dtype)[0].to(device)
         self.parameters: list[torch.Tensor] = [*task.layout.bind(self.module, self.y)]
         self.eager = _model_loss(model_caller(self.module, task.example[0]), task.loss)

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as trees
 
 from hansa.core.devices import copy_to_device
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
 from hansa.training.batch_sources import (
     Batch,
@@ -97,6 +97,14 @@ def _check_like(name: str, pair: tuple[Any, Any], like: Batch) -> None:
                 f"Task(test): the {what} of {name} are {describe_shapes(mine)}, those of the training data "
                 f"{describe_shapes(theirs)}. Prepare them in the same way, for example with hansa.data.from_arrays."
             )
+
+
+def check_batch_size(batch_size: int | None, probe: ProbeResult | None) -> int:
+    """Return the rows per batch in evaluation: those requested, or as many as fit in memory."""
+    if batch_size is None:
+        return evaluation_batch_size(probe)
+    check_integer("Task", "evaluation_batch_size", batch_size)
+    return batch_size
 
 
 class Evaluator:

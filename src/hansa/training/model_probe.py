@@ -21,6 +21,7 @@ from hansa.core.vectors.layout import Layout, convert_module
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, take_rows
 from hansa.training.losses import LossFunction
+from hansa.training.mixed_precision import autocast_caller
 
 log = logging.getLogger("hansa")
 
@@ -97,10 +98,12 @@ def probe_model(
     dtype: torch.dtype,
     batch: Batch,
     others: Sequence[Batch] | None = None,
+    autocast: str | None = None,
 ) -> ProbeResult | None:
     """Compute the gradient of one batch, then evaluate it.
 
     With ``others``, the loss is sampled on that batch and on these, and differentiated with respect to the logits.
+    With ``autocast`` the model is called in mixed precision.
 
     Raises if the model or the loss cannot take the batch. Returns None for a model that fails only in evaluation: its
     evaluation will report that.
@@ -110,10 +113,10 @@ def probe_model(
     x, target = convert(_take_batch(batch, torch.linspace(0, count - 1, min(_ROWS, count)).long()))
     with random_state.preserve_rng():
         random_state.seed_all(Key(0), torch.device("cpu"))
-        module = convert_module(make(), dtype)
+        module = convert_module(make(), dtype, keep=layout.kept)
         parameters = layout.bind(module, layout.pack(module, dtype)[0])
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        call = model_caller(module, x)
+        call = autocast_caller(model_caller(module, x), autocast, dtype, torch.device("cpu"))
         with torch.enable_grad():
             value = _compute_loss(loss, _compute_output(call, x, module), x, target)
             if value.ndim == 0:

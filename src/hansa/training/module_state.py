@@ -43,9 +43,16 @@ class ModuleState:
         module: The module.
         sent: Names of the buffers that are sent.
         constant: Names of the buffers that are not sent because training did not change them.
+        shared: Names of the buffers that trainers share. No copy of them is made, since nothing may write to them.
     """
 
-    def __init__(self, module: nn.Module, sent: Collection[str], constant: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        sent: Collection[str],
+        constant: Collection[str] = (),
+        shared: Collection[str] = (),
+    ) -> None:
         self._undo: list[Callable[[], None]] = []
         self._constant: dict[str, _TensorSnapshot] = {}
         self.generators: list[Any] = []
@@ -53,7 +60,9 @@ class ModuleState:
         for prefix, part in module.named_modules():
             for name, buffer in part._buffers.items():
                 path = _path(prefix, name)
-                if buffer is not None and path not in sent:
+                if buffer is not None and path in shared:
+                    self._undo.append(_ReferenceSnapshot(part._buffers, name, buffer))
+                elif buffer is not None and path not in sent:
                     snapshot = _TensorSnapshot(part._buffers, name, buffer)
                     self._undo.append(snapshot)
                     if path in constant:

@@ -12,7 +12,7 @@ from torch import nn
 
 from hansa.core import native
 from hansa.core.devices import Device, resolve_devices
-from hansa.core.errors import HansaError, check_integer
+from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible
@@ -26,13 +26,14 @@ from hansa.training.batch_sources import Batch, ClientData, all_client_rows, cou
 from hansa.training.client_batching import ClientBatching
 from hansa.training.client_evaluation import rows_by_owner
 from hansa.training.compiled import CompiledLoss, compile_obstacle
-from hansa.training.evaluation import CHUNK_ROWS, evaluation_batch_size, named_test_sets
+from hansa.training.evaluation import CHUNK_ROWS, check_batch_size, named_test_sets
 from hansa.training.execution_mode import choose_layout, find_native_form
+from hansa.training.frozen_weights import find_constant_buffers, find_frozen, keep_narrow_weights
 from hansa.training.labels import check_classes, default_metric, find_label_rule
 from hansa.training.losses import LossFunction, WeightedTargets
 from hansa.training.metric_direction import check_hits, main_column, metric_directions
 from hansa.training.mixed_precision import check_autocast
-from hansa.training.model_probe import ProbeResult, bitwise_equal, diverse_rows, probe_model
+from hansa.training.model_probe import ProbeResult, diverse_rows, probe_model
 from hansa.training.module_state import warn_if_stateful
 from hansa.training.reduction import Reduction, find_reductions, loss_sums, torch_class_loss
 from hansa.training.row_weights import check_row_weights, with_row_weights
@@ -96,7 +97,8 @@ class _TrainingRowsAsTest:
 class Task:
     """A model, a loss and federated data.
 
-    Equal seeds give equal initial models. A model with float64 parameters is trained in float64. Buffers that training
+    Equal seeds give equal initial models. A model with float64 parameters is trained in float64. Frozen parameters and
+    buffers in bfloat16 or float16 keep their dtype if the model converts their inputs to it. Buffers that training
     changes are averaged; constants, counters and masks keep their initial value. Other state of a module is restored
     before each client, and its random draws are seeded from the client's key.
 
@@ -177,7 +179,6 @@ class Task:
             raise HansaError(f"client {empty} has no samples: give it some, or remove it from the data.")
         example = self.example_model()
         self.name = name if name is not None else type(example).__name__
-        self.frozen = {name: each.detach() for name, each in example.named_parameters() if not each.requires_grad}
         self.example = inputs, targets = self._example_batch()
         own_loss = loss
         if isinstance(targets, WeightedTargets):
@@ -187,14 +188,22 @@ class Task:
             self.layout = choose_layout(self.name, self.example_model, loss, inputs, targets)
         double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
         self.dtype = torch.float64 if double else torch.float32
+        self.autocast = check_autocast(autocast)
+        self.layout = keep_narrow_weights(
+            self.name, self.example_model, loss, self.layout, self.dtype, self.example, self.autocast
+        )
         self.test_sets = self._test_sets(test)
         samples = None if torch_class_loss(loss) is not None else self._sample_batches()
-        probe = probe_model(self.example_model, loss, self.layout, self.dtype, self.example, samples)
+        mixed = self.autocast if self.layout.kept else None  # which such weights may need
+        probe = probe_model(self.example_model, loss, self.layout, self.dtype, self.example, samples, mixed)
         if probe is not None and isinstance(targets, WeightedTargets):
             check_row_weights(own_loss, loss, probe.output, probe.target)
         check_classes(probe, loss, getattr(data, "targets", None))
-        self.constant_buffers = self._find_constant_buffers(example, probe)
+        changed = None if probe is None else probe.changed_buffers
+        same = find_constant_buffers(example, lambda: fresh(model, Key(1)), changed)
+        self.constant_buffers = same & {entry.name for entry in self.layout.buffers}
         self.layout = self.layout.without(self.constant_buffers)
+        self.frozen = find_frozen(example, same)
         accuracy = default_metric(loss, probe, getattr(data, "targets", targets))
         self.metric = metric if metric is not None else accuracy
         check_metrics(probe, metric, self.metrics)
@@ -212,8 +221,7 @@ class Task:
                 "once",
                 self.name,
             )
-        self.evaluation_batch_size = _check_batch_size(evaluation_batch_size, probe)
-        self.autocast = check_autocast(autocast)
+        self.evaluation_batch_size = check_batch_size(evaluation_batch_size, probe)
         self.network = self._find_network(inputs, targets, requested=native)
         self.compile = compile and self._can_compile()
         self.batch_clients, self.client_batching = batch_clients, _NO_BATCHING
@@ -239,14 +247,6 @@ class Task:
     def example_model(self) -> nn.Module:
         """Return a new model with the same initial weights every time."""
         return fresh(self.model, Key(0))
-
-    def _find_constant_buffers(self, example: nn.Module, probe: ProbeResult | None) -> set[str]:
-        """Return the buffers that training does not change and that are equal for every seed; they are not sent."""
-        if probe is None or not self.layout.buffers:
-            return set()
-        buffers, other = dict(example.named_buffers()), dict(fresh(self.model, Key(1)).named_buffers())
-        unchanged = {entry.name for entry in self.layout.buffers} - probe.changed_buffers
-        return {name for name in unchanged if bitwise_equal(buffers[name], other.get(name))}
 
     def _find_reductions(self, probe: ProbeResult | None) -> list[Reduction]:
         if probe is not None and probe.loss.ndim and not hasattr(self.loss, "sums"):
@@ -291,6 +291,8 @@ class Task:
             self.eager_reason = "without vector instructions PyTorch is faster"
             return None
         try:
+            if self.layout.kept:
+                raise NotEligible("it has frozen weights of fewer bits than float32")
             if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
                 raise NotEligible("its inputs or targets are several tensors")
             if isinstance(labels := getattr(self.data, "targets", None), torch.Tensor) and _has_negative(labels):
@@ -320,6 +322,10 @@ class Task:
         """Return the initial model and buffers."""
         model, buffers = self.layout.pack(fresh(self.model, key.child("init")), dtype)
         return {MODEL: model, BUFFERS: buffers} if self.layout.buffer_dim else {MODEL: model}
+
+    def kept_weights(self, dtype: torch.dtype) -> frozenset[str]:
+        """Return the frozen weights that keep their own dtype in a run with trained parameters of the given dtype."""
+        return self.layout.kept if dtype == self.dtype else frozenset()
 
     def trainer(self, dtype: torch.dtype, device: torch.device) -> ModuleTrainer:
         """Return a worker's trainer of the model."""
@@ -431,18 +437,12 @@ class Task:
         return task
 
     def module(self, vectors: Vectors) -> nn.Module:
-        """Return a new module with the given vectors and their dtype, ready to use or to save."""
+        """Return a new module with the given vectors and their dtype, ready to use or to save. Narrow frozen weights
+        keep theirs."""
         module = self.example_model()
-        widen_module(module, vectors[MODEL].dtype)
+        widen_module(module, vectors[MODEL].dtype, self.kept_weights(vectors[MODEL].dtype))
         module.load_state_dict(self.layout.unpack(vectors[MODEL], vectors.get(BUFFERS)), strict=False)
         return module
-
-
-def _check_batch_size(batch_size: int | None, probe: ProbeResult | None) -> int:
-    if batch_size is None:
-        return evaluation_batch_size(probe)
-    check_integer("Task", "evaluation_batch_size", batch_size)
-    return batch_size
 
 
 def _has_negative(labels: torch.Tensor) -> bool:

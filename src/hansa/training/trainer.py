@@ -41,6 +41,7 @@ from hansa.training.batch_sources import (
 from hansa.training.batched_training import BatchedTraining
 from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator
+from hansa.training.frozen_weights import SharedWeights
 from hansa.training.mixed_precision import autocast_caller
 from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
@@ -59,12 +60,12 @@ class ModuleTrainer(BaseTrainer):
     def __init__(
         self, task: Task, dtype: torch.dtype, device: torch.device, *, like: ModuleTrainer | None = None
     ) -> None:
-        """``like`` is a trainer of the same task, dtype and device, whose data and frozen parameters it shares."""
+        """``like`` is a trainer of the same task, dtype and device, whose data and frozen weights it shares."""
         self.task, self.layout, self.device = task, task.layout, device
-        self.module = convert_module(fresh(task.model, Key(0)), dtype, device)
+        self.module = convert_module(fresh(task.model, Key(0)), dtype, device, task.kept_weights(dtype))
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
         self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
-        self._frozen = self._share_frozen_parameters(like)
+        self._shared = SharedWeights(task, self.module, like)
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -78,7 +79,7 @@ class ModuleTrainer(BaseTrainer):
         self.call_model: Callable[[Any], Any] = autocast_caller(call, task.autocast, dtype, device)
         self.module.train()
         self.module_state = ModuleState(
-            self.module, {entry.name for entry in self.layout.buffers}, task.constant_buffers
+            self.module, {entry.name for entry in self.layout.buffers}, task.constant_buffers, self._shared.buffers
         )
         fits = dtype == torch.float32 and device.type == "cpu"
         self.network = task.network if fits else None
@@ -95,21 +96,6 @@ class ModuleTrainer(BaseTrainer):
             self._noise = torch.Generator()
             self.releases_gil = True
             self.seeds_own_generators = not task.augment.has_user_code  # user code may use the global generators
-
-    def _share_frozen_parameters(self, like: ModuleTrainer | None) -> list[tuple[str, torch.Tensor, int]]:
-        """Share the frozen parameters of the task, or of another trainer, if dtype and device are equal."""
-        frozen: list[tuple[str, torch.Tensor, int]] = []
-        known = {} if like is None else dict(like.module.named_parameters())
-        for name, parameter in self.module.named_parameters():
-            common = self.task.frozen.get(name)
-            if common is None:
-                continue
-            if name in known:
-                common = known[name].detach()
-            if common.dtype == parameter.dtype and common.device == parameter.device:
-                parameter.data = common
-            frozen.append((name, parameter, parameter._version))
-        return frozen
 
     @property
     def _direct(self) -> bool:
@@ -132,12 +118,7 @@ class ModuleTrainer(BaseTrainer):
 
     def read_buffers(self) -> Vector | None:
         self.module_state.check_constant_buffers()
-        for name, parameter, version in self._frozen:
-            if parameter._version != version:
-                raise HansaError(
-                    f"parameter {name} is frozen, and the model changed it in training: workers share such. Register "
-                    "what a client changes as a buffer."
-                )
+        self._shared.check()
         return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
 
     def batches(self, client: int, work: Work, key: Key) -> torch.Tensor | KeyedBatches:

@@ -71,6 +71,8 @@ class Layout:
     parameters: tuple[TensorEntry, ...]
     buffers: tuple[TensorEntry, ...]
     channels_last: bool = True
+    kept: frozenset[str] = frozenset()
+    """Frozen parameters and buffers that keep their own dtype."""
 
     @classmethod
     def of(cls, module: nn.Module, channels_last: bool = True) -> Layout:
@@ -158,13 +160,28 @@ def _named_tensors(module: nn.Module) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def convert_module(module: Module, dtype: torch.dtype, device: torch.device | None = None) -> Module:
+def convert_module(
+    module: Module, dtype: torch.dtype, device: torch.device | None = None, keep: Collection[str] = ()
+) -> Module:
     """Convert the module in place: real tensors to ``dtype``, complex ones to the corresponding complex dtype.
 
     ``module.to(dtype)`` would drop the imaginary parts.
+
+    Args:
+        module: The module.
+        dtype: The dtype of its real tensors.
+        device: Their device; None leaves them where they are.
+        keep: Names of tensors that keep their dtype.
+
+    >>> layer = torch.nn.Linear(2, 1).to(torch.bfloat16)
+    >>> convert_module(layer, torch.float32, keep=["weight"]).weight.dtype, layer.bias.dtype
+    (torch.bfloat16, torch.float32)
     """
+    kept = _ids(module, keep)
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in kept:
+            return tensor.to(device=device)
         if tensor.is_complex():
             return tensor.to(device=device, dtype=dtype.to_complex())
         return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
@@ -173,11 +190,16 @@ def convert_module(module: Module, dtype: torch.dtype, device: torch.device | No
     return module
 
 
-def widen_module(module: Module, dtype: torch.dtype) -> Module:
-    """Convert the module in place to at least the precision of ``dtype``, without loss."""
+def _ids(module: nn.Module, names: Collection[str]) -> set[int]:
+    return {id(tensor) for name, tensor in _named_tensors(module).items() if name in names} if names else set()
+
+
+def widen_module(module: Module, dtype: torch.dtype, keep: Collection[str] = ()) -> Module:
+    """Convert the module in place to at least the precision of ``dtype``, without loss; ``keep`` names exceptions."""
+    kept = _ids(module, keep)
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
-        number = tensor.is_floating_point() or tensor.is_complex()
+        number = (tensor.is_floating_point() or tensor.is_complex()) and id(tensor) not in kept
         return tensor.to(torch.promote_types(tensor.dtype, dtype)) if number else tensor
 
     module._apply(widen)  # type: ignore[no-untyped-call]

@@ -1,0 +1,175 @@
+"""A model with a frozen base in bfloat16 and a trained float32 head, as with LoRA: memory, gradients, files."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from functools import partial
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import hansa
+from engine import problems
+from engine.simulated_device import simulated_device
+from hansa.engine import Pool
+from hansa.runs.driver import Run
+
+CPU = torch.device("cpu")
+METHOD = hansa.presets.fedavg(local_lr=0.1, steps=3, batch_size=5, participation=0.5)
+
+
+class Adapted(nn.Module):
+    """A frozen bfloat16 base, a large constant buffer in float16, a trained low-rank path and a trained head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        base = torch.Generator().manual_seed(5)
+        self.base = nn.Linear(36, 16).requires_grad_(False)
+        for part in self.base.parameters():
+            part.copy_(torch.randn(part.shape, generator=base))
+        self.base.to(torch.bfloat16)
+        self.down, self.up, self.head = nn.Linear(36, 2, bias=False), nn.Linear(2, 16, bias=False), nn.Linear(16, 3)
+        self.register_buffer("table", torch.linspace(0.5, 1.5, 16 * 4096).view(4096, 16).half())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        hidden = self.base(x.to(self.base.weight.dtype)).to(x.dtype) + self.up(self.down(x))
+        return self.head(torch.tanh(hidden) * self.table[0].to(x.dtype))
+
+
+class Unaware(nn.Module):
+    """Gives its bfloat16 base inputs in float32: takes no step unless the base is converted, or under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.head = nn.Linear(36, 16).requires_grad_(False).to(torch.bfloat16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.base(x.flatten(1))))
+
+
+def task(model=Adapted, **words) -> hansa.Task:
+    return hansa.Task(model, nn.functional.cross_entropy, problems.data(test=40), **words)
+
+
+def test_narrow_frozen_weights_keep_their_dtype_and_are_one_copy():
+    mine = task()
+    first, second = (mine.trainer(torch.float32, CPU) for _ in range(2))
+    for name, dtype in (("base.weight", torch.bfloat16), ("base.bias", torch.bfloat16), ("table", torch.float16)):
+        tensors = [mine.frozen[name], *(dict(each.module.state_dict())[name] for each in (first, second))]
+        assert {tensor.dtype for tensor in tensors} == {dtype}
+        assert len({tensor.data_ptr() for tensor in tensors}) == 1, name
+    assert first.module.head.weight.dtype == torch.float32
+    assert mine.layout.dim == 36 * 2 + 2 * 16 + 16 * 3 + 3
+    assert mine.layout.buffer_dim == 0
+    assert mine.network is None
+    own = [part for undo in first.module_state._undo for part in [getattr(undo, "saved", None)] if part is not None]
+    assert not own  # no copy of the table to restore it from
+
+
+def test_the_gradient_is_that_of_plain_pytorch():
+    mine = task(batch_clients=False)
+    trainer, vectors = mine.trainer(torch.float32, CPU), mine.start(hansa.Key(3), torch.float32)
+    trainer.load(vectors["model"], None)
+    rows = torch.arange(7)
+    loss, gradients = trainer.gradient(0, rows)
+    plain = Adapted()
+    plain.load_state_dict(mine.layout.unpack(vectors["model"]), strict=False)
+    expected = nn.functional.cross_entropy(plain(mine.data.inputs[rows]), mine.data.targets[rows])
+    expected.backward()
+    assert torch.equal(loss, expected.detach())
+    named = {entry.name: gradient for entry, gradient in zip(mine.layout.parameters, gradients, strict=True)}
+    assert set(named) == {"down.weight", "up.weight", "head.weight", "head.bias"}
+    for name, gradient in named.items():
+        assert torch.equal(gradient, plain.get_parameter(name).grad), name
+
+
+def test_any_number_of_workers_and_a_resume_give_the_same_bits_and_files_keep_the_dtypes(tmp_path):
+    mine = task()
+    expected = hansa.run(METHOD, mine, rounds=4, seed=3, workers=1)
+    for kind in ("process", "thread"):
+        engine = partial(Pool, workers=2, kind=kind)
+        assert torch.equal(Run(METHOD, mine, seed=3, engine=engine).advance(4).params, expected.params)
+    hansa.run(METHOD, mine, rounds=2, seed=3, workers=1, out=tmp_path / "run")
+    resumed = hansa.resume(tmp_path / "run", METHOD, mine, rounds=4)
+    assert torch.equal(resumed.params, expected.params)
+    dtypes = {name: tensor.dtype for name, tensor in Adapted().state_dict().items()}
+    file = hansa.export(tmp_path / "run", tmp_path / "model.safetensors")
+    exported = safetensors.torch.load_file(file)
+    loaded = hansa.load_model(tmp_path / "run", Adapted)
+    for state in (resumed.model.state_dict(), exported, loaded.module.state_dict()):
+        assert {name: tensor.dtype for name, tensor in state.items()} == dtypes
+        assert all(
+            torch.equal(state[name], tensor) for name, tensor in Adapted().base.state_dict(prefix="base.").items()
+        )
+    rows = mine.data.test_inputs
+    with torch.no_grad():
+        assert torch.equal(loaded.predict(rows).outputs, resumed.model.eval()(rows))
+
+
+def test_a_run_in_float64_converts_all_weights():
+    mine = task()
+    trainer = mine.trainer(torch.float64, CPU)
+    assert {each.dtype for each in (*trainer.module.parameters(), *trainer.module.buffers())} == {torch.float64}
+    assert Run(METHOD, mine, dtype=torch.float64).advance(1).model.base.weight.dtype == torch.float64
+
+
+def test_a_model_that_does_not_take_narrow_weights_is_converted_and_one_under_autocast_is_not(caplog):
+    with caplog.at_level(logging.INFO, "hansa"):
+        plain = task(Unaware, native=False)
+    assert "frozen weights in bfloat16 are converted to float32, because the model takes no step" in caplog.text
+    assert "x.to(weight.dtype)" in caplog.text
+    assert plain.trainer(torch.float32, CPU).module.base.weight.dtype == torch.float32
+    mixed = task(Unaware, autocast="bfloat16")
+    assert mixed.trainer(torch.float32, CPU).module.base.weight.dtype == torch.bfloat16
+    assert Run(METHOD, mixed).advance(1).model.base.weight.dtype == torch.bfloat16
+
+
+def test_native_true_is_refused_with_the_reason():
+    with pytest.raises(hansa.HansaError, match="no native form: it has frozen weights of fewer bits than float32"):
+        task(native=True)
+
+
+class Writes(Adapted):
+    """Writes to its table from the third batch on."""
+
+    assigns = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 4 and self.assigns:
+            self.table = self.table + 1
+        elif len(x) == 4:
+            self.table += 1
+        return super().forward(x)
+
+
+class Assigns(Writes):
+    assigns = True
+
+
+@pytest.mark.parametrize("model", [Writes, Assigns])
+def test_writing_to_a_shared_buffer_is_refused(model):
+    with pytest.raises(hansa.HansaError, match="buffer table was left unchanged by the first batch and written by"):
+        Run(copy.copy(METHOD).with_local(batch_size=4), task(model, batch_clients=False)).advance(1)
+
+
+def test_on_a_device_the_trainers_share_one_copy(monkeypatch):
+    if not hasattr(torch._C, "_acc"):
+        pytest.skip("torch before 2.9 has no devices written in Python")
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    with simulated_device() as device:
+        mine = task(batch_clients=False)
+        first, second = (mine.trainer(torch.float32, device) for _ in range(2))
+        for name, dtype in (("base.weight", torch.bfloat16), ("table", torch.float16)):
+            ours, theirs = (dict(each.module.state_dict())[name] for each in (first, second))
+            assert ours.device.type == device.type
+            assert ours.dtype == dtype
+            before = float(ours.flatten()[0])
+            theirs.flatten()[0] += 1
+            assert float(ours.flatten()[0]) == before + 1  # the same memory
+            theirs.flatten()[0] -= 1
+        expected = Run(METHOD, mine).advance(2)
+        assert torch.equal(Run(METHOD, mine, device=device).advance(2).params, expected.params)
