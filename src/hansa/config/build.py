@@ -120,6 +120,7 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
         main_metric=section.main_metric,
         augment=augment,
         autocast=section.autocast,
+        param_dtype=section.param_dtype,
         batch_clients=section.batch_clients,
         compile=section.compile,
         evaluation_batch_size=section.evaluation_batch_size,

@@ -102,8 +102,10 @@ class ModelSection(ConfigSection):
     loss: str | dict[str, Any] | None = None
     """A loss of (output, target): cross_entropy, mse, l1, huber, bce, nll, or your MODULE:FUNCTION; by default
     cross_entropy for class targets, mse for others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
-    autocast: Literal["bfloat16"] | None = None
-    """bfloat16 runs the model in mixed precision (torch.autocast); parameters, the loss and updates stay in float32."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    """The dtype of mixed precision (torch.autocast); parameters, the loss and updates stay in float32."""
+    param_dtype: Literal["bfloat16"] | None = None
+    """The dtype of the model's parameters; steps are taken on float32 master weights, and updates are float32."""
     batch_clients: bool | None = None
     """Whether several clients are trained in one program where the model is trained eagerly (torch.func.vmap); by
     default where that is predicted to be faster. Results differ in their last bits."""

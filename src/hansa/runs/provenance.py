@@ -234,8 +234,8 @@ def _model_digest(task: Any, run: Run) -> str:
     shapes = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
     kinds = sorted({source_text(type(part)) for part in module.modules()})
     compiled = ["compiled"] if getattr(task, "compile", False) else []
-    if (autocast := getattr(task, "autocast", None)) is not None:
-        compiled.append(f"autocast={autocast}")
+    if (precision := getattr(getattr(task, "precision", None), "reason", None)) is not None:
+        compiled.append(precision.replace("'", ""))
     if (requested := getattr(task, "batch_clients", None)) is not None:
         compiled.append(f"batch_clients={requested}")
     return sha256("\n".join([source_text(task.model), *shapes, _stable_repr(module), *kinds, *compiled]).encode())

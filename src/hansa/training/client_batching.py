@@ -189,8 +189,8 @@ def _check(task: Task, algorithm: Algorithm) -> None:
         raise NotBatchable("its clients keep blocks of the model")
     if task.network is not None:
         raise NotBatchable("native code trains it")
-    if task.compile or task.autocast is not None:
-        raise NotBatchable("it is compiled" if task.compile else "it uses autocast")
+    if task.compile or task.precision.reason is not None:
+        raise NotBatchable("it is compiled" if task.compile else f"it uses {task.precision.reason}")
     if task.layout.buffer_dim:
         raise NotBatchable("its model has buffers that training changes (BatchNorm?)")
     if hasattr(task.data, "fetch"):

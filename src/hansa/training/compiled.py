@@ -52,8 +52,8 @@ def missing_compiler() -> str | None:
 
 def compile_obstacle(task: Task) -> str | None:
     """Return why a task's model cannot be compiled, or None; forward, loss and backward are traced on example rows."""
-    if task.autocast is not None:
-        return "it uses autocast"
+    if task.precision.reason is not None:
+        return f"it uses {task.precision.reason}"
     if (reason := missing_compiler()) is not None:
         return reason
     return _Comparison(task, task.dtype, torch.device("cpu")).difference(_signature(task.example), "aot_eager")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -288,3 +288,8 @@ def _replace(scores: torch.Tensor, places: torch.Tensor, factor: float, class_ax
     changed = scores.clone()
     changed[places] = factor * scores[places] + torch.linspace(-1, 1, scores.shape[-1], dtype=scores.dtype)
     return changed.movedim(-1, class_axis)
+
+
+def has_ignored_labels(batch: Sequence[Any]) -> bool:
+    """Return whether a batch of native code has negative labels, which cross-entropy ignores."""
+    return int(batch[1].min()) < 0

@@ -32,7 +32,7 @@ from hansa.training.frozen_weights import find_constant_buffers, find_frozen, ke
 from hansa.training.labels import check_classes, default_metric, find_label_rule
 from hansa.training.losses import LossFunction, WeightedTargets
 from hansa.training.metric_direction import check_hits, main_column, metric_directions
-from hansa.training.mixed_precision import check_autocast
+from hansa.training.mixed_precision import Precision
 from hansa.training.model_probe import ProbeResult, diverse_rows, probe_model
 from hansa.training.module_state import warn_if_stateful
 from hansa.training.reduction import Reduction, find_reductions, loss_sums, torch_class_loss
@@ -124,8 +124,10 @@ class Task:
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
         name: Name of the task. Default: the class of the model.
         native: False always trains with eager PyTorch; True refuses a model without a native form.
-        autocast: "bfloat16" runs the model in mixed precision (`torch.autocast`), without native code; parameters, the
-            loss and updates stay in float32.
+        autocast: "bfloat16" or "float16" runs the model in mixed precision (`torch.autocast`), without native code;
+            parameters, the loss and updates stay in float32. In float16 the loss is scaled.
+        param_dtype: "bfloat16" runs a model with parameters of that dtype, without native code; steps are taken on
+            float32 master weights, and updates are float32.
         batch_clients: False trains clients one after the other; True trains several in one program (`torch.func.vmap`)
             and refuses a model or method for which that is impossible. Default: where that is predicted to be faster.
             Results differ in their last bits.
@@ -157,6 +159,7 @@ class Task:
         name: str | None = None,
         native: bool | None = None,
         autocast: str | None = None,
+        param_dtype: str | None = None,
         batch_clients: bool | None = None,
         compile: bool = False,
         test: Mapping[str, Any] | None = None,
@@ -188,13 +191,14 @@ class Task:
             self.layout = choose_layout(self.name, self.example_model, loss, inputs, targets)
         double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
         self.dtype = torch.float64 if double else torch.float32
-        self.autocast = check_autocast(autocast)
-        self.layout = keep_narrow_weights(
-            self.name, self.example_model, loss, self.layout, self.dtype, self.example, self.autocast
-        )
+        self.precision = Precision(autocast, param_dtype)
+        if param_dtype is None:
+            self.layout = keep_narrow_weights(
+                self.name, self.example_model, loss, self.layout, self.dtype, self.example, autocast
+            )
         self.test_sets = self._test_sets(test)
         samples = None if torch_class_loss(loss) is not None else self._sample_batches()
-        mixed = self.autocast if self.layout.kept else None  # which such weights may need
+        mixed = autocast if self.layout.kept else None  # which such weights may need
         probe = probe_model(self.example_model, loss, self.layout, self.dtype, self.example, samples, mixed)
         if probe is not None and isinstance(targets, WeightedTargets):
             check_row_weights(own_loss, loss, probe.output, probe.target)
@@ -283,8 +287,8 @@ class Task:
     def _find_network(self, inputs: Any, targets: Any, requested: bool | None) -> Network | None:
         """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
         self.eager_reason: str | None = None
-        if requested is False or self.autocast is not None:
-            self.eager_reason = "native=False" if self.autocast is None else f"autocast={self.autocast!r}"
+        if requested is False or self.precision.reason is not None:
+            self.eager_reason = self.precision.reason or "native=False"
             return None
         native.warn_if_missing()
         if requested is None and native.instruction_set() == "base":  # without vector instructions eager is faster

@@ -42,7 +42,8 @@ from hansa.training.batched_training import BatchedTraining
 from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator
 from hansa.training.frozen_weights import SharedWeights
-from hansa.training.mixed_precision import autocast_caller
+from hansa.training.labels import has_ignored_labels
+from hansa.training.mixed_precision import ModelPrecision
 from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
 from hansa.training.scoring import PartialScore
@@ -64,7 +65,8 @@ class ModuleTrainer(BaseTrainer):
         self.task, self.layout, self.device = task, task.layout, device
         self.module = convert_module(fresh(task.model, Key(0)), dtype, device, task.kept_weights(dtype))
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
-        self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
+        self.precision = ModelPrecision(task.precision, self.module, self.layout, self.y)
+        self.parameters: list[torch.Tensor] = self.precision.parameters
         self._shared = SharedWeights(task, self.module, like)
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
@@ -74,9 +76,8 @@ class ModuleTrainer(BaseTrainer):
             train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
         )
         self.evaluator: Evaluator = Evaluator(self, None if like is None else like.evaluator)
-        call = model_caller(self.module, task.example[0])
         self._generator = torch.Generator()
-        self.call_model: Callable[[Any], Any] = autocast_caller(call, task.autocast, dtype, device)
+        self.call_model: Callable[[Any], Any] = self.precision.wrap(model_caller(self.module, task.example[0]))
         self.module.train()
         self.module_state = ModuleState(
             self.module, {entry.name for entry in self.layout.buffers}, task.constant_buffers, self._shared.buffers
@@ -111,6 +112,7 @@ class ModuleTrainer(BaseTrainer):
 
     def load(self, model: Vector, buffers: Vector | None) -> None:
         self.y.copy_(model)
+        self.precision.start_client()
         if self.network is None:
             self.module_state.restore()
         if self.buffers is not None and buffers is not None:
@@ -345,10 +347,15 @@ class ModuleTrainer(BaseTrainer):
                 f"{self.task.name}: a batch has a negative label, which native code with dropout does not take. Use "
                 "Task(native=False)."
             )
-        with torch.enable_grad():
-            loss = self.task.loss(self.call_model(batch.inputs), batch.targets)
-            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
-        return loss.detach(), gradients
+        _, loss, gradients = self._differentiate(batch)
+        return loss, gradients
+
+    @torch.enable_grad()
+    def _differentiate(self, batch: Batch) -> tuple[Any, torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return the output and the loss of a batch, and the gradients."""
+        output = self.call_model(batch.inputs)
+        loss = self.task.loss(output, batch.targets)
+        return output, loss.detach(), self.precision.gradients(loss)
 
     def _draw_dropout(self, rows: int) -> torch.Tensor | None:
         """Draw the dropout factors of the next batch."""
@@ -371,13 +378,9 @@ class ModuleTrainer(BaseTrainer):
         task = self.task
         if self.network is not None or task.loss_sums is None:
             return float(len(rows)), self.gradient(client, rows)[1]
-        inputs, targets = self.batch(client, rows)
-        with torch.enable_grad():
-            output = self.call_model(inputs)
-            loss = task.loss(output, targets)
-            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            weight = task.loss_sums(output, targets)[1]
+        batch = self.batch(client, rows)
+        output, _, gradients = self._differentiate(batch)
+        weight = task.loss_sums(output, batch.targets)[1]
         if weight and task.reduction == "sum":
             gradients = tuple(gradient / weight for gradient in gradients)
         return weight, gradients
@@ -393,11 +396,6 @@ class ModuleTrainer(BaseTrainer):
         self.load(vectors[MODEL], vectors.get(BUFFERS))
         name, first = self.task.locate_test_rows(start)
         return self.evaluator.score(name, torch.arange(start - first, stop - first), start)
-
-
-def has_ignored_labels(batch: Sequence[Any]) -> bool:
-    """Return whether a batch of native code has negative labels, which cross-entropy ignores."""
-    return int(batch[1].min()) < 0
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
