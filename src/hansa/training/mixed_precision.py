@@ -91,9 +91,9 @@ class ModelPrecision:
         if precision.param_dtype is not None:
             self._rounded = torch.zeros_like(y, dtype=PARAM_DTYPES[precision.param_dtype])
             self.parameters = [entry.view(y) for entry in layout.parameters]
-            kept = _round_module(module, self._rounded.dtype)
+            wide_ids = _round_module(module, self._rounded.dtype)
             for leaf, entry in zip(self._leaves, layout.parameters, strict=True):
-                leaf.data = entry.view(y if id(leaf) in kept else self._rounded)
+                leaf.data = entry.view(y if id(leaf) in wide_ids else self._rounded)
         self.start_client()
 
     def start_client(self) -> None:
@@ -123,14 +123,14 @@ class ModelPrecision:
         In float16 the host waits for the device, once if nothing overflows.
         """
         if not self._scales:
-            found = torch.autograd.grad(loss, self._leaves, allow_unused=True, materialize_grads=True)
-            return found if self._rounded is None else tuple(each.to(self._y.dtype) for each in found)
+            gradients = torch.autograd.grad(loss, self._leaves, allow_unused=True, materialize_grads=True)
+            return gradients if self._rounded is None else tuple(each.to(self._y.dtype) for each in gradients)
         while True:
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 loss * self._scale, self._leaves, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            if self._scale <= 1.0 or _all_finite(found) or not _all_finite([loss]):
-                return tuple(torch._foreach_mul(found, 1.0 / self._scale))
+            if self._scale <= 1.0 or _all_finite(gradients) or not _all_finite([loss]):
+                return tuple(torch._foreach_mul(gradients, 1.0 / self._scale))
             self._scale /= 2
 
 
@@ -176,15 +176,15 @@ def _convert(tree: Any, dtype: torch.dtype) -> Any:
 
 def _round_module(module: nn.Module, dtype: torch.dtype) -> set[int]:
     """Convert a module's real parameters and buffers to a dtype; return the ids of parameters that keep theirs."""
-    normalising = [part for part in module.modules() if isinstance(part, _NormBase)]
-    kept = {id(each) for part in normalising for each in part.parameters(recurse=False)}
+    normalizations = [part for part in module.modules() if isinstance(part, _NormBase)]
+    wide_ids = {id(each) for part in normalizations for each in part.parameters(recurse=False)}
     for part in module.modules():
         if isinstance(part, _NormBase):
             continue
         for parameter in part.parameters(recurse=False):
-            if parameter.is_floating_point() and id(parameter) not in kept:
+            if parameter.is_floating_point() and id(parameter) not in wide_ids:
                 parameter.data = parameter.data.to(dtype)
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_floating_point():
                 part._buffers[name] = buffer.to(dtype)
-    return kept
+    return wide_ids
