@@ -97,7 +97,8 @@ _library: torch.library.Library | None = None
 
 
 def _register() -> torch.device:
-    """Register the device with torch; once per process, as torch has no way back."""
+    """Register the device with torch, once per process and before its first gradient: then torch starts a thread for
+    every kind of device, and there is no way back."""
     global _library
     if _library is None:
         backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=MODULE)
