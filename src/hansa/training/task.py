@@ -124,10 +124,8 @@ class Task:
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
         name: Name of the task. Default: the class of the model.
         native: False always trains with eager PyTorch; True refuses a model without a native form.
-        autocast: "bfloat16" or "float16" runs the model in mixed precision (`torch.autocast`), without native code;
-            parameters, the loss and updates stay in float32. In float16 the loss is scaled.
-        param_dtype: "bfloat16" runs a model with parameters of that dtype, without native code; steps are taken on
-            float32 master weights, and updates are float32.
+        autocast: "bfloat16" or "float16" runs the model in mixed precision (`torch.autocast`); updates stay float32.
+        param_dtype: "bfloat16" gives the model parameters of that dtype, with float32 master weights and updates.
         batch_clients: False trains clients one after the other; True trains several in one program (`torch.func.vmap`)
             and refuses a model or method for which that is impossible. Default: where that is predicted to be faster.
             Results differ in their last bits.
@@ -220,11 +218,8 @@ class Task:
         if self.needs_all_outputs and any(map(count_test_rows, self.test_sets.values())):
             check_outputs(probe, self.loss_sums is None)
         if self.loss_sums is None:
-            log.info(
-                "%s: the loss is neither a mean nor a sum over rows: the test loss is computed from all test rows at "
-                "once",
-                self.name,
-            )
+            why = "the loss is neither a mean nor a sum over rows"
+            log.info("%s: %s: the test loss is computed from all test rows at once", self.name, why)
         self.evaluation_batch_size = check_batch_size(evaluation_batch_size, probe)
         self.network = self._find_network(inputs, targets, requested=native)
         self.compile = compile and self._can_compile()
