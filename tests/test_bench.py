@@ -26,7 +26,7 @@ from hansa.core import native
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = ("W1", "W2", "W3", "W4")
-WRONG: tuple[dict[str, Any], ...] = ({"steps": 2}, {"lr": 0.02}, {"rounds": 1}, {"batch": 5})
+WRONG: tuple[dict[str, Any], ...] = ({"steps": 2}, {"lr": 0.002}, {"rounds": 1}, {"batch": 5})
 MODELS = ("cnn_29k", "mlp", "pfl_cnn", "logistic", "logistic_sigmoid")
 
 
@@ -82,7 +82,7 @@ def off(
     monkeypatch.setattr(sys, "argv", ["", str(folder / "job.json")])
     getattr(bench, script).main()
     assert len(json.loads((folder / "answer.json").read_text())["seconds"]) == given["rounds"]
-    wanted = bench.agreement.reference(given["model"], workload, folder / "small" / f"{name}.npz", start)
+    wanted = bench.agreement.reference(given["model"], small, folder / "small" / f"{name}.npz", start)
     return float(bench.agreement.distance(folder / "saved.npz", wanted, start))
 
 
@@ -111,7 +111,7 @@ def test_models_of_the_catalogue_are_those_of_the_peers(
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
-    [("W3", {"steps": 2}), ("W3", {"lr": 0.09}), *(("W4", wrong) for wrong in WRONG)],
+    [("W3", {"steps": 2}), ("W3", {"lr": 0.009}), *(("W4", wrong) for wrong in WRONG)],
 )
 def test_other_work_is_not_taken_for_the_same(
     bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, wrong: dict[str, Any]
@@ -126,7 +126,7 @@ def test_another_model_is_not_taken_for_the_same(
     assert agrees(bench, "W4", off(bench, "W4", tmp_path, monkeypatch, "hansa_run", **sigmoid))
     wanted = bench.agreement.reference(
         "logistic",
-        bench.workloads.W4,
+        bench.agreement.small(bench.workloads.W4),
         tmp_path / "small" / "W4.npz",
         start := tmp_path / "data" / "W4-start.npz",
     )
@@ -215,7 +215,7 @@ def test_the_page_shows_the_workloads_of_others_and_the_published_times(bench: S
     assert "W3 steps/s" not in ours
     assert "| W3 steps/s |" in others
     assert "W3: Hansa, own class with forward(), 2 workers: 2.00 times the client-steps of the fastest peer" in others
-    assert "yes, all within 2e-06 (at most 0.03)" in others
+    assert "yes, all within 2e-06 (at most 0.05)" in others
     assert "yes, all within 2e-06 (at most 0.0001)" in others
     job = others.split("### FLUTE's whole job")[1].split("## ")[0]
     assert "Their machine was another one" in job

@@ -57,10 +57,10 @@ METHOD = """\
   medians of the repeats with their extremes. *Wall* is the whole time of all repeats' processes, start-up included.
   *MB* is the largest sum of the resident sets of all processes of a run, so that pages which processes share count more
   than once.
-- Before W3 and W4 are timed, every contender does a small job of each without any randomness: four
-  clients that all take part, batches of all they have, three steps, two rounds, no dropout. The models must be those of
-  a reference in float64, or the benchmark fails: to 0.0001 of the way that it went, with max-pools to 0.03 (of two
-  entries that are equal in float32 they may choose the other one; a step more or less is 0.2 and more).
+- Before W3 and W4 are timed, every contender does a small job of each without any randomness: four clients that all
+  take part, batches of all they have, three steps, two rounds, a tenth of the rate, no dropout. The models must be
+  those of a reference in float64, or the benchmark fails: to 0.0001 of the way that it went, with ReLU and max-pools to
+  0.05, since near a kink float32 may take the other side. A step more or less is 0.2 and more.
 - Accuracy is of the last model on the test set, by one judge for all. All must lie within 5 points of their median.
 - FedLab and fluke train in one process with torch's threads; pfl has two workers under torchrun, Flower two Ray actors
   of one thread each, FedJAX its compiled backend with XLA's threads (its pmap backend does not run with this JAX).
