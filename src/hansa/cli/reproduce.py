@@ -16,7 +16,6 @@ from hansa.cli.report import write_latex, write_report
 from hansa.cli.run import count_rounds, run_configs
 from hansa.config.registry.import_path import only_look
 from hansa.core.errors import HansaError, suggestion
-from hansa.study.report.formats import format_duration
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -73,7 +72,7 @@ def reproduce(
     command again to continue after an interruption.
     """
     from hansa.study.recipes import SCALES, find_recipes, library
-    from hansa.study.recipes.schedule import RunRecords, plan_recipe, recipe_progress
+    from hansa.study.recipes.schedule import RunRecords, describe_time, plan_recipe, recipe_progress
 
     if scale not in SCALES:
         raise HansaError(f"--scale {scale}: expected smoke, cpu or paper. {suggestion(scale, SCALES)}")
@@ -93,8 +92,8 @@ def reproduce(
         _show_status(progress, place)
         return
     if len(recipes) > 1 and not quiet:
-        left = sum(each.seconds_left for each in progress)
-        note(f"{len(recipes)} recipes, about {format_duration(left)} of processor time", "bold")
+        left, unknown = sum(each.seconds_left for each in progress), sum(each.unknown for each in progress)
+        note(f"{len(recipes)} recipes, time left: {describe_time(left, unknown)}", "bold")
     options = RecipeOptions(scale, overrides, place, export, quiet, parallel)
     results = _run_recipes([each.plan.recipe for each in progress], [recipe.name for recipe in recipes], options)
     if len(results) > 1:
@@ -202,17 +201,22 @@ def _run_recipe(recipe: Recipe, options: RecipeOptions) -> RecipeResult:
 
 def _show_status(progress: Sequence[RecipeProgress], place: Path) -> None:
     """Print what is done of each recipe, in the order in which they will be run."""
-    headings = ("recipe", "reference", "runs done", "processor time left", "result")
-    table = plain_table(*headings, left=("recipe", "reference", "result"), no_wrap=("recipe",))
+    from hansa.study.recipes.outcome import read_verdict
+    from hansa.study.recipes.schedule import describe_time
+
+    headings = ("recipe", "runs done", "time left", "result")
+    table = plain_table(*headings, left=("recipe", "result"), no_wrap=headings[:3])
     for each in progress:
-        recipe, page = each.plan.recipe, place / f"{each.plan.recipe.name}.html"
-        left = "" if each.finished == each.runs else f"about {format_duration(each.seconds_left)}"
-        result = str(page) if each.finished == each.runs and page.is_file() else ""
-        table.add_row(recipe.name, escape(recipe.reference), f"{each.finished} of {each.runs}", left, escape(result))
+        name, done = each.plan.recipe.name, each.finished == each.runs
+        result = read_verdict(place / f"{name}.json") if done else ""
+        table.add_row(name, f"{each.finished} of {each.runs}", each.left, escape(result))
     out().print(table)
-    total = sum(each.seconds_left for each in progress)
-    done = sum(each.finished == each.runs for each in progress)
-    say(f"\n{done} of {len(progress)} recipes are done; about {format_duration(total)} of processor time left")
+    left, unknown = sum(each.seconds_left for each in progress), sum(each.unknown for each in progress)
+    complete = sum(each.finished == each.runs for each in progress)
+    say(f"\n{complete} of {len(progress)} recipes are done; time left: {describe_time(left, unknown)}")
+    say("times are those of recorded runs like these, one after the other", "dim")
+    if complete:
+        say(f"pages: {place}/RECIPE.html", "dim")
 
 
 def show_result(result: RecipeResult) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from hansa.config import from_yaml
+import pytest
+
+from hansa.config import Config, from_yaml
 from hansa.runs.folder import RunFolder
 from hansa.study.recipes import read_recipes
 from hansa.study.recipes.schedule import RunRecords, client_steps, plan_recipe, recipe_progress
@@ -52,7 +55,7 @@ def called(*arguments: str) -> Any:
 
 
 def shown(output: str) -> dict[str, str]:
-    return dict(re.findall(r"^(\w+) +Table \d +(\d+ of \d+)", output, flags=re.MULTILINE))
+    return dict(re.findall(r"^(\w+) +(\d+ of \d+) ", output, flags=re.MULTILINE))
 
 
 def test_a_list_is_run_cheapest_first_to_its_end_and_never_twice(tmp_path: Path) -> None:
@@ -63,6 +66,7 @@ def test_a_list_is_run_cheapest_first_to_its_end_and_never_twice(tmp_path: Path)
     assert before.exit_code == 0, before.output
     assert list(shown(before.stdout)) == ["fails", "short", "long"]  # the shared runs count once
     assert set(shown(before.stdout).values()) == {"0 of 2", "0 of 1", "0 of 4"}
+    assert len(re.findall(r" unknown\b", before.stdout)) == 4  # of each recipe, and of all
     assert not (tmp_path / "out").exists()
     result = called(*words)
     assert result.exit_code == 1, result.output
@@ -78,6 +82,8 @@ def test_a_list_is_run_cheapest_first_to_its_end_and_never_twice(tmp_path: Path)
     assert page.index('id="long"') < page.index('id="fails"') < page.index('id="short"')  # that of the list
     after = called(*words, "--status")
     assert shown(after.stdout) == {"short": "2 of 2", "fails": "0 of 1", "long": "4 of 4"}
+    assert re.search(r"^long +4 of 4 +nothing to compare", after.stdout, flags=re.MULTILINE)
+    assert re.search(r"^fails +0 of 1 +1 failed", after.stdout, flags=re.MULTILINE)
     assert len(re.findall(r"^FedAvg, seed \d: round 2/2 ", result.stderr, flags=re.MULTILINE)) == 2
     assert "shared, seed" not in result.stderr  # it has them from the recipe before it
     runs = sorted(place.glob("runs/*/seed-*/metrics.jsonl"))
@@ -96,7 +102,7 @@ def test_time_is_estimated_from_recorded_runs(tmp_path: Path) -> None:
     first, *_ = plan_recipe(recipes["short"], "smoke", building=False).runs()
     nothing = RunRecords(tmp_path / "runs")
     assert nothing.find(first) is None
-    assert nothing.seconds_left(first) == 2 * client_steps(first) * 4e-4
+    assert nothing.seconds_left(first) is None
     assert client_steps(first) == 12.0  # six clients take two steps
     called(str(file), "--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
     records = RunRecords(tmp_path / "smoke" / "runs")
@@ -105,6 +111,8 @@ def test_time_is_estimated_from_recorded_runs(tmp_path: Path) -> None:
     other = folder.config.model_copy(update={"seed": 7})
     rounds = [records.seconds_left(other.model_copy(update={"rounds": count})) for count in (10, 20)]
     assert 0 < rounds[0] < rounds[1]
+    model = other.model.model_copy(update={"name": "cnn_29k"})
+    assert records.seconds_left(other.model_copy(update={"model": model})) is None  # no run is like it
     plans = [plan_recipe(recipe, "smoke", building=False) for recipe in recipes.values()]
     progress = {each.plan.recipe.name: (each.finished, each.runs) for each in recipe_progress(plans, records)}
     assert progress == {"long": (4, 4), "fails": (0, 1), "short": (2, 2)}
@@ -115,3 +123,29 @@ def test_steps_of_a_round() -> None:
     assert client_steps(from_yaml(text + "sample: {kind: uniform, count: 4}")) == 4 * 2 * 25
     gossip = "algorithm: cafga\ngossip: {clusters: 5, topology: ring}\ndata: {clients: 40}\nlocal: {steps: 3}"
     assert client_steps(from_yaml(gossip)) == 120
+
+
+def test_the_most_similar_runs_tell_the_time_of_a_step(tmp_path: Path) -> None:
+    """Rounds of few steps have costs of their own: the time of their steps says nothing about rounds of many."""
+    base = from_yaml(
+        "data: {name: synthetic, clients: 10}\nmodel: logistic\nlocal: {steps: 1, batch_size: 10}\nrounds: 4"
+    )
+
+    def of_steps(steps: int) -> Config:
+        return base.model_copy(update={"local": base.local.model_copy(update={"steps": steps})})
+
+    records = RunRecords(tmp_path)
+    for steps, seconds in ((1, 8.0), (100, 40.0)):
+        summary = {"status": "finished", "rounds": 4, "wall_seconds": seconds}
+        records.add(SimpleNamespace(config=of_steps(steps), summary=summary))  # type: ignore[arg-type]
+    assert records.seconds_left(of_steps(2)) == pytest.approx(16.0)
+    assert records.seconds_left(of_steps(50)) == pytest.approx(20.0)
+
+
+def test_runs_that_an_earlier_recipe_needs_are_counted_there(tmp_path: Path) -> None:
+    file = tmp_path / "list.yaml"
+    file.write_text(LIST.replace("rounds: 9", "rounds: 2"))  # now all runs of the first are those of the last
+    plans = [plan_recipe(recipe, "smoke", building=False) for recipe in read_recipes(file).values()]
+    progress = {each.plan.recipe.name: each for each in recipe_progress(plans, RunRecords(tmp_path / "runs"))}
+    assert progress["long"].unknown == 2
+    assert progress["short"].left == "with long"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hansa.study.recipes.claims import CLAIM_RULE, ClaimCheck
@@ -39,13 +41,8 @@ class RecipeResult(NamedTuple):
         """
         if self.error:
             return "not run"
-        verdicts = Counter(one.verdict for one in self.cells if one.published is not None)
-        parts = [f"{count} {verdict}" for verdict, count in verdicts.items()]
-        if claims := [one.holds for one in self.claims]:
-            decided = [holds for holds in claims if holds is not None]
-            parts += [f"{sum(decided)} of {len(decided)} claims hold"] * bool(decided)
-            parts += [f"{len(claims) - len(decided)} undecided"] * (len(decided) < len(claims))
-        return ", ".join(parts) or "nothing to compare"
+        verdicts = [one.verdict for one in self.cells if one.published is not None]
+        return summarize_verdicts(verdicts, [one.holds for one in self.claims])
 
     @property
     def rules(self) -> list[str]:
@@ -93,6 +90,37 @@ class RecipeResult(NamedTuple):
             "rules": {name: agreement_rule(measure) for name, measure in self.recipe.measures.items()},
             "known_differences": list(self.recipe.known_differences),
         }
+
+
+def summarize_verdicts(verdicts: Sequence[str], claims: Sequence[bool | None]) -> str:
+    """Return the verdicts on the numbers and claims of a recipe in a line.
+
+    Args:
+        verdicts: The verdict on each published number.
+        claims: Whether each claim holds; None if that is undecided.
+
+    >>> summarize_verdicts(["agrees", "differs", "agrees"], [True, None])
+    '2 agrees, 1 differs, 1 of 1 claims hold, 1 undecided'
+    """
+    parts = [f"{count} {verdict}" for verdict, count in Counter(verdicts).items()]
+    decided = [holds for holds in claims if holds is not None]
+    parts += [f"{sum(decided)} of {len(decided)} claims hold"] * bool(decided)
+    parts += [f"{len(claims) - len(decided)} undecided"] * (len(decided) < len(claims))
+    return ", ".join(parts) or "nothing to compare"
+
+
+def read_verdict(path: Path) -> str:
+    """Return the verdicts that the file of a result holds (`RecipeResult.record`); "" without a readable file.
+
+    Args:
+        path: The file.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+        verdicts = [str(one["verdict"]) for one in record["numbers"] if one["published"] is not None]
+        return summarize_verdicts(verdicts, [one["holds"] for one in record["claims"]])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]]]:

@@ -16,13 +16,14 @@ import yaml
 from hansa.config import Config, from_yaml
 from hansa.core.errors import HansaError
 from hansa.runs.experiment import config_digest
-from hansa.runs.folder import FINISHED, RunFolder
+from hansa.runs.folder import FAILED, FINISHED, RunFolder
 from hansa.runs.seed_group import expand_seeds
 from hansa.study.recipes.recipe import Recipe, RecipeCell
+from hansa.study.report.formats import format_duration
 
-STEP_SECONDS = {"logistic": 4e-4, "cnn_29k": 2.5e-3, "lstm": 3e-2, "resnet18": 0.15, "convmixer": 0.15}
-"""Processor seconds of one client's step, measured on one core; used until runs of the same model are recorded."""
-OTHER_STEP_SECONDS = 2.5e-3
+STEP_COSTS = {"logistic": 1.0, "cnn_29k": 6.0, "lstm": 75.0, "resnet18": 375.0, "convmixer": 375.0}
+"""The cost of one client's step relative to others: recipes of unknown time are ordered by it."""
+OTHER_STEP_COST = 6.0
 ROWS, CLIENTS = 50_000, 50
 """The training rows and clients of a data set, where a configuration does not say."""
 
@@ -57,7 +58,32 @@ class RecipeProgress(NamedTuple):
     runs: int
     finished: int
     seconds_left: float
-    """The estimated processor time of the runs that are not finished."""
+    """The estimated time of the runs that are not finished, one after the other, as far as it is known."""
+    unknown: int = 0
+    """The number of runs that are not finished and whose time is not known."""
+    failed: int = 0
+    """The number of runs that have failed."""
+    shared_with: str = ""
+    """The recipe before this one that runs the last of the runs that both need."""
+
+    @property
+    def left(self) -> str:
+        """The time left, in words.
+
+        >>> RecipeProgress(None, 9, 3, 4000.0).left, RecipeProgress(None, 9, 3, 0.0, unknown=6).left
+        ('about 67 min', 'unknown')
+        >>> RecipeProgress(None, 9, 3, 4000.0, unknown=2).left, RecipeProgress(None, 9, 3, 0.0, 0, 0, "open").left
+        ('over 67 min', 'with open')
+        >>> RecipeProgress(None, 9, 9, 0.0).left, RecipeProgress(None, 9, 8, 0.0, failed=1).left
+        ('', '1 failed')
+        """
+        if self.finished == self.runs:
+            return ""
+        if self.failed:
+            return f"{self.failed} failed"
+        if self.shared_with and not self.seconds_left and not self.unknown:
+            return f"with {self.shared_with}"
+        return describe_time(self.seconds_left, self.unknown)
 
 
 class RunRecord(NamedTuple):
@@ -66,6 +92,7 @@ class RunRecord(NamedTuple):
     rounds: int
     seconds: float
     finished: bool
+    failed: bool = False
 
 
 def plan_recipe(recipe: Recipe, scale: str, overrides: Sequence[str] = (), *, building: bool = True) -> RecipePlan:
@@ -108,18 +135,22 @@ class RunRecords:
     def __init__(self, folder: Path) -> None:
         self._runs: dict[str, RunRecord] = {}
         self._round_seconds: dict[str, list[float]] = {}
-        self._step_seconds: dict[str, list[float]] = {}
+        self._kinds: dict[str, list[tuple[float, float]]] = {}  # steps and seconds of rounds, by model and data
         for path in sorted(folder.glob("*/seed-*")) + sorted(folder.glob("*")) if folder.is_dir() else []:
             if (run := RunFolder(path)).exists:
-                self._add(run)
+                self.add(run)
 
-    def _add(self, run: RunFolder) -> None:
+    def add(self, run: RunFolder) -> None:
+        """Add a run, finished or not."""
         try:
             config, summary = run.config, run.summary
         except HansaError:  # damaged: it will be reported when it is needed
             return
         record = RunRecord(
-            int(summary["rounds"]), float(summary.get("wall_seconds") or 0), summary["status"] == FINISHED
+            int(summary["rounds"]),
+            float(summary.get("wall_seconds") or 0),
+            summary["status"] == FINISHED,
+            summary["status"] == FAILED,
         )
         known = self._runs.get(key := run_key(config))
         if known is None or (record.finished, record.rounds) > (known.finished, known.rounds):
@@ -127,16 +158,17 @@ class RunRecords:
         if record.rounds and record.seconds:
             a_round = record.seconds / record.rounds
             self._round_seconds.setdefault(_without_seed(config), []).append(a_round)
-            self._step_seconds.setdefault(_kind(config), []).append(a_round / client_steps(config))
+            self._kinds.setdefault(_kind(config), []).append((client_steps(config), a_round))
 
     def find(self, config: Config) -> RunRecord | None:
         """Return the record of a run."""
         return self._runs.get(run_key(config))
 
-    def seconds_left(self, config: Config) -> float:
-        """Estimate the remaining processor time of a run.
+    def seconds_left(self, config: Config) -> float | None:
+        """Estimate the remaining time of a run from recorded ones; None if none is like it.
 
-        By the rounds of other seeds, or the steps of other runs with the same model and data, or `STEP_SECONDS`.
+        The rounds of other seeds take as long. Otherwise those runs with the same model, data and batch size whose
+        rounds have the most similar number of steps tell the time of a step: most estimates are then within 40%.
         """
         record = self.find(config)
         if record is not None and record.finished:
@@ -144,28 +176,68 @@ class RunRecords:
         rounds = config.rounds - (0 if record is None else record.rounds)
         if (same := self._round_seconds.get(_without_seed(config))) is not None:
             return rounds * _median(same)
-        default = [STEP_SECONDS.get(config.model.name or "cnn_29k", OTHER_STEP_SECONDS)]
-        return rounds * client_steps(config) * _median(self._step_seconds.get(_kind(config), default))
+        if (like := self._kinds.get(_kind(config))) is None:
+            return None
+        steps = client_steps(config)
+        distances = [abs(math.log(other / steps)) for other, _ in like]
+        nearest = [
+            seconds / other for (other, seconds), far in zip(like, distances, strict=True) if far == min(distances)
+        ]
+        return rounds * steps * _median(nearest)
 
 
 def recipe_progress(plans: Iterable[RecipePlan], records: RunRecords) -> list[RecipeProgress]:
-    """Return how much of each recipe is done, the one with the least work left first.
+    """Return how much of each recipe is done, the one with the least work left first; last those of unknown time.
 
     A run that several recipes need counts for the first of them only, since it is run once.
     """
-    listed = []
-    for plan in plans:
-        runs = list(plan.runs())
-        done = [record is not None and record.finished for record in map(records.find, runs)]
-        listed.append(RecipeProgress(plan, len(runs), sum(done), sum(map(records.seconds_left, runs))))
-    listed.sort(key=lambda progress: progress.seconds_left)  # stable: equal ones stay in the order of the list
-    seen: set[str] = set()
+    plans = list(plans)
+    counted = [_count_runs(plan, list(plan.runs()), records) for plan in plans]
+    places = sorted(range(len(plans)), key=lambda place: (
+        counted[place].unknown > 0, counted[place].seconds_left, _work_left(plans[place], records), place
+    ))  # fmt: skip
+    owners: dict[str, str] = {}
     ordered = []
-    for progress in listed:
-        new = [each for each in progress.plan.runs() if run_key(each) not in seen]
-        seen.update(map(run_key, new))
-        ordered.append(progress._replace(seconds_left=sum(map(records.seconds_left, new))))
+    for place in places:
+        plan, name = plans[place], plans[place].recipe.name
+        new = []
+        shared_with = ""
+        for each in plan.runs():
+            if (owner := owners.setdefault(run_key(each), name)) == name:
+                new.append(each)
+            elif records.seconds_left(each) != 0.0:
+                shared_with = owner
+        seconds, unknown = _count_runs(plan, new, records)[3:5]
+        ordered.append(counted[place]._replace(seconds_left=seconds, unknown=unknown, shared_with=shared_with))
     return ordered
+
+
+def _count_runs(plan: RecipePlan, runs: Sequence[Config], records: RunRecords) -> RecipeProgress:
+    left = [records.seconds_left(each) for each in runs]
+    known = [each for each in left if each is not None]
+    found = [record for record in map(records.find, runs) if record is not None]
+    finished, failed = sum(record.finished for record in found), sum(record.failed for record in found)
+    return RecipeProgress(plan, len(runs), finished, sum(known), len(left) - len(known), failed)
+
+
+def _work_left(plan: RecipePlan, records: RunRecords) -> float:
+    """Return the work of the runs of unknown time, in no unit."""
+    unknown = [each for each in plan.runs() if records.seconds_left(each) is None]
+    return sum(
+        each.rounds * client_steps(each) * STEP_COSTS.get(each.model.name or "cnn_29k", OTHER_STEP_COST)
+        for each in unknown
+    )
+
+
+def describe_time(seconds: float, unknown: int) -> str:
+    """Return an estimate in words, with two digits.
+
+    >>> describe_time(2574.0, 0), describe_time(80_000.0, 3), describe_time(0.0, 1)
+    ('about 43 min', 'over 22 h', 'unknown')
+    """
+    if not seconds and unknown:
+        return "unknown"
+    return f"{'over' if unknown else 'about'} {format_duration(seconds, digits=2)}"
 
 
 def client_steps(config: Config) -> float:

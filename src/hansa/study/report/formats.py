@@ -38,19 +38,21 @@ def format_bytes(value: float | None) -> str:
     return "–" if value is None else format_bits(8 * value)
 
 
-def format_duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None, digits: int = 3) -> str:
     """
     >>> format_duration(0.25), format_duration(75), format_duration(600), format_duration(9000)
     ('250 ms', '75 s', '10 min', '2.5 h')
+    >>> format_duration(2574.0, digits=2)
+    '43 min'
     """
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
+        return f"{1000 * seconds:.{digits}g} ms"
     for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds / 86_400:.3g} d"
+            return f"{seconds / unit:.{digits}g} {name}"
+    return f"{seconds / 86_400:.{digits}g} d"
 
 
 def format_number(value: float | None) -> str:
