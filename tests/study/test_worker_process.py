@@ -90,5 +90,6 @@ def test_a_worker_sets_determinism_only_if_it_differs(monkeypatch, wanted):
     calls = []
     monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
     settings = NumericSettings.current()
-    settings._replace(deterministic=settings.deterministic != wanted).apply()
-    assert calls == ([not settings.deterministic] if wanted else [])
+    enabled = settings.determinism.enabled != wanted
+    settings._replace(determinism=settings.determinism._replace(enabled=enabled)).apply()
+    assert calls == ([enabled] if wanted else [])

@@ -13,7 +13,6 @@ from torch import nn
 
 import hansa
 from engine import problems
-from engine.simulated_device import simulated_device
 from hansa.engine import Pool
 from hansa.runs.driver import Run
 
@@ -154,22 +153,3 @@ class Assigns(Writes):
 def test_writing_to_a_shared_buffer_is_refused(model):
     with pytest.raises(hansa.HansaError, match="buffer table was left unchanged by the first batch and written by"):
         Run(copy.copy(METHOD).with_local(batch_size=4), task(model, batch_clients=False)).advance(1)
-
-
-def test_on_a_device_the_trainers_share_one_copy(monkeypatch):
-    if not hasattr(torch._C, "_acc"):
-        pytest.skip("torch before 2.9 has no devices written in Python")
-    monkeypatch.setenv("HANSA_NATIVE", "off")
-    with simulated_device() as device:
-        mine = task(batch_clients=False)
-        first, second = (mine.trainer(torch.float32, device) for _ in range(2))
-        for name, dtype in (("base.weight", torch.bfloat16), ("table", torch.float16)):
-            ours, theirs = (dict(each.module.state_dict())[name] for each in (first, second))
-            assert ours.device.type == device.type
-            assert ours.dtype == dtype
-            before = float(ours.flatten()[0])
-            theirs.flatten()[0] += 1
-            assert float(ours.flatten()[0]) == before + 1  # the same memory
-            theirs.flatten()[0] -= 1
-        expected = Run(METHOD, mine).advance(2)
-        assert torch.equal(Run(METHOD, mine, device=device).advance(2).params, expected.params)

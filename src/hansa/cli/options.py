@@ -51,6 +51,14 @@ Parallel = Annotated[
     ),
 ]
 Device = Annotated[str | None, execution("--device", help="Device: cpu, cuda:0, or several as cuda:0,cuda:1.")]
+Deterministic = Annotated[
+    bool | None,
+    execution(
+        "--deterministic/--no-deterministic",
+        help="Whether accelerators use deterministic algorithms only (default). No effect on CPUs.",
+        show_default=False,
+    ),
+]
 Quiet = Annotated[bool, output("--quiet", "-q", help="Do not show progress.")]
 Report = Annotated[Path, output("--report", help="Where to write the report page.")]
 Track = Annotated[
@@ -104,6 +112,7 @@ def changes(
     workers: int | None = None,
     seeds: str | None = None,
     device: str | None = None,
+    deterministic: bool | None = None,
 ) -> list[str]:
     """Return the overrides of a configuration that a command line asks for.
 
@@ -119,7 +128,8 @@ def changes(
     lists = {
         name: f"[{each}]" if each and "," in each else each for name, each in (("seeds", seeds), ("device", device))
     }
-    short = {"rounds": rounds, "seed": seed, "workers": workers, **lists}
+    switch = None if deterministic is None else str(deterministic).lower()
+    short = {"rounds": rounds, "seed": seed, "workers": workers, **lists, "deterministic": switch}
     return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
 
 

@@ -43,6 +43,7 @@ def run(
     workers: opt.Workers = None,
     parallel: opt.Parallel = None,
     device: opt.Device = None,
+    deterministic: opt.Deterministic = None,
     engine: Annotated[str | None, opt.execution("--engine", help="Engine: pool, or ray for a cluster.")] = None,
     address: Annotated[
         str | None,
@@ -67,7 +68,7 @@ def run(
     from hansa.runs.trackers import check_trackers
 
     check_trackers(track or [])
-    overrides = opt.changes(sets, rounds, seed, workers, seeds, device)
+    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic)
     overrides += [f"engine.kind={engine}"] if engine else ["engine.kind=ray"] if address else []
     overrides += [f"engine.address={address}"] if address else []
     if resume and overwrite:
@@ -84,6 +85,7 @@ def run(
             rounds=last,
             workers=requested.workers,
             device=requested.device,
+            deterministic=requested.deterministic,
             trust=trust or not from_folder,  # a file of the user names the same code
             **resuming,
         )
@@ -120,6 +122,7 @@ def resume(
     workers: opt.Workers = None,
     parallel: opt.Parallel = None,
     device: opt.Device = None,
+    deterministic: opt.Deterministic = None,
     fallback: opt.Fallback = False,
     accept: opt.Accept = None,
     trust: opt.Trust = False,
@@ -135,7 +138,12 @@ def resume(
     from hansa.runs.trackers import check_trackers
 
     check_trackers(track or [])
-    requested: dict[str, Any] = {"rounds": rounds, "workers": workers, "device": opt.parse_devices(device)}
+    requested: dict[str, Any] = {
+        "rounds": rounds,
+        "workers": workers,
+        "device": opt.parse_devices(device),
+        "deterministic": deterministic,
+    }
     resuming: dict[str, Any] = {"fallback": fallback, "accept": accept or []}
     group = SeedGroupFolder(folder)
     if group.exists:
@@ -147,12 +155,12 @@ def resume(
 
 
 def refuse_changed_settings(folder: Path, saved: Config, requested: Config) -> None:
-    """Refuse to resume with different settings; rounds, workers, engine and device may change."""
+    """Refuse to resume with different settings; rounds, workers, engine, device and determinism may change."""
     from hansa.config import to_dict
     from hansa.runs.trackers import flatten
 
     before, after = flatten(to_dict(saved)), flatten(to_dict(requested))
-    keys = sorted({*before, *after} - {"rounds", "workers", "engine", "device"})
+    keys = sorted({*before, *after} - {"rounds", "workers", "engine", "device", "deterministic"})
     changed = [
         f"{key} is {before.get(key, 'not set')!s:.60}, requested {after.get(key, 'not set')!s:.60}"
         for key in keys

@@ -57,6 +57,7 @@ def sweep(
     workers: opt.Workers = None,
     parallel: opt.Parallel = None,
     device: opt.Device = None,
+    deterministic: opt.Deterministic = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder of the sweep.")] = Path("runs/sweep"),
     report: Annotated[
         Path | None,
@@ -85,7 +86,7 @@ def sweep(
     axes, listed = split_seeds(grid)
     if listed is not None and (seed is not None or seeds is not None):
         raise _duplicate_seeds()
-    overrides = opt.changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device)
+    overrides = opt.changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device, deterministic)
     message = ""
     if search is None:
         points = [

@@ -377,6 +377,8 @@ class Config(ConfigSection):
     """The smallest number of accepted updates with which a round changes the model."""
     device: str | Annotated[list[str], Field(min_length=1)] = "cpu"
     """The device of local training: cpu, cuda, cuda:1, ..., or a list of which each worker takes one in turn."""
+    deterministic: bool = True
+    """Whether accelerators use deterministic algorithms only; an operation without one is an error. CPUs always do."""
     dtype: Literal["float32", "float64"] = "float32"
     """The dtype of all arithmetic."""
     data: DataSection = DataSection()

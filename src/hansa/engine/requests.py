@@ -21,6 +21,7 @@ from hansa.rounds.many_clients import OrderColumns
 from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import EvaluationJob, run_evaluation
+from hansa.training.determinism import DeterminismSettings
 
 
 @runtime_checkable
@@ -112,7 +113,7 @@ class NumericSettings(NamedTuple):
     dtype: torch.dtype
     precision: str
     mkldnn: bool
-    deterministic: bool
+    determinism: DeterminismSettings
     flush_denormal: bool
 
     @classmethod
@@ -123,7 +124,7 @@ class NumericSettings(NamedTuple):
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
             bool(torch.backends.mkldnn.enabled),
-            torch.are_deterministic_algorithms_enabled(),
+            DeterminismSettings.current(),
             float(denormal.mul(1.0).sum()) == 0.0,
         )
 
@@ -132,8 +133,7 @@ class NumericSettings(NamedTuple):
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.precision)
         torch.backends.mkldnn.set_flags(self.mkldnn)  # type: ignore[no-untyped-call]
-        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # the call imports torch.compile: 1 s
-            torch.use_deterministic_algorithms(self.deterministic)
+        self.determinism.apply()
         self.apply_to_thread()
 
     def apply_to_thread(self) -> None:

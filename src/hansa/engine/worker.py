@@ -21,7 +21,6 @@ from hansa.algorithm import Algorithm
 from hansa.engine.requests import NumericSettings, Request, execute
 from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, unpack_object
 from hansa.training import TaskLike
-from hansa.training.random_state import use_deterministic_cudnn
 
 BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -66,7 +65,6 @@ class WorkerState:
         setup: WorkerSetup = unpack_object(packed, [memory], copy=False)
         setup.settings.apply()
         self.algorithm, self.task = setup.algorithm, setup.task
-        use_deterministic_cudnn(setup.devices)
         self.trainer = setup.task.trainer(setup.dtype, setup.devices[number % len(setup.devices)])
 
     def execute(self, request: Request) -> Any:

@@ -123,7 +123,7 @@ class Site:
             raise ProtocolError(getattr(error, "reason", "malformed"), str(error)) from error
         if self.run is not None and request.run != self.run:
             raise ProtocolError("run", f"orders of run {request.run!r}, expected {self.run!r}")
-        with random_state.deterministic_arithmetic():
+        with random_state.fixed_arithmetic():
             if isinstance(request, SiteEvaluationRequest):
                 return self._evaluate(request).to_bytes()
             self._check(request)

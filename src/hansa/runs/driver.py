@@ -115,6 +115,7 @@ class Run:
         self.dtype = task.dtype if self.options.dtype is None else self.options.dtype
         self.devices = self.options.resolve_devices(task)
         self.device = self.devices[0]
+        self.deterministic = self.options.deterministic is not False
         for device in self.devices:
             check_dtype(device, self.dtype)
         labels = getattr(getattr(task, "data", None), "label_counts", None)
@@ -261,7 +262,7 @@ class Run:
         last, self._task = self.state.round + rounds, self.task
         if self.state.round == 0 and (note := unweighted_note(self.algorithm, self.task.population)):
             logging.getLogger("hansa").info("%s", note)
-        with random_state.deterministic_arithmetic(self.devices):
+        with random_state.fixed_arithmetic(self.devices, self.deterministic):
             engine = self._engine(self.algorithm, self.engine_task, self.dtype, self.device)
             try:
                 while self.state.round < last:

@@ -90,6 +90,7 @@ class Experiment:
         rounds: int | None = None,
         workers: int | Literal["auto"] | None = None,
         device: str | list[str] | None = None,
+        deterministic: bool | None = None,
         fallback: bool = False,
         accept: Sequence[str] = (),
         trust: bool = False,
@@ -102,6 +103,7 @@ class Experiment:
             rounds: A new last round.
             workers: A new number of workers; the result does not depend on it.
             device: Another device; on another kind of device the result is the same up to rounding.
+            deterministic: Whether accelerators use deterministic algorithms only.
             fallback: Use the newest undamaged checkpoint.
             accept: Kinds of changes of data, model or code to accept; they are recorded in the folder.
             trust: Import code that the folder names even if this user did not create the folder on this machine.
@@ -114,7 +116,7 @@ class Experiment:
         try:
             folder.check_resumable()
             folder.require_trust(trust=trust)
-            options = {"rounds": rounds, "workers": workers, "device": device}
+            options = {"rounds": rounds, "workers": workers, "device": device, "deterministic": deterministic}
             changes = {name: value for name, value in options.items() if value is not None}
             config = folder.config.model_copy(update=changes)
             if run_factory is None:
@@ -131,7 +133,7 @@ class Experiment:
                 run = run_factory(config, point.store, point.round)
             run.recorded_batching = point.meta.get("batch_clients", False)
             provenance = _check_provenance(folder, run, point, accepted)
-            if point.meta["arithmetic"] != (now := arithmetic_description(run.devices)):
+            if point.meta["arithmetic"] != (now := arithmetic_description(run.devices, run.deterministic)):
                 log.warning(
                     "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
                     "uninterrupted run", folder, point.meta["arithmetic"], now,
@@ -194,7 +196,7 @@ class Experiment:
             "run": run.id,
             "config": config_digest(self.config),
             "seed": run.key.seed,
-            "arithmetic": arithmetic_description(run.devices),
+            "arithmetic": arithmetic_description(run.devices, run.deterministic),
             "metrics": self.folder.seal,
             "clients": run.client_record.seal,
             "batch_clients": run.batches_clients,
@@ -322,7 +324,7 @@ def config_digest(config: Config) -> str:
     >>> config_digest(from_yaml("rounds: 3")) == config_digest(from_yaml("rounds: 5\\nworkers: 2"))
     True
     """
-    watching = {"name", "rounds", "engine", "workers", "device", "evaluate", "checkpoint", "links"}
+    watching = {"name", "rounds", "engine", "workers", "device", "deterministic", "evaluate", "checkpoint", "links"}
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
     return io.sha256(json.dumps(data, sort_keys=True).encode())
 
@@ -355,6 +357,7 @@ def build_run(
     options = RunOptions(
         dtype=build.torch_dtype(config),
         device=config.device,
+        deterministic=config.deterministic,
         quorum=config.quorum,
         evaluate_every=config.evaluate.every,
         faults=FAULTS.build(config.faults),

@@ -371,12 +371,14 @@ def environment() -> dict[str, Any]:
     }
 
 
-def arithmetic_description(devices: Sequence[torch.device] = ()) -> str:
+def arithmetic_description(devices: Sequence[torch.device] = (), deterministic: bool = True) -> str:
     """Describe the platform, which the last bits of a result depend on."""
     from hansa.core.devices import available_devices
 
     names = available_devices()
     kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in devices if device.type != "cpu"})
+    if kinds and not deterministic:
+        kinds.append(", not deterministic")
     native_set = native.instruction_set() or "none"
     return f"torch {version('torch')}, {platform.machine()}, native kernels: {native_set}{''.join(kinds)}"
 

@@ -35,6 +35,7 @@ class RunOptions:
 
     dtype: torch.dtype | None = None
     device: Device | None = None
+    deterministic: bool | None = None
     workers: int | None = None
     quorum: int = 1
     keep_params: bool = False
@@ -53,6 +54,8 @@ class RunOptions:
         check_integer("run", "evaluate_every", self.evaluate_every, "0 evaluates after the last round only.", minimum=0)
         if self.dtype not in (None, torch.float32, torch.float64):
             raise invalid_argument("run", "dtype", self.dtype, "torch.float32 or torch.float64")
+        if self.deterministic not in (None, False, True):
+            raise invalid_argument("run", "deterministic", self.deterministic, "True or False")
         object.__setattr__(self, "measures", tuple(self.measures))
         if self.profile is not None:
             require_profile("run", "profile", self.profile)
@@ -74,6 +77,7 @@ class RunOptionsDict(TypedDict, total=False):
 
     dtype: torch.dtype | None
     device: Device | None
+    deterministic: bool | None
     workers: int | None
     quorum: int
     keep_params: bool

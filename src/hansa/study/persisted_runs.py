@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -119,6 +120,7 @@ class ResumeJob(NamedTuple):
                 rounds=self.to_round,
                 workers=self.options.workers,
                 device=None if self.options.device is None else device_names(self.options.device),
+                deterministic=self.options.deterministic,
                 fallback=self.fallback,
                 accept=self.accept,
                 trust=self.trust,
@@ -153,7 +155,9 @@ def run_factory(algorithm: Algorithm, task: TaskLike, options: RunOptions) -> Ru
 
     def make(config: Config, store: ClientStore | None, done: int) -> Run:
         engine = auto_engine(options.workers, config.rounds - done, devices=options.resolve_devices(task))
-        return Run(algorithm, task, seed=config.seed, store=store, engine=engine, options=options)
+        deterministic = config.deterministic if options.deterministic is None else options.deterministic
+        chosen = replace(options, deterministic=deterministic)
+        return Run(algorithm, task, seed=config.seed, store=store, engine=engine, options=chosen)
 
     return make
 
@@ -168,6 +172,7 @@ def describe_run(job: RunJob, seed: int) -> Config:
         seed=seed,
         rounds=job.rounds,
         device=devices if len(devices) > 1 else devices[0],
+        deterministic=job.options.deterministic is not False,
         evaluate=EvaluateSection(every=job.options.evaluate_every),
         checkpoint=CheckpointSection(every=job.folder.checkpoint_every),
         python=PythonSection(

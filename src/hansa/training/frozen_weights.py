@@ -75,12 +75,12 @@ def keep_narrow_weights(
     narrow = narrow_weights(module)
     if not narrow:
         return layout
-    kept = replace(layout, kept=frozenset(narrow))
+    candidate = replace(layout, own_dtypes=frozenset(narrow))
     try:
         with random_state.preserve_rng(), torch.enable_grad():
             random_state.seed_all(Key(0), torch.device("cpu"))
-            convert_module(module, dtype, keep=kept.kept)
-            parameters = kept.bind(module, kept.pack(module, dtype)[0])
+            convert_module(module, dtype, keep=candidate.own_dtypes)
+            parameters = candidate.bind(module, candidate.pack(module, dtype)[0])
             inputs, targets = convert_batch(batch, dtype, torch.device("cpu"), layout.channels_last)
             call = autocast_caller(model_caller(module, inputs), autocast, dtype, torch.device("cpu"))
             value = loss(call(inputs), targets)
@@ -98,7 +98,7 @@ def keep_narrow_weights(
             str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
         )
         return layout
-    return kept
+    return candidate
 
 
 def find_constant_buffers(

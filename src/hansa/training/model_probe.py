@@ -113,7 +113,7 @@ def probe_model(
     x, target = convert(_take_batch(batch, torch.linspace(0, count - 1, min(_ROWS, count)).long()))
     with random_state.preserve_rng():
         random_state.seed_all(Key(0), torch.device("cpu"))
-        module = convert_module(make(), dtype, keep=layout.kept)
+        module = convert_module(make(), dtype, keep=layout.own_dtypes)
         parameters = layout.bind(module, layout.pack(module, dtype)[0])
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         call = autocast_caller(model_caller(module, x), autocast, dtype, torch.device("cpu"))

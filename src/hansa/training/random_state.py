@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from hansa.core.keys import Key
+from hansa.training.determinism import deterministic_algorithms
 
 AnyGenerator: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState | random.Random"
 GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -104,24 +105,20 @@ def _seed_number(key: Key) -> int:
 
 
 @contextmanager
-def deterministic_arithmetic(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Use one intra-op thread, as their number changes the last bits, and deterministic convolutions on GPUs.
+def fixed_arithmetic(devices: Sequence[torch.device] = (), deterministic: bool = True) -> Iterator[None]:
+    """Use one intra-op thread, as their number changes the last bits, and deterministic algorithms on accelerators.
 
-    The global generators are restored on exit.
+    The global generators and all settings are restored on exit.
+
+    Args:
+        devices: The devices of the run. On the CPU alone ``deterministic`` changes nothing.
+        deterministic: Whether accelerators use deterministic algorithms only.
     """
-    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    use_deterministic_cudnn(devices)
+    accelerated = deterministic and any(device.type != "cpu" for device in devices)
     try:
-        with preserve_rng(devices):
+        with preserve_rng(devices), deterministic_algorithms() if accelerated else nullcontext():
             yield
     finally:
         torch.set_num_threads(threads)
-        cudnn.deterministic, cudnn.benchmark = before
-
-
-def use_deterministic_cudnn(devices: Sequence[torch.device]) -> None:
-    """Make cuDNN choose deterministic algorithms, if a GPU is in use."""
-    if any(device.type == "cuda" for device in devices):
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

@@ -196,7 +196,7 @@ class Task:
             )
         self.test_sets = self._test_sets(test)
         samples = None if torch_class_loss(loss) is not None else self._sample_batches()
-        mixed = autocast if self.layout.kept else None  # which such weights may need
+        mixed = autocast if self.layout.own_dtypes else None  # which such weights may need
         probe = probe_model(self.example_model, loss, self.layout, self.dtype, self.example, samples, mixed)
         if probe is not None and isinstance(targets, WeightedTargets):
             check_row_weights(own_loss, loss, probe.output, probe.target)
@@ -290,7 +290,7 @@ class Task:
             self.eager_reason = "without vector instructions PyTorch is faster"
             return None
         try:
-            if self.layout.kept:
+            if self.layout.own_dtypes:
                 raise NotEligible("it has frozen weights of fewer bits than float32")
             if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
                 raise NotEligible("its inputs or targets are several tensors")
@@ -324,7 +324,7 @@ class Task:
 
     def kept_weights(self, dtype: torch.dtype) -> frozenset[str]:
         """Return the frozen weights that keep their own dtype in a run with trained parameters of the given dtype."""
-        return self.layout.kept if dtype == self.dtype else frozenset()
+        return self.layout.own_dtypes if dtype == self.dtype else frozenset()
 
     def trainer(self, dtype: torch.dtype, device: torch.device) -> ModuleTrainer:
         """Return a worker's trainer of the model."""

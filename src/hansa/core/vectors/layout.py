@@ -71,7 +71,7 @@ class Layout:
     parameters: tuple[TensorEntry, ...]
     buffers: tuple[TensorEntry, ...]
     channels_last: bool = True
-    kept: frozenset[str] = frozenset()
+    own_dtypes: frozenset[str] = frozenset()
     """Frozen parameters and buffers that keep their own dtype."""
 
     @classmethod
@@ -177,10 +177,10 @@ def convert_module(
     >>> convert_module(layer, torch.float32, keep=["weight"]).weight.dtype, layer.bias.dtype
     (torch.bfloat16, torch.float32)
     """
-    kept = _ids(module, keep)
+    exempt = _ids(module, keep)
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in kept:
+        if id(tensor) in exempt:
             return tensor.to(device=device)
         if tensor.is_complex():
             return tensor.to(device=device, dtype=dtype.to_complex())
@@ -196,10 +196,10 @@ def _ids(module: nn.Module, names: Collection[str]) -> set[int]:
 
 def widen_module(module: Module, dtype: torch.dtype, keep: Collection[str] = ()) -> Module:
     """Convert the module in place to at least the precision of ``dtype``, without loss; ``keep`` names exceptions."""
-    kept = _ids(module, keep)
+    exempt = _ids(module, keep)
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
-        number = (tensor.is_floating_point() or tensor.is_complex()) and id(tensor) not in kept
+        number = (tensor.is_floating_point() or tensor.is_complex()) and id(tensor) not in exempt
         return tensor.to(torch.promote_types(tensor.dtype, dtype)) if number else tensor
 
     module._apply(widen)  # type: ignore[no-untyped-call]

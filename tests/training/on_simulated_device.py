@@ -1,0 +1,74 @@
+"""Frozen weights and determinism on the simulated accelerator; test_on_simulated_device.py runs this in a process of
+its own, since torch must know a device before the first gradient of a process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hansa
+from engine.simulated_device import simulated_device
+from hansa.runs.driver import Run
+from hansa.runs.folder import RunFolder, arithmetic_description
+from hansa.training.determinism import DeterminismSettings
+from training import test_frozen_weights as frozen
+from training.test_determinism import METHOD, Puts, Watching, task
+
+
+def test_on_a_device_the_trainers_share_one_copy(monkeypatch):
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    with simulated_device() as device:
+        mine = frozen.task(batch_clients=False)
+        first, second = (mine.trainer(torch.float32, device) for _ in range(2))
+        for name, dtype in (("base.weight", torch.bfloat16), ("table", torch.float16)):
+            ours, theirs = (dict(each.module.state_dict())[name] for each in (first, second))
+            assert ours.device.type == device.type
+            assert ours.dtype == dtype
+            before = float(ours.flatten()[0])
+            theirs.flatten()[0] += 1
+            assert float(ours.flatten()[0]) == before + 1  # the same memory
+            theirs.flatten()[0] -= 1
+        expected = Run(frozen.METHOD, mine).advance(2)
+        assert torch.equal(Run(frozen.METHOD, mine, device=device).advance(2).params, expected.params)
+
+
+def test_an_accelerator_is_deterministic_unless_that_is_switched_off():
+    mine, before = task(), DeterminismSettings.current()
+    with simulated_device() as device:
+        for wanted, expected in (
+            (None, DeterminismSettings(True, False, False, True, False, ":4096:8")),
+            (True, DeterminismSettings(True, False, False, True, False, ":4096:8")),
+            (False, before),
+        ):
+            Watching.seen.clear()
+            Run(METHOD, mine, device=device, deterministic=wanted).advance(1)
+            assert set(Watching.seen) == {expected}
+            assert DeterminismSettings.current() == before
+
+
+def test_an_operation_without_a_deterministic_form_is_an_error_that_names_the_remedy():
+    mine = task(Puts)
+    with simulated_device() as device:
+        with pytest.raises(
+            hansa.HansaError, match=r"round 0, client \d, step 0: .*put_.*deterministic=False"
+        ) as caught:
+            Run(METHOD, mine, device=device).advance(1)
+        assert "--no-deterministic" in str(caught.value)
+        assert Run(METHOD, mine, device=device, deterministic=False).advance(1).state.round == 1
+
+
+def test_the_choice_is_recorded_and_kept_on_resume(tmp_path, caplog):
+    mine = task()
+    with simulated_device() as device:
+        hansa.run(METHOD, mine, rounds=1, device=device, deterministic=False, out=tmp_path / "run")
+        assert RunFolder(tmp_path / "run").config.deterministic is False
+        Watching.seen.clear()
+        hansa.resume(tmp_path / "run", METHOD, mine, rounds=2, device=device)
+        assert not any(each.enabled for each in Watching.seen)
+        assert not caplog.text
+        Watching.seen.clear()
+        hansa.resume(tmp_path / "run", METHOD, mine, rounds=3, device=device, deterministic=True)
+        assert all(each.enabled for each in Watching.seen)
+        assert "not deterministic" in caplog.text  # started so, resumed otherwise: the last bits may differ
+        assert arithmetic_description([device], False).endswith(", not deterministic")
+    assert arithmetic_description([torch.device("cpu")], False) == arithmetic_description([torch.device("cpu")])
