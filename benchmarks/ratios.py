@@ -25,7 +25,7 @@ from hansa import compress, data
 from hansa.core.types import Population
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine.serial import Serial
-from hansa.gossip import complete
+from hansa.gossip import Topology, complete, erdos_renyi, ring, star, torus
 from hansa.runs.driver import Run
 from hansa.training import models
 
@@ -72,25 +72,39 @@ def noise(clients: int, held: int, shape: tuple[int, ...] = SHAPE, rows: int = 2
     return data.FederatedData(inputs, targets, index, torch.arange(clients + 1) * held, classes=10, name="noise")
 
 
+GRAPHS: dict[str, Topology] = {"": ring(), ", complete": complete(), ", star": star(), ", random": erdos_renyi(0.5)}
+"""The graphs of a cluster; the ring is the default."""
+
+
+def gossiping(model: str, task: hansa.Task, steps: int, batch: int) -> dict[str, Turns]:
+    """The methods of a table; one that says nothing else gossips on rings of 5."""
+    presets, everyone, few = hansa.presets, CLIENTS * steps, CLUSTERS * REPORTERS * steps
+    words: dict[str, Any] = {"steps": steps, "batch_size": batch, "local_lr": 0.05}
+    grouped = {**words, "clusters": CLUSTERS, "reporters": REPORTERS, "server_lr": 0.01}
+    signs = {"gossip_compressor": compress.sign(), "consensus_rate": 0.1}
+    runs = {
+        "FedAvg": Turns(presets.fedavg(participation=1.0, **words), task, everyone),
+        "CAFGA adapted, 2 of 2 step": Turns(presets.cafga(reporters_only=True, **grouped), task, few),
+    }
+    for name, graph in GRAPHS.items() if model == "mlp" else [("", ring())]:
+        runs |= {
+            f"HA-Fed, all step{name}": Turns(presets.ha_fed(topology=graph, **grouped), task, everyone),
+            f"CAFGA, 2 of 5 step{name}": Turns(presets.cafga(topology=graph, **grouped), task, few),
+            f"HA-Fed, gossip by sign{name}": Turns(presets.ha_fed(topology=graph, **grouped, **signs), task, everyone),
+        }
+    if model == "mlp":
+        whole = {**grouped, "clusters": 1, "topology": torus()}
+        runs["HA-Fed, all step, torus of 20"] = Turns(presets.ha_fed(**whole), task, everyone)
+        runs["HA-Fed, gossip by sign, torus of 20"] = Turns(presets.ha_fed(**whole, **signs), task, everyone)
+    return runs
+
+
 def gossip(turns: int) -> dict[str, Any]:
     """Microseconds of a client-step, and in those of FedAvg's."""
     found: dict[str, Any] = {}
     for model, steps, batch in (("mlp", 10, 20), ("cnn_29k", 6, 50)):
         task = hansa.Task(partial(models.build, model, classes=10, shape=SHAPE), cross_entropy, noise(CLIENTS, HELD))
-        words: dict[str, Any] = {"steps": steps, "batch_size": batch, "local_lr": 0.05}
-        grouped = {**words, "clusters": CLUSTERS, "reporters": REPORTERS, "server_lr": 0.01}
-        everyone, few = CLIENTS * steps, CLUSTERS * REPORTERS * steps
-        runs = {
-            "FedAvg": Turns(hansa.presets.fedavg(participation=1.0, **words), task, everyone),
-            "HA-Fed, all step": Turns(hansa.presets.ha_fed(**grouped), task, everyone),
-            "CAFGA adapted, 2 of 2 step": Turns(hansa.presets.cafga(reporters_only=True, **grouped), task, few),
-            "CAFGA, 2 of 5 step": Turns(hansa.presets.cafga(**grouped), task, few),
-            "HA-Fed, complete graph": Turns(hansa.presets.ha_fed(topology=complete(), **grouped), task, everyone),
-            "CAFGA, complete graph": Turns(hansa.presets.cafga(topology=complete(), **grouped), task, few),
-            "HA-Fed, gossip by sign": Turns(
-                hansa.presets.ha_fed(gossip_compressor=compress.sign(), consensus_rate=0.1, **grouped), task, everyone
-            ),
-        }
+        runs = gossiping(model, task, steps, batch)
         for _ in range(turns + 1):
             for run in runs.values():
                 run.turn()

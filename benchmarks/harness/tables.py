@@ -140,8 +140,8 @@ def _ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
     ]
     text = (
-        "20 clients in 4 rings of 5; a step is one computing client's, mixing included: all rows are mixed, "
-        "also for few. Processor time, one thread, turn by turn; medians."
+        "20 clients in 4 clusters of 5, rings unless another graph is named; a step is one computing client's, mixing "
+        "included: all rows are mixed, also for few. Processor time, one thread, turn by turn; medians."
     )
     return ["## A gossiping step", text, table(["", "us a client-step", "x FedAvg", "wanted"], body)]
 

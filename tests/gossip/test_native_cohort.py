@@ -13,7 +13,7 @@ from hansa.algorithm import Mixing
 from hansa.compress import identity, random_k, sign, top_k
 from hansa.core import native
 from hansa.data.federated import FederatedData
-from hansa.gossip import bernoulli, complete, isolated, resample, ring
+from hansa.gossip import bernoulli, complete, isolated, resample, ring, star, unbalanced_complete
 from hansa.local import native_cohort
 from hansa.training.trainer import ModuleTrainer
 
@@ -71,6 +71,11 @@ METHODS = {
     "sign, all hear all": lambda: presets.ha_fed(
         **{**SERVED, "topology": complete()}, gossip_compressor=sign(), consensus_rate=0.3
     ),
+    "sign, weighted links to all": lambda: presets.ha_fed(
+        **{**SERVED, "topology": unbalanced_complete()}, gossip_compressor=sign(), consensus_rate=0.3
+    ),
+    "star": lambda: presets.cafga(**{**SERVED, "topology": star(), "active": resample(2)}),
+    "weighted links to all": lambda: presets.ha_fed(**{**SERVED, "topology": unbalanced_complete()}),
     "top_k": lambda: presets.ha_fed(**SERVED, gossip_compressor=top_k(0.1), consensus_rate=0.2),
     "random_k": lambda: presets.ha_fed(**SERVED, gossip_compressor=random_k(0.2), consensus_rate=0.2),
     "dsgd": lambda: presets.dsgd(**LONE),
@@ -102,7 +107,16 @@ def test_native_turns_are_the_loop_over_clients_and_steps(name, monkeypatch):
             assert found[exact] == expected[exact], exact
 
 
-@pytest.mark.parametrize("name", ["ha_fed", "bernoulli", "sign", "dsgd, momentum", "choco_sgd"])
+@pytest.mark.parametrize("name", ["sign", "sign, all hear all", "sign, weighted links to all", "weighted links to all"])
+def test_every_graph_of_few_clients_is_mixed_natively(name, monkeypatch):
+    def slow(*_):
+        raise AssertionError("an exchange outside the native call")
+
+    monkeypatch.setattr("hansa.local.cohort.Cohort.exchange", slow)
+    assert len(run(METHODS[name]()).history) == 3
+
+
+@pytest.mark.parametrize("name", ["ha_fed", "bernoulli", "sign", "sign, all hear all", "dsgd, momentum", "choco_sgd"])
 def test_any_number_of_workers_gives_the_same_bits(name):
     one, two = (run(METHODS[name](), workers=workers) for workers in (1, 2))
     assert torch.equal(one.trajectory, two.trajectory)

@@ -23,6 +23,8 @@ from hansa.local.cohort import Cohort, CohortOutcome
 Array: TypeAlias = np.ndarray[Any, Any]
 Turn: TypeAlias = tuple[int, int, int]
 """The fields of `TURN`."""
+MOST_EVEN = 1024  # clients up to which the n^2 links of compressed gossip on a complete graph are made
+LINKS = 64  # links per client up to which sums over links are faster than a matrix product
 
 
 def train_cohort_natively(cohort: Cohort, clients: ClientKernel) -> CohortOutcome | None:
@@ -201,8 +203,8 @@ def _has_few_links(cohort: Cohort) -> bool:
     """Return whether a sum over links is faster than a matrix product; a mean of all rows needs no product."""
     n = len(cohort.clients)
     if cohort.mixer.weights is None:
-        return cohort.mixing.compressor is None or n <= 4
-    return cohort.mixer.nonzero <= max(4, n // 2) * n
+        return cohort.mixing.compressor is None or n <= MOST_EVEN
+    return cohort.mixer.nonzero <= max(LINKS, n // 2) * n
 
 
 def _links_of(mixer: Mixer, *, uniform: bool) -> MixingLinks:

@@ -18,7 +18,7 @@ from hansa.core.native import abi
 from hansa.core.native.client_kernel import ClientKernel
 from hansa.core.native.cohort_kernel import TURN, CohortKernel, MixingLinks, squared_spread
 from hansa.core.native.network import AffineStep
-from hansa.gossip import ring
+from hansa.gossip import complete, erdos_renyi, exponential, ring, star, unbalanced_complete
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
@@ -289,3 +289,68 @@ def test_a_ring_passes_through_registers_with_the_bits_of_any_graph(kind, n, isa
     else:
         expected = rows[:n] + 0.3 * (mixed @ ring_copies.double() - ring_copies.double())
     torch.testing.assert_close(ring_rows.double(), expected, rtol=0, atol=1e-6)
+
+
+GRAPHS = [
+    (star(), 5),
+    (complete(), 5),
+    (erdos_renyi(0.5), 7),
+    (exponential(), 9),
+    (unbalanced_complete(), 13),
+    (complete(), 14),
+]
+VECTOR_SETS = [name for name in native.instruction_sets() if name != "base"]
+KINDS = [(abi.MIX, False), (abi.MIX, True), (abi.PULL, False), (abi.SIGNS, False)]
+
+
+def exchanged(kind, later, weights, rows, copies, isa):
+    """Rows and public copies after one exchange; with ``later`` every second row has stepped."""
+    clients, *_ = laboratory(isa, "single linear layer")
+    rows, copies = rows.clone(), copies.clone()
+    kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=later)
+    kernel.set_links(mixing_links(weights))
+    kernel.set_public_copies(copies, 0.3)
+    if later:
+        kernel._later.copy_(rows + 1)
+        kernel._stepped[::2] = 1
+    kernel.run(turns((kind, None)))
+    return rows, copies
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize(("topology", "n"), GRAPHS)
+@pytest.mark.parametrize(("kind", "later"), KINDS)
+def test_any_graph_is_the_product_with_the_same_bits_beside_a_row_that_hears_nobody(kind, later, topology, n, isa):
+    """The lone row moves the groups of rows that are summed together, and makes a complete graph like any other."""
+    _, rows, _ = laboratory(isa, "single linear layer")
+    draw = torch.Generator().manual_seed(n)
+    rows = torch.randn(n + 1, rows.shape[1], generator=draw)
+    rows[:, 3] = -0.0
+    copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
+    beside = np.zeros((n + 1, n + 1))
+    beside[:n, :n] = topology.sparse(n).toarray()
+    beside[n, n] = 1.0
+    mixed, public = exchanged(kind, later, beside[:n, :n], rows[:n], copies[:n], isa)
+    found, found_public = exchanged(kind, later, beside, rows, copies, isa)
+    assert mixed.numpy().tobytes() == found[:n].numpy().tobytes()
+    assert public.numpy().tobytes() == found_public[:n].numpy().tobytes()
+    weights = torch.from_numpy(beside[:n, :n])
+    if kind == abi.MIX:
+        expected = weights @ rows[:n].double()
+        expected[::2] += 1.0 if later else 0.0
+    else:
+        expected = rows[:n] + 0.3 * (weights @ public.double() - public.double())
+    torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.skipif(len(VECTOR_SETS) < 2, reason="this machine has fewer than two vector instruction sets")
+@pytest.mark.parametrize(("topology", "n"), GRAPHS)
+@pytest.mark.parametrize(("kind", "later"), KINDS)
+def test_vector_instruction_sets_mix_with_the_same_bits(kind, later, topology, n):
+    draw = torch.Generator().manual_seed(n)
+    rows = torch.randn(n, laboratory("", "single linear layer")[1].shape[1], generator=draw)
+    copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
+    weights = topology.sparse(n).toarray()
+    found = [exchanged(kind, later, weights, rows, copies, isa) for isa in VECTOR_SETS]
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])

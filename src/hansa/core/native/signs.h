@@ -123,4 +123,23 @@ static float sign_difference(const float *a, const float *b, int64_t n, uint8_t 
     return (float)(sum / (double)n);
 }
 
+/* +scale where a bit is set, -scale where it is not, for VL entries from `i`, a multiple of VL. */
+INLINE vf signed_scale(const uint8_t *bits, ptrdiff_t i, float scale) {
+#if VL == 16
+    uint16_t word;
+    memcpy(&word, bits + i / 8, sizeof word);
+    return _mm512_mask_mov_ps(splat(-scale), word, splat(scale));
+#elif VL == 8
+    const vi lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    vi set = _mm256_cmpeq_epi32(_mm256_and_si256(splat_int(bits[i / 8]), lane), lane);
+    return _mm256_blendv_ps(splat(-scale), splat(scale), _mm256_castsi256_ps(set));
+#elif defined(HANSA_NEON)
+    return vbslq_f32(bits_mask((uint32_t)bits[i / 8] >> i % 8), splat(scale), splat(-scale));
+#else
+    float values[VL];
+    for (int k = 0; k < VL; k++) values[k] = bits[(i + k) / 8] >> (i + k) % 8 & 1 ? scale : -scale;
+    return load(values);
+#endif
+}
+
 #endif

@@ -136,18 +136,19 @@ static void clients(const hansa_kernels *k, hansa_network *network, const net *m
     give_floats("train_clients model", TRAINED, all[1].y, made->parameters);
 }
 
-/* Steps of all rows and an operation on all of them, on a ring and on a graph that is not one. */
+/* Steps of all rows and an operation on all of them, on a complete graph, a ring or a star. */
 static void cohort(const hansa_kernels *k, hansa_network *network, const net *made, const hansa_data *data, int64_t operation) {
     enum { COUNT = CLIENTS + 1 };
     int64_t d = made->parameters, starts[CLIENTS + 1] = {0}, *links = numbers(CLIENTS * CLIENTS, 1), made_links = 0;
-    int64_t ring = below(2), *stepped = numbers(CLIENTS, 1), *begun = numbers(CLIENTS, 1);
+    int64_t graph = below(3), *stepped = numbers(CLIENTS, 1), *begun = numbers(CLIENTS, 1);
     double *weights = doubles(CLIENTS * CLIENTS, 0), *reach = doubles(CLIENTS, 0);
     for (int64_t row = 0; row < CLIENTS; row++) {
         for (int64_t other = 0; other < CLIENTS; other++) {
             int near = other == row || (other + 1) % CLIENTS == row || (row + 1) % CLIENTS == other;
-            if (ring && !near) continue;
+            int linked = other == row || !other || !row;
+            if (graph && !(graph == 1 ? near : linked)) continue;
             links[made_links] = other;
-            weights[made_links++] = ring ? 1.0 / 3 : 1.0 / CLIENTS;
+            weights[made_links++] = graph == 1 ? 1.0 / 3 : 1.0 / CLIENTS;
         }
         starts[row + 1] = made_links;
         reach[row] = -1;
