@@ -21,7 +21,7 @@ from hansa.local.work import Work
 from hansa.training.batched_loss import draw_factors, record_dropout
 from hansa.training.client_batching import NotBatchable, choose_client_batching, with_client_batching
 from training import batched_models
-from training.batched_models import Dropping, Net, Regressor, Words, task
+from training.batched_models import Dropping, Net, Recurrent, Regressor, Words, task
 
 WORK: dict[str, Any] = {"local_lr": 0.1, "steps": 3, "batch_size": 8}
 CPU = torch.device("cpu")
@@ -64,10 +64,22 @@ def test_methods_give_the_results_of_one_client_after_the_other(name):
     assert together.history[-1]["train_loss"] == pytest.approx(alone.history[-1]["train_loss"], abs=1e-12)
 
 
-@pytest.mark.parametrize(("model", "kind"), [(Net, "classes"), (Regressor, "numbers"), (Words, "words")])
+@pytest.mark.parametrize(
+    ("model", "kind"), [(Net, "classes"), (Regressor, "numbers"), (Words, "words"), (Recurrent, "classes")]
+)
 def test_models_give_the_results_of_one_client_after_the_other(model, kind):
     together, alone = (run(METHODS["scaffold"](), task(model, kind, together=each)) for each in (True, False))
     assert (together.params - alone.params).abs().max() < 1e-12
+
+
+def test_cells_that_torch_fuses_are_trained_together_where_that_is_faster():
+    method = presets.fedavg(**WORK)
+    plan = choose_client_batching(task(Recurrent, together=None), method, torch.float64, CPU)
+    assert plan.composed
+    assert not choose_client_batching(task(Net), method, torch.float64, CPU, required=True).composed
+    one, two = (run(method, task(Recurrent, together=None), workers=workers) for workers in (1, 2))
+    assert one.batches_clients
+    assert torch.equal(one.params, two.params)
 
 
 def test_rows_with_weights_and_several_inputs_are_trained_together():

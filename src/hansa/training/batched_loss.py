@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
@@ -99,13 +99,25 @@ class BatchedLoss:
         call: Calls the module with a batch.
         loss: The loss.
         layout: The positions of its parameters in a flat vector.
+        composed: Compute gradients model by model inside of the program (``vmap(grad(...))``). Torch then replaces
+            fused operations that it cannot compute for several models, such as cells of a GRU, by elementary ones. It
+            costs more for other models.
     """
 
-    def __init__(self, module: nn.Module, call: Callable[[Any], Any], loss: LossFunction, layout: Layout) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[[Any], Any],
+        loss: LossFunction,
+        layout: Layout,
+        *,
+        composed: bool = False,
+    ) -> None:
         self._module = _LossModule(module, call, loss)
         self._names = [f"model.{entry.name}" for entry in layout.parameters]
-        self.layout = layout
-        self._losses = vmap(self._loss, randomness="error")
+        self.layout, self.composed = layout, composed
+        function: Callable[..., Any] = grad_and_value(self._loss) if composed else self._loss
+        self._program: Callable[..., Any] = vmap(function, randomness="error")
 
     def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any, *factors: Any) -> torch.Tensor:
         with _ReplaceDropout(factors) if factors else nullcontext():
@@ -122,9 +134,13 @@ class BatchedLoss:
             batch: One batch per model: every tensor is [models, rows, ...].
             factors: The factors of each call of dropout, [models, ...]; see `DropoutShape`.
         """
+        if self.composed:
+            by_name = {name: each.detach() for name, each in zip(self._names, parameters, strict=True)}
+            composed, values = self._program(by_name, *batch, *factors)
+            return values.detach(), [composed[name].detach() for name in self._names]
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
         with torch.enable_grad():  # the gradient of a sum over models, whose terms share no parameter
-            losses = self._losses(dict(zip(self._names, leaves, strict=True)), *batch, *factors)
+            losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch, *factors)
             gradients = torch.autograd.grad(
                 losses, leaves, torch.ones_like(losses), allow_unused=True, materialize_grads=True
             )

@@ -42,7 +42,9 @@ class BatchedTraining:
 
     def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
         self.trainer, self.plan = trainer, plan
-        self._loss = BatchedLoss(trainer.module, trainer.call_model, trainer.task.loss, trainer.layout)
+        self._loss = BatchedLoss(
+            trainer.module, trainer.call_model, trainer.task.loss, trainer.layout, composed=plan.composed
+        )
         self._generator = torch.Generator()
 
     @torch.no_grad()

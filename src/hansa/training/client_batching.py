@@ -82,6 +82,7 @@ class ClientBatching:
         multiple: The number of models is a multiple of this.
         dropout: The calls of dropout in a step.
         gain: The predicted ratio of the times one after the other and together.
+        composed: Gradients are computed as in `BatchedLoss(composed=True)`.
     """
 
     batch_size: int
@@ -89,6 +90,7 @@ class ClientBatching:
     multiple: int = MIN_MODELS
     dropout: tuple[DropoutShape, ...] = ()
     gain: float = 0.0
+    composed: bool = False
 
     def padded(self, clients: int) -> int:
         """Return the number of models for some clients.
@@ -175,7 +177,7 @@ def choose_client_batching(
     if gain < _MIN_GAIN and not required:
         raise NotBatchable(f"{clients} in one program are predicted to be {gain:.1f} times as fast")
     trial.compare({multiple, 2 * multiple, 3 * multiple, models})
-    return ClientBatching(batch_size, models, multiple, tuple(trial.dropout), gain)
+    return ClientBatching(batch_size, models, multiple, tuple(trial.dropout), gain, trial.batched.composed)
 
 
 def _check(task: Task, algorithm: Algorithm) -> None:
@@ -244,7 +246,11 @@ class _Trial:
     def find_multiple(self) -> int:
         """Return the smallest multiple of models of which no tensor leaves a rest that is computed one by one."""
         with random_state.preserve_rng(), _one_thread():
-            self._together([*range(MIN_MODELS)], counter := _Counter())
+            try:
+                self._together([*range(MIN_MODELS)], counter := _Counter())
+            except NotBatchable:  # an operation without a form for several models
+                self.batched = BatchedLoss(self.module, self.call, self.task.loss, self.task.layout, composed=True)
+                self._together([*range(MIN_MODELS)], counter := _Counter())
         sizes = {size // MIN_MODELS for size in counter.inexact_sizes if size % MIN_MODELS == 0}
         multiple = MIN_MODELS
         while any(multiple * size % _VECTORS for size in sizes):
